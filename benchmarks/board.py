@@ -66,7 +66,7 @@ def watch_quickstart(page: Page, url: str, root: Path, pictures: Path | None) ->
         if pictures:
             page.screenshot(path=pictures / "board-run.png")
         page.get_by_role("button", name="stop watched").click()
-        page.get_by_role("button", name="confirm").click()
+        page.get_by_role("button", name="stop run").click()
         expect(page.locator(".badge")).to_have_text("stopped")
         run.wait(_TIMEOUT_MS / 1000)
     finally:

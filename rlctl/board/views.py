@@ -19,15 +19,19 @@ import psutil
 from rlctl.board.listing import Listing
 from rlctl.board.live_metrics import MetricsCache
 from rlctl.errors import NotFoundError, RlctlError, UsageError
+from rlctl.monitoring.run_summary import LOSS, REWARD
 from rlctl.redaction import redact
 from rlctl.runs import details, logs
+from rlctl.runs.digests import CONFIG
 from rlctl.runs.listing import RunQuery
 from rlctl.runs.report.content import (
+    HEAD_KEYS,
     checkpoints,
     content,
+    head,
     notable_events,
     plain_sample,
-    summary_texts,
+    setting_texts,
 )
 from rlctl.runs.run import ACTIVE, Run, is_run, read_run
 from rlctl.runs.stacks import run_processes
@@ -72,10 +76,17 @@ class Views:
         """Return `PAGE` runs from `offset` on, as `rlctl runs --json`; numbers of all of them."""
         version, every = self.listing.current()
         with self._paging:  # a second request finds the digests of the first in the index
-            page = query.page(RunStore(self.root), offset, every)
+            store = RunStore(self.root)
+            page = query.page(store, offset, every)
+            folders = {run.key: str(run.path) for run in page.runs}
+            configs = store.index.read(CONFIG, folders, [(key,) for key in HEAD_KEYS])
         rows = page.as_json()
         for row, run in zip(rows, page.runs, strict=True):
-            row["key"], row["took"] = run.key, run.seconds
+            curves, series = run.metrics["curves"], run.metrics["series"]
+            name = next((name for name in (*REWARD, row["metric"], *LOSS) if name in curves), None)
+            row |= {"key": run.key, "took": run.seconds, "curve_of": name}
+            row |= setting_texts(run, configs[run.key])
+            row |= {"curve": curves[name][2], "now": series[name][1]} if name else {"curve": []}
         return {
             "runs": rows,
             "matching": offset + len(page.runs) + page.hidden,
@@ -138,9 +149,8 @@ class Views:
         return {
             "key": key,
             "new": new,
-            "state": run.state,
             "active": run.state in ACTIVE,
-            "summary": summary_texts(run) if new else None,
+            **head(run),
             "checkpoints": checkpoints(run.path) if new or run.state not in ACTIVE else None,
             "steps": details.generation_steps(run.path),
             **notable_events(run.path),
@@ -167,7 +177,8 @@ class Views:
             if not is_run(self._folder(key) or self.root):
                 raise
             return {"processes": [], "lines": [], "problem": str(error.problems[0].message)}
-        chosen = process if process in files else next(iter(files))
+        written = [name for name, path in files.items() if path.stat().st_size]
+        chosen = process if process in files else [*written, *files][0]
         lines = [line for _, line in logs.lines_of([files[chosen]], LOG_LINES)]
         return {
             "processes": list(files),

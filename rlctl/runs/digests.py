@@ -57,6 +57,7 @@ LABELS = Part(
 _NO_METRICS = {
     "summary": dataclasses.asdict(RunSummary.from_rows([])),
     "series": {},
+    "curves": {},
     "problem": None,
     "read": None,
 }

@@ -26,7 +26,7 @@ from rlctl.tracking.jsonl import parse_json
 
 INDEX_FILE = ".index.sqlite"
 # Version of the digests' layout: an index with another version is emptied.
-_LAYOUT = ("compressed", *SERIES, "position", "inode", "mark")
+_LAYOUT = ("compressed", *SERIES, "curves", "position", "inode", "mark")
 _VERSION = (
     zlib.crc32(
         repr(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlctl.runs.details import overview
-from rlctl.runs.query_values import columns, ordered, where
+from rlctl.runs.query_values import FIELDS, columns, ordered, where
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
 
@@ -31,13 +31,18 @@ class RunPage:
 
 @dataclass(frozen=True)
 class RunQuery:
-    """Filters (`state`, `where`), order (`sort`), size (`number`) and columns (`cols`)."""
+    """Filters (`state`, `where`), order (`sort`), size (`number`) and columns (`cols`).
+
+    With `group` (the name of one of `FIELDS`) the runs of a group follow one another, the group of
+    the first run first.
+    """
 
     state: str | None
     where: str | None
     sort: str | None
     cols: str | None
     number: int | None
+    group: str | None = None
 
     def page(self, store: RunStore, offset: int = 0, every: Sequence[Run] | None = None) -> RunPage:
         """Return the matching runs from `offset` on, of `every` or all of the store.
@@ -48,6 +53,10 @@ class RunQuery:
         found = where(store.index, every, self.where) if self.where is not None else every
         found = [run for run in found if self.state in (None, run.state)]
         found = ordered(store.index, found, self.sort) if self.sort is not None else found
+        if self.group is not None:
+            value = FIELDS[self.group]
+            places = {name: place for place, name in enumerate(dict.fromkeys(map(value, found)))}
+            found = sorted(found, key=lambda run: places[value(run)])
         end = None if self.number is None else offset + self.number
         shown = found[offset:end]
         store.preload(shown)

@@ -14,6 +14,8 @@ from zlib import crc32
 import numpy as np
 
 from rlctl.monitoring.run_summary import (
+    LOSS,
+    REWARD,
     SECONDS,
     TOKENS,
     RunSummary,
@@ -21,13 +23,16 @@ from rlctl.monitoring.run_summary import (
     validation_metric,
 )
 from rlctl.tracking.jsonl import METRICS_FILE, Position
-from rlctl.tracking.metric_table import MetricTable, metric_tables
+from rlctl.tracking.metric_table import Column, MetricTable, metric_tables
 
 if TYPE_CHECKING:
     from rlctl.runs.run import Run
 
 _MARK_BYTES = 4096
+_MAX_CURVE = 64  # points that a listing draws
 _EMPTY = RunSummary.from_rows([])
+
+Curve = tuple[int, int, list[float]]
 
 
 def metrics_digest(
@@ -35,10 +40,12 @@ def metrics_digest(
     earlier: Mapping[str, Any] | None = None,
     keep: Callable[[MetricTable], object] = lambda _: None,
 ) -> dict[str, Any]:
-    """Return `summary` (fields of `RunSummary`), `series` of all metrics, and `problem`.
+    """Return `summary` (fields of `RunSummary`), `series` of all metrics, `curves` and `problem`.
 
-    `series` maps a metric to its values in the order `SERIES`. For an unreadable file `problem` is
-    the reason, `summary` null and `series` empty; for a file with broken lines it names them.
+    `series` maps a metric to its values in the order `SERIES`, `curves` reward, loss and validation
+    to the number of their values, a stride, and the values at it (64 at most). For an unreadable
+    file `problem` is the reason, `summary` null and the others empty; for a file with broken lines
+    it names them.
     `read` is the place where reading ended: if the file has only grown since the `earlier` digest,
     reading starts there. `keep` receives every table that is read.
     """
@@ -48,19 +55,23 @@ def metrics_digest(
         position = Position(*base["read"]["position"]) if base else Position()
         summary = RunSummary(**base["summary"]) if base else _EMPTY
         series: dict[str, Sequence[float]] = dict(base["series"]) if base else {}
+        curves: dict[str, Curve] = dict(base["curves"]) if base else {}
         for table in metric_tables(path, lambda message, _: problems.append(message), position):
             keep(table)
             summary = _extended(summary, table)
             for name, values in _values(table).items():
                 series[name] = _joined(series[name], values) if name in series else values
+            for name in (*REWARD, *LOSS, *([summary.metric] if summary.metric else [])):
+                curves[name] = _extended_curve(curves.get(name, (0, 1, [])), table.column(name))
         return {
             "summary": dataclasses.asdict(summary),
             "series": series,
+            "curves": {name: curve for name, curve in curves.items() if curve[0]},
             "problem": (base or {}).get("problem") or (problems[0] if problems else None),
             "read": _place(path, position),
         }
     except OSError as error:
-        return {"summary": None, "series": {}, "problem": str(error), "read": None}
+        return {"summary": None, "series": {}, "curves": {}, "problem": str(error), "read": None}
 
 
 def read_tables(run: Run) -> list[MetricTable]:
@@ -144,6 +155,16 @@ def _extended(summary: RunSummary, table: MetricTable) -> RunSummary:
         if summary.best is None or (best < summary.best if lowest else best > summary.best):
             found |= {"best": best, "best_step": step}
     return dataclasses.replace(summary, **found)
+
+
+def _extended_curve(earlier: Curve, column: Column) -> Curve:
+    """Return the curve with the values of `column`; the result does not depend on the parts."""
+    number, stride, points = earlier
+    values = column[~np.isnan(column)]
+    points = [*points, *values[-number % stride :: stride].tolist()]
+    while len(points) > _MAX_CURVE:
+        points, stride = points[::2], 2 * stride
+    return number + len(values), stride, points
 
 
 def _main_validation(table: MetricTable) -> str | None:

@@ -22,7 +22,7 @@ FIELDS: Mapping[str, Callable[[Run], Any]] = {
     "note": lambda run: run.labels.note,
     **{
         name: lambda run, name=name: getattr(run.record, name, None)
-        for name in ("id", "recipe", "ended", "exit_code", "total_steps", "attempts")
+        for name in ("id", "recipe", "ended", "exit_code", "total_steps", "attempts", "sweep")
     },
     "failure": lambda run: ((run.record and run.record.failure) or {}).get("message"),
     "host": lambda run: run.record.process.host if run.record else None,

@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
+from rlctl.errors import InternalError
 from rlctl.runs.labels import read_labels, set_note
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
@@ -82,12 +84,18 @@ def test_list_sorts_filters_and_opens_a_comparison(page: Page, board: Served) ->
     expect(names).to_have_text(["demo/first", "demo/second"])
     sorted_by = page.get_by_role("columnheader", name="run", exact=True)
     expect(sorted_by).to_have_attribute("aria-sort", "ascending")
+    titles = page.locator("#runs thead th")
+    expect(page.locator("#runs .outline")).to_have_count(2)
+    expect(titles.filter(has_text="note")).to_have_count(1)
+    expect(titles.filter(has_text="tags")).to_have_count(0)  # no run has any
+    page.get_by_label("groups").select_option("project")
+    expect(page.locator("#runs .group")).to_have_text(["demo"])
+    page.get_by_label("groups").select_option("")
     page.get_by_role("searchbox", name="columns").fill("recipe")
+    expect(titles.last).to_have_text("recipe")
     page.get_by_role("searchbox", name="where").fill(f"best({ACC}) > 0.9")
-    page.get_by_role("searchbox", name="where").press("Enter")
     expect(page.locator("#runs-count")).to_have_text("0 of 2 runs")
     page.get_by_role("searchbox", name="where").fill("nonsense(")
-    page.get_by_role("searchbox", name="where").press("Enter")
     expect(page.locator("#status")).to_contain_text("example: state ==")
     page.get_by_role("searchbox", name="where").fill("")
     page.get_by_role("searchbox", name="name").fill("fir")
@@ -109,6 +117,7 @@ def test_text_of_models_users_and_logs_is_only_text(page: Page, board: Served) -
     expect(page.locator("#sample-count")).to_have_text("10 responses")
     page.get_by_label("containing").fill("ONERROR")
     expect(page.locator(".sample").first).to_contain_text(EVIL)
+    page.locator("#sample-more").click()
     expect(page.locator(".turn.trained").first).to_be_visible()
     page.locator("#log-run").select_option("1")
     expect(page.locator("#log-lines")).to_have_text(EVIL)
@@ -135,11 +144,37 @@ def test_curves_grow_while_the_run_goes_on(page: Page, board: Served, root: Path
     expect(page.locator("#alarms tbody")).to_contain_text("kl: high")
     tracker = JsonlTracker()
     tracker.start(RunInfo("id", "demo", "live", run.path, 9, {}))
-    tracker.generations(3, [sample(0, 3)])
+    prompt = f"<|im_start|>system\n{EVIL}<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+    tracker.generations(3, [replace(sample(0, 3), prompt=f"{prompt}<|im_start|>assistant\n")])
     expect(page.locator("#sample-count")).to_have_text("1 response")
+    parts = page.locator(".sample .part")
+    expect(parts.locator("h3")).to_have_text(["system", "user", "truth", "response"])
+    expect(parts.locator("pre").first).to_have_text(EVIL)
     run.finish("finished", 0)
     expect(page.locator(".badge")).to_have_text("finished")
     expect(page.locator("#status")).to_have_text("live is finished")
+
+
+def test_a_failed_run_shows_its_cause_and_sections_fold(
+    page: Page, board: Served, root: Path
+) -> None:
+    run = RunDir.create(root, "demo", "broke", "ppo")
+    run.finish("failed", 3, InternalError(EVIL, hint="a smaller batch"))
+    page.goto(f"{board.url}/?where=failure+!%3D+null")
+    expect(page.locator("#runs td.rings")).to_have_text(EVIL)
+    page.goto(f"{board.url}/?run=demo/broke")
+    cause = page.locator(".cause")
+    expect(cause).to_have_text(EVIL)
+    size = "parseFloat(getComputedStyle(each).fontSize)"
+    largest = f"Math.max(...[...document.querySelectorAll('body *')].map(each => {size}))"
+    assert page.evaluate(largest) == cause.evaluate(f"each => {size}")
+    fold = page.get_by_role("button", name="Provenance")
+    fold.click()
+    expect(page.locator("#facts dl")).to_be_hidden()
+    page.reload()
+    expect(page.locator("#facts dl")).to_be_hidden()  # remembered
+    page.locator("#toc").get_by_text("Provenance").click()
+    expect(page.locator("#facts dl")).to_be_visible()
 
 
 def test_buttons_ask_before_they_act(page: Page, board: Served, root: Path) -> None:
@@ -174,7 +209,7 @@ def test_resume_starts_the_command_and_follows_the_run(
     monkeypatch.setattr(sys, "executable", str(program))
     page.goto(f"{board.url}/?run=demo/halted")
     page.get_by_role("button", name="resume halted").click()
-    page.get_by_role("button", name="confirm").click()
+    page.get_by_role("button", name="resume run").click()
     expect(page.locator("#status")).to_have_text("rlctl resume halted started")
     wait_until(written.exists, os.getpid(), "the start of rlctl resume")
     pid, *words = written.read_text().split()
@@ -207,6 +242,7 @@ def test_sweep_shows_trials_importance_and_pruned_ones(
         made.report(trial, 1, float(number))
         made.tell(trial, *(("pruned",) if number == 0 else ("finished", float(number))))
     page.goto(board.url)
+    page.get_by_role("link", name="Sweeps").click()
     page.get_by_role("link", name="demo/s", exact=True).click()
     expect(page.locator("#search")).to_contain_text("1 pruned, 5 finished")
     lines = page.locator(".chart", has_text="Trials").locator(".scatterlayer .trace")
@@ -233,7 +269,7 @@ def test_sweep_shows_trials_importance_and_pruned_ones(
     assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
 
 
-@pytest.mark.parametrize("query", ["", "?run=demo/first&run=demo/second"])
+@pytest.mark.parametrize("query", ["", "?run=demo/first&run=demo/second", "?run=demo/first"])
 def test_no_violation_of_accessibility_rules_and_no_overflow(
     page: Page, board: Served, query: str
 ) -> None:
@@ -241,6 +277,7 @@ def test_no_violation_of_accessibility_rules_and_no_overflow(
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=theme)
         page.goto(f"{board.url}/{query}")
+        assert page.locator("#filter").evaluate("each => each.offsetHeight") <= 80
         expect(page.locator("#log-note" if query else "#runs tbody tr").first).not_to_be_empty()
         assert page.evaluate("document.documentElement.dataset.theme") == theme
         assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -1,11 +1,11 @@
 "use strict";
 // Buttons that change a run. Each asks before it acts.
 const ACTIONS = {
-  stop: { text: "The run finishes its step, saves and ends.", when: run => isActive(run) },
-  resume: { text: "The run continues from its latest complete checkpoint, in a process of its own.", when: run => !isActive(run) && run.state !== "finished" },
-  tag: { text: "`TAG` adds a tag, `^TAG` removes it; several with spaces.", label: "tags", input: () => "" },
-  note: { text: "An empty text removes the note.", label: "note", input: run => run.note },
-  export: { text: "The model of the latest checkpoint, as a folder in exports/ of the run's folder.", label: "folder", input: () => "model", when: run => run.checkpoints.length > 0 },
+  stop: { verb: "stop run", text: "The run finishes its step, saves and ends.", when: run => isActive(run) },
+  resume: { verb: "resume run", text: "The run continues from its latest complete checkpoint, in a process of its own.", when: run => !isActive(run) && run.state !== "finished" },
+  tag: { verb: "save tags", text: "Words to add as tags, with spaces between them; ^ before a word removes it.", label: "tags", input: () => "" },
+  note: { verb: "save note", text: "An empty text removes the note.", label: "note", input: run => run.note },
+  export: { verb: "export model", text: "The model of the latest checkpoint, as a folder in exports/ of the run's folder.", label: "folder", input: () => "model", when: run => run.checkpoints.length > 0 },
 };
 const POLL_JOB_MS = 1000;
 const isActive = run => ["running", "starting"].includes(run.state);
@@ -21,7 +21,7 @@ function buttonsOf(run) {
 }
 
 async function confirmed(run, name, action) {
-  const text = await ask(`${name} ${run.label}`, action.text, action.label, action.input ? action.input(run) : "");
+  const text = await ask(`${name} ${run.label}`, action, action.input ? action.input(run) : "");
   if (text === null) return;
   const done = await api("act", {}, {
     method: "POST", headers: { "Content-Type": "application/json", "X-CSRF-Token": BOARD.csrf }, body: JSON.stringify({ run: run.key, action: name, text }),
@@ -31,10 +31,11 @@ async function confirmed(run, name, action) {
   await refresh(run);
 }
 
-function ask(title, text, label, value) {
+function ask(title, { text, label, verb }, value) {
   const dialog = $("ask");
   $("ask-title").textContent = title;
   $("ask-text").textContent = text;
+  $("ask-ok").textContent = verb;
   $("ask-label").hidden = !label;
   $("ask-label").querySelector("span").textContent = label || "";
   $("ask-input").value = value;
@@ -61,6 +62,6 @@ async function followJob(number, message) {
 
 async function refresh(run) {
   const { runs: [fresh] } = await api("view", { run: run.key });
-  for (const name of ["state", "tags", "note", "summary", "checkpoints"]) run[name] = fresh[name];
+  for (const name of ["state", "failure", "tags", "note", "summary", "checkpoints"]) run[name] = fresh[name];
   fillCard(run, DATA.runs.indexOf(run));
 }

@@ -32,22 +32,27 @@ function loadPlotly() {
 
 async function showView() {
   const sweep = QUERY.get("sweep"), keys = QUERY.getAll("run");
-  const [data] = await Promise.all([api("view", sweep ? { sweep } : { run: keys }), loadPlotly()]);
+  const data = await api("view", sweep ? { sweep } : { run: keys });
   readSamples = (run, step, verdict, text, offset) => api("samples", { run: run.key, step, verdict, text, offset });
   cardButtons = buttonsOf;
   drawNearScreen();
   showData(data);
-  performance.mark("drawn");
   startLive();
+  // Plotly occupies the browser for a second: the page and outlines of its charts are shown before.
+  await new Promise(resolve => requestAnimationFrame(() => setTimeout(resolve)));
+  performance.mark("outlined");
+  await loadPlotly();
+  redraw();
+  performance.mark("drawn");
   if (data.state === "running") attempt(() => followSweep(sweep));
 }
 
 function startBoard() {
   startControls();
-  $("over").replaceChildren(el("a", { href: "/" }, "rlctl board"));
+  $("over").replaceChildren("rlctl board", el("a", { href: "/" }, "Runs"), el("a", { href: "/?sweeps" }, "Sweeps"));
   const views = QUERY.has("run") || QUERY.has("sweep");
   document.body.classList.toggle("list", !views);
-  attempt(views ? showView : showList);
+  attempt(views ? showView : QUERY.has("sweeps") ? showSweeps : showList);
 }
 
 addEventListener("DOMContentLoaded", startBoard);

@@ -16,6 +16,7 @@ from rlctl.monitoring.run_summary import is_accuracy
 from rlctl.monitoring.text import count, duration, percent_or_number
 from rlctl.recipes.layers import MISSING
 from rlctl.runs.details import changed_settings, generation_steps, overview
+from rlctl.runs.digests import CONFIG
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.metrics_digest import read_tables
 from rlctl.runs.report.curves import curves, short
@@ -26,6 +27,7 @@ from rlctl.tracking.metric_table import MetricTable
 from rlctl.tracking.tracker import Sample
 from rlctl.tracking.transcripts import ending, facts, speaker
 
+HEAD_KEYS = ("actor_rollout_ref.model.path", "algorithm.name", "algorithm.adv_estimator")
 MAX_VALIDATIONS = 12
 MAX_NAMES = 4  # in a title
 # Events that are marked in the curves.
@@ -67,13 +69,12 @@ def content(
 def _run(
     run: Run, label: str, samples_per_step: int | None, tables: Sequence[MetricTable]
 ) -> dict[str, Any]:
+    values = CONFIG.digest(run.path / CONFIG.file)
     return {
         "label": label,
         "key": run.key,
-        "state": run.state,
-        "tags": list(run.labels.tags),
-        "note": run.labels.note,
-        "summary": summary_texts(run),
+        **head(run),
+        **setting_texts(run, [values.get(key) for key in HEAD_KEYS]),
         "facts": _facts(run),
         **notable_events(run.path),
         "checkpoints": checkpoints(run.path),
@@ -81,6 +82,28 @@ def _run(
         "samples": [] if samples_per_step is None else _samples(run, samples_per_step),
         **curves(tables),
     }
+
+
+def head(run: Run) -> dict[str, Any]:
+    """Return what the head of a run's page shows and changes while the run goes on."""
+    record = run.record
+    return {
+        "state": run.state,
+        "failure": record.failure if record else {"message": run.problem},
+        "exit_code": record.exit_code if record else None,
+        "total_steps": record.total_steps if record else None,
+        "tags": list(run.labels.tags),
+        "note": run.labels.note,
+        "summary": summary_texts(run),
+    }
+
+
+def setting_texts(run: Run, values: Sequence[Any]) -> dict[str, Any]:
+    """Return model, algorithm and sweep of a run, given the `values` of `HEAD_KEYS`."""
+    model, algorithm, estimator = values
+    by_advantage = algorithm == "ppo" and estimator not in (None, "gae")
+    sweep = run.record.sweep if run.record else None
+    return {"model": model, "algorithm": estimator if by_advantage else algorithm, "sweep": sweep}
 
 
 def notable_events(folder: Path) -> dict[str, Any]:

@@ -20,6 +20,22 @@ const colour = run => RUN_COLOURS[run] || `hsl(${Math.round(run * 137.5) % 360} 
 const ink = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const shown = () => DATA.runs.map((run, index) => [run, index]).filter(([, index]) => !view.hidden.has(index));
 
+function outline(lines) {
+  // Curves without axes as a plain SVG: in lists, and in charts until plotly has loaded.
+  const ends = axis => lines.flatMap(line => line[axis]).filter(Number.isFinite).reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+  const [x, y] = [ends("x"), ends("y")], place = (value, [low, high]) => (high > low ? 100 * (value - low) / (high - low) : 50).toFixed(2);
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  for (const [name, value] of [["viewBox", "-1 -4 102 108"], ["preserveAspectRatio", "none"], ["aria-hidden", "true"], ["class", "outline"]]) svg.setAttribute(name, value);
+  for (const line of lines) {
+    const curve = document.createElementNS(svg.namespaceURI, "polyline");
+    const known = line.x.map((at, index) => [at, line.y[index]]).filter(([at, value]) => Number.isFinite(at) && Number.isFinite(value));
+    curve.setAttribute("points", known.map(([at, value]) => `${place(at, x)},${100 - place(value, y)}`).join(" "));
+    curve.setAttribute("stroke", line.colour);
+    svg.append(curve);
+  }
+  return svg;
+}
+
 function smooth(values, weight) {
   // Bias-corrected exponential moving average.
   let mean = 0, total = 0;
@@ -122,6 +138,8 @@ function addPlot(grid, title, subtitle, draw, alone = false, label = `chart of $
     const [drawn, shape] = draw();
     words.textContent = alone ? "" : inWords(drawn);
     const first = !plot.data;
+    if (!window.Plotly) return plot.replaceChildren(outline(drawn.filter(trace => trace.type === "scatter").map(({ x, y, line }) => ({ x, y, colour: line?.color || "currentColor" }))));
+    if (first) plot.replaceChildren();
     return Plotly.react(plot, drawn, shape, { displayModeBar: false, responsive: true, doubleClick: "reset" }).then(() => { if (first) linkPlot(made); });
   } };
   plots.push(made);
@@ -175,7 +193,7 @@ function buildCharts() {
       DATA.runs.forEach((run, index) => addPhases(grid, run, index));
       DATA.runs.forEach((run, index) => addTimeline(grid, run, index));
     }
-    if (grid.children.length) $("charts").append(el("section", {}, el("h2", {}, name), grid));
+    if (grid.children.length) $("charts").append(el("section", { id: name.split(" ")[0].toLowerCase() }, el("h2", {}, name), grid));
   }
   const names = [...new Set(DATA.runs.flatMap(run => Object.keys(run.metrics)))].sort();
   if (names.length) addChooser(names);
@@ -206,7 +224,7 @@ function addChooser(names) {
   });
   const chooser = plots[plots.length - 1];
   select.addEventListener("change", chooser.draw);
-  $("charts").append(el("section", {}, el("h2", {}, "All metrics"), grid));
+  $("charts").append(el("section", { id: "metrics" }, el("h2", {}, "All metrics"), grid));
 }
 
 function redraw() {

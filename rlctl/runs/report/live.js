@@ -49,8 +49,7 @@ async function take(update) {
   const index = DATA.runs.findIndex(run => run.key === update.key), run = DATA.runs[index];
   if (!run) return;
   if (update.state !== run.state) say(`${run.label} is ${update.state}`);
-  Object.assign(run, { state: update.state, alarms: update.alarms, events: update.events });
-  run.summary = update.summary || run.summary;
+  for (const name of ["state", "failure", "exit_code", "total_steps", "summary", "tags", "note", "alarms", "events"]) run[name] = update[name];
   run.checkpoints = update.checkpoints || run.checkpoints;
   addSampleSteps(run, update.steps);
   if (update.new && !update.new.reset && update.new.first === run.live.rows) append(run, update.new);
@@ -59,6 +58,7 @@ async function take(update) {
   fillCard(run, index);
   buildAlarms();
   buildEvents();
+  buildNav();
   redrawing ??= setTimeout(() => { redrawing = null; redraw(); }, REDRAW_MS);
 }
 
@@ -83,6 +83,7 @@ async function thin(run) {
 async function showSystem() {
   const active = DATA.runs.filter(isActive);
   $("system").hidden = !active.length;
+  buildNav();
   if (!active.length || document.hidden) return;
   const found = await Promise.all(active.map(run => api("system", { run: run.key }).then(use => [run, use])));
   const problems = found.filter(([, use]) => use.problem).map(([run, use]) => `${run.label}: ${use.problem}`);
@@ -106,7 +107,7 @@ function startLogs() {
     if (names.join() !== shown.join()) $("log-process").replaceChildren(...names.map(name => el("option", { value: name }, name)));
     if (found.process) $("log-process").value = found.process;
     $("log-process").parentElement.hidden = names.length < 2;
-    $("log-note").textContent = found.problem || `the last ${found.lines.length} lines`;
+    $("log-note").textContent = found.problem || (found.lines.length ? `the end of the log, ${found.lines.length} lines` : "the log is empty");
     const lines = $("log-lines"), text = found.lines.join("\n");
     lines.hidden = !text;
     if (text === lines.textContent) return;

@@ -21,15 +21,39 @@ function buildHead() {
   $("chips").hidden = DATA.runs.length < 2;
 }
 
+function inTime(seconds) {
+  if (seconds === null) return "-";
+  const whole = Math.round(seconds), two = number => String(number).padStart(2, "0");
+  if (whole < 60) return `${seconds.toFixed(1)} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)}m ${two(whole % 60)}s`;
+  return `${Math.floor(whole / 3600)}h ${two(Math.floor(whole % 3600 / 60))}m`;
+}
+
+// Error that ended a run; other states than these need no explanation.
+const causeOf = run => run.failure?.message || ({ failed: `exit code ${run.exit_code}`, lost: "the process is gone and has recorded no end" }[run.state] ?? "");
+
+function figuresOf(run) {
+  // Return name and value of the figures of a card; the pace is that of the last 20 rows.
+  const { summary } = run, { step, hours } = run.x, last = step.length - 1, from = Math.max(0, last - 20), total = run.total_steps;
+  const pace = last > 0 && step[last] > step[from] ? 3600 * (hours[last] - hours[from]) / (step[last] - step[from]) : null;
+  const left = ["running", "starting"].includes(run.state) && pace !== null && total ? pace * (total - step[last]) : null;
+  const alarms = run.alarms.length && el("a", { class: "rings", href: "#alarms" }, `${run.alarms.length}, ${run.alarms.filter(alarm => alarm.over === null).length} active`);
+  const sweep = run.sweep && run.key && el("a", { href: `/?sweep=${encodeURIComponent(`${run.key.split("/")[0]}/${run.sweep}`)}` }, run.sweep);
+  return [["steps", summary.steps], ["ends in", left !== null && inTime(left)], ["step time", pace !== null && inTime(pace)], ["took", summary.time],
+          ["tokens", summary.tokens !== "0" && summary.tokens], ["model", run.model], ["algorithm", run.algorithm], ["sweep", readSamples ? sweep : run.sweep],
+          ["alarms", alarms || "none"]].filter(([, value]) => value);
+}
+
 function fillCard(run, index) {
-  const { summary } = run, ringing = run.alarms.length, card = $("cards").children[index];
+  const { summary } = run, card = $("cards").children[index], cause = causeOf(run);
   const parts = [el("h3", {}, el("span", {}, run.label), el("span", { class: `badge ${run.state}` }, run.state))];
+  if (cause) parts.push(el("p", { class: "cause" }, cause), el("p", {}, run.failure?.hint || ""));
+  if (cause && run.failure?.code) parts.push(el("p", { class: "note" }, "see: ", el("code", {}, `rlctl explain ${run.failure.code}`)));
   if (summary.kind) {
     parts.push(el("p", { class: "big" }, el("small", {}, `${summary.first} → `), summary.last), el("p", { class: "note" }, `${summary.kind}, ${summary.best}`));
   }
-  const steps = `${summary.steps} steps · ${summary.time}` + (summary.tokens !== "0" ? ` · ${summary.tokens} tokens` : "");
-  parts.push(el("p", { class: "note" }, steps));
-  if (ringing) parts.push(el("p", { class: "note rings" }, `${ringing} alarm${ringing > 1 ? "s" : ""}`));
+  if (run.total_steps) parts.push(el("progress", { max: run.total_steps, value: run.x.step[run.x.step.length - 1] ?? 0, "aria-label": `steps of ${run.label}` }));
+  parts.push(el("dl", { class: "figures" }, ...figuresOf(run).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))));
   if (run.tags.length) parts.push(el("p", { class: "note" }, ...run.tags.map(tag => el("span", { class: "tag" }, tag))));
   if (run.note) parts.push(el("p", { class: "note" }, run.note));
   if (cardButtons) parts.push(cardButtons(run));
@@ -107,6 +131,28 @@ function buildFacts() {
                            `Made by rlctl ${DATA.version}.`].join(" ");
 }
 
+function foldable(section) {
+  // Make a button of the title that folds the section; the board remembers it.
+  const title = section.querySelector("h2"), key = `fold:${section.id}`, button = el("button", { type: "button", class: "fold" }, title.textContent);
+  const fold = folded => { section.classList.toggle("folded", folded); button.setAttribute("aria-expanded", String(!folded)); };
+  section.fold = folded => { fold(folded); if (readSamples) localStorage[folded ? "setItem" : "removeItem"](key, "1"); };
+  button.addEventListener("click", () => section.fold(!section.classList.contains("folded")));
+  title.replaceChildren(button);
+  fold(Boolean(readSamples && localStorage.getItem(key)));
+}
+
+function buildNav() {
+  const parts = [...document.querySelectorAll("#view section")].filter(section => section.querySelector("h2") && !section.hidden);
+  for (const section of parts) if (!section.querySelector("h2 button")) foldable(section);
+  const links = [...$("toc").children].map(link => link.hash);
+  if (links.join() === parts.map(section => `#${section.id}`).join()) return;
+  $("toc").replaceChildren(...parts.map(section => {
+    const link = el("a", { href: `#${section.id}` }, section.querySelector("h2").textContent.replace("Settings that differ from the base", "Settings"));
+    link.addEventListener("click", () => document.getElementById(section.id).fold(false));
+    return link;
+  }));
+}
+
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
   redraw();
@@ -118,6 +164,7 @@ function buildFigures() {
   $("charts").replaceChildren();
   buildSearch();
   buildCharts();
+  buildNav();
 }
 
 function showData(data) {
@@ -132,6 +179,9 @@ function showData(data) {
   buildSamples();
   buildSettings();
   buildFacts();
+  document.body.classList.toggle("single", DATA.runs.length === 1);
+  if (DATA.runs.length && DATA.runs.every(run => !run.x.step.length)) $("cards").after($("logs"));  // what there is to read
+  buildNav();
   const long = Math.max(0, ...DATA.runs.map(run => run.x.step.length)) > 100;
   $("smoothing").value = view.smoothing = long ? 0.6 : 0;
   redraw();

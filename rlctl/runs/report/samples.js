@@ -1,6 +1,18 @@
 "use strict";
 // Validation responses: of the report, which has some of them, or read from the board.
-const PAGE = 20;
+const FIRST_PAGE = 5, PAGE = 20;
+// Starts of the turns in prompts of common chat templates, and what closes them.
+const TURN = /<\|(system|developer|user|assistant|tool)\|>|<\|im_start\|>(\w+)\n|<\|start_header_id\|>(\w+)<\|end_header_id\|>|<start_of_turn>(\w+)\n/g;
+const CLOSING = /(<\|end\|>|<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|<\|begin_of_text\|>|<bos>|<s>)\s*$/;
+
+function turnsOf(prompt) {
+  // Return the turns of a rendered prompt that are not empty; text outside of turns is the "prompt".
+  const marks = [...prompt.matchAll(TURN)], starts = [{ 0: "", 1: "prompt", index: 0 }, ...marks];
+  return starts.map((mark, at) => {
+    const text = prompt.slice(mark.index + mark[0].length, marks[at] ? marks[at].index : undefined);
+    return { who: [1, 2, 3, 4].map(group => mark[group]).find(Boolean), text: text.replace(CLOSING, "").trim() };
+  }).filter(turn => turn.text);
+}
 
 function marked(text, sought) {
   // Return the text as nodes, with matches of `sought` highlighted.
@@ -21,9 +33,9 @@ function sampleNode(sample, step, sought, asked) {
   const head = el("div", { class: "head" }, el("b", {}, sample.right ? "right" : "wrong"),
                   ...said.filter(text => text).map(text => el("span", {}, text)));
   const node = el("article", { class: `sample ${sample.right ? "right" : "wrong"}` }, head);
-  const texts = asked ? [] : [["prompt", sample.prompt], ["truth", sample.truth]];
+  const texts = asked ? [] : [...turnsOf(sample.prompt).map(turn => [turn.who, turn.text]), ["truth", sample.truth]];
   if (!sample.episode) texts.push(["response", sample.response]);
-  for (const [name, text] of texts) node.append(el("h3", {}, name), el("pre", {}, ...marked(text, sought)));
+  for (const [name, text] of texts) node.append(el("div", { class: `part ${name}` }, el("h3", {}, name), el("pre", {}, ...marked(text, sought))));
   if (sample.episode) node.append(...episodeNodes(sample.episode, sought));
   return node;
 }
@@ -59,7 +71,7 @@ function buildSamples() {
   if (!runs.length) return;
   $("sample-run").replaceChildren(...runs.map(([run, index]) => el("option", { value: index }, run.label)));
   $("sample-run").parentElement.hidden = runs.length < 2;
-  let limit = PAGE, latest = 0;
+  let limit = FIRST_PAGE, latest = 0;
   const chosenRun = () => DATA.runs[$("sample-run").value];
   const steps = () => {
     const known = stepsOf(chosenRun());
@@ -94,10 +106,10 @@ function buildSamples() {
       if (!part.samples.length) break;
       found.push(...part.samples.map(sample => [sample, part.step]));
     }
-    draw(found, sought, matching > found.length, `${matching} response${matching === 1 ? "" : "s"}`);
+    draw(found.slice(0, limit), sought, matching > limit, `${matching} response${matching === 1 ? "" : "s"}`);
   };
   const list = () => (readSamples ? listRead : listEmbedded)($("sample-step").value, $("sample-verdict").value, $("sample-text").value.trim().toLowerCase());
-  const reset = () => { limit = PAGE; list(); };
+  const reset = () => { limit = FIRST_PAGE; list(); };
   $("sample-run").onchange = () => { steps(); reset(); };
   for (const id of ["sample-step", "sample-verdict"]) $(id).onchange = reset;
   $("sample-text").oninput = reset;

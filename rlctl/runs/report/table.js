@@ -1,35 +1,38 @@
 "use strict";
 // Table of runs with the filters of `rlctl runs`, and the table of sweeps.
 const STATES = ["starting", "running", "finished", "failed", "stopped", "lost", "broken"];
-// Title, key for sorting, and cell of each column.
+// Title, key for sorting, cell and class of each column. A column without any cell is left out.
 const COLUMNS = [
   ["run", "name", row => el("a", { href: `/?run=${encodeURIComponent(row.key)}` }, row.key)],
   ["state", "state", row => el("span", { class: `badge ${row.state}` }, row.state)],
+  ["cause", "failure", row => causeOf({ ...row, failure: row.failure || { message: row.problem } }), "long rings"],
+  ["curve", "", row => row.curve.length > 1 && el("span", { title: row.curve_of }, outline([{ x: row.curve.map((_, at) => at), y: row.curve, colour: "currentColor" }])), "spark"],
+  ["reward", "critic/score/mean", row => row.curve_of === "critic/score/mean" && inNumber("", row.now)],
+  ["loss", "train/loss", row => row.curve_of === "train/loss" && inNumber("", row.now)],
+  ["validation", "last", row => row.metric && `${inNumber(row.metric, row.first)} → ${inNumber(row.metric, row.last)}`],
+  ["best", "best", row => row.metric && inNumber(row.metric, row.best)],
+  ["step", "step", row => row.step !== null && (row.total_steps ? `${row.step}/${row.total_steps}` : String(row.step))],
+  ["took", "took", row => row.took !== null && inTime(row.took)],
   ["created", "created", row => row.created.replace("T", " ").slice(0, 16)],
-  ["took", "took", row => inTime(row.took)],
-  ["step", "step", row => row.step === null ? "-" : row.total_steps ? `${row.step}/${row.total_steps}` : String(row.step)],
-  ["validation", "last", row => row.metric ? `${inNumber(row.metric, row.first)} → ${inNumber(row.metric, row.last)}` : "-"],
-  ["best", "best", row => row.metric ? inNumber(row.metric, row.best) : "-"],
-  ["tags", "tags", row => el("span", {}, ...row.tags.map(tag => el("span", { class: "tag" }, tag)))],
-  ["note", "note", row => row.note || ""],
+  ["model", "actor_rollout_ref.model.path", row => row.model && el("span", { title: row.model }, row.model.split("/").slice(-2).join("/")), "long"],
+  ["algorithm", "algorithm.adv_estimator", row => row.algorithm],
+  ["sweep", "sweep", row => row.sweep && el("a", { href: sweepAddress(row) }, row.sweep)],
+  ["tags", "tags", row => row.tags.length && el("span", {}, ...row.tags.map(tag => el("span", { class: "tag" }, tag)))],
+  ["note", "note", row => row.note, "long"],
 ];
+const GROUPS = { project: row => row.project, sweep: row => row.sweep && el("a", { href: sweepAddress(row) }, row.sweep) };
+const sweepAddress = row => `/?sweep=${encodeURIComponent(`${row.project}/${row.sweep}`)}`;
+const TYPING_MS = 250;
 const listed = { rows: [], matching: 0, total: 0, chosen: new Set(), reading: 0 };
 
 const inNumber = (metric, value) => value === null ? "-" : /\/acc\/mean@\d+$/.test(metric) ? `${(100 * value).toFixed(1)} %` : Number(value.toPrecision(3)).toString();
 
-function inTime(seconds) {
-  if (seconds === null) return "-";
-  const whole = Math.round(seconds), two = number => String(number).padStart(2, "0");
-  if (whole < 60) return `${seconds.toFixed(1)} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)}m ${two(whole % 60)}s`;
-  return `${Math.floor(whole / 3600)}h ${two(Math.floor(whole % 3600 / 60))}m`;
-}
 
 function filters() {
   // The name is a condition of its own; backslashes and quotes have no place in names.
   const name = $("filter-name").value.trim().replaceAll(/["\\]/g, ""), where = $("filter-where").value.trim();
   const conditions = [...(name ? [`like(name, "*${name}*")`] : []), ...(where ? [name ? `(${where})` : where] : [])];
-  return { where: conditions.join(" and "), state: $("filter-state").value, sort: QUERY.get("sort") || "", cols: $("filter-cols").value.trim() };
+  return { where: conditions.join(" and "), state: $("filter-state").value, sort: QUERY.get("sort") || "", cols: $("filter-cols").value.trim(), group: $("filter-group").value };
 }
 
 async function readRuns(offset) {
@@ -42,23 +45,30 @@ async function readRuns(offset) {
 }
 
 function drawRuns(from) {
-  const extra = $("filter-cols").value.split(",").map(text => text.trim()).filter(Boolean);
-  const sort = QUERY.get("sort") || "", body = $("runs").querySelector("tbody");
-  const titles = [...COLUMNS, ...extra.map(name => [name, name])].map(([title, key]) => {
+  const extra = $("filter-cols").value.split(",").map(text => text.trim()).filter(Boolean), sort = QUERY.get("sort") || "", body = $("runs").querySelector("tbody");
+  const others = extra.map(name => [name, name, row => row[name] === null || row[name] === undefined ? null : typeof row[name] === "string" ? row[name] : JSON.stringify(row[name]), "long"]);
+  const columns = [...COLUMNS.filter(([, , cell]) => listed.rows.some(row => cell(row))), ...others], names = columns.map(([title]) => title).join();
+  const titles = columns.map(([title, key]) => {
     const down = sort === `-${key}`, button = el("button", { type: "button", class: "sorter" }, title);
     button.addEventListener("click", () => applyFilters(sort === key ? `-${key}` : down ? "" : key));
-    return el("th", { scope: "col", "aria-sort": sort === key ? "ascending" : down ? "descending" : "none" }, button);
+    return el("th", { scope: "col", "aria-sort": sort === key ? "ascending" : down ? "descending" : "none" }, key ? button : title);
   });
   $("runs").querySelector("thead").replaceChildren(el("tr", {}, el("th", { scope: "col" }, el("span", { class: "unseen" }, "compare")), ...titles));
-  const rows = listed.rows.slice(from).map(row => rowOf(row, extra));
-  from ? body.append(...rows) : body.replaceChildren(...rows);
-  const known = listed.total === 0 ? "no runs yet: `rlctl train ppo` makes one" : `${listed.matching.toLocaleString("en")} of ${listed.total.toLocaleString("en")} runs`;
+  const start = names === listed.columns ? from : 0, group = QUERY.get("group");
+  const rows = listed.rows.slice(start).flatMap((row, at) => {
+    const starts = group && (start + at === 0 || listed.rows[start + at - 1][group] !== row[group]);
+    const head = starts ? [el("tr", { class: "group" }, el("th", { scope: "rowgroup", colspan: columns.length + 1 }, GROUPS[group](row) || `no ${group}`))] : [];
+    return [...head, rowOf(row, columns)];
+  });
+  listed.columns = names;
+  start ? body.append(...rows) : body.replaceChildren(...rows);
+  const known = listed.total === 0 ? "no runs yet: rlctl train ppo makes one" : `${listed.matching.toLocaleString("en")} of ${listed.total.toLocaleString("en")} runs`;
   $("runs-count").textContent = known + (listed.rows.length < listed.matching ? `, the first ${listed.rows.length.toLocaleString("en")} shown` : "");
   $("runs-more").hidden = listed.rows.length >= listed.matching;
   performance.mark("listed");
 }
 
-function rowOf(row, extra) {
+function rowOf(row, columns) {
   const box = el("input", { type: "checkbox", "aria-label": `compare ${row.key}` });
   box.checked = listed.chosen.has(row.key);
   box.addEventListener("change", () => {
@@ -66,14 +76,18 @@ function rowOf(row, extra) {
     $("compare").disabled = !listed.chosen.size;
     $("compare").textContent = listed.chosen.size > 1 ? `compare ${listed.chosen.size}` : listed.chosen.size ? "open" : "compare";
   });
-  const cells = COLUMNS.map(([, , cell], at) => el(at ? "td" : "th", at ? {} : { scope: "row" }, cell(row)));
-  const more = extra.map(name => el("td", {}, row[name] === null || row[name] === undefined ? "-" : typeof row[name] === "string" ? row[name] : JSON.stringify(row[name])));
-  return el("tr", { ...(row.problem ? { title: row.problem } : {}) }, el("td", {}, box), ...cells, ...more);
+  const cells = columns.map(([, , cell, kind], at) => {
+    const content = cell(row) || "";
+    return el(at ? "td" : "th", { ...(at ? {} : { scope: "row" }), ...(kind ? { class: kind } : {}), ...(kind && typeof content === "string" ? { title: content } : {}) }, content);
+  });
+  return el("tr", {}, el("td", {}, box), ...cells);
 }
 
+const FILTERS = ["name", "state", "where", "cols", "group"];
+
 function applyFilters(sort) {
-  const given = { name: $("filter-name").value, state: $("filter-state").value, where: $("filter-where").value, cols: $("filter-cols").value, sort };
-  for (const [name, value] of Object.entries(given)) value ? QUERY.set(name, value) : QUERY.delete(name);
+  for (const name of FILTERS) { const value = $(`filter-${name}`).value; value ? QUERY.set(name, value) : QUERY.delete(name); }
+  sort ? QUERY.set("sort", sort) : QUERY.delete("sort");
   history.replaceState(null, "", `/?${QUERY}`);
   say("");
   return attempt(() => readRuns(0));
@@ -83,11 +97,13 @@ async function showList() {
   $("title").textContent = "Runs";
   $("runs").hidden = false;
   $("filter-state").append(...STATES.map(state => el("option", { value: state }, state)));
-  for (const name of ["name", "state", "where", "cols"]) $(`filter-${name}`).value = QUERY.get(name) || "";
-  const apply = () => applyFilters(QUERY.get("sort") || "");
-  $("filter").addEventListener("submit", event => { event.preventDefault(); apply(); });
-  $("filter-state").addEventListener("change", apply);
-  $("filter-name").addEventListener("input", apply);
+  let typing = null;
+  for (const name of FILTERS) {
+    const field = $(`filter-${name}`), apply = () => applyFilters(QUERY.get("sort") || "");
+    field.value = QUERY.get(name) || "";
+    field.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(apply, field.type === "search" ? TYPING_MS : 0); });
+  }
+  $("filter").addEventListener("submit", event => event.preventDefault());
   $("compare").addEventListener("click", () => { location.href = `/?${new URLSearchParams([...listed.chosen].map(key => ["run", key]))}`; });
   const more = () => attempt(() => readRuns(listed.rows.length));
   $("runs-more").addEventListener("click", more);
@@ -96,8 +112,13 @@ async function showList() {
   await readRuns(0);
   listenTo(() => `/api/stream?version=${listed.version}`, () => { if (scrollY < 400) attempt(() => readRuns(0)); });
   requestIdleCallback(() => fetch(plotlyAddress(), { priority: "low" }).catch(() => null));  // the next page needs it
+}
+
+async function showSweeps() {
+  $("title").textContent = "Sweeps";
   const sweeps = await api("sweeps");
-  $("sweeps").hidden = !sweeps.length;
+  $("sweeps").hidden = false;
+  $("sweeps").querySelector("p").textContent = sweeps.length ? "" : "no sweeps yet: rlctl sweep makes one";
   fillTable("sweeps", ["sweep", "state", "trials", "metric", "best", "created"], sweeps.map(each => [
     el("a", { href: `/?sweep=${encodeURIComponent(each.key)}` }, each.key), el("span", { class: `badge ${each.state}` }, each.state),
     Object.entries(each.trials).map(([state, count]) => `${count} ${state}`).join(", "), each.metric || "-",
