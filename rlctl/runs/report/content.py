@@ -85,7 +85,7 @@ def _run(
 
 
 def head(run: Run) -> dict[str, Any]:
-    """Return what the head of a run's page shows and changes while the run goes on."""
+    """Return what the head of a run's page shows and what changes during the run."""
     record = run.record
     return {
         "state": run.state,
@@ -101,9 +101,9 @@ def head(run: Run) -> dict[str, Any]:
 def setting_texts(run: Run, values: Sequence[Any]) -> dict[str, Any]:
     """Return model, algorithm and sweep of a run, given the `values` of `HEAD_KEYS`."""
     model, algorithm, estimator = values
-    by_advantage = algorithm == "ppo" and estimator not in (None, "gae")
     sweep = run.record.sweep if run.record else None
-    return {"model": model, "algorithm": estimator if by_advantage else algorithm, "sweep": sweep}
+    name = f"{algorithm} ({estimator})" if algorithm == "ppo" and estimator else algorithm
+    return {"model": model, "algorithm": name, "sweep": sweep}
 
 
 def notable_events(folder: Path) -> dict[str, Any]:
