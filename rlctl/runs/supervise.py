@@ -25,11 +25,13 @@ def supervise(
 ) -> int:
     """Run `rlctl WORDS`; after each crash, at most `retries` times, run `rlctl AGAIN`.
 
+    WORDS run again while no attempt has begun: until then the run does not have their overrides.
     `options()` are added to each, such as the time that is left. `folder` is the run's. Ctrl-C,
     SIGTERM and errors that would recur, such as a wrong config, are not crashes. After an
     out-of-memory error the run resumes with the smaller token budget that it proposed, or ends if
     none would fit. Returns the last exit code.
     """
+    before = _num_attempts(folder)
     code = _run([*words, *options()])
     for number in range(1, retries + 1):
         if (
@@ -37,13 +39,18 @@ def supervise(
             or not (folder / RECORD_FILE).exists()
         ):
             break
-        if (smaller := _proposed(folder)) is None:
+        has_begun = _num_attempts(folder) > before
+        if (smaller := _proposed(folder) if has_begun else []) is None:
             break
         RunDir(folder).event("retry", number=number, exit_code=code)
         changes = f" with {' '.join(smaller)}" if smaller else ""
         say(f"{folder.name} failed with exit code {code}; retry {number} of {retries}{changes}")
-        code = _run([*again, *options(), *smaller])
+        code = _run([*(again if has_begun else words), *options(), *smaller])
     return code
+
+
+def _num_attempts(folder: Path) -> int:
+    return RunDir(folder).record.attempts if (folder / RECORD_FILE).exists() else 0
 
 
 def _run(words: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import ConflictError, NotFoundError, UsageError
+from rlctl.runs import supervise
 from rlctl.runs.details import details, overview, samples
 from rlctl.runs.digests import Part
 from rlctl.runs.index import Index
@@ -312,3 +313,20 @@ def test_index_reads_a_file_again_only_after_a_change(tmp_path):
     assert Index(tmp_path).read(part, folders)["p/r"] == 3  # read from the index
     index.forget_others({})
     assert index.read(part, folders)["p/r"] == 4
+
+
+def test_a_retry_repeats_the_command_until_an_attempt_has_begun(tmp_path, monkeypatch):
+    run = make(tmp_path, "r", "failed", 1)
+    run.finish("failed", 1)
+    commands: list[list[str]] = []
+
+    def crash(words: list[str]) -> int:
+        commands.append(words)
+        if len(commands) == 2:
+            RunDir.reopen(run.path).finish("failed", 1)
+        return 7
+
+    monkeypatch.setattr(supervise, "_run", crash)
+    first, again = ["resume", "r", "--from-step", "40", "lr=1"], ["resume", "r"]
+    supervise.supervise(first, again, list, run.path, 2, lambda _: None)
+    assert commands == [first, first, again]
