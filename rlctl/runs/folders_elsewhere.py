@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from rlctl.errors import ConflictError
 from rlctl.files import remove, replacing
 from rlctl.runs.run_dir import RunDir
+from rlctl.tracking.jsonl import json_object
 
 PARTS = ("checkpoints", "rollouts", "generations")
 
@@ -29,15 +31,18 @@ def place(run: RunDir, part: str, outside: str | None) -> None:
                 shutil.copytree(old, aside, symlinks=True)
                 link.unlink()
             shutil.rmtree(old)
+            _claim_of(old).unlink(missing_ok=True)
         return
     target = Path(outside).expanduser().absolute() / run.record.project / run.record.name
     if link.is_symlink() and link.resolve() == target.resolve():
         return
-    if target.exists() and _names(target) and _names(target) != _names(link):
+    has_others = _names(target) and _names(target) != _names(link)
+    if has_others or not _claim(target, run):
         raise ConflictError(
             f"the folder has files of another run named {run.record.name!r}",
             where=str(target),
-            hint="choose another --name",
+            hint="choose another --name; if that run is gone, delete its files there and "
+            f"{_claim_of(target)}",
         )
     if _names(link) and not _names(target):  # else there is nothing, or a killed process copied it
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -46,6 +51,26 @@ def place(run: RunDir, part: str, outside: str | None) -> None:
     target.mkdir(parents=True, exist_ok=True)
     target.chmod(run.path.stat().st_mode & 0o777)
     _link(link, target)
+
+
+def _claim(target: Path, run: RunDir) -> bool:
+    """Write beside `target` which run has it; return False if another run does.
+
+    Runs of one name have the same target if their roots or machines differ. A claim of a run that
+    was deleted, or never created, counts until its file is deleted.
+    """
+    claim = _claim_of(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with claim.open("x", encoding="utf-8") as file:
+            file.write(json.dumps({"run": run.record.id}))
+    except FileExistsError:
+        return (json_object(claim.read_bytes()) or {}).get("run") == run.record.id
+    return True
+
+
+def _claim_of(target: Path) -> Path:
+    return target.with_name(f".{target.name}.run")
 
 
 def complete(run: Path) -> None:
@@ -69,6 +94,7 @@ def _link(link: Path, target: Path) -> None:
         link.rename(old)
     aside.replace(link)
     shutil.rmtree(old, ignore_errors=True)
+    _claim_of(old).unlink(missing_ok=True)
 
 
 def _names(folder: Path) -> set[str]:

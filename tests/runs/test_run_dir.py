@@ -328,3 +328,13 @@ def test_the_record_has_no_secrets(tmp_path, monkeypatch):
         "+a.api_key=<secret>",
         "+b=https://<secret>@h/",
     ]
+
+
+def test_two_runs_of_one_name_do_not_share_a_folder_elsewhere(tmp_path):
+    first, second = (RunDir.create(tmp_path / root, "p", "r", "ppo") for root in ("a", "b"))
+    place(first, "checkpoints", str(tmp_path / "disk"))
+    place(first, "checkpoints", str(tmp_path / "disk"))
+    with pytest.raises(ConflictError, match="files of another run named 'r'"):
+        place(second, "checkpoints", str(tmp_path / "disk"))
+    place(first, "checkpoints", None)
+    place(second, "checkpoints", str(tmp_path / "disk"))
