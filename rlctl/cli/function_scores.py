@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rlctl.cli.console import notice, stderr
 from rlctl.cli.views.reward import print_scores
 from rlctl.data_prep.rows import PromptRow, stream_rows
-from rlctl.errors import ConfigError, UsageError
+from rlctl.errors import ConfigError, RlctlError, UsageError
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Config
@@ -34,12 +34,26 @@ class _Totals:
     score: float = 0.0
     num_errors: int = 0
     num_timeouts: int = 0
+    num_failed: int = 0
+    first_error: str | None = None
 
     def add(self, report: RewardReport) -> None:
         self.count += len(report.results)
         self.score += sum(report.scores)
         self.num_errors += report.num_errors
         self.num_timeouts += report.num_timeouts
+        self.num_failed += sum(each.error is not None for each in report.results)
+        self.first_error = self.first_error or report.first_error
+
+    def check(self, max_failed_share: float) -> None:
+        """Raise RlctlError if all responses failed, or more than would end a run."""
+        from rlctl.runtime.rewards.report import exceeds
+
+        if self.num_failed == self.count or exceeds(self.num_failed, self.count, max_failed_share):
+            raise RlctlError(
+                f"the reward of {self.num_failed} of {self.count} responses failed; the first: "
+                f"{self.first_error}"
+            )
 
 
 def score_with_functions(config: Config, data: Path, responses: Path, as_json: bool) -> None:
@@ -66,6 +80,7 @@ def score_with_functions(config: Config, data: Path, responses: Path, as_json: b
         scores.seek(0)
         if as_json:
             _print_json(totals, scores)
+            totals.check(config.reward.max_failed_share)
             return
         while part := [json.loads(line) for line in islice(scores, _PART)]:
             print_scores(part)
@@ -73,6 +88,7 @@ def score_with_functions(config: Config, data: Path, responses: Path, as_json: b
         f"{totals.count} responses, mean score {totals.score / totals.count:.4g}, "
         f"{totals.num_errors} errors, {totals.num_timeouts} timeouts"
     )
+    totals.check(config.reward.max_failed_share)
 
 
 def read_texts(path: Path) -> Iterator[str]:

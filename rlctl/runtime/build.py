@@ -151,7 +151,7 @@ def build_roles(
         on_phase("building the reward model")
         frozen = RewardModelSpec(config.reward.reward_model, config.trainer.seed)
         scorer = _spawn(REWARD_MODEL, RewardModelWorker, placement, pools, frozen)
-        reward = ModelReward.from_config(config.reward.reward_model, tokenizer, reward, scorer)
+        reward = ModelReward.from_config(config.reward, tokenizer, reward, scorer)
     if engines is not None:
         on_phase("building the rollout engines")
         engines.wait()

@@ -102,6 +102,7 @@ def train(
         Trainer(context, config.trainer, state).run()
         if reward.first_error is not None:
             run.event("reward_error", first=reward.first_error)
+        reward.check_run()
     return run
 
 

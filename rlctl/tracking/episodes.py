@@ -54,6 +54,9 @@ class Episode:
     error: str | None = None
     num_retokenized: int = 0  # tokens that the engine did not see as they are trained on
     opening: Sequence[Message] = ()
+    # For reward functions: the scores of turns and the rewards of tool calls, or of turns instead.
+    turn_scores: Sequence[float] = ()
+    tool_rewards: Sequence[float] = ()
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:

@@ -69,6 +69,11 @@ class Sample:
         """True if the accuracy (the component `acc`, or else the score) is at least 0.5."""
         return self.components.get("acc", self.score) >= 0.5
 
+    @property
+    def is_finished(self) -> bool:
+        """True if the response ended by itself: neither cut, nor of an episode that failed."""
+        return self.finish == "stop" and not (self.episode and self.episode.failed)
+
 
 class Tracker(Protocol):
     """Logger integration. Built without arguments and called from one thread, not the run's own.

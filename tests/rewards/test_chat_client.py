@@ -61,6 +61,10 @@ def test_failures_that_pass_are_repeated() -> None:
         (Reply(status=503, body="busy"), 2, RequestFailed, "HTTP 503.*busy.*of 3 attempts", 3),
         (Reply(status=400, body="bad model"), 2, RequestFailed, "HTTP 400.*bad model", 1),
         (Reply(delay_s=30), 0, RequestTimeout, "took longer than 0.3 s", 1),
+        (
+            Reply(status=307, headers={"Location": "http://other.example/v1"}),
+            *(2, RequestFailed, "redirects to http://other.example/v1", 1),
+        ),
         (Reply(" "), 2, RequestFailed, "no text; its finish_reason is 'stop'", 1),
     ],
 )
@@ -113,6 +117,12 @@ def test_a_reply_that_is_not_accepted_is_not_kept(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="invalid literal"):
             run(settings, use)
         assert run(settings, use) == 7
+
+
+def test_texts_that_are_no_unicode_are_kept(tmp_path: Path) -> None:
+    cache, key = ReplyCache(tmp_path / "cache.sqlite"), ReplyCache.key(["\ud83d"])
+    cache.put(key, "reply \ud83d")
+    assert cache.get(key) == "reply \ud83d"
 
 
 def test_a_cache_that_cannot_be_used_is_a_warning(

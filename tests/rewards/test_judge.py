@@ -186,6 +186,13 @@ def test_a_judge_without_a_server_is_refused() -> None:
         check_reward(config, [ROW], Needs.NOTHING)
 
 
+@pytest.mark.parametrize("url", ["", "judge", "ftp://host/v1", "file:///tmp/x", "http://"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    spec = RewardSpec("judge", 1.0, {"base_url": url})
+    with pytest.raises(ConfigError, match="is no address such as https"):
+        RewardPool([spec], timeout_s=300, num_processes=1)
+
+
 @pytest.mark.parametrize("name", ["judge_pairs", "judge_group"])
 def test_a_comparison_needs_two_responses_to_a_prompt(name: str) -> None:
     given = [f"reward.functions=[{name}]", f"reward.params.{name}.base_url=http://127.0.0.1:9/v1"]

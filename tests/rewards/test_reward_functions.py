@@ -184,6 +184,12 @@ def test_error_contains_the_line_that_raised(tmp_path: Path) -> None:
     assert call(function, {}).error == f"KeyError: 'x' ({tmp_path}/mine.py:2)"
 
 
+def test_error_in_a_library_contains_the_line_of_the_function(tmp_path: Path) -> None:
+    source = "import os\ndef compute_score(**kwargs):\n    return os.environ['NOT_THERE']\n"
+    function = load(tmp_path / "mine.py", source)
+    assert call(function, {}).error == f"KeyError: 'NOT_THERE' ({tmp_path}/mine.py:3)"
+
+
 def test_module_that_does_not_import_raises_with_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

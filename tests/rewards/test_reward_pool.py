@@ -198,13 +198,13 @@ def test_rows_without_functions_have_results() -> None:
         assert [each.score for each in scoring.finish().results] == [0.0, 0.0, 0.0]
 
 
-def test_missing_component_of_a_row_is_zero(
+def test_missing_component_of_a_row_is_absent(
     spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
 ) -> None:
     with RewardPool([spec("length")], timeout_s=300, num_processes=1) as pool:
         without_index = PromptRow("", [], "3")
         report = pool.score([*rows(2), without_index], ["a", "b", "c"])
-    assert report.components() == {"index": [0.0, 1.0, 0.0]}
+    assert [str(value) for value in report.components()["index"]] == ["0.0", "1.0", "nan"]
     assert "KeyError" in str(report.results[2].error)
 
 

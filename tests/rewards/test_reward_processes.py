@@ -93,6 +93,59 @@ def test_allow_list() -> None:
     assert "NOT_SET" not in named
 
 
+def test_proxies_are_passed_on_without_passwords() -> None:
+    given = {"HTTPS_PROXY": "http://proxy:3128", "no_proxy": "a", "http_proxy": "http://u:p@proxy"}
+    allowed = set(allowed_environment(given)) - {"CUDA_VISIBLE_DEVICES"}
+    assert allowed == {"HTTPS_PROXY", "no_proxy"}
+    assert "http_proxy" in allowed_environment(given, ["http_proxy"])
+
+
+def test_an_error_names_the_setting_for_a_variable_that_is_not_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "secret")
+    read = "os.environ['MY_API_KEY']"
+    (tmp_path / "late.py").write_text(f"import os\ndef score(**_):\n    return len({read})\n")
+    (tmp_path / "early.py").write_text(f"import os\nKEY = {read}\ndef score(**_): return 1\n")
+    with RewardPool(
+        [RewardSpec(f"{tmp_path}/late.py:score", 1.0)], timeout_s=9, num_processes=1
+    ) as p:
+        [(_, _, error)] = run(p, "x")
+    assert error is not None
+    assert f"KeyError: 'MY_API_KEY' ({tmp_path}/late.py:3)" in error
+    assert "reward.env=[MY_API_KEY]" in error
+    spec = RewardSpec(f"{tmp_path}/early.py:score", 1.0)
+    with pytest.raises(ConfigError, match="KeyError") as caught:
+        RewardPool([spec], timeout_s=9, num_processes=1)
+    assert caught.value.problems[0].hint == "reward.env=[MY_API_KEY] passes it on"
+    with RewardPool([spec], timeout_s=9, num_processes=1, env=["MY_API_KEY"]) as pool:
+        assert run(pool, "x") == [(1.0, None, None)]
+
+
+def test_printing_never_fails_and_the_log_stays_small(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(
+        "def score(solution_str, **_):\n"
+        "    for _ in range(12):\n        print('x' * 2**21)\n"
+        "    print('end of', solution_str)\n    return 1.0\n"
+    )
+    limits = Limits(file_size=2**20)
+    spec = RewardSpec(f"{tmp_path}/loud.py:score", 1.0)
+    with RewardPool([spec], timeout_s=60, num_processes=1, logs=tmp_path, limits=limits) as pool:
+        assert [each[0] for each in run(pool, "a", "b")] == [1.0, 1.0]
+    log = (tmp_path / "reward-0.log").read_bytes()
+    assert len(log) < 20 * 2**20
+    assert b"earlier output was removed" in log
+    assert log.endswith(b"end of b\n")
+
+
+def test_a_log_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text("def score(**_):\n    print('x')\n    return 1.0\n")
+    (tmp_path / "reward-0.log").symlink_to("/dev/full")
+    spec = RewardSpec(f"{tmp_path}/loud.py:score", 1.0)
+    with RewardPool([spec], timeout_s=60, num_processes=1, logs=tmp_path) as pool:
+        assert run(pool, "a") == [(1.0, None, None)]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="process groups as on Linux")
 def test_reward_code_that_kills_costs_only_its_own_call(mine: Path) -> None:
     deeds = ["ok", "group", "ok", "zero", "ok", "parent", "ok", "driver", "ok", "forge", "ok"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from rlctl.runtime.training.validation import validation_metrics
+from rlctl.tracking.episodes import Episode
 from rlctl.tracking.tracker import Sample
 
 
@@ -38,6 +40,19 @@ def test_scores_other_than_0_and_1_are_rewards_unless_there_is_an_acc_component(
         validation_metrics([sample(0.5, acc=1.0), sample(0.7, acc=0.0)], 1)["val-core/a/acc/mean@1"]
         == 0.5
     )
+
+
+def test_rows_without_the_component_of_others_count_by_their_score() -> None:
+    mixed = [sample(-1.0, acc=0.0), sample(1.0, acc=1.0), sample(1.0), sample(-1.0)]
+    metrics = validation_metrics([*mixed, sample(1.0, source="b")], 1)
+    assert metrics["val-core/a/acc/mean@1"] == 0.5
+    assert metrics["val-core/b/acc/mean@1"] == 1.0
+
+
+def test_failed_episodes_have_not_finished() -> None:
+    failed = replace(sample(0), episode=Episode("timeout", error="too long"))
+    done = replace(sample(1), episode=Episode("done"))
+    assert validation_metrics([failed, done], 1)["val-aux/a/finished"] == 0.5
 
 
 def test_best_and_majority_of_several_responses() -> None:

@@ -24,6 +24,7 @@ from rlctl.runtime.agents.schedule import FIXED, Load, Schedule, TurnEngines, fi
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.model.routing import RoutingShape
 from rlctl.runtime.ops import first_rows
+from rlctl.runtime.rewards.report import exceeds
 from rlctl.runtime.rewards.role import EarlyScoring, RuleReward
 from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
@@ -206,7 +207,7 @@ class AgentActor(DelegatingActor):
     def _check_failures(self, episodes: Sequence[Episode]) -> None:
         """Raise RlctlError if too many episodes of a batch failed."""
         failed = [each for each in episodes if each.failed]
-        if len(failed) > self.max_failed_share * len(episodes):
+        if exceeds(len(failed), len(episodes), self.max_failed_share):
             raise RlctlError(
                 f"{len(failed)} of {len(episodes)} episodes failed; the first: "
                 f"{failed[0].outcome}: {failed[0].error}",

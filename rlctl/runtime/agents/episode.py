@@ -111,6 +111,7 @@ class EpisodeRun:
         self._opening: tuple[Message, ...] = ()
         self._uses: list[Use] = []
         self._num_calls = 0
+        self._facts: dict[str, list[float]] = {"turn_scores": [], "tool_rewards": []}
         self._environment: RemoteEnvironment | None = None
 
     @property
@@ -155,6 +156,7 @@ class EpisodeRun:
             error,
             sum(each.tokens.num_retokenized() for each in self.samples),
             self._opening,
+            **{name: tuple(numbers) for name, numbers in self._facts.items()},
         )
 
     @property
@@ -257,6 +259,10 @@ class EpisodeRun:
         began = time.monotonic()
         step = await environment.step(turn)
         seconds = time.monotonic() - began
+        own = [] if step.reward is None else [step.reward]
+        for name, numbers in self._facts.items():
+            given = step.info.get(name)
+            numbers += given if isinstance(given, list) else own
         if step.reward is not None:
             self.tokens.rewards[len(self.tokens.response_ids) - 1] = step.reward
             last = self._messages[-1]

@@ -8,7 +8,7 @@ to need decides which roles are built.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 from torch import Tensor
@@ -20,6 +20,7 @@ from rlctl.runtime.algorithms.advantages.base import (
     Estimator,
     load_estimator,
 )
+from rlctl.runtime.algorithms.advantages.remax import with_baseline
 from rlctl.runtime.algorithms.aggregate import aggregate, count, divided
 from rlctl.runtime.algorithms.base import (
     Loss,
@@ -128,8 +129,10 @@ class PPO:
             return scored
         roles.actor.update_weights()  # the engine may have released its weights
         greedy = roles.actor.generate_sequences(prompts, seed=0, greedy=True)
-        baseline = self._with_penalty(roles.reward.compute_scores(greedy).scores, greedy)
-        return replace(scored, greedy_scores=baseline.repeat_interleave(self.responses_per_prompt))
+        # Normalized like the samples, whose moments must not include it.
+        baseline = roles.reward.compute_scores(greedy, validate=True).to_scored(greedy)
+        scores = self._with_penalty(baseline.scores, baseline)
+        return with_baseline(scored, self._with_penalty(scored.scores, scored), baseline, scores)
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Compute log-probs, values and advantages; update critic and actor in mini-batches."""
@@ -260,7 +263,7 @@ class PPO:
             group=scored.group,
             values=values.padded() if values is not None else None,
             greedy_scores=scored.greedy_scores,
-            components=scored.components,
+            components={name: each.nan_to_num() for name, each in scored.components.items()},
             log_probs=old.log_probs.padded() if old is not None else None,
             sum_pi_squared=squares.padded() if squares is not None else None,
             total=total,

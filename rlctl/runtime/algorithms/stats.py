@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rlctl.runtime.batch import Experience, Ragged, Rollouts, Scored
@@ -24,8 +25,9 @@ def spread(name: str, values: Tensor) -> Metrics:
 def rollout_metrics(scored: Scored, max_response_length: int) -> Metrics:
     """Return metrics of lengths, scores and reward components.
 
-    `response_length/clip_ratio` is the share of rows that reached `max_response_length`. An episode
-    with several rows has one score.
+    `response_length/clip_ratio` is the share of rows that reached `max_response_length`, or that
+    ended because a reply did not fit. An episode with several rows has one score. Rows without a
+    component do not count in its mean.
     """
     once = first_rows(scored.episode_of_row)
     scores, group = scored.scores[once], scored.group[once]
@@ -35,14 +37,15 @@ def rollout_metrics(scored: Scored, max_response_length: int) -> Metrics:
         | spread("prompt_length", prompts)
         | spread("critic/score", scores)
     )
-    metrics["response_length/clip_ratio"] = Mean(
-        float((responses >= max_response_length).sum()), len(scored)
-    )
+    cut = torch.tensor([finish == "length" for finish in scored.finish], dtype=torch.bool)
+    cut |= responses >= max_response_length
+    metrics["response_length/clip_ratio"] = Mean(float(cut.sum()), len(scored))
     metrics |= uniform_groups(scores, group)
     metrics["reward/num_failed"] = Sum(float(scored.failed[once].sum()))
     for name, component in scored.components.items():
-        values = component[once]
-        metrics[f"reward/{name}/mean"] = Mean(float(values.sum()), len(values))
+        values = component[once & ~component.isnan()]
+        if len(values):
+            metrics[f"reward/{name}/mean"] = Mean(float(values.sum()), len(values))
     return metrics
 
 

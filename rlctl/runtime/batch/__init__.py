@@ -185,7 +185,7 @@ class Scored(Rollouts):
     """Stage 3: one score per response, its components, and the answers extracted (B, or none)."""
 
     scores: Tensor  # (B,) float32
-    components: dict[str, Tensor]  # name -> (B,) float32
+    components: dict[str, Tensor]  # name -> (B,) float32; NaN: the row has no such component
     failed: Tensor  # (B,) bool: the reward function raised, timed out or returned no number
     greedy_scores: Tensor | None = dataclasses.field(default=None, kw_only=True)  # (B,), ReMax
     preds: list[str | None] = dataclasses.field(default_factory=list, kw_only=True, metadata=_LOCAL)
@@ -225,10 +225,14 @@ class Scores(Batch):
     """Output of the reward functions: the fields that turn `Rollouts` into `Scored`."""
 
     scores: Tensor  # (B,) float32
-    components: dict[str, Tensor]  # name -> (B,) float32
+    components: dict[str, Tensor]  # name -> (B,) float32; NaN: the row has no such component
     failed: Tensor  # (B,) bool
     preds: list[str | None] = dataclasses.field(default_factory=list)  # B, or empty
+    # (B rows) float32: rewards of turns as parts of the scores; None: those of the rollouts.
+    step_rewards: Ragged | None = None
 
     def to_scored(self, rollouts: Rollouts) -> Scored:
         """Attach the scores to the B `rollouts` that they were computed for."""
-        return rollouts.grow(Scored, **vars(self))
+        fields = self._fields()
+        step_rewards = fields.pop("step_rewards") or rollouts.step_rewards
+        return dataclasses.replace(rollouts, step_rewards=step_rewards).grow(Scored, **fields)

@@ -109,7 +109,7 @@ def render_prompt(
             where=tokenizer.name_or_path,
         ) from error
     assert isinstance(text, str)  # one chat, not tokenized
-    return text
+    return text.encode(errors="replace").decode()  # lone surrogates cannot be tokenized
 
 
 def encode_prompt(

@@ -144,7 +144,11 @@ class ChatClient:
             async with (
                 asyncio.timeout(limit),
                 self._session.post(
-                    url, json=body, headers=headers, timeout=aiohttp.ClientTimeout(None)
+                    url,
+                    json=body,
+                    headers=headers,
+                    timeout=aiohttp.ClientTimeout(None),
+                    allow_redirects=False,  # the request and its key are for this server
                 ) as response,
             ):
                 # A server may repeat the key, and replies are kept.
@@ -173,6 +177,8 @@ def _secret(variable: str | None) -> str:
 def _failure(response: aiohttp.ClientResponse, text: str) -> Exception:
     """Return the exception of a reply with an error status."""
     short = " ".join(text.split())[:_MAX_TEXT]
+    if target := response.headers.get("Location"):
+        short = f"redirects to {target:.{_MAX_TEXT}}, which is not followed"
     message = f"HTTP {response.status} {response.reason}: {short}"
     if response.status in _PASSING or response.status >= 500:
         return _Passing(message, _retry_after(response.headers.get("Retry-After")))

@@ -29,6 +29,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ RewardFunction = Callable[..., Any]
 F = TypeVar("F", bound=RewardFunction)
 
 _IN_PROCESS = "__rlctl_in_process__"
+_LIBRARY = os.path.dirname(os.__file__)  # Python's own
 _MAX_TEXT = 2000  # characters of an error message or of an extracted answer
 
 
@@ -237,7 +239,13 @@ def _to_result(result: Any) -> CallResult:
 
 
 def _cause(error: BaseException) -> str:
-    """Return " (file:line)" of the innermost frame outside this file."""
+    """Return " (file:line)" of the innermost frame, if possible of the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename != __file__]
-    return f" ({inside[-1].filename}:{inside[-1].lineno})" if inside else ""
+    own = [
+        frame
+        for frame in inside
+        if not frame.filename.startswith(("<", _LIBRARY)) and "site-packages" not in frame.filename
+    ]
+    last = (own or inside)[-1:]
+    return "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)

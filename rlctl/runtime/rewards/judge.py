@@ -12,8 +12,9 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlctl.plugins import Params, declare
 from rlctl.runtime.rewards import judge_prompts as prompts
@@ -52,6 +53,14 @@ class JudgeParams(Params):
     extra_body: dict[str, Any] = Field(
         default_factory=dict, description="further parameters of the request"
     )
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_address(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "")
+        if url is not None and not (parts.scheme in ("http", "https") and parts.hostname):
+            raise ValueError(f"{url!r} is no address such as https://api.openai.com/v1")
+        return url
 
     @model_validator(mode="after")
     def _has_range(self) -> Self:

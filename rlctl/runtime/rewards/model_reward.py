@@ -19,7 +19,7 @@ from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.data.tokenizer import Chat
 from rlctl.runtime.model.reward_model import MEAN, STD
 from rlctl.runtime.rewards.normalization import Scale, running_scale
-from rlctl.runtime.rewards.role import RULE, RuleReward
+from rlctl.runtime.rewards.role import RULE, RuleReward, check_failed_share
 from rlctl.runtime.roles import Reward, RewardModel
 from rlctl.storage import local
 from rlctl.tracking.episodes import Message
@@ -32,8 +32,9 @@ class ModelReward(Reward):
     """Weighted sum of a model's score and the score of reward functions or environments.
 
     The model reads the messages of the prompt and the text of the response, or the messages of the
-    episode, in its own chat template. The component `rule` is the functions' score, for batches
-    whose rows all have one; `reward_model` is the model's, before normalization.
+    episode, in its own chat template. The component `rule` is the functions' score, of the rows
+    that have one; `reward_model` is the model's, before normalization. A score that is no finite
+    number counts as a failed call: the row scores 0, and no moment includes it.
     """
 
     rules: Reward
@@ -43,11 +44,12 @@ class ModelReward(Reward):
     weight: float
     rule_weight: float
     scale: Scale | None  # None: no normalization
+    max_failed_share: float = 1.0  # of a batch's responses without a score of the model
 
     @classmethod
     def from_config(
         cls,
-        settings: schema.RewardModel,
+        config: schema.Reward,
         tokenizer: PreTrainedTokenizerBase,
         rules: Reward,
         model: RewardModel,
@@ -56,57 +58,77 @@ class ModelReward(Reward):
 
         Raises ConfigError if the model's own mean and deviation are wanted and its config has none.
         """
+        settings = config.reward_model
         scale = None if settings.normalize is None else running_scale()
         if settings.normalize == "model":
             scale = _scale_of(settings.model)
         conversations = Conversations.from_config(settings)
         weights = settings.weight, settings.rule_weight
-        return cls(rules, model, tokenizer, conversations, *weights, scale)
+        share = config.max_failed_share
+        return cls(rules, model, tokenizer, conversations, *weights, scale, share)
 
     def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:
-        """See `Reward`. A conversation that the chat template rejects scores 0 and has failed."""
+        """See `Reward`. A conversation that the chat template rejects scores 0 and has failed.
+
+        Raises RlctlError if the model has no score for too many responses.
+        """
         rules = self.rules.compute_scores(rollouts, validate)
-        chats = self._chats(rollouts)
-        encoded: list[list[int] | None] = [self._encode(chat) for chat in chats]
+        raw, cut = self._raw_scores(rollouts)
+        components = {**rules.components, REWARD_MODEL.name: raw}
+        has_rule = torch.ones(len(rollouts), dtype=torch.bool)
+        if isinstance(self.rules, RuleReward):
+            has_rule = self.rules.scored_rows(rollouts)
+        if has_rule.any():
+            components[RULE] = torch.where(has_rule, rules.scores, torch.nan)
+        if cut.any():
+            components[f"{REWARD_MODEL.name}/truncated"] = cut.float()
+        turns = rollouts.step_rewards
+        return replace(
+            rules,
+            scores=self.rule_weight * rules.scores + self.weight * self._scaled(raw, validate),
+            components=components,
+            failed=rules.failed | raw.isnan(),
+            step_rewards=None if turns is None else turns.like(self.rule_weight * turns.values),
+        )
+
+    def _raw_scores(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+        """Return the model's scores (B,), NaN if there is none, and which conversations are cut."""
+        encoded: list[list[int] | None] = [self._encode(chat) for chat in self._chats(rollouts)]
         usable = torch.tensor([ids is not None for ids in encoded])
-        if rollouts.episodes:
-            usable &= torch.tensor([not each.failed for each in rollouts.episodes])
-        index = usable.nonzero().flatten()
-        raw = torch.zeros(len(rollouts))
+        played = torch.tensor([not each.failed for each in rollouts.episodes] or [True])
+        index = (usable & played).nonzero().flatten()
+        raw = torch.full((len(rollouts),), torch.nan)
         if len(index):
             ids = [encoded[i] or [] for i in index.tolist()]
             rows = self.conversations.to_rollouts(rollouts.select(index), ids)
-            raw[index] = self.model.compute_rewards(rows).values.float().cpu()
-        components = rules.components
-        if not isinstance(self.rules, RuleReward) or self.rules.scores_all(rollouts):
-            components = components | {RULE: rules.scores}
-        cut = [self.conversations.is_too_long(ids or []) for ids in encoded]
-        components |= {REWARD_MODEL.name: raw}
-        if any(cut):
-            components |= {f"{REWARD_MODEL.name}/truncated": torch.tensor(cut).float()}
-        return replace(
-            rules,
-            scores=self.rule_weight * rules.scores
-            + self.weight * self._scaled(raw, index, validate),
-            components=components,
-            failed=rules.failed | ~usable,
+            values = self.model.compute_rewards(rows).values.float().cpu()
+            raw[index] = torch.where(values.isfinite(), values, torch.nan)
+        num_failed = int((raw.isnan() & played).sum())
+        if num_failed:
+            LOG.warning(
+                "the reward model has no score for %d of %d responses", num_failed, len(raw)
+            )
+        check_failed_share(
+            num_failed, len(raw), self.max_failed_share, "no finite score of the reward model"
         )
+        return raw, torch.tensor([self.conversations.is_too_long(ids or []) for ids in encoded])
 
-    def _scaled(self, raw: Tensor, index: Tensor, validate: bool) -> Tensor:
-        """Return the normalized scores (B,); rows that are not at `index` score 0."""
+    def _scaled(self, raw: Tensor, validate: bool) -> Tensor:
+        """Return the normalized scores (B,); rows without one (NaN) score 0."""
         if self.scale is None:
-            return raw
+            return raw.nan_to_num()
         if not validate:
-            self.scale.update(raw[index])
-        scaled = torch.zeros_like(raw)
-        scaled[index] = self.scale.normalize(raw[index])
-        return scaled
+            self.scale.update(raw[~raw.isnan()])
+        return self.scale.normalize(raw).nan_to_num()
 
     def _chats(self, rollouts: Rollouts) -> list[Chat]:
-        """Return the messages of prompt and response of each row."""
+        """Return the messages of each row, up to the policy's last."""
         if rollouts.episodes:
             return [
-                [*(_chat(episode.opening) or row.prompt), *_chat(episode.messages)]
+                [
+                    *(_chat(episode.opening) or row.prompt),
+                    *_chat(_up_to_last_turn(episode.messages)),
+                ]
                 for row, episode in zip(rollouts.rows, rollouts.episodes, strict=True)
             ]
         texts = self.tokenizer.batch_decode(
@@ -138,6 +160,12 @@ class ModelReward(Reward):
 
 def _chat(messages: Sequence[Message]) -> Chat:
     return [{"role": each.role, "content": each.text} for each in messages]
+
+
+def _up_to_last_turn(messages: Sequence[Message]) -> Sequence[Message]:
+    """Leave out the replies after the policy's last turn, which it has not seen."""
+    num_turns = [number for number, each in enumerate(messages, 1) if each.trained]
+    return messages[: num_turns[-1]] if num_turns else ()
 
 
 def _scale_of(model: schema.Model) -> Scale:

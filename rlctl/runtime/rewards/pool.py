@@ -19,6 +19,7 @@ from rlctl.errors import InternalError
 from rlctl.recipes import schema
 from rlctl.runtime.rewards.functions import (
     Call,
+    CallResult,
     LoadedReward,
     RewardSpec,
     is_user_code,
@@ -32,7 +33,7 @@ from rlctl.runtime.rewards.scoring import OnResult, Scoring
 from rlctl.runtime.rewards.specs import check_sources, reward_specs
 from rlctl.runtime.rewards.worker import ASYNC, SYNC, Setup
 from rlctl.runtime.rewards.worker_process import START_S, WorkerProcess
-from rlctl.runtime.sandbox.limits import GIB, Limits, default_memory
+from rlctl.runtime.sandbox.limits import GIB, Limits, default_memory, withheld_variable
 
 
 class RewardPool:
@@ -143,6 +144,14 @@ class RewardPool:
         task = Task(next(self._numbers), self._pooled.index(index), calls)
         lane.submit([task])
         return task.number
+
+    def explained(self, result: CallResult) -> CallResult:
+        """Return a result whose error names the setting for a variable that is not passed on."""
+        name = result.error and withheld_variable(result.error, self._env)
+        if not name:
+            return result
+        hint = f"{name} is set, but reward code gets it only with reward.env=[{name}]"
+        return result._replace(error=f"{result.error}; {hint}")
 
     def close(self) -> None:
         """Kill the workers. Further calls do nothing."""

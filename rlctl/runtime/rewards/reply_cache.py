@@ -37,7 +37,7 @@ class ReplyCache:
     def key(request: Any) -> str:
         """Return the hash of a request in JSON's types."""
         text = json.dumps(request, sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
     def get(self, key: str) -> Any:
         """Return a reply, or None if there is none."""
@@ -55,7 +55,7 @@ class ReplyCache:
         if self._file is None:
             return
         try:
-            values = (key, json.dumps(reply, ensure_ascii=False))
+            values = (key, json.dumps(reply))
             self._file.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", values)
         except sqlite3.Error as error:
             self._give_up(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,10 +41,11 @@ class RewardReport:
         return [result.score for result in self.results]
 
     def components(self) -> dict[str, list[float]]:
-        """Return name -> one value per row; 0 if the row's call did not return the component."""
+        """Return name -> one value per row; NaN if the row's call did not return the component."""
         names = dict.fromkeys(name for result in self.results for name in result.components)
         return {
-            name: [result.components.get(name, 0.0) for result in self.results] for name in names
+            name: [result.components.get(name, math.nan) for result in self.results]
+            for name in names
         }
 
 
@@ -75,6 +77,14 @@ def join_reports(first: RewardReport, second: RewardReport) -> RewardReport:
         num_timeouts=first.num_timeouts + second.num_timeouts,
         first_error=first.first_error or second.first_error,
     )
+
+
+def exceeds(num_failed: int, num_rows: int, share: float) -> bool:
+    """Return whether more than a share of the rows failed, rounded up to a number of rows.
+
+    Rounded up, one failure in the last, small batch of a validation does not exceed it.
+    """
+    return num_failed > math.ceil(round(share * num_rows, 6))
 
 
 def component_names(specs: Sequence[RewardSpec]) -> list[str]:

@@ -14,7 +14,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import RlctlError
 from rlctl.runtime.batch import Prompts, Rollouts, Scores
 from rlctl.runtime.rewards.pool import RewardPool
-from rlctl.runtime.rewards.report import RewardReport, RewardResult
+from rlctl.runtime.rewards.report import RewardReport, RewardResult, exceeds
 from rlctl.runtime.rewards.scoring import Scoring
 from rlctl.tracking.episodes import Episode
 
@@ -41,14 +41,20 @@ class RuleReward:
         self.pool = pool
         self.max_failed_share = max_failed_share
         self.first_error: str | None = None
+        self.has_succeeded = False  # for any response
         self._early: tuple[Rollouts, Scoring] | None = None  # see `EarlyScoring`
 
-    def scores_all(self, rollouts: Rollouts) -> bool:
-        """Return whether functions or environments score each row."""
-        if rollouts.episodes and all(each.score is not None for each in rollouts.episodes):
-            return True
-        sources = {row.data_source for row in rollouts.rows}
-        return all(any(each.scores(source) for each in self.pool.functions) for source in sources)
+    def scored_rows(self, rollouts: Rollouts) -> Tensor:
+        """Return a mask (B,) of the rows that functions or environments score."""
+        scored = torch.tensor(
+            [
+                any(each.scores(row.data_source) for each in self.pool.functions)
+                for row in rollouts.rows
+            ]
+        )
+        if rollouts.episodes:
+            scored |= torch.tensor([each.score is not None for each in rollouts.episodes])
+        return scored
 
     def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:  # noqa: ARG002
         """Return score, components and failure of each row, (B,) each.
@@ -70,6 +76,14 @@ class RuleReward:
             ),
             preds=[result.pred for result in report.results],
         )
+
+    def check_run(self) -> None:
+        """Raise RlctlError if the reward of every response of the run failed."""
+        if self.first_error is not None and not self.has_succeeded:
+            raise RlctlError(
+                f"the reward of all responses of this run failed; the first: {self.first_error}",
+                hint="`rlctl reward test` scores stored responses",
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state: functions have none."""
@@ -107,6 +121,7 @@ class RuleReward:
             self.pool.close()  # a worker cannot be used again while a call is in progress
             raise
         self.first_error = self.first_error or report.first_error
+        self.has_succeeded |= any(each.error is None for each in report.results)
         if report.first_error is None:
             return report
         num_failed = sum(each.error is not None for each in report.results)
@@ -118,14 +133,19 @@ class RuleReward:
             len(report.results),
             report.first_error,
         )
-        if num_failed > self.max_failed_share * len(report.results):
-            raise RlctlError(
-                f"the reward of {num_failed} of {len(report.results)} responses failed; the first: "
-                f"{report.first_error}",
-                where=f"reward.max_failed_share={self.max_failed_share:g}",
-                hint="`rlctl reward test` scores stored responses",
-            )
+        num_rows, first = len(report.results), f"the first: {report.first_error}"
+        check_failed_share(num_failed, num_rows, self.max_failed_share, first)
         return report
+
+
+def check_failed_share(num_failed: int, num_rows: int, share: float, reason: str) -> None:
+    """Raise RlctlError if the rewards of too many responses failed."""
+    if exceeds(num_failed, num_rows, share):
+        raise RlctlError(
+            f"the reward of {num_failed} of {num_rows} responses failed; {reason}",
+            where=f"reward.max_failed_share={share:g}",
+            hint="`rlctl reward test` scores stored responses",
+        )
 
 
 class EarlyScoring:
@@ -168,8 +188,9 @@ def _with_episodes(report: RewardReport, rollouts: Rollouts) -> RewardReport:
     results: list[RewardResult] = []
     turns = rollouts.step_rewards.sums().tolist()
     for result, episode, reward in zip(report.results, rollouts.episodes, turns, strict=True):
+        components = {**result.components, **episode.components}
+        result = replace(result, components=components)
         if episode.failed or episode.score is not None:
-            components = dict(episode.components)
             result = RewardResult(episode.score or 0.0, components, episode.error, None)
         results.append(result if result.error else replace(result, score=result.score + reward))
     return replace(report, results=results)
@@ -177,6 +198,9 @@ def _with_episodes(report: RewardReport, rollouts: Rollouts) -> RewardReport:
 
 def _with_episode(row: PromptRow, episode: Episode) -> PromptRow:
     """Return the row with verl's facts about an episode in `extra_info`."""
-    rewards = [each.reward for each in episode.messages if each.reward is not None]
-    facts = {"num_turns": len(episode.messages) + 1, "turn_scores": rewards}
-    return replace(row, extra_info={**row.extra_info, **facts, "tool_rewards": rewards})
+    facts = {
+        "num_turns": len(episode.messages) + 1,
+        "turn_scores": list(episode.turn_scores),
+        "tool_rewards": list(episode.tool_rewards),
+    }
+    return replace(row, extra_info={**row.extra_info, **facts})

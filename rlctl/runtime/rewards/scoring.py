@@ -99,4 +99,4 @@ class Scoring:
 
     def _record(self, index: int, rows: list[int], results: Sequence[CallResult]) -> None:
         for row, result in zip(rows, results, strict=True):
-            self._results[index][row] = result
+            self._results[index][row] = self._pool.explained(result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rlctl.runtime.rewards.functions import RewardSpec, Traits, is_user_code
 from rlctl.runtime.rewards.messages import MAX_MESSAGE
 from rlctl.runtime.rewards.worker import Setup
 from rlctl.runtime.sandbox.errors import error_from_json
+from rlctl.runtime.sandbox.limits import withheld_variable
 from rlctl.runtime.sandbox.process import GuardedProcess
 
 # Startup timeout of a process, and of functions that are known to load: a reward file may import
@@ -33,6 +35,7 @@ class WorkerProcess(GuardedProcess):
         `env` names environment variables that it gets besides the usual ones.
         """
         self.traits: list[Traits] = []  # of the functions, once they are loaded
+        self._env = env
         self.connection, remote = Pipe()
         super().__init__("rlctl.runtime.rewards.worker", remote.fileno(), log, env)
         remote.close()
@@ -82,5 +85,9 @@ class WorkerProcess(GuardedProcess):
             )
         reply = self.receive()
         if "error" in reply:
-            raise error_from_json(reply["error"])
+            error = error_from_json(reply["error"])
+            if name := withheld_variable(str(error), self._env):
+                first = replace(error.problems[0], hint=f"reward.env=[{name}] passes it on")
+                raise ConfigError(first)
+            raise error
         return Traits(*reply["traits"])

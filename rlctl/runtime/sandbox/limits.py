@@ -30,6 +30,8 @@ _ALLOWED = (
     "TOKENIZERS_PARALLELISM",
     *("*_CACHE", "*_CACHE_DIR", "*_CACHE_HOME", "HF_HOME", "TORCH_HOME", "NLTK_DATA"),
     *("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+    *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
 )
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
@@ -56,7 +58,8 @@ def allowed_environment(
 ) -> dict[str, str]:
     """Return the variables of `environment` that a worker process gets.
 
-    These are the allow-list without names that look like secrets, and those named in `further`.
+    These are the allow-list without names that look like secrets, and those named in `further`. The
+    address of a proxy that has a password must be named.
     GPUs are hidden unless `further` names CUDA_VISIBLE_DEVICES.
     """
     named = set(further)
@@ -64,9 +67,21 @@ def allowed_environment(
         name: value
         for name, value in environment.items()
         if name in named
-        or (not _SECRET.search(name) and any(fnmatchcase(name, each) for each in _ALLOWED))
+        or (
+            not _SECRET.search(name)
+            and any(fnmatchcase(name, each) for each in _ALLOWED)
+            and not (name.lower().endswith("_proxy") and "@" in value)
+        )
     }
     return allowed if "CUDA_VISIBLE_DEVICES" in named else {**allowed, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def withheld_variable(error: str, further: Iterable[str] = ()) -> str | None:
+    """Return the variable that a KeyError names and that a worker process did not get, or None."""
+    found = re.search(r"\bKeyError: '(\w+)'", error)
+    if found is None or found[1] not in os.environ:
+        return None
+    return None if found[1] in allowed_environment(os.environ, further) else found[1]
 
 
 def default_memory(num_processes: int) -> int:

@@ -39,7 +39,7 @@ class GuardedProcess:
         self.worker: int | None = None
         arguments = [json.dumps(sys.path), module, str(descriptor), str(os.getpid())]
         with ExitStack() as stack:
-            file = None if log is None else stack.enter_context(log.open("ab"))
+            file = None if log is None else stack.enter_context(log.open("a+b", buffering=0))
             self.process = subprocess.Popen(
                 [sys.executable, "-u", "-c", _BOOT, *arguments],
                 pass_fds=[descriptor],

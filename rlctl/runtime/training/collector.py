@@ -165,7 +165,7 @@ class Collector:
         self.loader.observe([drawn[i] for i in found], [means[i] for i in found])
 
     def _filtered_values(self, scored: Scored) -> Tensor:
-        """Return the values (B,) of the configured metric."""
+        """Return the values (B,) of the configured metric; the score of rows that lack it."""
         assert self.filter is not None
         # verl's word for the score of a function that has no such component
         values = {"score": scored.scores, "acc": scored.scores} | scored.components
@@ -174,7 +174,8 @@ class Collector:
                 f"{_SECTION}.metric={self.filter.metric}: the reward has no such component",
                 hint=f"use one of: {', '.join(values)}",
             )
-        return values[self.filter.metric]
+        chosen = values[self.filter.metric]
+        return torch.where(chosen.isnan(), scored.scores, chosen)
 
     def _none_usable(self, scored: Scored, step: int) -> RlctlError:
         failed = [each for each in scored.episodes if each.failed]
@@ -226,12 +227,12 @@ def _usable(scored: Scored, drop_failed: bool) -> Scored:
 
 
 def _with_all_components(batches: Sequence[Scored]) -> list[Scored]:
-    """Add score components that a batch lacks, as zeros, so that batches can be concatenated."""
+    """Add score components that a batch lacks, as NaN, so that batches can be concatenated."""
     names = dict.fromkeys(name for batch in batches for name in batch.components)
-    zeros = [torch.zeros_like(batch.scores) for batch in batches]
+    none = [torch.full_like(batch.scores, torch.nan) for batch in batches]
     return [
-        replace(batch, components={name: batch.components.get(name, zero) for name in names})
-        for batch, zero in zip(batches, zeros, strict=True)
+        replace(batch, components={name: batch.components.get(name, nan) for name in names})
+        for batch, nan in zip(batches, none, strict=True)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isnan
 from statistics import fmean
 
 import torch
@@ -65,7 +66,9 @@ def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sampl
             response=responses[i],
             ground_truth=row.ground_truth,
             score=score,
-            components={name: values[i] for name, values in components.items()},
+            components={
+                name: values[i] for name, values in components.items() if not isnan(values[i])
+            },
             length=length,
             finish=scored.finish[i],
             data_source=row.data_source,
@@ -88,7 +91,8 @@ def validation_metrics(samples: list[Sample], num_responses: int) -> dict[str, f
 
     `samples` holds the N = `num_responses` responses of each prompt side by side. `acc` is the
     score component of that name, or the score itself if every score is 0 or 1; other scores are
-    reported as `reward`. Beside a reward model, the score is that of the functions, and
+    reported as `reward`. A row without the component that others of its source have counts as 1 if
+    it is right, else 0. Beside a reward model, the score is that of the functions, and
     `val-aux/*/model_reward` is the mean of the weighted sum.
     """
     by_source: dict[str, list[list[Sample]]] = defaultdict(list)
@@ -114,7 +118,7 @@ def validation_metrics(samples: list[Sample], num_responses: int) -> dict[str, f
             metrics[f"val-aux/{source}/model_reward/mean@{num_responses}"] = fmean(scores)
         lengths = torch.tensor([float(sample.length) for group in groups for sample in group])
         metrics[f"val-aux/{source}/response_length/mean"] = float(lengths.mean())
-        stopped = [sample.finish == "stop" for group in groups for sample in group]
+        stopped = [sample.is_finished for group in groups for sample in group]
         metrics[f"val-aux/{source}/finished"] = sum(stopped) / len(stopped)
     return metrics
 
@@ -122,8 +126,8 @@ def validation_metrics(samples: list[Sample], num_responses: int) -> dict[str, f
 def _measure(groups: list[list[Sample]]) -> tuple[str, Callable[[Sample], float]]:
     """Return the name of the metric, acc or reward, and the function that reads it."""
     samples = [sample for group in groups for sample in group]
-    if all("acc" in sample.components for sample in samples):
-        return "acc", lambda sample: float(sample.components["acc"])
+    if any("acc" in sample.components for sample in samples):
+        return "acc", lambda sample: float(sample.components.get("acc", sample.right))
     scored = all(RULE in sample.components for sample in samples)
     value: Callable[[Sample], float] = (
         (lambda sample: float(sample.components[RULE])) if scored else (lambda sample: sample.score)

@@ -188,7 +188,7 @@ def test_classes_of_both_generations(folder: Path) -> None:
         "error: wrong arguments: 'answer' is a required property",
     ]
     assert steps[1].info == {
-        "tool_rewards": [["submit", 1.0]],
+        "tool_rewards": [1.0],
         "tool_metrics": {"submit": {"tries": 1}},
     }
     assert steps[-1].done
@@ -207,7 +207,7 @@ def test_gsm8k_tool_of_verl_by_its_name(folder: Path) -> None:
     assert "reward 0.0" in steps[0].messages[0]["content"]
     assert "reward 1.0" in steps[1].messages[0]["content"]
     rewards = [step.info.get("tool_rewards") for step in steps]
-    assert rewards == [[["calc_gsm8k_reward", -0.05]], None, [["calc_gsm8k_reward", -0.05]]]
+    assert rewards == [[-0.05], [0.0], [-0.05]]
     assert score == {"calc_gsm8k_reward": 1.0}
 
 

@@ -65,7 +65,7 @@ class ToolCalls:
         refused = [self._refuse(each) for each in turn.calls[allowed:]]
         malformed = [self._explain(each) for each in turn.malformed]
         replies = [*executed, *refused, *malformed]
-        rewards = [(use.name, result.reward) for _, use, result in replies if result.reward]
+        rewards = [result.reward for _, _, result in replies if result.reward is not None]
         metrics = {use.name: dict(result.metrics) for _, use, result in replies if result.metrics}
         info = {"tool_rewards": rewards} if rewards else {}
         return Step(

@@ -53,6 +53,7 @@ class ProgramRun(EpisodeRun):
         self._conversations: list[Conversation] = []
         self._requests: set[asyncio.Task[Any]] = set()
         self._num_requests = 0
+        self._is_closed = False
 
     @property
     def samples(self) -> list[Sample]:
@@ -90,6 +91,7 @@ class ProgramRun(EpisodeRun):
         return score
 
     async def _close(self) -> None:
+        self._is_closed = True
         if self._key is not None:
             self._endpoint.close(self._key)
         for task in self._requests:
@@ -105,7 +107,8 @@ class ProgramRun(EpisodeRun):
             return await self._complete(request)
         finally:
             self._requests.discard(task)
-            self.state = State.GENERATING if self._requests else State.INTERACTING
+            if not self._is_closed:  # a request that the end of the episode has cancelled
+                self.state = State.GENERATING if self._requests else State.INTERACTING
 
     async def _complete(self, request: ChatRequest) -> ChatReply:
         limit = self.settings.multi_turn.max_assistant_turns
@@ -136,7 +139,7 @@ class ProgramRun(EpisodeRun):
             self._conversations.append(conversation)
         num_ids = len(bridge) if found else len(conversation.tokens.prompt_ids)
         self._record_messages(fresh, num_ids)
-        return self._record(conversation, request, completion, time.monotonic() - began)
+        return self._record(conversation, request, completion, number, time.monotonic() - began)
 
     def _continued(self, request: ChatRequest) -> Conversation | None:
         """Return the longest conversation that the request extends, or None."""
@@ -226,6 +229,7 @@ class ProgramRun(EpisodeRun):
         conversation: Conversation,
         request: ChatRequest,
         completion: Completion,
+        number: int,
         seconds: float,
     ) -> ChatReply:
         """Return a turn as a reply, and keep it as part of its conversation."""
@@ -240,7 +244,7 @@ class ProgramRun(EpisodeRun):
         tokens = conversation.tokens
         written = len(completion.response_ids)
         reply = ChatReply(
-            self._num_requests,
+            number + 1,
             content,
             turn,
             completion.finish,

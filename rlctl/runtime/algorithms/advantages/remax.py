@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
 from rlctl.runtime.algorithms.advantages.base import (
@@ -11,6 +14,7 @@ from rlctl.runtime.algorithms.advantages.base import (
     reward_to_go,
 )
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.batch import Scored
 
 
 @estimator(needs=Needs.GREEDY_BASELINE, by_group=True)
@@ -21,3 +25,21 @@ def remax(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Ten
     """
     returns = reward_to_go(inputs)
     return returns - inputs.given("greedy_scores")[:, None] * inputs.mask, returns
+
+
+def with_baseline(scored: Scored, scores: Tensor, greedy: Scored, baselines: Tensor) -> Scored:
+    """Return the batch with the `baselines` (P,) of P prompts, one response in `greedy` each.
+
+    A response whose baseline failed has failed, too. If it is kept, its baseline is its own one of
+    the `scores` (B,), so that its advantage is 0.
+    """
+    _, prompt = scored.group.unique_consecutive(return_inverse=True)  # (B,)
+    failed = greedy.failed.clone()
+    if greedy.episodes:
+        failed |= torch.tensor([each.failed for each in greedy.episodes])
+    failed = failed[prompt]
+    return replace(
+        scored,
+        failed=scored.failed | failed,
+        greedy_scores=torch.where(failed, scores, baselines[prompt]),
+    )
