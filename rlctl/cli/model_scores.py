@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlctl.cli.console import notice, print_json, stderr
 from rlctl.cli.function_scores import response_entry
 from rlctl.cli.views.reward import print_pairs, print_scores
-from rlctl.errors import ConfigError, UsageError
+from rlctl.errors import ConfigError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow
@@ -83,9 +83,17 @@ def score_responses(config: Config, rows: list[PromptRow], texts: list[str]) -> 
     from rlctl.runtime.evaluate import model_report
     from rlctl.runtime.planning.evaluation import with_models  # imports torch
 
+    config = with_models(config)
+    path = config.reward.reward_model.model.path
+    if "/" not in path and not Path(path).expanduser().is_dir():
+        raise NotFoundError(
+            f"no run is named {path!r}, and no folder either",
+            where=str(Path(config.trainer.run_dir).resolve()),
+            hint="`rlctl runs` lists runs; a model on the hub is owner/name",
+        )
     with stderr().status("loading the reward model") as status:
         return model_report(
-            with_models(config),
+            config,
             rows,
             texts,
             lambda done: status.update(f"scored {done} of {len(rows)} responses"),

@@ -37,6 +37,7 @@ class Limits:
     rollout_mismatch: float | None = None
     skipped_updates: float | None = None
     zero_advantages: float | None = None
+    slow_reward: float | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from rlctl.monitoring.run_summary import Row, figure, lower_is_better, validatio
 
 START_STEPS = 3  # the first steps, whose mean is the reference of relative readings
 REWARD_STEPS = 3  # steps over which the reward around a validation is averaged
+MIN_REWARD_S = 1.0  # of a step; a shorter time for the reward is no problem
 MARGIN = 0.1  # hysteresis, as a share of the limit
 
 Series = Sequence[tuple[int, float]]  # (step, finite value), oldest first
@@ -31,6 +32,7 @@ class History:
     mismatch: list[tuple[int, float]] = field(default_factory=list)
     skipped: list[tuple[int, float]] = field(default_factory=list)
     zero_advantages: list[tuple[int, float]] = field(default_factory=list)  # steps in a row
+    reward_time: list[tuple[int, float]] = field(default_factory=list)  # share of a step
 
     def add(self, row: Row) -> None:
         """Append the values of the next row, which has a `step`."""
@@ -47,6 +49,10 @@ class History:
         ]
         if skipped:
             self.skipped.append((step, sum(skipped)))
+        waited, seconds = figure(row, ("timing_s/reward",)), figure(row, run_summary.SECONDS)
+        if waited is not None and seconds:
+            is_long = waited >= MIN_REWARD_S
+            self.reward_time.append((step, waited / seconds if is_long else 0.0))
         extremes = [figure(row, (f"critic/advantages/{end}",)) for end in ("min", "max")]
         if None not in extremes:
             before = latest(self.zero_advantages) or 0.0
@@ -215,5 +221,13 @@ RULES = (
         "there are advantages other than 0 again",
         "check that responses to one prompt score differently: `rlctl show RUN --samples`",
         patience=1,
+    ),
+    Rule(
+        "slow_reward",
+        lambda history: latest(history.reward_time),
+        "reward_time",
+        "slow reward: {value:.0%} of the step's time is spent waiting for the reward",
+        "the reward is back at {value:.0%} of the step's time",
+        "try more reward.num_processes, or `async def` for a function that waits for a server",
     ),
 )

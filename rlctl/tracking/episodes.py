@@ -67,6 +67,7 @@ class Episode:
                 for name in ("messages", "opening")
             },
             "uses": tuple(Use(**each) for each in fields.get("uses", ())),
+            **{name: tuple(fields.get(name, ())) for name in ("turn_scores", "tool_rewards")},
         }
         return cls(**{**fields, **parts})
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from pathlib import Path
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -12,7 +16,9 @@ from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.agents.build import check_episodes
+from rlctl.runtime.agents.episode import State
 from rlctl.runtime.agents.metrics import agent_metrics
+from rlctl.runtime.agents.programs.program_run import ProgramRun
 from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data.tokenizer import load_tokenizer
@@ -169,3 +175,21 @@ def test_a_greedy_baseline_is_refused() -> None:
     config = compose("ppo", ["algorithm.adv_estimator=remax", *program("chat")]).config
     with pytest.raises(ConfigError, match="greedy baseline needs one row"):
         load_algorithm(config, 1)
+
+
+def test_a_request_that_the_end_cancels_leaves_the_state_as_it_is() -> None:
+    states: Counter[str] = Counter()
+    anything = cast(Any, MagicMock())
+    run = ProgramRun(anything, anything, {"agent_name": "x"}, 0, [1], None, 0, None, states)
+    run._complete = lambda _: asyncio.sleep(600)
+
+    async def play() -> None:
+        task = asyncio.create_task(run.complete(anything))
+        await asyncio.sleep(0)
+        await run._close()
+        run.state = State.FINISHED
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(play())
+    assert +states == {State.FINISHED: 1}

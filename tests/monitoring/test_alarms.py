@@ -203,3 +203,12 @@ def test_alarm_when_all_advantages_are_0_for_some_steps() -> None:
         ("zero_advantages", 8, False),
         ("zero_advantages", 10, True),
     ]
+
+
+def test_a_reward_that_takes_most_of_several_steps() -> None:
+    times = [(0.4, 0.5), (6.0, 7.0), (0.9, 7.0), (6.0, 7.0), (6.0, 7.0), (6.0, 7.0)]
+    rows: list[Row] = [
+        {"step": step, "timing_s/reward": reward, "timing_s/step": seconds}
+        for step, (reward, seconds) in enumerate(times, start=1)
+    ]
+    assert changes(Limits(slow_reward=0.5), rows) == [("slow_reward", 6, False)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,8 +14,12 @@ from rlctl.runtime.algorithms.advantages.remax import with_baseline
 from rlctl.runtime.batch import Ragged, Rollouts, Scores
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.data.conversations import Conversations
+from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.model_reward import ModelReward
 from rlctl.runtime.rewards.normalization import running_scale
+from rlctl.runtime.rewards.pool import RewardPool
+from rlctl.runtime.rewards.report import exceeds
+from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Reward, RewardModel
 from rlctl.tracking.episodes import Episode, Message
 from tests.models import write_tiny_model
@@ -141,3 +147,43 @@ def test_a_greedy_baseline_has_the_scale_of_the_samples(conversations: Conversat
     assert both.greedy_scores is not None
     assert both.greedy_scores.tolist() == pytest.approx([2.0, float(scored.scores[1])], abs=1e-5)
     assert both.failed.tolist() == [False, True]
+
+
+def test_functions_get_the_scores_of_turns_and_tools_and_keep_those_of_tools(
+    conversations: Conversations, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def score(extra_info, **_):\n"
+        "    turns, tools = (sum(extra_info[name]) for name in ('turn_scores', 'tool_rewards'))\n"
+        "    return {'score': turns, 'tools': tools, 'turns': extra_info['num_turns']}\n"
+    )
+    played = Episode(
+        "done", TURNS, components={"calc": 7.0}, turn_scores=(1.0, 0.5), tool_rewards=(0.25,)
+    )
+    batch = rollouts(2, played, Episode("timeout", TURNS, error="too long"))
+    spec = RewardSpec(f"{tmp_path}/mine.py:score", 1.0)
+    with RewardPool([spec], timeout_s=9, num_processes=1) as pool:
+        scores = RuleReward(conversations.tokenizer, pool).compute_scores(batch)
+    assert scores.scores.tolist() == [3.5, 0.0]  # 2 are rewards of turns
+    assert scores.failed.tolist() == [False, True]
+    first = {name: float(values[0]) for name, values in scores.components.items()}
+    assert first == {"tools": 0.25, "turns": 5.0, "calc": 7.0}
+    assert all(values[1].isnan() for values in scores.components.values())
+
+
+def test_a_single_failure_of_a_small_batch_is_within_each_budget() -> None:
+    assert [exceeds(1, 3, share) for share in (0.0, 0.1, 0.5)] == [True, False, False]
+    assert [exceeds(number, 30, 0.1) for number in (3, 4)] == [False, True]
+
+
+def test_a_run_in_which_every_reward_failed_is_an_error(
+    conversations: Conversations, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("def score(solution_str, **_):\n    raise OSError('full')\n")
+    spec = RewardSpec(f"{tmp_path}/mine.py:score", 1.0)
+    with RewardPool([spec], timeout_s=9, num_processes=1) as pool:
+        reward = RuleReward(conversations.tokenizer, pool)
+        reward.check_run()
+        reward.compute_scores(rollouts(1))
+    with pytest.raises(RlctlError, match=r"the reward of all responses.*full"):
+        reward.check_run()

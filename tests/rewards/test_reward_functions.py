@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -214,3 +215,40 @@ def test_settings_of_a_reward_are_validated_by_its_params() -> None:
     with pytest.raises(ConfigError, match="method of gsm8k should be") as caught:
         kwargs("reward.params.gsm8k={method: loose}")
     assert "reward.params.gsm8k" in str(caught.value.problems[0].where)
+
+
+@pytest.mark.parametrize(
+    ("page", "module", "source"),
+    [
+        (
+            "trl",
+            "my_trl_rewards",
+            "def reward(prompts, completions, answer, index, **kwargs):\n"
+            "    assert prompts == [[{'role': 'user', 'content': 'why?'}]] * 2\n"
+            "    assert index == [3, 3]\n"
+            "    return [float(c[0]['content'] == a) for c, a in zip(completions, answer)]\n",
+        ),
+        (
+            "openrlhf",
+            "my_openrlhf_rewards",
+            "import torch\n"
+            "def reward_func(queries, prompts, labels, **kwargs):\n"
+            "    right = [q == p + l for q, p, l in zip(queries, prompts, labels)]\n"
+            "    return {'rewards': torch.tensor(right).float(), 'scores': None}\n",
+        ),
+    ],
+)
+def test_documented_wrapper_of_a_function_of_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, module: str, source: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{module}.py").write_text(source)
+    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
+    (code,) = [
+        each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if module in each
+    ]
+    function = load(tmp_path / "reward.py", code)
+    prompt = [{"role": "user", "content": "why?"}]
+    calls = [CALL._replace(prompt=prompt, solution_str=each) for each in ("truth", "lie")]
+    found = call_reward(LoadedReward(function, {}, Traits.of(function)), calls)
+    assert found == [CallResult(1.0, {}), CallResult(0.0, {})]

@@ -17,7 +17,7 @@ from rlctl import api
 from rlctl.cli.commands import reward
 from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
 from rlctl.data_prep.rows import read_rows, write_rows
-from rlctl.errors import ConfigError, RlctlError, UsageError
+from rlctl.errors import RlctlError, UsageError
 from rlctl.recipes.compose import compose
 from rlctl.runs.store import RunStore
 from rlctl.runtime.checkpoint.export import export, rebuild
@@ -217,6 +217,7 @@ def test_a_model_scores_pairs_and_responses_alone(root: Path, tmp_path: Path) ->
     [
         ([], "the responses are missing"),
         (["--model", "/none"], "/none"),
+        (["--model", "nosuch"], "no run is named 'nosuch'"),
         (["--model", "x", "--reward", "gsm8k"], "cannot be combined"),
         (["--model", "MODEL", "data.chosen_key=extra_info.best"], "no field 'extra_info.best'"),
     ],
@@ -258,11 +259,13 @@ def test_model_scale_needs_a_model_that_has_one(root: Path) -> None:
     for name in ("reward_mean", "reward_std"):
         config.pop(name)
     (root / "plain/config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="has no reward_mean and reward_std"):
-        train_ppo(
-            root,
-            "scale",
-            f"reward.reward_model.model.path={root}/plain",
-            "reward.reward_model.normalize=model",
-            "trainer.total_training_steps=1",
-        )
+    found = problems(
+        root,
+        "ppo_trainer",
+        f"actor_rollout_ref.model.path={root}/model",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "reward.reward_model.enable=true",
+        f"reward.reward_model.model.path={root}/plain",
+        "reward.reward_model.normalize=model",
+    )
+    assert "has no reward_mean and reward_std" in found

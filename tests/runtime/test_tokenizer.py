@@ -141,3 +141,10 @@ def test_a_custom_chat_template_replaces_the_tokenizers(folder: Path, tmp_path: 
     file.unlink()
     with pytest.raises(ConfigError, match=r"template cannot be read: .*mine.jinja"):
         tokenizer_of(found.model_copy(update={"custom_chat_template": str(file)}))
+
+
+def test_lone_surrogates_are_replaced(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    broken = [{"role": "user", "content": "half \ud83d"}]
+    assert render_prompt(tokenizer, broken).count("half ?") == 1
+    assert encode_prompt(tokenizer, broken)

@@ -103,6 +103,10 @@ class Alarms(Section):
     zero_advantages: Count | None = Field(
         description="alarm after this many steps in a row whose advantages are all 0; null = off"
     )
+    slow_reward: Share | None = Field(
+        description="alarm if waiting for the reward takes this fraction of a step, and at least a "
+        "second; null = off"
+    )
 
 
 class Mismatch(Section):

@@ -8,12 +8,13 @@ from enum import Flag
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR, REFERENCE, needed_roles
+from rlctl.recipes.roles import ACTOR, REFERENCE, REWARD_MODEL, needed_roles
 from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.algorithms.references import RoutesRows, routed_models
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.planning.model_files import check_architecture, check_tokenizer
 from rlctl.runtime.planning.preflight import read_model_config
+from rlctl.runtime.rewards.model_reward import scale_of_model
 from rlctl.runtime.workers.optimizers import check_optimizer
 
 
@@ -37,6 +38,8 @@ def check_role_models(
     for role, model, key in models:
         if role.kind == "classifier" or model != trained.model(config):
             problems += check_architecture(model, read_model_config(model, key), role.kind, key)
+        if role is REWARD_MODEL and config.reward.reward_model.normalize == "model":
+            scale_of_model(model)
         if role.kind == ACTOR.kind and model.path != actor.path:
             problems += check_tokenizer(model, tokenizer_of(actor), key)
     return problems

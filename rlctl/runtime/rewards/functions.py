@@ -41,6 +41,7 @@ F = TypeVar("F", bound=RewardFunction)
 
 _IN_PROCESS = "__rlctl_in_process__"
 _LIBRARY = os.path.dirname(os.__file__)  # Python's own
+_MAX_SCORE = 3.4e38  # larger numbers are infinite in float32
 _MAX_TEXT = 2000  # characters of an error message or of an extracted answer
 
 
@@ -223,7 +224,7 @@ def _to_result(result: Any) -> CallResult:
             f"the reward function returned {value!r:.60}, not a number or a dict with 'score'"
         )
     score = float(value)
-    if not math.isfinite(score):
+    if not abs(score) <= _MAX_SCORE:
         raise ValueError(f"the reward function returned {score}")
     others = {
         str(name): float(part)

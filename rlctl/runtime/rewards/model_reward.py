@@ -61,7 +61,7 @@ class ModelReward(Reward):
         settings = config.reward_model
         scale = None if settings.normalize is None else running_scale()
         if settings.normalize == "model":
-            scale = _scale_of(settings.model)
+            scale = scale_of_model(settings.model)
         conversations = Conversations.from_config(settings)
         weights = settings.weight, settings.rule_weight
         share = config.max_failed_share
@@ -168,7 +168,7 @@ def _up_to_last_turn(messages: Sequence[Message]) -> Sequence[Message]:
     return messages[: num_turns[-1]] if num_turns else ()
 
 
-def _scale_of(model: schema.Model) -> Scale:
+def scale_of_model(model: schema.Model) -> Scale:
     """Return mean and deviation that config.json has; raise ConfigError if it has none."""
     config = AutoConfig.from_pretrained(
         local(model.path), trust_remote_code=model.trust_remote_code
