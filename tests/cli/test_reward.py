@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from rlctl.cli import function_scores
 from rlctl.cli.commands import reward
 from rlctl.data_prep.rows import PromptRow, write_rows
-from rlctl.errors import ConfigError, NotFoundError, UsageError
+from rlctl.errors import ConfigError, NotFoundError, RlctlError, UsageError
 from tests.rewards.chat_server import Reply, chat_server
 
 RESPONSES = ["it is 18", "#### 18.0", "#### 19"]
@@ -123,6 +123,11 @@ def test_a_custom_function_and_its_failures(rows: Path, responses: Path, tmp_pat
     shown = run(rows, responses, "--reward", f"{mine}:f")
     assert "length 8" in shown.stdout
     assert "mean score 0.3333, 1 errors" in shown.stderr
+    mine.write_text("def f(**kwargs): raise RuntimeError('boom')\n")
+    failed = run(rows, responses, "--reward", f"{mine}:f", "--json")
+    assert isinstance(failed.exception, RlctlError)
+    assert "the reward of 3 of 3 responses failed" in str(failed.exception)
+    assert json.loads(failed.stdout)["num_errors"] == 3
 
 
 def test_a_judge_compares_the_responses_of_a_row(tmp_path: Path) -> None:
