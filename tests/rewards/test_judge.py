@@ -121,7 +121,7 @@ def test_pointwise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.error is None for each in report.results] == [True, True, False]
     assert report.num_errors == 1
     assert "no score: I do not know" in str(report.first_error)
-    assert report.components() == {"judge_score": [9.0, 1.0, 0.0]}
+    assert str(report.components()) == "{'judge_score': [9.0, 1.0, nan]}"
     body = server.bodies[0]
     assert {"Be strict.", "Reference: because"} <= set(body["messages"][1]["content"].splitlines())
     assert body["response_format"]["json_schema"]["schema"]["required"] == ["reasoning", "score"]
