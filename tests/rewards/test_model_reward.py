@@ -143,7 +143,7 @@ def test_a_greedy_baseline_has_the_scale_of_the_samples(conversations: Conversat
     moments = reward.state_dict()
     greedy = reward.compute_scores(samples, validate=True).to_scored(samples)
     assert reward.state_dict() == moments
-    both = with_baseline(scored, scored.scores, greedy, greedy.scores)
+    both = with_baseline(scored, greedy, lambda scores, _: scores)
     assert both.greedy_scores is not None
     assert both.greedy_scores.tolist() == pytest.approx([2.0, float(scored.scores[1])], abs=1e-5)
     assert both.failed.tolist() == [False, True]

@@ -131,8 +131,7 @@ class PPO:
         greedy = roles.actor.generate_sequences(prompts, seed=0, greedy=True)
         # Normalized like the samples, whose moments must not include it.
         baseline = roles.reward.compute_scores(greedy, validate=True).to_scored(greedy)
-        scores = self._with_penalty(baseline.scores, baseline)
-        return with_baseline(scored, self._with_penalty(scored.scores, scored), baseline, scores)
+        return with_baseline(scored, baseline, self._with_penalty)
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Compute log-probs, values and advantages; update critic and actor in mini-batches."""
@@ -290,8 +289,6 @@ class PPO:
     def _with_penalty(self, scores: Tensor, rollouts: Rollouts) -> Tensor:
         """Return scores (B,) minus the overlong penalty of the responses."""
         buffer, lengths = self.algorithm.overlong_buffer, rollouts.response_ids.lengths
-        if not buffer.enable:
-            return scores
         return scores + overlong_penalty(lengths, self.max_response_length, buffer)
 
     def state_dict(self) -> dict[str, Any]:

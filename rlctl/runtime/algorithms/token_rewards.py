@@ -59,7 +59,9 @@ def overlong_penalty(
     """Return DAPO's soft overlong punishment for responses of `lengths` (B,): (B,).
 
     arXiv 2503.14476, equation 13: 0 up to max_response_length − buffer.len tokens, then linear down
-    to −penalty_factor.
+    to −penalty_factor. 0 unless it is enabled.
     """
+    if not buffer.enable:
+        return torch.zeros(len(lengths))
     exceeding = lengths - (max_response_length - buffer.len)
     return torch.clamp(-exceeding / buffer.len * buffer.penalty_factor, max=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -27,11 +28,13 @@ def remax(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Ten
     return returns - inputs.given("greedy_scores")[:, None] * inputs.mask, returns
 
 
-def with_baseline(scored: Scored, scores: Tensor, greedy: Scored, baselines: Tensor) -> Scored:
-    """Return the batch with the `baselines` (P,) of P prompts, one response in `greedy` each.
+def with_baseline(
+    scored: Scored, greedy: Scored, penalised: Callable[[Tensor, Scored], Tensor]
+) -> Scored:
+    """Return the batch with the scores of P prompts' baselines, one response in `greedy` each.
 
-    A response whose baseline failed has failed, too. If it is kept, its baseline is its own one of
-    the `scores` (B,), so that its advantage is 0.
+    `penalised` subtracts penalties from the scores of a batch. A response whose baseline failed has
+    failed, too. If it is kept, its baseline is its own score, so that its advantage is 0.
     """
     _, prompt = scored.group.unique_consecutive(return_inverse=True)  # (B,)
     failed = greedy.failed.clone()
@@ -41,5 +44,7 @@ def with_baseline(scored: Scored, scores: Tensor, greedy: Scored, baselines: Ten
     return replace(
         scored,
         failed=scored.failed | failed,
-        greedy_scores=torch.where(failed, scores, baselines[prompt]),
+        greedy_scores=torch.where(
+            failed, penalised(scored.scores, scored), penalised(greedy.scores, greedy)[prompt]
+        ),
     )
