@@ -31,10 +31,11 @@ def remax(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Ten
 def with_baseline(
     scored: Scored, greedy: Scored, penalised: Callable[[Tensor, Scored], Tensor]
 ) -> Scored:
-    """Return the batch with the scores of P prompts' baselines, one response in `greedy` each.
+    """Return the batch with the baselines of P prompts, one response in `greedy` each.
 
-    `penalised` subtracts penalties from the scores of a batch. A response whose baseline failed has
-    failed, too. If it is kept, its baseline is its own score, so that its advantage is 0.
+    `penalised` subtracts penalties from the scores (B,) or (P,) of a batch. A response whose
+    baseline failed has failed, too. If it is kept, its baseline is its own score, so that its
+    advantage is 0.
     """
     _, prompt = scored.group.unique_consecutive(return_inverse=True)  # (B,)
     failed = greedy.failed.clone()
