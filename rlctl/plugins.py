@@ -187,6 +187,14 @@ def _singular(kind: str) -> str:
 
 
 def _import(point: EntryPoint) -> Any:
+    path, _, name = point.value.rpartition(":")
+    if path.endswith(".py") or not point.pattern.match(point.value):
+        kind = _singular(point.group.removeprefix("rlctl."))
+        module = path.removesuffix(".py").strip("./").replace("/", ".") or "module"
+        raise ConfigError(
+            f"{kind} {point.value!r} is not of the form module:Name",
+            hint=f"write {module}:{name}; the current folder is searched",
+        )
     try:
         module = importlib.import_module(point.module)
     except ModuleNotFoundError as error:
@@ -195,9 +203,7 @@ def _import(point: EntryPoint) -> Any:
             kind = _singular(point.group.removeprefix("rlctl."))
             raise ConfigError(
                 f"{kind} {point.value!r}: no module named {missing!r}",
-                hint=f"write {point.module[:-3]}:{point.attr}"
-                if point.module.endswith(".py")
-                else "the current folder and the installed packages are searched",
+                hint="the current folder and the installed packages are searched",
             ) from error
         wanted = (
             f"'{point.dist.name}[{','.join(point.extras)}]'"

@@ -55,7 +55,10 @@ def test_modules_of_the_current_folder_are_found(
     assert sys.path[-1] == str(tmp_path)
     with pytest.raises(ConfigError) as caught:
         plugins.load("advantages", "own_estimator.py:plain")
-    assert caught.value.problems[0].hint == "write own_estimator:plain"
+    assert caught.value.problems[0].hint.startswith("write own_estimator:plain;")
+    with pytest.raises(ConfigError, match="not of the form module:Name") as caught:
+        plugins.load("advantages", "own/estimator.py:plain")
+    assert "write own.estimator:plain" in str(caught.value.problems[0].hint)
 
 
 def test_missing_package_raises_with_the_install_command(

@@ -19,7 +19,8 @@ def check_plugins(container: dict[str, Any], layers: Layers) -> list[Problem]:
 
     Removes settings of plug-ins that are not selected from `container` if verl's flat keys or a
     lower layer set them, and notes the flat ones as unused keys. Loads a plug-in only if it has
-    settings.
+    settings and is not user code: for user code, which another process imports, settings of the
+    layers below its selection are those of another plug-in.
     """
     problems: list[Problem] = []
     for slot in SLOTS:
@@ -75,7 +76,8 @@ def _check_settings(
     if slot.keywords and name in [full.rpartition(":")[2] for full in selected if ":" in full]:
         return []
     accepted: set[str] = set()
-    if name in selected:
+    is_checked = name in selected and slot.is_loaded_here(name)
+    if is_checked:
         if ":" not in name and name not in known_names(slot.kind):
             return []  # reported already
         model = plugins.params_model(_load(slot, name))
@@ -96,9 +98,9 @@ def _check_settings(
             problems.append(Problem(message, origin.where, f"add {name} to {slot.key}"))
             continue
         elif origin.level >= layers.origins[slot.key][-1].level:
-            continue  # reported by parse_params
+            continue  # reported by parse_params, here or in the process that imports the plug-in
         layers.remove((*section.split("."), field), container)
-    if name not in selected:
+    if not is_checked:
         return problems
     try:
         plugins.parse_params(_load(slot, name), name, values, section)

@@ -76,6 +76,17 @@ def test_settings_in_a_recipe_keep_their_line(tmp_path: Path) -> None:
     assert switched.unused == []
 
 
+@pytest.mark.parametrize("name", ["mine.py:Grid", "envs/mine.py:Grid", "no_such_module:Grid"])
+def test_settings_of_user_code_are_left_to_its_process(name: str) -> None:
+    """The settings of the recipe's environment are dropped, and the code is not imported here."""
+    agent = "actor_rollout_ref.rollout.agent"
+    selected = f"{agent}.environment={name}"
+    assert compose("tools", [selected]).config.actor_rollout_ref.rollout.agent.params == {}
+    recipe = compose("tools", [selected, f"{agent}.params={{size: 5}}"])
+    assert recipe.config.actor_rollout_ref.rollout.agent.params == {"size": 5}
+    assert recipe.unused == []
+
+
 @pytest.mark.parametrize(
     ("overrides", "key", "value"),
     [

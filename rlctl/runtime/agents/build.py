@@ -116,12 +116,15 @@ def check_episodes(
 
 
 def _check_program(agent: schema.Agent) -> None:
-    """Raise ConfigError for a program beside an environment."""
-    if agent.program is not None and (agent.environment is not None or agent.params):
+    """Raise ConfigError for a program beside an environment or its settings."""
+    removals = [f"~{_ROLLOUT}.agent.params.{name}" for name in agent.params]
+    if agent.environment is not None:
+        removals.insert(0, f"{_ROLLOUT}.agent.environment=null")
+    if agent.program is not None and removals:
         raise ConfigError(
-            "agent.program and agent.environment exclude each other",
+            "agent.program and agent.environment with its params exclude each other",
             where=f"{_ROLLOUT}.agent.program={agent.program}",
-            hint=f"{_ROLLOUT}.agent.environment=null {_ROLLOUT}.agent.params={{}}",
+            hint=" ".join(removals),
         )
 
 
