@@ -64,6 +64,7 @@ MAY_NAME = {
     ("rlctl/data_prep/contract.py", "reward_model"): "verl's column with the ground truth",
     ("rlctl/data_prep/rows.py", "reward_model"): "verl's column with the ground truth",
     ("rlctl/data_prep/row_columns.py", "reward_model"): "verl's column with the ground truth",
+    ("rlctl/runtime/agents/environments/skyrl.py", "reward_model"): "column of SkyRL's rows",
     ("rlctl/runtime/data/quickstart.py", "reward_model"): "section of the configuration",
     ("rlctl/tracking/fanout.py", "jsonl"): "the record is always written and comes first",
     ("rlctl/monitoring/panel.py", "rollout"): "label of a phase",

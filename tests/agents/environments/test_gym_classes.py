@@ -20,12 +20,12 @@ from typing import Any, Dict
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 
 class Guess(BaseTextEnv):
-    def __init__(self, env_config: Dict[str, Any], extras: Dict[str, Any] = {}):
+    def __init__(self, env_config: Any, extras: Dict[str, Any] = {}):
         super().__init__()
-        assert "reward_spec" in extras
+        assert extras["reward_spec"] == extras["reward_model"]
         self.truth = extras["reward_spec"]["ground_truth"]
         self.max_turns = extras.get("max_turns", 3)
-        self.bonus = env_config.get("bonus", 0.0)
+        self.bonus = env_config.reward.bonus
 
     def init(self, prompt: ConversationType):
         return [{"role": "system", "content": "guess"}, *prompt], {}
@@ -129,7 +129,7 @@ def play(
 def test_class_of_skyrl_gym(folder: Path, environment: str, params: dict[str, Any]) -> None:
     prompt = [{"role": "user", "content": "?"}]
     row = {"prompt": prompt, "ground_truth": "7", "extra_info": {"index": 1}}
-    params = {**params, "env_config": {"bonus": 0.5}}
+    params = {**params, "env_config": {"reward": {"bonus": 0.5}}}
     reset, steps, score = play(environment, params, row, [Turn("3"), Turn("7")])
     assert reset == ([{"role": "system", "content": "guess"}, *prompt], [])
     assert steps == [

@@ -86,12 +86,15 @@ class SkyRLEnvironment:
 
     async def reset(self, row: Row) -> list[Message]:
         """Build the object with the row as `extras`, and return the prompt of its `init`."""
+        from omegaconf import OmegaConf
+
         extras = {**(row.get("extra_info") or {}), **row}
-        extras.setdefault("reward_spec", {"ground_truth": row.get("ground_truth")})
+        for name in ("reward_spec", "reward_model"):  # environments of SkyRL-Gym read either
+            extras.setdefault(name, {"ground_truth": row.get("ground_truth")})
         if self._params.max_turns is not None:
             extras["max_turns"] = self._params.max_turns
         prompt = list(row.get("prompt") or [])
-        config = dict(self._params.env_config)
+        config = OmegaConf.create(self._params.env_config)  # as SkyRL: its keys are attributes
         self._object = await call(self._class, env_config=config, extras=extras)
         found, _ = await call(self._object.init, prompt)
         return list(found)
