@@ -95,7 +95,8 @@ def _option(path: str, context: Any, error: Any, given: str, words: Sequence[str
     whole = words[place]
     options = [each for each in getattr(error, "possibilities", None) or () if each != "--help"]
     near = closest(given, options)
-    if near and not ("." in name or (takes_overrides and len(name) < 4)):
+    is_key = "." in name or (takes_overrides and len(name) < 4)
+    if near and (near.startswith(given) or not is_key):
         return whole, near + whole[len(given) :]
     if not takes_overrides:
         return None

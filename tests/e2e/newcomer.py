@@ -69,6 +69,7 @@ SETTINGS = (
     mistake(f"{DRY} learning_rate=1e-6", 3, f"→ {DRY} actor_rollout_ref.actor.optim.lr=1e-6"),
     mistake(f"{DRY} --lr 1e-6", 2, f"→ {DRY} actor_rollout_ref.actor.optim.lr=1e-6"),
     mistake(f"{DRY} --trainer.total_epochs=1", 2, f"→ {DRY} trainer.total_epochs=1"),
+    mistake(f"{DRY} --nam x", 2, f"→ {DRY} --name x"),
     mistake(f"{DRY} trainer.total_epochs = 1", 3, f"→ {DRY} trainer.total_epochs=1"),
     mistake(f"{DRY} trainer.total_epochs 1", 3, f"→ {DRY} trainer.total_epochs=1"),
     mistake(f"{DRY} trainer.total_epochs:1", 3, f"→ {DRY} trainer.total_epochs=1"),
