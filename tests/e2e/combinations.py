@@ -1,10 +1,10 @@
 """`make soak`: two steps of random combinations of settings, and the promises that each must keep.
 
 A combination has an option of each axis of `combinations.yaml`. `rlctl train … --dry-run` checks
-it; if the plan refuses it with exit code 2 or 3, another is drawn. The run must finish with finite
-metrics, learn from every prompt drawn, score every response once, equal its continuation and leave
-no process, segment or temporary file behind. Prints the seed, and each command in the folder where
-it can be repeated: that of a failed combination is kept.
+it; another is drawn if the plan refuses it with exit code 2, 3 or 6. The run must finish with
+finite metrics, learn from every prompt drawn, score every response once, equal its continuation and
+leave no process, segment or temporary file behind. Prints the seed, and each command in the folder
+where it can be repeated: that of a failed combination is kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 import yaml
 
-from rlctl.errors import ConfigError, UsageError
+from rlctl.errors import ConfigError, MissingExtraError, UsageError
 from tests.agents.quiz import write_quiz
 from tests.e2e.command import VERBS, open_files, reproducible
 from tests.e2e.killed_runs import Ended, finish_despite, learned, random_kills, run, state
@@ -120,7 +120,7 @@ def accepted(generator: random.Random, folder: Path) -> tuple[Combination, list[
         if ended.code == 0:
             return each, refused
         lines = [line for line in ended.talk.splitlines() if line.startswith("error")]
-        codes = (UsageError.exit_code, ConfigError.exit_code)
+        codes = [error.exit_code for error in (UsageError, ConfigError, MissingExtraError)]
         is_clear = ended.code in codes and lines and "Traceback" not in ended.talk
         assert is_clear, f"{shlex.join(['rlctl', *each.command])}\n{ended.code}\n{ended.talk}"
         refused.append(f"{each}: {lines[0]}")
@@ -130,7 +130,7 @@ def accepted(generator: random.Random, folder: Path) -> tuple[Combination, list[
 def check(combination: Combination, folder: Path, generator: random.Random) -> None:
     """Train, continue and compare; raise AssertionError with what is wrong."""
     resume, before = combination.options["resume"], _shared()
-    inline = ["--inline"] if combination.options["placement"] == "inline" else []
+    inline = ["--inline"] if "--inline" in combination.command else []
     succeed(run(*combination.command, "--name", "straight", cwd=folder), folder)
     [straight] = folder.glob("runs/*/straight")
     rows, files = reproducible(straight), learned(straight)
