@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
+from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Ragged, Scored
 from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
 from rlctl.tracking.episodes import Episode, Message
@@ -18,7 +20,7 @@ from tests.numerics.batches import scored_batch
 @pytest.mark.parametrize("numbers", [[], [0, 0, 1, 0]])
 def test_stored_rollouts_are_read_back(tmp_path: Path, numbers: list[int]) -> None:
     episodes = [Episode("done", [Message("tool", str(i), trained=False)]) for i in range(2)]
-    prompts = cast(Any, [object(), object()])
+    prompts = cast(Any, [SimpleNamespace(prompt=p, data_source="x", ground_truth=1) for p in "ab"])
     fields = {
         "rows": [prompts[i] for i in (1, 1, 0, 0)],
         "episodes": [episodes[i] for i in numbers],
@@ -27,6 +29,10 @@ def test_stored_rollouts_are_read_back(tmp_path: Path, numbers: list[int]) -> No
     write_rollouts(tmp_path / "rollouts", scored, [1, 1, 0, 0])
     found = read_rollouts(tmp_path / "rollouts", prompts, Scored)
     assert found.rows == scored.rows
+    other = SimpleNamespace(prompt="a", data_source="x", ground_truth=2)
+    for changed in ([other, prompts[1]], prompts[:1]):
+        with pytest.raises(ConfigError, match="the data has changed"):
+            read_rollouts(tmp_path / "rollouts", changed, Scored)
     assert [each.messages[0].text for each in found.episodes] == [str(i) for i in numbers]
     assert found.episode_of_row.tolist() == scored.episode_of_row.tolist()
     for each in dataclasses.fields(scored):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from itertools import compress
 from pathlib import Path
@@ -19,6 +20,7 @@ from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.ops import first_rows
 from rlctl.tracking.episodes import Episode
 
+_PROMPTS = "prompts"  # digests of the rows, by number
 R = TypeVar("R", bound=Rollouts)
 
 _TENSORS, _REST = "tensors.safetensors", "rest.json"
@@ -33,6 +35,7 @@ def write_rollouts(folder: Path, rollouts: Rollouts, numbers: Sequence[int]) -> 
     }
     episodes = compress(rollouts.episodes, first_rows(rollouts.episode_of_row))
     rest: dict[str, Any] = {"episodes": [asdict(each) for each in episodes]}
+    rest[_PROMPTS] = {str(i): _digest(row) for i, row in zip(numbers, rollouts.rows, strict=True)}
     for each in fields(rollouts):
         value = getattr(rollouts, each.name)
         if isinstance(value, Ragged):
@@ -52,11 +55,12 @@ def write_rollouts(folder: Path, rollouts: Rollouts, numbers: Sequence[int]) -> 
 def read_rollouts(folder: Path, prompts: Sequence[PromptRow], kind: type[R]) -> R:
     """Return the rollouts of a `kind` that `write_rollouts` wrote, with rows of `prompts`.
 
-    Raises ConfigError for files of another format.
+    Raises ConfigError for files of another format, or if the rows at their numbers have changed.
     """
     try:
         tensors = load_file(folder / _TENSORS)
         rest: dict[str, Any] = json.loads((folder / _REST).read_text())
+        _check_prompts(rest.pop(_PROMPTS, {}), prompts, folder)
         episodes = [Episode.from_dict(each) for each in rest.pop("episodes")]
         values: dict[str, Any] = {
             "rows": [prompts[i] for i in tensors.pop(_ROW).tolist()],
@@ -77,3 +81,21 @@ def read_rollouts(folder: Path, prompts: Sequence[PromptRow], kind: type[R]) -> 
             f"the rollouts of a checkpoint cannot be read: {type(error).__name__}: {error}",
             where=str(folder),
         ) from error
+
+
+def _check_prompts(digests: Mapping[str, str], prompts: Sequence[PromptRow], folder: Path) -> None:
+    """Raise ConfigError unless the rows of these numbers have these digests."""
+    for number, digest in digests.items():
+        if int(number) >= len(prompts) or _digest(prompts[int(number)]) != digest:
+            raise ConfigError(
+                "the data has changed, and the checkpoint has responses to prompts that no step "
+                "has learned from",
+                where=str(folder),
+                hint="resume with the data of the run, or start a new run",
+            )
+
+
+def _digest(row: PromptRow) -> str:
+    """Return a digest of what a row asks for and is scored by."""
+    content = repr((row.prompt, row.data_source, row.ground_truth))
+    return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()[:16]
