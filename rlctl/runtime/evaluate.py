@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.planning.devices import inline_rank_info
 from rlctl.runtime.planning.evaluation import no_responses
 from rlctl.runtime.planning.preflight import check_model
+from rlctl.runtime.planning.unusual_values import greedy_validation
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import RewardReport, RewardResult
 from rlctl.runtime.rewards.specs import scored_sources
@@ -37,6 +39,8 @@ from rlctl.runtime.training.validation import Validation, Validator
 from rlctl.runtime.workers.reward_model import RewardModelSpec, RewardModelWorker
 from rlctl.tracking.episodes import Episode
 from rlctl.tracking.metrics import to_floats
+
+LOG = logging.getLogger(__name__)
 
 _CHUNK = 256  # responses between two reports of progress
 
@@ -65,6 +69,8 @@ def evaluate(config: schema.Config) -> Validation:
     if Needs.REWARD_LEARNER in load_algorithm(config, num_steps=1).needs:
         return _evaluate_pairs(config, config.data.val_files)
     raise_problems(missing_secrets(config))
+    for warning in greedy_validation(config.actor_rollout_ref.rollout.val_kwargs):
+        LOG.warning(warning)
     tokenizer = tokenizer_of(config.actor_rollout_ref.model)
     prompts = PromptSet.load(
         config.data.val_files, config.data, tokenizer, config.data.val_max_samples, VALIDATION

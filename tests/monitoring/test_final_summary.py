@@ -14,7 +14,7 @@ def test_summary_of_a_finished_run(capsys):
     ]
     rows += [{"step": 2, ACC: 0.75, "critic/score/mean": 0.75, "perf/total_num_tokens": 1500.0}]
     print_summary(
-        "finished", Path("runs/p/r"), rows, 72.3, ["rlctl show r --samples", "rlctl runs"]
+        "finished", Path("runs/p/r"), rows, 72.3, [], ["rlctl show r --samples", "rlctl runs"]
     )
     out, err = capsys.readouterr()
     assert out == ""
@@ -35,8 +35,30 @@ def test_summary_of_a_fork_counts_the_steps_that_it_trained(capsys):
 
 
 def test_summary_of_a_run_without_steps(capsys):
-    print_summary("failed", Path("runs/p/r"), [], 3.0, [])
+    print_summary("failed", Path("runs/p/r"), [], 3.0, [], [])
     assert capsys.readouterr().err.splitlines() == [
         "failed: 0 steps in 3.0 s",
         "  run  runs/p/r",
+    ]
+
+
+def test_summary_repeats_alarms_and_says_what_was_not_done(capsys):
+    rows = [{"step": 0, ACC: 0.375}, {"step": 1, "critic/lr": 1e-5}, {"step": 2, "critic/lr": 1e-5}]
+    alarm = {"name": "kl", "step": 1, "message": "KL is 3", "hint": "lower the lr", "over": None}
+    other = {"name": "length_drift", "step": 2, "message": "long", "hint": "h", "over": 4}
+    print_summary(
+        "finished",
+        Path("runs/p/r"),
+        rows,
+        3.0,
+        [alarm | {"over": 1}, other, alarm | {"step": 2}],
+        [],
+    )
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "  accuracy  37.5 % at step 0; not validated later, see trainer.test_freq",
+        "  warning   only the critic was trained: the actor learns after "
+        "trainer.critic_warmup steps",
+        "  alarm     step 1: KL is 3, 2 times (lower the lr)",
+        "  alarm     step 2: long, until step 4",
+        "  run       runs/p/r",
     ]

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
@@ -167,6 +168,37 @@ def test_values_that_can_hardly_be_meant_are_warnings(
     plan(folder, *overrides, "data.train_batch_size=4", inline=False)
     assert [each for each in caplog.messages if warning not in each] == []
     assert len(caplog.messages) == bool(warning)
+
+
+def test_settings_that_do_not_what_they_say_are_warnings(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "rlctl")
+
+    def said(*overrides: str, of: Path = folder, steps: int = 3) -> str:
+        caplog.clear()
+        validation = f"data.val_files={folder}/train.parquet"
+        path = f"actor_rollout_ref.model.path={of}/model"
+        length = ["trainer.critic_warmup=2", f"trainer.total_training_steps={steps}"]
+        plan(folder, validation, path, *length, *overrides)
+        return "; ".join(caplog.messages)
+
+    values = "actor_rollout_ref.rollout.val_kwargs"
+    assert said() == ""
+    assert "gives equal responses" in said(f"{values}.n=4")
+    assert "samples at temperature 0" in said(f"{values}.n=4", f"{values}.do_sample=true")
+    sampled = [f"{values}.{each}" for each in ("n=4", "do_sample=true", "temperature=1.0")]
+    assert said(*sampled) == ""
+    assert "critic_warmup=2 of 2 steps" in said(steps=2)
+
+    shutil.copytree(folder / "model", tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.pad_token = "<nope>"
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", "<|end_of_turn|>")
+    tokenizer.save_pretrained(tmp_path / "model")
+    messages = said(of=tmp_path)
+    assert "the pad token '<nope>' of the tokenizer is none of the 259 tokens" in messages
+    assert "ends a turn with '<|end_of_turn|>', which has no stop token" in messages
 
 
 def test_a_full_disk_gets_no_quickstart_data(

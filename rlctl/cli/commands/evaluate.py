@@ -100,7 +100,9 @@ Examples:
   rlctl eval quickstart
 
   rlctl eval path/to/model -s data.val_files=test.parquet \\
-    -s actor_rollout_ref.rollout.val_kwargs.n=4
+    -s actor_rollout_ref.rollout.val_kwargs.n=4 \\
+    -s actor_rollout_ref.rollout.val_kwargs.do_sample=true \\
+    -s actor_rollout_ref.rollout.val_kwargs.temperature=1.0
 
   rlctl eval @last --tasks gsm8k,arc_easy --limit 100
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlctl.files import by_step
 from rlctl.monitoring.final_summary import print_summary
+from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import DEFAULT_ROOT
 from rlctl.tracking.jsonl import metric_rows
@@ -17,7 +18,8 @@ def print_end(run: RunDir, state: str, seconds: float) -> None:
     """Print what a run reached in `seconds` and the next commands, on stderr; not if it failed."""
     if state != "failed":
         rows = metric_rows(run.metrics)
-        print_summary(state, run.path, rows, seconds, _next_commands(run, state))
+        alarms = alarms_of(read_events(run.path))
+        print_summary(state, run.path, rows, seconds, alarms, _next_commands(run, state))
 
 
 def _next_commands(run: RunDir, state: str) -> list[str]:

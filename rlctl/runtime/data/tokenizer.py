@@ -132,7 +132,8 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model_path: str) -> tuple
     if (folder / "generation_config.json").is_file() or not folder.is_dir():
         try:
             ends = GenerationConfig.from_pretrained(
-                str(folder) if folder.is_dir() else model_path
+                str(folder) if folder.is_dir() else model_path,
+                local_files_only=not folder.is_dir() and not hub_answers(),
             ).eos_token_id
         except OSError as error:
             if folder.is_dir():

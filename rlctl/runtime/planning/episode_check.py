@@ -12,16 +12,18 @@ from rlctl.errors import raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.agents.build import check_episodes
 from rlctl.runtime.data.tokenizer import stop_token_ids
+from rlctl.runtime.planning.unusual_values import warn_of_tokens
 
 
 def check_rows(
     config: schema.Config, tokenizer: PreTrainedTokenizerBase, rows: Sequence[PromptRow]
 ) -> None:
-    """Check the rows that responses are sampled for, and the episode of one of them.
+    """Check tokenizer and rows that responses are sampled for, and the episode of one of them.
 
     Raises ConfigError for rows that need several turns without `multi_turn.enable`, and as
     `check_episodes`.
     """
+    warn_of_tokens(config, tokenizer)
     rollout = config.actor_rollout_ref.rollout
     enabled, default = rollout.multi_turn.enable, rollout.agent.default_agent_loop
     raise_problems(agent_problems(rows, enabled))

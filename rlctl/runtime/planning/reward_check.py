@@ -65,7 +65,9 @@ def _single_responses(config: schema.Config, needs: Needs) -> list[Problem]:
             )
         )
     if config.data.val_files and rollout.val_kwargs.n < 2:
-        hint = f"{section}.val_kwargs.n=4 {section}.val_kwargs.do_sample=true"
+        hint = " ".join(
+            f"{section}.val_kwargs.{each}" for each in ("n=4", "do_sample=true", "temperature=1.0")
+        )
         problems.append(Problem(f"{section}.val_kwargs.n=1: {why}", names, hint))
     return problems
 

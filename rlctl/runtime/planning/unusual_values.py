@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
+from transformers import PreTrainedTokenizerBase
+
+from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.recipes.roles import needed_roles, rollout_pool
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.data.tokenizer import render_prompt, stop_token_ids
+from rlctl.runtime.planning.preflight import read_model_config
+
+LOG = logging.getLogger(__name__)
 
 _MANY_RESPONSES = 100_000  # per step; DAPO's 512 prompts × 16 responses are 8,192
+_ANSWER = "an answer"
 _HIGH_LR = 0.1  # AdamW moves each weight by up to `lr`, and weights are below 1
 
 
@@ -28,6 +37,14 @@ def unusual_values(config: schema.Config, needs: Needs) -> Iterator[str]:
                 f"{role.section}.optim.lr={lr:g} overwrites the weights: AdamW moves each weight "
                 "by up to this much in an update; 1e-7 to 1e-3 are usual"
             )
+    steps = trainer.total_training_steps
+    if Needs.CRITIC in needs and steps is not None and steps <= trainer.critic_warmup:
+        yield (
+            f"the actor never learns: trainer.critic_warmup={trainer.critic_warmup} of {steps} "
+            "steps train only the critic"
+        )
+    if data.val_files and Needs.ENGINE in needs:
+        yield from greedy_validation(rollout.val_kwargs)
     beside = config.async_training
     if beside.max_staleness == 1 and not beside.eager and rollout_pool(config, needs) is None:
         yield (
@@ -39,4 +56,46 @@ def unusual_values(config: schema.Config, needs: Needs) -> Iterator[str]:
         yield (
             f"trainer.nnodes={trainer.nnodes} needs a running Ray cluster, and none is named: set "
             "RAY_ADDRESS or ray_kwargs.ray_init.address, or start with --address"
+        )
+
+
+def greedy_validation(given: schema.ValKwargs) -> Iterator[str]:
+    """Yield a warning if responses should be sampled, or differ, and are greedy."""
+    section = "actor_rollout_ref.rollout.val_kwargs"
+    if given.do_sample and given.temperature == 0:
+        yield (
+            f"{section}.do_sample=true samples at temperature 0, which is greedy: set "
+            f"{section}.temperature=1.0"
+        )
+    elif not given.do_sample and given.n > 1:
+        yield (
+            f"{section}.n={given.n} gives equal responses to a prompt, because they are greedy: "
+            f"set {section}.do_sample=true and {section}.temperature=1.0"
+        )
+
+
+def warn_of_tokens(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Warn of a pad token that the model lacks, and of turns that end without a stop token."""
+    model = config.actor_rollout_ref.model
+    kwargs = {**config.data.apply_chat_template_kwargs, "add_generation_prompt": False}
+    chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        known = read_model_config(model, "actor_rollout_ref.model.path").get_text_config()
+        stops = stop_token_ids(tokenizer, model.path)
+        end = render_prompt(tokenizer, chat, **kwargs).rpartition(_ANSWER)[2].strip()
+    except ConfigError:  # other checks report it
+        return
+    size, pad = getattr(known, "vocab_size", None), tokenizer.pad_token_id
+    if isinstance(pad, int) and isinstance(size, int) and pad >= size:
+        LOG.warning(
+            "the pad token %r of the tokenizer is none of the %d tokens of the model",
+            tokenizer.pad_token,
+            size,
+        )
+    if end and not set(stops) & set(tokenizer.encode(end, add_special_tokens=False)):
+        LOG.warning(
+            "the chat template ends a turn with %r, which has no stop token; responses end at %s: "
+            "add the token to eos_token_id in generation_config.json",
+            end,
+            ", ".join(repr(tokenizer.decode([each])) for each in stops),
         )
