@@ -18,5 +18,9 @@ RUN uv pip install --system --no-cache --compile-bytecode --override constraints
 RUN useradd --create-home rlctl
 USER rlctl
 WORKDIR /home/rlctl
+# Mount a folder here to keep the runs: docker run -v rlctl-runs:/home/rlctl/runs …
+ENV RLCTL_RUNS=/home/rlctl/runs
+RUN mkdir "$RLCTL_RUNS"
+VOLUME /home/rlctl/runs
 ENTRYPOINT ["rlctl"]
 CMD ["train", "ppo"]

@@ -43,7 +43,8 @@ def submit(address: str, detach: bool, words: Sequence[str], recipe: Recipe) -> 
         hydra_text("trainer.experiment_name", name),
         "ray_kwargs.ray_init.address=auto",
     ]
-    run(address, detach, name, [*words, *own])
+    rest = [word for word in words if not word.startswith("trainer.experiment_name=")]
+    run(address, detach, name, [*rest, *own])
 
 
 def _check(address: str) -> None:

@@ -41,7 +41,8 @@ def explain(name: str) -> list[Explanation]:
     """
     for source in (_error, _exit_code, _alarm, _metric, _keys, _metrics, _option, _verl):
         if found := source(name):
-            return found
+            # The end of a key may be an option of another library with another meaning.
+            return found + (_option(name) if source is _keys and "." not in name else [])
     raise NotFoundError(
         f"nothing is named {name!r}",
         hint=question(_nearest(name))

@@ -67,7 +67,7 @@ class Source:
             for line in self.text.partition("defaults:")[0].splitlines()
             if line.startswith("#")
         )
-        return comment.partition(". ")[0].rstrip(".")
+        return re.split(r"(?<!\bDr)\. ", comment, maxsplit=1)[0].rstrip(".")
 
     @property
     def included(self) -> list[str]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rlctl.errors import NotFoundError, Problem, UsageError
 from rlctl.log import warn_once
 from rlctl.monitoring.run_summary import lower_is_better
+from rlctl.quickstart import FOLDERS
 from rlctl.runs.digests import CONFIG, LABELS, METRICS, RECORD
 from rlctl.runs.index import Index
 from rlctl.runs.query import Query
 from rlctl.runs.query_values import read_values
 from rlctl.runs.run import ACTIVE, Run, build_run, is_run, read_run
+from rlctl.storage import is_url
 from rlctl.suggest import closest, did_you_mean
 
 DEFAULT_ROOT = Path("runs")
@@ -181,3 +184,20 @@ def _is_text(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def find_run_or_model(target: str, root: Path | None) -> Run | str:
+    """Return `target` if it is a model: a folder, its URL or a bundled one; otherwise the run.
+
+    Raises NotFoundError if it is neither.
+    """
+    folder = Path(target).expanduser()
+    if is_url(target) or (folder / "config.json").is_file() or target in FOLDERS:
+        return target
+    try:
+        return RunStore.at(root).find(target)
+    except NotFoundError as error:
+        no_folder = f"{target} is no model folder with config.json either; `quickstart` is a model"
+        raise NotFoundError(
+            *(replace(each, hint=f"{each.hint}; {no_folder}") for each in error.problems)
+        ) from error

@@ -122,6 +122,6 @@ def test_a_missing_compiler_is_an_error_before_the_start(
     devices = Devices.from_config(config.trainer)
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match=r"a C\+\+ compiler, and there is no no-such-compiler"):
-        check_software(config, devices)
+        check_software(config, devices, inline=True)
     monkeypatch.delenv("CXX")
     compiled.check_compiler("cpu")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,6 +18,8 @@ Examples:
   rlctl compare @last @best:val-core/gsm8k/acc/mean@1
 
   rlctl compare a b --metric critic/score/mean        one metric, step by step
+
+  rlctl compare seed-1 seed-2 seed-3 --format markdown
 """
 
 
@@ -37,12 +39,17 @@ def compare(
             help="Show this metric at every step; repeat for several.",
         ),
     ] = None,
+    form: Annotated[
+        Literal["table", "csv", "markdown"],
+        typer.Option("--format", help="Print the tables in this form."),
+    ] = "table",
     root: Root = None,
     as_json: Json = False,
 ) -> None:
     """Compare the settings of runs, and their metrics at the same step.
 
-    Given one sweep, show its trials, best first, and the importance of each parameter.
+    Runs that differ only in their seeds get a column with mean and standard deviation. Given one
+    sweep, show its trials, best first, and the importance of each parameter.
     """
     from rlctl import api
     from rlctl.cli.console import print_json
@@ -65,6 +72,6 @@ def compare(
     if as_json:
         print_json(comparison.as_json())
     elif metrics:
-        print_curves(comparison, metrics)
+        print_curves(comparison, metrics, form)
     else:
-        print_comparison(comparison, changed)
+        print_comparison(comparison, changed, form)

@@ -99,10 +99,10 @@ Examples:
 
   rlctl eval quickstart
 
-  rlctl eval path/to/model -s data.val_files=test.parquet \\
-    -s actor_rollout_ref.rollout.val_kwargs.n=4 \\
-    -s actor_rollout_ref.rollout.val_kwargs.do_sample=true \\
-    -s actor_rollout_ref.rollout.val_kwargs.temperature=1.0
+  rlctl eval path/to/model data.val_files=test.parquet \\
+    actor_rollout_ref.rollout.val_kwargs.n=4 \\
+    actor_rollout_ref.rollout.val_kwargs.do_sample=true \\
+    actor_rollout_ref.rollout.val_kwargs.temperature=1.0
 
   rlctl eval @last --tasks gsm8k,arc_easy --limit 100
 """
@@ -115,9 +115,26 @@ Examples:
 """
 
 
+def _check(target: str, recipe: str, root: Path | None) -> None:
+    """Raise NotFoundError for an unknown run, model or recipe, before torch is imported."""
+    from rlctl.recipes.search_path import find_recipe
+    from rlctl.runs.store import find_run_or_model
+
+    if isinstance(find_run_or_model(target, root), str):
+        find_recipe(recipe)
+
+
 @app.command("eval", epilog=_EVAL_EXAMPLES)
 def evaluate(
     target: Target,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Overrides, as those of --set.",
+            autocompletion=complete.override,
+        ),
+    ] = None,
     overrides: Overrides = None,
     recipe: RecipeOption = "ppo",
     step: Step = None,
@@ -140,18 +157,20 @@ def evaluate(
 
     given = TaskArguments(tasks, num_fewshot, limit, task_dir, chat_template)
     given.check(samples)
+    overrides = [*(overrides or []), *(settings or [])]
+    _check(target, recipe, root)
     announce("loading the model")
     if tasks is not None:
         from rlctl.runtime.planning.evaluation import target_config
 
-        config = target_config(target, overrides or [], recipe, step, root)
+        config = target_config(target, overrides, recipe, step, root)
         print_task_scores(config, given, as_json)
         return
     from rlctl import api
     from rlctl.cli.console import print_json, stdout, table
     from rlctl.cli.views.samples import print_sample
 
-    validation = api.evaluate(target, overrides or [], recipe=recipe, step=step, root=root)
+    validation = api.evaluate(target, overrides, recipe=recipe, step=step, root=root)
     if as_json:
         print_json(validation.metrics)
         return
@@ -192,6 +211,7 @@ def generate(
     root: Root = None,
 ) -> None:
     """Generate responses to prompts with the model's chat template."""
+    _check(target, recipe, root)
     announce("loading the model")
     import dataclasses
 

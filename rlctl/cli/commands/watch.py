@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Annotated
 
@@ -81,16 +82,24 @@ def logs(
         ),
     ] = None,
     root: Root = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line of output.")
+    ] = False,
 ) -> None:
     """Print the output of a run's worker processes.
 
     With several processes, each line starts with the pool and rank of its process.
     """
     from rlctl.cli.console import notice
+    from rlctl.errors import UsageError
     from rlctl.runs import logs as stored
     from rlctl.runs.store import RunStore
 
     if address is not None:
+        if as_json:
+            raise UsageError(
+                "--json cannot be combined with --address", hint="leave out one of them"
+            )
         remote.follow(address, run)
         return
     found = RunStore.at(root).find(run)
@@ -101,7 +110,11 @@ def logs(
         stored.follow(found, files, last) if follow else stored.lines_of(files, last)
     ):
         empty = False
-        sys.stdout.write((f"{process:{width}} | " if len(files) > 1 else "") + visible(line) + "\n")
+        if as_json:
+            text = json.dumps({"process": process, "line": line}, ensure_ascii=False)
+        else:
+            text = (f"{process:{width}} | " if len(files) > 1 else "") + visible(line)
+        sys.stdout.write(text + "\n")
         if follow:
             sys.stdout.flush()
     if empty:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rlctl.cli.console import print_json, stdout, table, warn
+from rlctl.cli.console import notice, print_json, stdout, table, warn
+from rlctl.cli.views.runs import place
 from rlctl.errors import RlctlError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def show(recipe: Recipe, *, inline: bool, strict: bool, as_json: bool) -> None:
             f"{report.disk.num_checkpoints} checkpoints need more than the free disk space, "
             f"{_size(report.disk.free)}"
         )
+    notice("no errors: the same command without --dry-run starts the run")
 
 
 def _print(report: DryRun) -> None:
@@ -62,7 +64,7 @@ def _print_changes(report: DryRun) -> None:
     from rlctl.recipes.reference import as_text
 
     _heading(f"Changed by {report.recipe} and the command line")
-    rows = [(each.key, as_text(each.value), each.where) for each in report.changed]
+    rows = [(each.key, as_text(each.value), place(each.where)) for each in report.changed]
     stdout().print(table(["key", "value", "from"], rows))
 
 

@@ -17,6 +17,7 @@ from rlctl.errors import UsageError
 from rlctl.files import by_step
 from rlctl.monitoring.run_summary import RunSummary
 from rlctl.monitoring.text import ago, count, duration, percent_or_number, sparkline
+from rlctl.recipes.search_path import LIBRARY
 from rlctl.runs.details import alarms, changed_settings, generation_steps, profiles
 from rlctl.runs.listing import RunPage, RunQuery
 from rlctl.runs.record import RunRecord
@@ -107,8 +108,10 @@ def _runs_table(page: RunPage) -> Table:
 def _cell(key: str, value: object) -> str | Text:
     if key == "state":
         return Text(str(value), style=COLOURS[str(value)])
-    if value is None:
+    if value is None or value == []:
         return "-"
+    if isinstance(value, list):  # tags
+        return visible(", ".join(map(str, value)))
     return (
         percent_or_number(key, value) if "/" in key and isinstance(value, float) else short(value)
     )
@@ -191,10 +194,18 @@ def print_run(run: Run) -> None:
     if changed := changed_settings(run.path):
         stdout().print()
         rows = [
-            [key, short(each["value"]), short(each["base"]), each["where"]]
+            [key, short(each["value"]), short(each["base"]), place(each["where"])]
             for key, each in changed.items()
         ]
         stdout().print(table(["setting", "value", "base", "from"], rows))
+
+
+def place(where: str) -> str:
+    """Return where a setting was made for a table: a shipped recipe by its name, not its folder."""
+    if where.startswith("override "):
+        return "command line"
+    folder = f"{LIBRARY}/"
+    return f"recipes/{where.removeprefix(folder)}" if where.startswith(folder) else where
 
 
 def _facts(record: RunRecord) -> list[tuple[str, str]]:

@@ -112,7 +112,7 @@ DATA: tuple[Rule, ...] = (
     only(
         "data.{image_key,video_key,audio_key}",
         (None, "images", "videos", "audios"),
-        "rows with images, videos or audio are refused",
+        "rows with images, videos or audio are refused: the data files must have text rows alone",
         "rows with images, videos or audio are refused under any name of the column",
     ),
     depends("data.{image_patch_size,mm_processor_kwargs*}", "rows have no images"),

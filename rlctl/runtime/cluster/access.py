@@ -10,14 +10,19 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
-from rlctl.errors import ResourceError
+from rlctl.debugging import post_mortem
+from rlctl.errors import MissingExtraError, ResourceError
+from rlctl.recipes import schema
 
 _MODE, _TOKENS = "RAY_AUTH_MODE", ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 # On macOS and Windows, and with this variable, Ray binds to the address of the node, 127.0.0.1.
 _CLUSTER_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _PROBE_S = 10.0
+# Packages of ray[default] that Ray's client, its dashboard and `require_token` import.
+_CLUSTER_PACKAGES = ("grpc", "aiohttp_cors", "opencensus")
 
 
 @contextmanager
@@ -86,6 +91,26 @@ def require_token(address: str) -> None:
         where=address,
         hint=f"start Ray with {_MODE}=token on all nodes, and set it here too (docs/cluster.md)",
     )
+
+
+def check_packages(init: schema.RayInit) -> None:
+    """Raise MissingExtraError if a package of the extra `cluster` or `debug` is needed and missing.
+
+    A cluster that only this machine reaches needs none, such as that of a sweep for its trials.
+    """
+    if post_mortem() and find_spec("debugpy") is None:
+        raise MissingExtraError(
+            "RAY_DEBUG_POST_MORTEM=1 needs the package 'debugpy'", hint="pip install 'rlctl[debug]'"
+        )
+    address = init.address or os.environ.get("RAY_ADDRESS")
+    user = f"the Ray cluster at {address}" if address else "Ray's dashboard"
+    is_needed = not is_loopback(address) if address else init.include_dashboard or post_mortem()
+    missing = [name for name in _CLUSTER_PACKAGES if find_spec(name) is None]
+    if is_needed and missing:
+        raise MissingExtraError(
+            f"{user} needs packages that are not installed: {', '.join(missing)}",
+            hint="pip install 'rlctl[cluster]'",
+        )
 
 
 def is_loopback(address: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
 import shutil
@@ -156,6 +157,8 @@ def _listed(project: Path, *options: str) -> list[Path]:
 
 
 def _client(address: str) -> JobSubmissionClient:
+    # Ray logs each upload and the end of each stream.
+    logging.getLogger("ray.dashboard").setLevel(logging.WARNING)
     return _with_deadline(lambda: JobSubmissionClient(address), address)
 
 

@@ -8,19 +8,23 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from rlctl.debugging import debug_variables, post_mortem
-from rlctl.errors import MissingExtraError, ResourceError, Terminated
+from rlctl.errors import ResourceError, Terminated
 from rlctl.recipes import schema
 from rlctl.runs.logs import format_tails
 from rlctl.runtime import OPENMP_WAIT, SPIN_COUNT
 from rlctl.runtime.cluster import fork_server
-from rlctl.runtime.cluster.access import is_loopback, on_loopback, protect_token, require_token
+from rlctl.runtime.cluster.access import (
+    check_packages,
+    on_loopback,
+    protect_token,
+    require_token,
+)
 from rlctl.runtime.cluster.daemons import fewer_daemons
 from rlctl.runtime.cluster.health import OnLost, RayHealth
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
@@ -36,9 +40,6 @@ _WORKER_ENV = {
 
 # Ray would start a worker for each slot before it knows the environment of the pools' processes.
 _NO_PRESTART = ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver")
-
-# Packages of ray[default] that Ray's client, its dashboard and our check of tokens import.
-_CLUSTER_PACKAGES = ("grpc", "aiohttp_cors", "opencensus")
 
 _SHUTDOWN_S = 10.0  # a healthy Ray needs one or two
 
@@ -64,6 +65,7 @@ def ray_session(
     """
     import ray
 
+    check_packages(init)
     address = init.address or os.environ.get("RAY_ADDRESS")
     options = _options(init, num_threads, address) | {"log_to_driver": log_to_driver}
     folder: Path | None = None
@@ -73,8 +75,6 @@ def ray_session(
         if address is None:
             folder = stack.enter_context(_local(options, init, num_cpus))
         else:
-            if not is_loopback(address):  # such as the cluster of a sweep, for its trials
-                _require_cluster_packages(f"the Ray cluster at {address}")
             options["address"] = address
         ended = threading.Event()
         health = RayHealth(others, on_lost)
@@ -114,8 +114,6 @@ def _local(options: dict[str, Any], init: schema.RayInit, num_cpus: int) -> Iter
         os.environ.setdefault(name, "0")
     # Ray's debugger finds the waiting processes through the dashboard.
     dashboard = init.include_dashboard or post_mortem()
-    if dashboard:
-        _require_cluster_packages("Ray's dashboard")
     daemons = nullcontext() if dashboard else fewer_daemons(options["log_to_driver"])
     with session_folder() as folder, on_loopback(), daemons:
         # Temporary files of workers, such as vLLM's sockets, are removed with the session.
@@ -130,25 +128,8 @@ def _local(options: dict[str, Any], init: schema.RayInit, num_cpus: int) -> Iter
         yield folder
 
 
-def _require_cluster_packages(user: str) -> None:
-    """Raise MissingExtraError unless the packages are installed that clusters need, for `user`."""
-    missing = [name for name in _CLUSTER_PACKAGES if find_spec(name) is None]
-    if missing:
-        raise MissingExtraError(
-            f"{user} needs packages that are not installed: {', '.join(missing)}",
-            hint="pip install 'rlctl[cluster]'",
-        )
-
-
 def _options(init: schema.RayInit, num_threads: int, address: str | None) -> dict[str, Any]:
-    """Return the arguments of `ray.init` for any cluster; set Ray's environment variables.
-
-    Raises MissingExtraError if debugging is on without a debugger.
-    """
-    if post_mortem() and find_spec("debugpy") is None:
-        raise MissingExtraError(
-            "RAY_DEBUG_POST_MORTEM=1 needs the package 'debugpy'", hint="pip install 'rlctl[debug]'"
-        )
+    """Return the arguments of `ray.init` for any cluster; set Ray's environment variables."""
     env = {name: value for name, value in _WORKER_ENV.items() if value or name in os.environ}
     # Limits the threads that libraries start at import; torch.set_num_threads sets torch's own.
     env["OMP_NUM_THREADS"] = str(num_threads)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from rlctl.errors import NotFoundError, UsageError
-from rlctl.quickstart import FOLDERS
+from rlctl.errors import UsageError
 from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.roles import ACTOR, Role, trained_role
 from rlctl.recipes.schema import Config
 from rlctl.recipes.stored import recompose
 from rlctl.runs.run import Run
-from rlctl.runs.store import RunStore
+from rlctl.runs.store import find_run_or_model
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.store import CheckpointStore
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.planning.model_runs import with_runs
 from rlctl.runtime.planning.preflight import read_model_config
-from rlctl.storage import is_url
 from rlctl.suggest import hydra_text
 
 _OF_MODEL = (
@@ -45,23 +42,10 @@ def target_config(
     """
     if isinstance(target, Run):
         return _run_config(target.path, step, overrides)
-    if _is_model(str(target)):
-        return _model_config(str(target), recipe, overrides)
-    try:
-        run = RunStore.at(root).find(str(target))
-    except NotFoundError as error:
-        no_folder = f"{target} is no model folder with config.json either; `quickstart` is a model"
-        hints = [f"{each.hint}; {no_folder}" for each in error.problems]
-        raise NotFoundError(
-            *(replace(each, hint=hint) for each, hint in zip(error.problems, hints, strict=True))
-        ) from error
-    return _run_config(run.path, step, overrides)
-
-
-def _is_model(target: str) -> bool:
-    """Return True for a model folder, its URL, or the name of a bundled model."""
-    folder = Path(target).expanduser()
-    return is_url(target) or (folder / "config.json").is_file() or target in FOLDERS
+    found = find_run_or_model(str(target), root)
+    if isinstance(found, str):
+        return _model_config(found, recipe, overrides)
+    return _run_config(found.path, step, overrides)
 
 
 def _model_config(model: str, recipe: str | Path, overrides: Sequence[str]) -> Config:

@@ -118,7 +118,7 @@ def make_plan(
             )
         )
     if devices is not None:
-        errors.run(preflight.check_software, config, devices)
+        errors.run(preflight.check_software, config, devices, inline)
     algorithm, memory = errors.run(load_algorithm, config, 1), None
     if algorithm is not None:
         errors.run(check_adapters, config, devices, algorithm.needs)

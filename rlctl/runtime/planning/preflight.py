@@ -15,6 +15,7 @@ from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, Role, needed_roles, trained_role
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
+from rlctl.runtime.cluster.access import check_packages
 from rlctl.runtime.model.compiled import check_compiler
 from rlctl.runtime.planning.async_checks import check_async
 from rlctl.runtime.planning.devices import Devices
@@ -152,11 +153,13 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> list[Problem]:
     return problems
 
 
-def check_software(config: schema.Config, devices: Devices) -> None:
-    """Check that the rollout engine is installed and supports the configuration.
+def check_software(config: schema.Config, devices: Devices, inline: bool) -> None:
+    """Check that the packages of Ray and the rollout engine are installed and support the config.
 
     Layers are compiled only where a compiler is. Raises `ConfigError` or `MissingExtraError`.
     """
+    if not inline:
+        check_packages(config.ray_kwargs.ray_init)
     if config.actor_rollout_ref.actor.use_torch_compile:
         check_compiler(devices.kind)
     rollout, placement = config.actor_rollout_ref.rollout, config.trainer.placement
