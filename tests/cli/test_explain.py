@@ -153,6 +153,10 @@ def test_the_end_of_keys_explains_each_of_them() -> None:
     assert {each.name for each in explain("trainer.timeouts")} >= {"trainer.timeouts.call_s"}
 
 
+def test_the_end_of_a_key_is_explained_as_an_option_of_other_libraries_too() -> None:
+    assert [each.kind for each in explain("loss_type")] == ["key", "option of TRL"]
+
+
 def test_a_group_of_metrics_is_explained() -> None:
     names = [each.name for each in explain("perf/mfu")]
     assert names == ["perf/mfu/actor", "perf/mfu/critic", "perf/mfu/reward_model"]

@@ -56,6 +56,14 @@ def test_commands_that_load_a_model_say_so_first(tmp_path: Path) -> None:
     assert done.returncode == 130
 
 
+@pytest.mark.parametrize("words", [["nosuch"], ["quickstart", "--recipe", "missing.yaml"]])
+def test_unknown_names_are_refused_before_a_model_is_loaded(
+    tmp_path: Path, words: list[str]
+) -> None:
+    done = interrupted_by("torch", tmp_path, "eval", *words)
+    assert done.returncode == 4, "torch is not imported"
+
+
 def ended(
     root: Path, state: str, capsys: pytest.CaptureFixture[str], *parts: str, name: str = "long"
 ) -> list[str]:

@@ -163,7 +163,9 @@ def test_recipes_ls_show_and_cp(
 ) -> None:
     listed = json.loads(run(capsys, "recipes", "ls", "--json"))
     assert [row["name"] for row in listed] == list(library_recipes())
-    assert all(row["about"] for row in listed)
+    about = {row["name"]: row["about"] for row in listed}
+    assert all(about.values())
+    assert about["dr_grpo"].startswith("The quickstart with Dr. GRPO (")
     text = library_recipes()["gsm8k_ppo"].read_text()
     assert run(capsys, "recipes", "show", "gsm8k_ppo") == text
     monkeypatch.chdir(tmp_path)

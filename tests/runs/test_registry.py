@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rlctl.cli.views.compare import print_comparison
 from rlctl.errors import ConflictError, NotFoundError, UsageError
 from rlctl.runs import digests, trash
 from rlctl.runs.compare import compare
@@ -310,6 +311,25 @@ def rlctl(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return completed([*arguments], Path.cwd(), environment)
 
 
+def test_runs_of_several_seeds_have_a_mean(tmp_path, capsys):
+    runs = []
+    for seed, value in ((1, 0.2), (2, 0.4)):
+        run = RunDir.create(tmp_path, "p", f"seed-{seed}", "ppo")
+        run.metrics.write_text(f'{{"step": 1, "critic/score/mean": {value}}}\n')
+        run.write_config(f"trainer:\n  seed: {seed}\n", {})
+        run.finish("finished", 0)
+        runs.append(RunStore(tmp_path).find(f"seed-{seed}"))
+    print_comparison(compare(runs), changed=False, form="csv")
+    assert capsys.readouterr().out.splitlines() == [
+        "setting,seed-1,seed-2",
+        "trainer.seed,1,2",
+        "",
+        "metric,,step,seed-1,seed-2,mean ± std",
+        "critic/score/mean,at step,1,0.2,0.4,0.3 ± 0.141",
+        ",best,,0.2 @1,0.4 @1,0.3 ± 0.141",
+    ]
+
+
 def test_registry_commands(root):
     listed = rlctl(
         root,
@@ -340,6 +360,9 @@ def test_registry_commands(root):
         line.split() for line in rlctl(root, "compare", "a", "b", "-m", ACC).stdout.splitlines()
     ]
     assert steps[-2:] == [["2", "0.5", "0.6"], ["3", "-", "0.7"]]
+    for form, end in (("csv", "3,-,0.7"), ("markdown", "| 3 | - | 0.7 |")):
+        printed = rlctl(root, "compare", "a", "b", "-m", ACC, "--format", form).stdout
+        assert printed.splitlines()[-1] == end
     assert rlctl(root, "compare", "a", "a").returncode == 2
     assert rlctl(root, "runs", "rm", "a", "b").returncode == 0
     assert rlctl(root, "show", "p/a").returncode == 4  # no id begins with it

@@ -34,7 +34,8 @@ def print_comparison(comparison: Comparison, changed: bool, form: Form) -> None:
     shown += [name for name in SHOWN_METRICS if name in comparison.metrics]
     rows = [row for metric in shown for row in _metric_rows(comparison, metric, seeds)]
     if rows:
-        stdout().print()
+        if comparison.settings:
+            stdout().print()
         columns = [*names, *(["mean ± std"] if seeds else [])]
         _print(table(["metric", "", "step", *columns], rows, right=["step", *columns]), form)
     hidden = len(comparison.metrics) - len(shown)
