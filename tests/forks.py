@@ -32,8 +32,6 @@ FORKS.set_forkserver_preload(["tests.preloaded"])
 # Environment variable of commands whose cluster is on this machine, whatever its address: their
 # workers are forks, too. rlctl itself forks them for loopback addresses alone.
 ONE_MACHINE = "RLCTL_TEST_ONE_MACHINE"
-# Environment variable with the packages that a command does not find, separated by spaces.
-MISSING = "RLCTL_TEST_MISSING"
 
 
 class Forked:
@@ -139,8 +137,6 @@ def run_in_fork(arguments: list[str], cwd: Path, environment: dict[str, str]) ->
 
     if ONE_MACHINE in environment:
         fork_server.on_this_machine = lambda _: True
-    for package in environment.get(MISSING, "").split():
-        _hide(package)
     sys.argv = [str(rlctl.__main__.__file__), *arguments]
     sys.path[:0] = [str(cwd), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     try:
@@ -148,14 +144,6 @@ def run_in_fork(arguments: list[str], cwd: Path, environment: dict[str, str]) ->
     finally:
         threading._shutdown()
         atexit._run_exitfuncs()
-
-
-def _hide(package: str) -> None:
-    """Let imports of a package fail as if it were not installed, also those already made."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] == package or name.startswith("rlctl.sweeps."):
-            del sys.modules[name]
-    sys.modules[package] = None  # pyright: ignore[reportArgumentType]
 
 
 def read_ray_variables() -> None:

@@ -100,7 +100,7 @@ def _print(built: Table, form: Form) -> None:
     if form == "csv":
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
         return
-    rows.insert(1, ("---",) * len(rows[0]))
+    rows.insert(1, ["---"] * len(rows[0]))
     for row in rows:
         sys.stdout.write(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n")
 
