@@ -14,6 +14,18 @@ from rlctl.terminal import visible
 
 app = typer.Typer(add_completion=False)
 
+JobAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="ADDRESS",
+        help="Follow the job of this name on a Ray cluster instead.",
+    ),
+]
+JsonLines = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object per line of output.")
+]
+
 
 @app.command(epilog="\nExamples:\n\n  rlctl watch @last\n\n  rlctl watch ppo-a | grep val\n")
 def watch(run: RunName, root: Root = None) -> None:
@@ -73,18 +85,9 @@ def logs(
         int | None,
         typer.Option("-n", "--lines", min=0, help="Print only the last lines of each process."),
     ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            "--address",
-            metavar="ADDRESS",
-            help="Follow the job of this name on a Ray cluster instead.",
-        ),
-    ] = None,
+    address: JobAddress = None,
     root: Root = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line of output.")
-    ] = False,
+    as_json: JsonLines = False,
 ) -> None:
     """Print the output of a run's worker processes.
 
