@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ sys.exit(3)
 def _with_worker(_: RankInfo, folder: Path) -> tuple[list[object], int, int, dict[str, str]]:
     """Run a worker of a new server; return what it prints, its exit code and its client's group."""
     fork_server.start()
-    command = fork_server.python(None)["py_executable"].split()
+    command = shlex.split(fork_server.python(None)["py_executable"])
     done = subprocess.Popen(
         [*command, "worker.py", "one", "two"],
         cwd=folder,

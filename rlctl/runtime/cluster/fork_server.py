@@ -16,6 +16,7 @@ import logging
 import os
 import runpy
 import secrets
+import shlex
 import signal
 import socket
 import struct
@@ -69,7 +70,7 @@ def python(address: str | None) -> dict[str, str]:
     """Return the runtime environment of workers at `address`; empty for Python itself."""
     if _server is None or not on_this_machine(address):
         return {}
-    return {"py_executable": f"{sys.executable} -IS {CLIENT} {_server}"}
+    return {"py_executable": shlex.join([sys.executable, "-IS", str(CLIENT), _server])}
 
 
 def listening(name: str) -> socket.socket:
