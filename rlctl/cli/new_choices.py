@@ -67,16 +67,18 @@ def choose(questions: Questions, options: Options) -> Chosen:
     )
     source, raw = found or ("", None)
     prompt, answer = _columns(questions, options, raw)
-    reward = questions.answer(
-        "--reward KIND",
-        options.reward,
-        "Rewarded: " + ", ".join(f"{kind} ({text})" for kind, (text, _) in KINDS.items()),
-        _likely_reward(raw, answer),
-        _reward,
-    )
+    likely, reward = _likely_reward(raw, prompt, answer), None
+    if options.reward or likely or not questions.accepts:  # else it follows from the columns
+        reward = questions.answer(
+            "--reward KIND",
+            options.reward,
+            "Rewarded: " + ", ".join(f"{kind} ({text})" for kind, (text, _) in KINDS.items()),
+            likely,
+            _reward,
+        )
     model, devices = _model_and_devices(questions, options)
     if questions.any_missing or not (raw and prompt and answer and reward and model and devices):
-        raise questions.missing()
+        raise questions.missing(_listed(raw) if raw and not (prompt and answer) else "")
     folder = options.folder or Path(raw.name)
     _refuse_existing(folder, options.force)
     maker = RowMaker(
@@ -95,6 +97,8 @@ def _columns(
     from rlctl.cli.views.new import print_columns
     from rlctl.data_prep.raw_data import suggest_answer, suggest_prompt
 
+    if raw is None and questions.accepts:  # what the data has may fit
+        return options.prompt_key, options.answer_key
     columns = raw.columns() if raw else []
     if raw and questions.on_terminal and None in (options.prompt_key, options.answer_key):
         print_columns(columns)
@@ -110,9 +114,14 @@ def _columns(
         options.answer_key,
         "Column of the right answers",
         suggest_answer(columns, prompt or ""),
-        lambda text: _column(text, raw, columns, ("text", "number")),
+        lambda text: _column(text, raw, columns, ("text", "number", "chat")),
     )
     return prompt, answer
+
+
+def _listed(raw: RawData) -> str:
+    """Return the columns of the data and their kinds, for an error."""
+    return f"; columns: {', '.join(f'{each.name} ({each.kind})' for each in raw.columns())}"
 
 
 def _model_and_devices(questions: Questions, options: Options) -> tuple[str | None, int | None]:
@@ -176,13 +185,14 @@ def _column(
     return text
 
 
-def _likely_reward(raw: RawData | None, answer: str | None) -> str | None:
+def _likely_reward(raw: RawData | None, prompt: str | None, answer: str | None) -> str | None:
     """Return the kind of reward that fits the answers."""
+    from rlctl.data_prep.jsonl import Fields
     from rlctl.data_prep.raw_data import answers_of, is_number
 
-    if raw is None or answer is None:
+    if raw is None or prompt is None or answer is None:
         return None
-    answers = answers_of(raw, answer)
+    answers = answers_of(raw, Fields(prompt, answer, raw.name, None, None))
     if all(map(is_number, answers)):
         return "number"
     return "math" if any("\\" in each for each in answers) else "exact"

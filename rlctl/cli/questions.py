@@ -21,7 +21,7 @@ class Questions:
 
     def __init__(self, accept: bool) -> None:
         self.on_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-        self._accept = accept
+        self.accepts = accept
         self._missing: dict[str, str | None] = {}  # option → suggestion
 
     @property
@@ -43,7 +43,7 @@ class Questions:
         without one, so that later suggestions can follow from it. An answer that `parse` refuses
         with an RlctlError is asked for again.
         """
-        if given is None and self._accept:
+        if given is None and self.accepts:
             given = suggestion
         if given is not None:
             return parse(given)
@@ -61,11 +61,11 @@ class Questions:
 
     def confirm(self, question: str) -> None:
         """Ask for consent on a terminal, unless suggestions are accepted. Exits with 1 on a no."""
-        if self.on_terminal and not self._accept and not typer.confirm(question, True, err=True):
+        if self.on_terminal and not self.accepts and not typer.confirm(question, True, err=True):
             raise typer.Exit(1)
 
-    def missing(self) -> UsageError:
-        """Return the error that names all missing options and their suggestions."""
+    def missing(self, columns: str) -> UsageError:
+        """Return the error that names all missing options, their suggestions, and `columns`."""
         known = [
             f"{option.partition(' ')[0]} {suggestion}"
             for option, suggestion in self._missing.items()
@@ -74,5 +74,5 @@ class Questions:
         accepts = f"; --yes accepts the suggestions: {' '.join(known)}" if known else ""
         return UsageError(
             f"missing options: {', '.join(self._missing)}",
-            hint=f"nothing is asked without a terminal{accepts}",
+            hint=f"nothing is asked without a terminal{accepts}{columns}",
         )

@@ -27,7 +27,9 @@ _AGENT = "agent_name"
 _FIELDS = ("tools", "tools_kwargs", "tool_selection", "interaction_kwargs")
 # Columns that are read if a file has them.
 _SELECTION = "tool_selection"
-AGENT_COLUMNS = (_AGENT, *_FIELDS, "need_tools_kwargs", _SELECTION, "env_class")
+ENV_CLASS = "env_class"  # of SkyRL's rows, whose environments read any column
+AGENT_COLUMNS = (_AGENT, *_FIELDS, "need_tools_kwargs", _SELECTION, ENV_CLASS)
+_ROW_COLUMNS = ("prompt", "data_source", "ability", "extra_info", _AGENT)  # fields of a row
 
 
 class ToolsParams(Params):
@@ -71,11 +73,15 @@ def agent_name(record: Mapping[str, Any]) -> str:
 
 
 def with_agent_columns(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record's `extra_info` with the columns for episodes that have content."""
+    """Return the record's `extra_info` with the columns for episodes that have content.
+
+    With `env_class`, they are all columns that have no place of their own in a row.
+    """
+    names = record if record.get(ENV_CLASS) else AGENT_COLUMNS
     columns = {
         name: record[name]
-        for name in AGENT_COLUMNS
-        if name in record and name != _AGENT and has_content(record[name])
+        for name in names
+        if name in record and name not in _ROW_COLUMNS and has_content(record[name])
     }
     return {**columns, **(record.get("extra_info") or {})}
 

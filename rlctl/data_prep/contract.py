@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rlctl.data_prep.chats import shortened
 from rlctl.errors import Problem
 
 CONTRACT_HINT = (
     "`rlctl prep jsonl` converts your own data; `rlctl data show FILE` shows the rows of a file"
 )
-
+REWARD_SPEC = "reward_spec"  # name of `reward_model` in rows of SkyRL
+CHATS = ("messages", "conversations", "conversation", "chat")  # columns of whole conversations
 
 _QUESTIONS = ("question", "prompt", "problem", "instruction", "input", "query")
 _ANSWERS = ("answer", "ground_truth", "solution", "response", "output", "target", "label")
@@ -20,14 +23,13 @@ _ANSWERS = ("answer", "ground_truth", "solution", "response", "output", "target"
 def contract_hint(path: Path, columns: Iterable[str]) -> str:
     """Return a hint for a file with other columns: the command that converts it, if it can."""
     names = {each.lower(): each for each in columns}
+    command = f"convert it: rlctl prep jsonl {shlex.quote(str(path))} --prompt-key"
     prompt = next((names[each] for each in _QUESTIONS if each in names), None)
     answer = next((names[each] for each in _ANSWERS if each in names), None)
-    if prompt is None or answer is None:
-        return CONTRACT_HINT
-    return (
-        f"convert it: rlctl prep jsonl {path} --prompt-key {prompt} --answer-key {answer} "
-        "--out data/mine"
-    )
+    chat = next((names[each] for each in CHATS if each in names), None)
+    if prompt is not None and answer is not None:
+        return f"{command} {prompt} --answer-key {answer} --out data/mine"
+    return CONTRACT_HINT if chat is None else f"{command} {chat} --out data/mine"
 
 
 def schema_problems(schema: Any, path: Path, prompt_key: str, reward_fn_key: str) -> list[Problem]:
@@ -50,6 +52,8 @@ def schema_problems(schema: Any, path: Path, prompt_key: str, reward_fn_key: str
             "struct<...>",
         ),
     }
+    if "reward_model" not in schema.names and REWARD_SPEC in schema.names:
+        expected[REWARD_SPEC] = expected.pop("reward_model")
     problems, hint = [], contract_hint(path, schema.names)
     for name, (fits, description) in expected.items():
         where = f"{path}, column {name}"
@@ -127,7 +131,7 @@ def row_faults(record: Any, prompt_key: str, reward_fn_key: str) -> list[str]:
         pass  # one message of a user
     elif not isinstance(chat, list) or not chat:
         faults.append(
-            f"column {prompt_key!r} is {_short(chat)}, "
+            f"column {prompt_key!r} is {shortened(chat)}, "
             "expected a non-empty list of {role, content}"
         )
     else:
@@ -139,21 +143,18 @@ def row_faults(record: Any, prompt_key: str, reward_fn_key: str) -> list[str]:
             )
             if not all(isinstance(text, str) for text in texts) or not texts[0]:
                 faults.append(
-                    f"column {prompt_key!r}, message {position} is {_short(message)}, "
+                    f"column {prompt_key!r}, message {position} is {shortened(message)}, "
                     "expected {role, content}, both text"
                 )
     reward = record.get("reward_model")
     if not isinstance(reward, dict) or reward.get("ground_truth") is None:
         faults.append(
-            f"column 'reward_model' is {_short(reward)}, "
+            f"column 'reward_model' is {shortened(reward)}, "
             "expected {style, ground_truth} with a ground_truth that is not null"
         )
     if not isinstance(record.get("extra_info"), dict | None):
-        faults.append(f"column 'extra_info' is {_short(record['extra_info'])}, expected an object")
+        faults.append(
+            f"column 'extra_info' is {shortened(record['extra_info'])}, expected an object or its "
+            "JSON text"
+        )
     return faults
-
-
-def _short(value: Any) -> str:
-    """Return the repr of a value, cut to 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

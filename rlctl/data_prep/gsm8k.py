@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,14 @@ def load_gsm8k(source: Path | None, instruction: str = INSTRUCTION) -> dict[str,
     for malformed records, ResourceError if the hub cannot be reached.
     """
     return {
-        split: _rows(_find(source, split) if source else _download(split), split, instruction)
+        split: _rows(_find(source, split) if source else [_download(split)], split, instruction)
         for split in SPLITS
     }
 
 
-def _rows(path: Path, split: str, instruction: str) -> list[PromptRow]:
+def _rows(files: list[Path], split: str, instruction: str) -> list[PromptRow]:
     rows, problems = [], []
-    for index, (where, record) in enumerate(read_records(path)):
+    for index, (where, record) in enumerate(chain.from_iterable(map(read_records, files))):
         question, answer = (
             (record.get("question"), record.get("answer"))
             if isinstance(record, dict)
@@ -79,9 +80,9 @@ def _rows(path: Path, split: str, instruction: str) -> list[PromptRow]:
                     where,
                 )
             )
-    raise_capped(problems, path)
+    raise_capped(problems, files[0])
     if not rows:
-        raise ConfigError("the file contains no records", where=str(path))
+        raise ConfigError("the file contains no records", where=str(files[0]))
     return rows
 
 
@@ -96,7 +97,7 @@ def _row(question: str, answer: str, split: str, index: int, instruction: str) -
     )
 
 
-def _find(source: Path, split: str) -> Path:
+def _find(source: Path, split: str) -> list[Path]:
     source = source.expanduser()
     if not source.is_dir():
         raise NotFoundError(
@@ -106,7 +107,7 @@ def _find(source: Path, split: str) -> Path:
         )
     for pattern in (f"{split}.jsonl", f"{split}*.parquet", f"main/{split}*.parquet"):
         if found := sorted(source.glob(pattern)):
-            return found[0]
+            return found
     raise NotFoundError(
         f"the source has no {split} split",
         where=str(source),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from rlctl.errors import NotFoundError, ResourceError
+from rlctl.errors import ConfigError, NotFoundError, ResourceError
 
 TIMEOUT_S = 5.0
 
@@ -41,23 +42,35 @@ def _answers(endpoint: str) -> bool:
     return bool(answered)
 
 
-def hub_parquet(name: str, split: str) -> list[Path]:
+def hub_parquet(name: str, split: str, config: str | None) -> list[Path]:
     """Return the parquet files of a split of the hub's data set `name`, downloaded if necessary.
 
-    They are the hub's own conversion, which exists for data sets of any format. Raises
-    ResourceError without a network or a cached copy, NotFoundError for an unknown split.
+    They are the hub's own conversion, which exists for data sets of any format. `config` is one of
+    its configurations; None: the only one. Raises ResourceError without a network or a cached copy,
+    NotFoundError for an unknown split or configuration, ConfigError if one must be chosen.
     """
     from huggingface_hub import constants, snapshot_download
 
     online = hub_answers()
-    try:
-        folder = snapshot_download(
-            name,
-            repo_type="dataset",
-            revision="refs/convert/parquet",
-            allow_patterns=[f"*/{split}/*.parquet"],
-            local_files_only=not online,
+    where: dict[str, str] = {"repo_type": "dataset", "revision": "refs/convert/parquet"}
+
+    def download(pattern: str) -> list[Path]:
+        folder = Path(
+            snapshot_download(name, allow_patterns=[pattern], local_files_only=not online, **where)
         )
+        return sorted(folder.glob(pattern))
+
+    try:
+        if online:
+            found = [Path(each.filename) for each in snapshot_download(name, dry_run=True, **where)]
+        else:
+            found = download(f"*/{split}/*.parquet")
+        configs = sorted({each.parts[-3] for each in found if each.parts[-2:-1] == (split,)})
+        if not configs:
+            raise NotFoundError(
+                f"the data set {name!r} has no split {split!r}", hint="--split NAME"
+            )
+        return download(f"{one_configuration(name, configs, split, config)}/{split}/*.parquet")
     except (OSError, ValueError) as error:
         reason = f"{constants.ENDPOINT} does not respond, or HF_HUB_OFFLINE is set"
         if online:
@@ -68,7 +81,25 @@ def hub_parquet(name: str, split: str) -> list[Path]:
             hint="check the name and the network; HF_ENDPOINT=URL selects a mirror; a file of your "
             "own works too: give its path",
         ) from error
-    files = sorted(Path(folder).glob(f"*/{split}/*.parquet"))
-    if not files:
-        raise NotFoundError(f"the data set {name!r} has no split {split!r}", hint="--split NAME")
-    return files
+
+
+def one_configuration(name: str, configs: Collection[str], split: str, wanted: str | None) -> str:
+    """Return the configuration `wanted` of a data set, or its only one if that is None.
+
+    Raises NotFoundError for one that does not exist, ConfigError if one of several must be chosen.
+    """
+    known = ", ".join(sorted(each or "data" for each in configs))
+    if wanted is not None and wanted not in configs:
+        raise NotFoundError(
+            f"the split {split!r} of the data set has no configuration {wanted!r}",
+            where=name,
+            hint=f"configurations: {known}",
+        )
+    if wanted is None and len(configs) > 1:
+        example = next(filter(None, sorted(configs)))
+        raise ConfigError(
+            f"the split {split!r} of the data set has several configurations: {known}",
+            where=name,
+            hint=f"choose one: {name}:{example}/{split}",
+        )
+    return next(iter(configs)) if wanted is None else wanted

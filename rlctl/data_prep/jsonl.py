@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
+from rlctl.data_prep.chats import (
+    ASSISTANT,
+    FORMS,
+    Chat,
+    is_chat,
+    last_response,
+    read_chat,
+    shortened,
+    split_response,
+)
 from rlctl.data_prep.datasets import dataset
 from rlctl.data_prep.records import raise_capped, read_records, value_at
 from rlctl.data_prep.rows import PromptRow, RowSource
-from rlctl.errors import ConfigError, NotFoundError, Problem, UsageError
+from rlctl.data_prep.sources import TRAIN, name_of, record_files
+from rlctl.errors import ConfigError, Problem, UsageError
 from rlctl.plugins import Params
 
 
@@ -22,35 +33,45 @@ class Fields:
     """Keys of a record's fields, and text for every prompt.
 
     A dot in a key selects a nested field (`meta.answer`). `system` becomes a system message;
-    `instruction` is appended to the last message.
+    `instruction` is appended to the last message. If the answer's key is None or the prompt's, the
+    answer is the last message of the assistant in the prompt, a chat.
     """
 
     prompt_key: str
-    answer_key: str
+    answer_key: str | None
     data_source: str
     system: str | None
     instruction: str | None
+
+    @property
+    def takes_last(self) -> bool:
+        """True if the answer is the last message of the prompt's chat."""
+        return self.answer_key in (None, self.prompt_key)
 
 
 class JsonlParams(Params):
     """Options of `rlctl prep jsonl`."""
 
-    file: Path = Field(
-        description="JSONL, a JSON list, CSV or parquet; one record per problem.",
+    files: list[str] = Field(
+        description="JSONL, JSON lists, CSV or parquet, also 'part-*.jsonl', a folder of a data "
+        "set, or owner/name on the hub; one record per problem.",
         json_schema_extra={"metavar": "FILE", "argument": True},
     )
     prompt_key: str = Field(
-        description="Key of the prompt: a text, or a list of {role, content}; a dot goes deeper.",
+        description="Key of the prompt: a text, or a chat of {role, content} or {from, value}; a "
+        "dot goes deeper.",
         json_schema_extra={"metavar": "KEY"},
     )
-    answer_key: str = Field(
-        description="Key of the ground truth for the reward function; a dot goes deeper.",
+    answer_key: str | None = Field(
+        default=None,
+        description="Key of the ground truth for the reward function; a dot goes deeper. By "
+        "default the last message of the assistant in the chat.",
         json_schema_extra={"metavar": "KEY"},
     )
     data_source: str | None = Field(
         default=None,
-        description="Name of the data in metrics and for the reward function; by default the "
-        "file's.",
+        description="Name of the data in metrics and for the reward function; by default that "
+        "of the file or data set.",
         json_schema_extra={"metavar": "NAME"},
     )
     system: str | None = Field(
@@ -78,11 +99,10 @@ class JsonlParams(Params):
 )
 def jsonl(params: JsonlParams) -> dict[str, RowSource]:
     """Your own questions and answers: train.parquet and, with --val-fraction, val.parquet."""
-    source = params.data_source or params.file.stem
+    files = record_files(params.files, TRAIN)
+    source = params.data_source or name_of(params.files)
     fields = Fields(params.prompt_key, params.answer_key, source, params.system, params.instruction)
-    return split_source(
-        lambda: rows_from_records(params.file, fields), params.val_fraction, params.seed
-    )
+    return split_source(lambda: rows_from_records(files, fields), params.val_fraction, params.seed)
 
 
 def split_source(
@@ -118,29 +138,28 @@ class SplitRows:
                 yield row
 
 
-def rows_from_records(path: Path, fields: Fields) -> Iterator[PromptRow]:
-    """Yield one row per record of a JSONL, JSON-list, CSV or parquet file.
+def rows_from_records(files: Sequence[Path], fields: Fields) -> Iterator[PromptRow]:
+    """Yield one row per record of JSONL, JSON-list, CSV or parquet files.
 
-    The prompt is a text or a chat (a list of {role, content}). The answer becomes the ground truth
-    and must not be null. `extra_info` has `index` and, for a text, the bare `question`. Raises
-    NotFoundError for a missing file, and one ConfigError with the positions of all bad records
-    after the last one.
+    The prompt is a text or a chat, without the assistant's last message if that ends it. The answer
+    becomes the ground truth and must not be null. `extra_info` has `index`, the bare `question` of
+    a text, the `answer` that ended a chat, and all other columns. Raises one ConfigError with the
+    positions of all bad records of a file after its last one.
     """
-    path = path.expanduser()
-    if not path.is_file():
-        raise NotFoundError("the file does not exist", where=str(path))
-    empty, problems = True, []
-    for index, (where, record) in enumerate(read_records(path)):
-        try:
-            row = _row(record, index, fields)
-        except ValueError as error:
-            problems.append(Problem(str(error), where))
-            continue
-        empty = False
-        yield row
-    raise_capped(problems, path)
-    if empty:
-        raise ConfigError("the file contains no records", where=str(path))
+    index = 0
+    for path in files:
+        empty, problems = True, []
+        for where, record in read_records(path):
+            try:
+                row = row_of(record, index, fields)
+            except ValueError as error:
+                problems.append(Problem(str(error), where))
+                continue
+            index, empty = index + 1, False
+            yield row
+        raise_capped(problems, path)
+        if empty:
+            raise ConfigError("the file contains no records", where=str(path))
 
 
 def split_off(rows: list[PromptRow], fraction: float, seed: int) -> dict[str, list[PromptRow]]:
@@ -173,33 +192,62 @@ def _validation_indices(count: int, fraction: float, seed: int) -> frozenset[int
     return frozenset(random.Random(seed).sample(range(count), num_val))
 
 
-def _row(record: Any, index: int, fields: Fields) -> PromptRow:
-    prompt, answer = value_at(record, fields.prompt_key), value_at(record, fields.answer_key)
+def row_of(record: Any, index: int, fields: Fields) -> PromptRow:
+    """Return the row of one record. Raises ValueError for one that is no problem."""
+    prompt, extra_info = value_at(record, fields.prompt_key), _other_columns(record, fields)
+    chat, answer = _chat(prompt, fields), None
+    if isinstance(prompt, str):
+        extra_info = {"question": prompt, **extra_info}
+    elif fields.takes_last or (len(chat) > 1 and chat[-1]["role"] == ASSISTANT):
+        chat, answer = split_response(chat, fields.prompt_key)
+        extra_info = {"answer": answer, **extra_info}
+    if fields.answer_key is not None and not fields.takes_last:
+        answer = value_at(record, fields.answer_key)
     if answer is None:
         raise ValueError(f"{fields.answer_key!r} is null")
-    extra_info: dict[str, Any] = {"index": index}
-    if isinstance(prompt, str) and prompt.strip():
-        extra_info["question"] = prompt
-        chat = [{"role": "user", "content": prompt}]
-    elif isinstance(prompt, list) and prompt and all(is_message(message) for message in prompt):
-        chat = [{"role": message["role"], "content": message["content"]} for message in prompt]
-    else:
-        raise ValueError(
-            f"{fields.prompt_key!r} is {prompt!r:.60}, "
-            "expected a non-empty text or list of {role, content}"
-        )
+    if is_chat(answer):
+        answer = last_response(read_chat(answer, str(fields.answer_key)), str(fields.answer_key))
     if fields.instruction:
         chat[-1]["content"] = f"{chat[-1]['content']} {fields.instruction}"
     if fields.system:
         chat.insert(0, {"role": "system", "content": fields.system})
     truth = answer if isinstance(answer, str | list | dict) else str(answer)
-    return PromptRow(fields.data_source, chat, truth, extra_info=extra_info)
+    return PromptRow(fields.data_source, chat, truth, extra_info={"index": index, **extra_info})
 
 
-def is_message(message: Any) -> bool:
-    """Return whether a value is a message: an object with a text as role and content."""
-    return (
-        isinstance(message, dict)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
-    )
+def _chat(prompt: Any, fields: Fields) -> Chat:
+    """Return the messages of a prompt. Raises ValueError for one that cannot be read."""
+    if is_chat(prompt):
+        return read_chat(prompt, fields.prompt_key)
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise ValueError(
+            f"{fields.prompt_key!r} is {shortened(prompt)}, expected a non-empty text or {FORMS}"
+        )
+    if fields.takes_last:
+        raise ValueError(f"{fields.prompt_key!r} is a text: name the answers with --answer-key")
+    return [{"role": "user", "content": prompt}]
+
+
+def _other_columns(record: dict[str, Any], fields: Fields) -> dict[str, Any]:
+    """Return the columns without prompt and answer, as JSON has them; `extra_info` is opened."""
+    own = ("index", fields.prompt_key, fields.answer_key)
+    found = {name: _plain(value) for name, value in record.items() if name not in own}
+    nested = found.pop("extra_info", None)
+    if isinstance(nested, dict):
+        return {**found, **{name: each for name, each in nested.items() if name not in own}}
+    return found if nested is None else {**found, "extra_info": nested}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a column as one that JSON has: dates as text, bytes as their number."""
+    match value:
+        case dict():
+            return {str(name): _plain(each) for name, each in value.items()}
+        case list():
+            return [_plain(each) for each in value]
+        case None | str() | bool() | int() | float():
+            return value
+        case bytes():
+            return f"<{len(value)} bytes>"
+        case _:
+            return str(value)

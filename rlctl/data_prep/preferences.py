@@ -18,22 +18,20 @@ from pydantic import Field
 
 from rlctl.data_prep.arithmetic import NAME as ARITHMETIC
 from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
+from rlctl.data_prep.chats import FORMS, Chat, is_chat, read_chat, shortened
 from rlctl.data_prep.datasets import dataset
-from rlctl.data_prep.hub import hub_parquet
-from rlctl.data_prep.jsonl import is_message, split_off
+from rlctl.data_prep.jsonl import split_off
 from rlctl.data_prep.records import raise_capped, read_records, value_at
 from rlctl.data_prep.rows import PromptRow
-from rlctl.errors import ConfigError, NotFoundError, Problem
+from rlctl.data_prep.sources import name_of, record_files
+from rlctl.errors import ConfigError, Problem
 from rlctl.plugins import Params
 
 LOG = logging.getLogger(__name__)
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MARGIN_KEYS = ("margin", "score_chosen", "score_rejected")
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 _SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")
-
-Chat = list[dict[str, str]]
 
 
 class PreferencesParams(Params):
@@ -107,7 +105,7 @@ def preferences(params: PreferencesParams) -> dict[str, list[PromptRow]]:
     """
     if params.source == ARITHMETIC:
         return arithmetic_pairs(params.train, params.val, params.seed)
-    files = _files(params)
+    files = record_files([params.source], params.split)
     rows, problems = rows_of(files, params)
     if params.skip_invalid:
         for problem in problems[:1]:
@@ -126,7 +124,7 @@ def preferences(params: PreferencesParams) -> dict[str, list[PromptRow]]:
 
 def rows_of(files: list[Path], params: PreferencesParams) -> tuple[list[PromptRow], list[Problem]]:
     """Return a row for each record that is a pair, and a problem for each other record."""
-    source = params.data_source or Path(params.source).stem
+    source = params.data_source or name_of([params.source])
     rows: list[PromptRow] = []
     problems: list[Problem] = []
     records = chain.from_iterable(map(read_records, files))
@@ -169,20 +167,6 @@ def pair_of(record: Any, params: PreferencesParams) -> tuple[Chat, str, str]:
     return start or prompt, ends[0]["content"], ends[1]["content"]
 
 
-def _files(params: PreferencesParams) -> list[Path]:
-    """Return the files of the source. Raises NotFoundError and ResourceError."""
-    path = Path(params.source).expanduser()
-    if path.is_file():
-        return [path]
-    if not path.exists() and _HUB_NAME.fullmatch(params.source) and not path.suffix:
-        return hub_parquet(params.source, params.split)
-    raise NotFoundError(
-        "the source is neither a file nor a data set of the hub",
-        where=params.source,
-        hint=f"a JSONL, JSON or parquet file, owner/name on the hub, or `{ARITHMETIC}`",
-    )
-
-
 def _conversation(value: Any, key: str, role: str = "assistant") -> Chat:
     """Return messages; a text is a transcript of HH-RLHF, or one message of `role`."""
     if isinstance(value, str) and value.strip():
@@ -194,11 +178,9 @@ def _conversation(value: Any, key: str, role: str = "assistant") -> Chat:
             for speaker, text in zip(parts[::2], parts[1::2], strict=True)
         ]
         return chat if chat[-1]["content"] else chat[:-1]  # a prompt ends with "Assistant:"
-    if isinstance(value, list) and value and all(is_message(each) for each in value):
-        return [{"role": each["role"], "content": each["content"]} for each in value]
-    raise ValueError(
-        f"{key!r} is {value!r:.60}, expected a non-empty text or list of {{role, content}}"
-    )
+    if is_chat(value):
+        return read_chat(value, key)
+    raise ValueError(f"{key!r} is {shortened(value)}, expected a non-empty text or {FORMS}")
 
 
 def _common_start(chosen: Chat, rejected: Chat) -> Chat:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rlctl.data_prep.contract import row_faults
-from rlctl.data_prep.jsonl import Fields, SplitRows, is_message, rows_from_records, split_source
-from rlctl.data_prep.records import read_records, value_at
+from rlctl.data_prep.chats import ends_with_response, is_chat
+from rlctl.data_prep.contract import CHATS, row_faults
+from rlctl.data_prep.jsonl import Fields, SplitRows, row_of, rows_from_records, split_source
+from rlctl.data_prep.records import read_records
 from rlctl.data_prep.rows import PromptRow, RowSource, stream_rows
-from rlctl.data_prep.sources import RAW_SUFFIXES, TRAIN, data_files, files_of
-from rlctl.errors import ConfigError, NotFoundError
+from rlctl.data_prep.sources import (
+    RAW_SUFFIXES,
+    TRAIN,
+    VALIDATIONS,
+    name_of,
+    record_files,
+    split_files,
+)
+from rlctl.errors import ConfigError
 from rlctl.storage import is_url
 
-_VALIDATION = ("validation", "val", "dev", "test")  # splits, the first one that exists
 _SAMPLE = 100  # records that are looked at
 _MAX_VALIDATION = 500  # rows that are split off; a tenth of the records at most
-_PROMPTS = ("prompt", "question", "problem", "messages", "query", "instruction", "input")
+_PROMPTS = ("prompt", "question", "problem", *CHATS, "query", "instruction", "input")
 _ANSWERS = (
     *("reward_model.ground_truth", "ground_truth", "final_answer", "answer", "solution"),
     *("target", "label", "expected", "output", "response", "completion"),
@@ -73,51 +80,31 @@ def find_raw(source: str, validation: str | None) -> RawData:
     training = _files(source, TRAIN)
     held_out: list[Path] = []
     if validation is not None:
-        held_out = _files(validation, _VALIDATION[-1])
-    elif not (is_url(source) or Path(source).expanduser().is_file() or ":" in source):
-        held_out = next(filter(None, (_split(source, each) for each in _VALIDATION)), [])
+        held_out = _files(validation, VALIDATIONS[-1])
+    elif not (is_url(source) or training == [Path(source).expanduser()]) and (
+        ":" not in source or source.endswith("/")
+    ):
+        held_out = next(filter(None, (split_files(source, each) for each in VALIDATIONS)), [])
+        held_out = [] if held_out == training else held_out
     records = [record for _, record in islice(_records(training), _SAMPLE)]
     if not records:
         raise ConfigError("the data has no records", where=source)
     if not all(isinstance(each, dict) for each in records):
         raise ConfigError("the records are no objects with named fields", where=source)
-    path = Path(source.partition(":")[0])
-    name = path.stem if path.suffix in RAW_SUFFIXES else path.name
-    return RawData(name, training, held_out, records)
+    return RawData(name_of([source]), training, held_out, records)
 
 
 def _files(source: str, split: str) -> list[Path]:
-    """Return the files of a split; all of a folder that has no splits."""
-    folder = Path(source).expanduser()
-    try:
-        found = data_files(source, split, RAW_SUFFIXES)
-    except NotFoundError:
-        found = files_of(folder, RAW_SUFFIXES) if folder.is_dir() else []
-        if not found or any(_split(source, each) for each in (TRAIN, *_VALIDATION)):
-            raise
+    """Return the files of a split, whose kind is known; all of a folder that has no splits."""
+    found = record_files([source], split)
     for file in found:
-        if not file.is_file():
-            raise NotFoundError(
-                "the data does not exist",
-                where=str(file),
-                hint=f"give a file ({', '.join(RAW_SUFFIXES)}), the folder of a data set, or "
-                "owner/name on the hub",
-            )
-        if file.suffix not in RAW_SUFFIXES:
+        if file.suffix.lower() not in RAW_SUFFIXES:
             raise ConfigError(
                 f"the data is a file of an unknown kind, {file.suffix!r}",
                 where=str(file),
                 hint=f"kinds that are read: {', '.join(RAW_SUFFIXES)}",
             )
     return found
-
-
-def _split(source: str, split: str) -> list[Path]:
-    """Return the files of a split, or nothing."""
-    try:
-        return data_files(source, split, RAW_SUFFIXES)
-    except NotFoundError:
-        return []
 
 
 def _records(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
@@ -136,7 +123,7 @@ def kind_of(value: Any) -> str:
     """Return the kind of a column with this value: text, chat, number or other."""
     if isinstance(value, str):
         return "text"
-    if isinstance(value, list) and value and all(map(is_message, value)):
+    if is_chat(value):
         return "chat"
     return "number" if isinstance(value, int | float) else "other"
 
@@ -147,9 +134,16 @@ def suggest_prompt(columns: Sequence[Column]) -> str | None:
 
 
 def suggest_answer(columns: Sequence[Column], prompt: str) -> str | None:
-    """Return the column that holds the answers: by its name, or the only one left."""
+    """Return the column that holds the answers: by its name, or the only one left.
+
+    It is the prompt's if the chat there ends with a message of the assistant.
+    """
     left = [each for each in columns if each.kind in ("text", "number") and each.name != prompt]
-    return _named(_ANSWERS, left) or (left[0].name if len(left) == 1 else None)
+    if named := _named(_ANSWERS, left):
+        return named
+    if any(each.name == prompt and ends_with_response(each.example) for each in columns):
+        return prompt
+    return left[0].name if len(left) == 1 else None
 
 
 def _named(names: Sequence[str], columns: Sequence[Column]) -> str | None:
@@ -157,19 +151,13 @@ def _named(names: Sequence[str], columns: Sequence[Column]) -> str | None:
     return next((by_name[name] for name in names if name in by_name), None)
 
 
-def answers_of(data: RawData, key: str) -> list[str]:
-    """Return the final answers of the sample. Raises ConfigError where one is missing."""
-    return [final_answer(value) for value in map(_reader(data, key), data.records)]
-
-
-def _reader(data: RawData, key: str) -> Callable[[Mapping[str, Any]], str]:
-    def read(record: Mapping[str, Any]) -> str:
-        try:
-            return str(value_at(record, key))
-        except ValueError as error:
-            raise ConfigError(str(error), where=str(data.training[0])) from error
-
-    return read
+def answers_of(data: RawData, fields: Fields) -> list[str]:
+    """Return the final answers of the sample. Raises ConfigError for a record without one."""
+    try:
+        rows = [row_of(record, 0, fields) for record in data.records]
+    except ValueError as error:
+        raise ConfigError(str(error), where=str(data.training[0])) from error
+    return [final_answer(str(row.ground_truth)) for row in rows]
 
 
 def is_number(text: str) -> bool:
@@ -234,7 +222,7 @@ class RowMaker:
 
     def _read(self, file: Path) -> Iterator[PromptRow]:
         if not self._is_made:
-            return rows_from_records(file, self.fields)
+            return rows_from_records([file], self.fields)
         return stream_rows(file)
 
     @property

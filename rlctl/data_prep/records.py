@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from rlctl.data_prep.chats import shortened
 from rlctl.errors import ConfigError, Problem
 
 # Problems of one file that are listed in full; the others are counted.
@@ -17,6 +18,8 @@ _MAX_ALIKE = 3  # places that are listed for one message
 BATCH_ROWS = 1024  # rows that are in memory as Python objects at a time
 _BUFFER = 2**20  # bytes of a column that are read at a time
 _MAX_FIELD = 2**30  # characters of a CSV field
+MAX_DEPTH = 100  # of lists and objects in a record: Arrow and Python have limits of their own
+_TOO_DEEP = f"lists or objects are nested more than {MAX_DEPTH} deep"
 
 
 def read_records(path: Path) -> Iterator[tuple[str, Any]]:
@@ -26,7 +29,7 @@ def read_records(path: Path) -> Iterator[tuple[str, Any]]:
     parquet and Arrow; N starts at 0. A field of CSV or TSV is a text, an empty one None. Raises one
     ConfigError for a file that cannot be parsed, for lines that cannot after the last one.
     """
-    match path.suffix:
+    match path.suffix.lower():
         case ".parquet":
             return _parquet(path)
         case ".arrow":
@@ -47,7 +50,7 @@ def value_at(record: Any, dotted: str) -> Any:
             raise ValueError(
                 f"the record is {type(record).__name__}, expected an object"
                 if value is record
-                else f"cannot resolve {dotted!r}: {value!r:.60} is not an object"
+                else f"cannot resolve {dotted!r}: {shortened(value)} is not an object"
             )
         if part not in value:
             raise ValueError(f"no key {dotted!r}; keys: {', '.join(map(str, value))}")
@@ -93,6 +96,51 @@ def _opened(path: Path, newline: str | None = None) -> Iterator[TextIO]:
         raise ConfigError(f"not a readable text file: {error}", where=str(path)) from error
 
 
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises ValueError for text that is no JSON, is nested deeper than `MAX_DEPTH`, or has half of a
+    surrogate pair (`"\\ud83d"`), which no tokenizer and no file can take.
+    """
+    value = _loads(text)
+    _check(value, text.count("[") + text.count("{") > MAX_DEPTH, "\\ud" in text.lower())
+    return value
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def _check(value: Any, may_be_deep: bool, has_surrogates: bool) -> None:
+    """Raise ValueError as `parse_json` does."""
+    if may_be_deep and _depth(value) > MAX_DEPTH:
+        raise ValueError(_TOO_DEEP)
+    if has_surrogates:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            code = f"\\u{ord(error.object[error.start]):x}"
+            raise ValueError(f"a text has half of a surrogate pair, {code}") from None
+
+
+def _depth(value: Any) -> int:
+    """Return how many lists and objects contain each other."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        level = [i for each in level for i in (each.values() if isinstance(each, dict) else each)]
+        depth += 1
+    return depth
+
+
+def _reason(error: ValueError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error.msg} (column {error.colno})"
+    return str(error)
+
+
 def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
     problems: list[Problem] = []
     with _opened(path) as file:
@@ -101,11 +149,9 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line.removesuffix("\n"))
-            except json.JSONDecodeError as error:
-                problems.append(
-                    Problem(f"not JSON: {error.msg} (column {error.colno})", f"{path}:{number}")
-                )
+                record = parse_json(line.removesuffix("\n"))
+            except ValueError as error:
+                problems.append(Problem(_reason(error), f"{path}:{number}"))
                 continue
             yield f"{path}:{number}", record
     raise_capped(problems, path)
@@ -114,25 +160,33 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         with _opened(path) as file:
-            records = json.load(file)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"not JSON: {error.msg} (column {error.colno})", where=f"{path}:{error.lineno}"
-        ) from error
+            text = file.read()
+        records, has_surrogates = _loads(text), "\\ud" in text.lower()
+    except ValueError as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ConfigError(_reason(error), where=f"{path}{line}") from error
     if not isinstance(records, list):
         raise ConfigError(
             f"the file contains {type(records).__name__}, expected a list of records",
             where=str(path),
         )
+    del text
+    problems: list[Problem] = []
     for index, record in enumerate(records):
+        try:
+            _check(record, True, has_surrogates)
+        except ValueError as error:
+            problems.append(Problem(_reason(error), f"{path}, record {index}"))
+            continue
         yield f"{path}, record {index}", record
+    raise_capped(problems, path)
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
     problems: list[Problem] = []
     csv.field_size_limit(_MAX_FIELD)
     with _opened(path, newline="") as file:
-        reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         try:
             for record in reader:
                 where = f"{path}:{reader.line_num}"

@@ -56,7 +56,7 @@ def _type_of(part: Sequence[PromptRow], name: str, kind: Any = None) -> Any:
     try:
         array = pa.array(values, kind)
         return array.type if _storable(array.type) and array.to_pylist() == values else None
-    except pa.ArrowException:
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
         return None
 
 

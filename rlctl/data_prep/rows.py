@@ -15,14 +15,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlctl.data_prep.agent_columns import AGENT_COLUMNS, agent_name, with_agent_columns
+from rlctl.data_prep.agent_columns import (
+    AGENT_COLUMNS,
+    ENV_CLASS,
+    agent_name,
+    with_agent_columns,
+)
 from rlctl.data_prep.contract import (
     CONTRACT_HINT,
+    REWARD_SPEC,
     contract_hint,
     prompt_of,
     row_faults,
@@ -30,6 +37,7 @@ from rlctl.data_prep.contract import (
 )
 from rlctl.data_prep.records import (
     BATCH_ROWS,
+    parse_json,
     raise_capped,
     read_records,
     readable_parquet,
@@ -42,6 +50,7 @@ from rlctl.files import replacing
 from rlctl.storage import local
 from rlctl.suggest import closest
 
+_COLUMNS = ("reward_model", REWARD_SPEC, "ability", "extra_info")
 _RECORD = "rlctl.record"  # column of the records of a JSON file
 
 
@@ -49,7 +58,8 @@ _RECORD = "rlctl.record"  # column of the records of a JSON file
 class PromptRow:
     """One problem.
 
-    `prompt` is a chat (a list of {role, content}), `ground_truth` an argument of the reward.
+    `prompt` is a chat (a list of {role, content}); a text becomes the message of one user.
+    `ground_truth` is an argument of the reward.
     `style` is verl's kind of reward, `extra_info` any further fields. `agent_name` is verl's kind
     of agent, empty for the configured one.
     """
@@ -61,6 +71,10 @@ class PromptRow:
     style: str = "rule"
     extra_info: dict[str, Any] = field(default_factory=dict)
     agent_name: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.prompt, str):
+            object.__setattr__(self, "prompt", [{"role": "user", "content": self.prompt}])
 
 
 class RowSource(Protocol):
@@ -107,7 +121,7 @@ def existing_file(path: str | Path) -> Path:
         sorted(
             str(each) if is_folder else each.name
             for each in folder.glob("*")
-            if each.suffix in (".parquet", ".jsonl", ".json")
+            if each.suffix.lower() in (".parquet", ".jsonl", ".json")
         )
         if folder.is_dir()
         else []
@@ -136,7 +150,7 @@ def read_batches(
     """
     batches = (
         _json_batches(path)
-        if path.suffix in (".jsonl", ".json")
+        if path.suffix.lower() in (".jsonl", ".json")
         else _parquet_batches(path, prompt_key, reward_fn_key)
     )
     number, problems, unsupported = 0, list[Problem](), dict[str, list[str]]()
@@ -172,19 +186,27 @@ def decode_prompts(batch: Any, prompt_key: str) -> list[list[dict[str, str]]]:
 def write_rows(path: str | Path, rows: RowSource) -> None:
     """Write a parquet file atomically, replacing an existing one.
 
-    Raises ResourceError if it cannot be written; then an existing file stays unchanged.
+    Raises ResourceError if it cannot be written, ConfigError for rows of wrong types; then an
+    existing file stays unchanged.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     path, tables = Path(path).expanduser(), arrow_tables(rows)
-    first = next(tables)
     try:
+        first = next(tables)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as aside, pq.ParquetWriter(aside, first.schema) as writer:
             for table in chain([first], tables):
                 writer.write_table(table)
     except OSError as error:
         raise cannot_write("the data file", path, error) from error
+    except (pa.ArrowException, UnicodeEncodeError) as error:
+        raise ConfigError(
+            f"a row cannot be stored: {str(error).splitlines()[0]}",
+            where=str(path),
+            hint="a prompt is a text or a list of {role, content}; all of it is Unicode text",
+        ) from error
 
 
 def _json_batches(path: Path) -> Iterator[tuple[Any, list[str]]]:
@@ -201,26 +223,14 @@ def _parquet_batches(
     path: Path, prompt_key: str, reward_fn_key: str
 ) -> Iterator[tuple[Any, list[str]]]:
     """Yield the columns that rows need, with the positions of the rows."""
-    if path.suffix in (".csv", ".tsv"):
+    if path.suffix.lower() in (".csv", ".tsv"):
         columns = next(iter(read_records(path)), ("", {}))[1]
         hint = contract_hint(path, columns)
         raise ConfigError("a CSV file must be converted first", where=str(path), hint=hint)
     with readable_parquet(path, CONTRACT_HINT) as file:
-        columns = [
-            name
-            for name in dict.fromkeys(
-                (
-                    prompt_key.partition(".")[0],
-                    reward_fn_key,
-                    "reward_model",
-                    "ability",
-                    "extra_info",
-                    *CHECKED,
-                    *AGENT_COLUMNS,
-                )
-            )
-            if name in file.schema_arrow.names
-        ]
+        known = (prompt_key.partition(".")[0], reward_fn_key, *_COLUMNS, *CHECKED, *AGENT_COLUMNS)
+        names = file.schema_arrow.names
+        columns = [each for each in names if ENV_CLASS in names or each in known]
         raise_capped(schema_problems(file.schema_arrow, path, prompt_key, reward_fn_key), path)
         start = 0
         for batch in stream_parquet(file, columns):
@@ -231,17 +241,29 @@ def _parquet_batches(
 def _records(batch: Any) -> list[Any]:
     """Return the records of an Arrow batch of `read_batches`."""
     if batch.schema.names == [_RECORD]:
-        return [json.loads(text) for text in batch.column(0).to_pylist()]
+        return [_unpacked(json.loads(text)) for text in batch.column(0).to_pylist()]
     as_json = (batch.schema.metadata or {}).get(JSON_COLUMNS, b"").decode().split(",")
-    records = batch.to_pylist()
+    records = [_unpacked(record) for record in batch.to_pylist()]
     for record in records:
-        if isinstance(record.get("extra_info"), str):
-            record["extra_info"] = json.loads(record["extra_info"])
         if "ground_truth" in as_json and "reward_model" in record:
             record["reward_model"]["ground_truth"] = json.loads(
                 record["reward_model"]["ground_truth"]
             )
     return records
+
+
+def _unpacked(record: Any) -> Any:
+    """Return a record with `extra_info` that was JSON text, and SkyRL's name of `reward_model`."""
+    if not isinstance(record, dict):
+        return record
+    if isinstance(extra_info := record.get("extra_info"), str):
+        # Text that is no JSON stays one, which is a fault of the row.
+        with suppress(ValueError):
+            record["extra_info"] = parse_json(extra_info) if extra_info else None
+    spec = record.get(REWARD_SPEC)
+    if isinstance(spec, dict) and "reward_model" not in record:
+        record["reward_model"] = {**spec, "style": spec.get("method")}
+    return record
 
 
 def _row(record: dict[str, Any], prompt_key: str, reward_fn_key: str) -> PromptRow:

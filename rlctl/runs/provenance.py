@@ -76,14 +76,17 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
 def data_hashes(files: Iterable[str], split: str) -> dict[str, str]:
     """Return the SHA-256 of each file's content, by path or URL without secrets.
 
-    Files of a data set, of `split` if it names none, are named by the data set and their name.
+    Files of a data set, of `split` if it names none, are named by the data set and their name;
+    those of a pattern, or of one name in several folders, by their path.
     """
     hashes = {}
     for source in files:
         paths = data_files(source, split)
+        single = paths == [Path(local(source)).expanduser()]
+        by_path = "*" in source or len({path.name for path in paths}) < len(paths)
         for path in paths:
-            single = paths == [Path(local(source)).expanduser()]
             name = redact(source) if single else f"{source}/{path.name}"
+            name = str(path) if by_path else name
             with path.open("rb") as file:
                 hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes

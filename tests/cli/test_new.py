@@ -96,6 +96,34 @@ def test_without_a_terminal_all_missing_options_are_one_error() -> None:
     )
 
 
+def test_foreign_columns_are_listed(here: Path) -> None:
+    records = [{"soru": "1 + 1?", "cevap": "2", "zor": 3}] * 20
+    (here / "foreign.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (found,) = error("--data", "foreign.jsonl", "--yes").problems
+    assert found.message == "missing options: --prompt-key COLUMN, --answer-key COLUMN"
+    assert found.hint == (
+        "nothing is asked without a terminal; columns: soru (text), cevap (text), zor (number)"
+    )
+    assert error("--yes").problems[0].message == "missing options: --data FILE"
+    keys = ["--prompt-key", "soru", "--answer-key", "cevap"]
+    done = run("mine", "--data", "foreign.jsonl", "--yes", "--json", *keys)
+    assert done.exit_code == 0, done.output
+    assert read_rows("mine/train.parquet")[0].extra_info["zor"] == 3
+
+
+def test_chats_of_both_forms_are_split(here: Path) -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "so #### 4"}]
+    sharegpt = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "so #### 4"}]
+    for name, chat in (("messages", messages), ("conversations", sharegpt)):
+        records = [{"id": number, name: chat} for number in range(20)]
+        (here / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
+        done = run(f"of_{name}", "--data", f"{name}.jsonl", "--yes", "--json")
+        assert done.exit_code == 0, done.output
+        row = read_rows(f"of_{name}/train.parquet")[0]
+        assert [each["role"] for each in row.prompt] == ["user"]
+        assert (row.ground_truth, row.extra_info["answer"]) == ("4", "so #### 4")
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
@@ -157,8 +185,10 @@ def test_columns_and_final_answers_are_found(here: Path) -> None:
     (here / "x.json").write_text(json.dumps([{"messages": chat, "x": "so \\boxed{1}"}] * 2))
     columns = find_raw("x.json", None).columns()
     assert suggest_prompt(columns) == "messages"
-    assert suggest_answer(columns, "messages") == "x"
-    done = run("mine", "--data", "x.json", "--yes", "--reward", "exact", "--json")
+    assert suggest_answer(columns, "messages") == "messages"
+    assert suggest_answer([columns[1]], "messages") == "x"
+    options = ["--answer-key", "x", "--reward", "exact", "--json"]
+    done = run("mine", "--data", "x.json", "--yes", *options)
     assert done.exit_code == 0, done.output
     (row,) = read_rows("mine/train.parquet")
     asked = 'q End with "Answer:" and the answer alone.'

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
+from rlctl.data_prep.chats import FORMS
 from rlctl.data_prep.preferences import PreferencesParams, pair_of, preferences
 from rlctl.data_prep.rows import read_rows, write_rows
 from rlctl.errors import ConfigError, NotFoundError, ResourceError
@@ -76,7 +77,7 @@ def test_bad_records_are_reported_or_skipped(
     assert [each.message for each in caught.value.problems] == [
         "both responses are the same",
         "no prompt: no key 'prompt', and no common start (chosen, rejected)",
-        "'chosen' is 4, expected a non-empty text or list of {role, content}",
+        f"'chosen' is 4, expected a non-empty text or {FORMS}",
         "no key 'rejected'; keys: prompt, chosen",
         "the conversations differ in more than the assistant's last message",
     ]
@@ -128,7 +129,7 @@ def test_the_length_of_miscounted_solutions_does_not_tell() -> None:
 
 
 def test_unknown_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NotFoundError, match="neither a file nor a data set"):
+    with pytest.raises(NotFoundError, match="the data does not exist"):
         preferences(PreferencesParams(source=str(tmp_path / "none.jsonl")))
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # no server
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))

@@ -287,9 +287,8 @@ def test_rows_that_are_streamed_are_not_held(
             yield row
 
     monkeypatch.setattr(jsonl_module, "rows_from_records", watched)
-    params = JsonlParams(
-        file=tmp_path / "x.jsonl", prompt_key="q", answer_key="a", val_fraction=0.1
-    )
+    files = [str(tmp_path / "x.jsonl")]
+    params = JsonlParams(files=files, prompt_key="q", answer_key="a", val_fraction=0.1)
     for name, split in jsonl_module.jsonl(params).items():
         kept, lengths = drop_overlong(split, lambda chat: len(chat[0]["content"]), 5)
         write_rows(tmp_path / f"{name}.parquet", kept)
@@ -297,3 +296,49 @@ def test_rows_that_are_streamed_are_not_held(
         assert len(found) == len(split) == len(kept) == len(lengths.values)
         assert {each.extra_info["split"] for each in found} == {name}
     assert most <= 50
+
+
+def test_extra_info_that_is_text_is_json_or_a_fault(tmp_path: Path) -> None:
+    columns = {name: [value] * 3 for name, value in GOOD.items()}
+    texts = ['{"a": 1}', "", '{"a": 2}']
+    path = write(tmp_path / "x.parquet", columns | {"extra_info": texts})
+    assert [each.extra_info for each in read_rows(path)] == [{"a": 1}, {}, {"a": 2}]
+    texts[1:] = ["no JSON", '"text"']
+    path = write(tmp_path / "y.parquet", columns | {"extra_info": texts})
+    expected = "expected an object or its JSON text"
+    assert problems(path) == [
+        (f"column 'extra_info' is 'no JSON', {expected}", f"{path}, row 1"),
+        (f"column 'extra_info' is 'text', {expected}", f"{path}, row 2"),
+    ]
+
+
+def test_half_of_a_surrogate_pair_is_reported_by_line(tmp_path: Path) -> None:
+    good, bad = json.dumps(GOOD), json.dumps(GOOD | {"ability": "\ud83d"})
+    (tmp_path / "x.jsonl").write_text(f"{good}\n{bad}\n")
+    message = "a text has half of a surrogate pair, \\ud83d"
+    assert problems(tmp_path / "x.jsonl") == [(message, f"{tmp_path}/x.jsonl:2")]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_rows_of_skyrl_keep_all_columns(tmp_path: Path, suffix: str) -> None:
+    spec = {"method": "rule", "ground_truth": "4"}
+    own = {"env_class": "sql", "db_id": "d", "reward_spec": spec}
+    record = {"data_source": "s", "prompt": CHAT, "extra_info": {"index": 1}, **own}
+    path = tmp_path / f"x.{suffix}"
+    if suffix == "parquet":
+        write(path, {name: [value] for name, value in record.items()})
+    else:
+        path.write_text(json.dumps(record))
+    (found,) = read_rows(path)
+    assert (found.ground_truth, found.style) == ("4", "rule")
+    assert found.extra_info == {"index": 1, **own, "reward_model": {**spec, "style": "rule"}}
+
+
+def test_a_file_of_chats_names_the_command_that_converts_it(tmp_path: Path) -> None:
+    path = tmp_path / "my chats.jsonl"
+    path.write_text(json.dumps({"messages": CHAT}))
+    with pytest.raises(ConfigError) as caught:
+        read_rows(path)
+    assert caught.value.problems[0].hint == (
+        f"convert it: rlctl prep jsonl '{path}' --prompt-key messages --out data/mine"
+    )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from rlctl.data_prep import hub
 from rlctl.data_prep.arithmetic import generate
+from rlctl.data_prep.records import read_records
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.data_prep.sources import data_files
 from rlctl.errors import ConfigError, NotFoundError, ResourceError
@@ -57,6 +60,35 @@ def test_a_folder_is_read_by_split(folder: Path) -> None:
     assert list(data_hashes([str(folder)], "train")) == [f"{folder}/{name}" for name in train]
 
 
+def test_configurations_of_a_folder_are_not_mixed(tmp_path: Path) -> None:
+    for name in ("main/train-0.parquet", "socratic/train-0.parquet", "main/test.parquet"):
+        write_rows(tmp_path / name, rows("set", 1))
+    with pytest.raises(ConfigError, match="several configurations: main, socratic"):
+        data_files(str(tmp_path), "train")
+    for source in (f"{tmp_path}:socratic/train", f"{tmp_path}:socratic/"):
+        assert data_files(source, "train") == [tmp_path / "socratic/train-0.parquet"]
+    assert data_files(f"{tmp_path}:test", "train") == [tmp_path / "main/test.parquet"]
+
+
+def test_patterns_hidden_files_and_upper_case(tmp_path: Path) -> None:
+    for name in (
+        *("d_1/train.parquet", "d_2/train.parquet", "d_2/.ipynb_checkpoints/train-copy.parquet"),
+        *("set/TRAIN.PARQUET", "set/train.PARQUET"),
+    ):
+        write_rows(tmp_path / name, rows("set", 1))
+    both = [tmp_path / "d_1/train.parquet", tmp_path / "d_2/train.parquet"]
+    assert data_files(f"{tmp_path}/d_*/train.parquet", "train") == both
+    assert data_files(f"{tmp_path}/d_*", "train") == both
+    assert list(data_hashes([f"{tmp_path}/d_*"], "train")) == [str(each) for each in both]
+    assert data_files(str(tmp_path / "set"), "train") == [tmp_path / "set/train.PARQUET"]
+    with pytest.raises(NotFoundError, match="no file matches"):
+        data_files(f"{tmp_path}/e_*.parquet", "train")
+    (tmp_path / "X.JSON").write_text('[{"a": "1"}]')
+    (tmp_path / "X.CSV").write_text("a\n1\n")
+    for name in ("X.JSON", "X.CSV"):
+        assert [each for _, each in read_records(tmp_path / name)] == [{"a": "1"}]
+
+
 def test_files_stay_files(folder: Path, tmp_path: Path) -> None:
     file = folder / "data/test-00000-of-00001.parquet"
     assert data_files(file, "train") == [file]
@@ -67,17 +99,34 @@ def test_files_stay_files(folder: Path, tmp_path: Path) -> None:
 def test_a_name_on_the_hub_is_downloaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, list[str], bool]] = []
 
-    def download(name: str, *, allow_patterns: list[str], local_files_only: bool, **_: str) -> str:
-        asked.append((name, allow_patterns, local_files_only))
+    def download(
+        name: str,
+        *,
+        allow_patterns: Sequence[str] = (),
+        local_files_only: bool = False,
+        dry_run: bool = False,
+        **_: str,
+    ) -> Any:
         if name == "some/missing":
             raise OSError("404")
+        if dry_run:
+            subsets = ["main/train/0.parquet", "hard/train/0.parquet"] if "two" in name else []
+            return [SimpleNamespace(filename=each) for each in ("hard/val/0000.parquet", *subsets)]
+        asked.append((name, list(allow_patterns), local_files_only))
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     monkeypatch.setattr(hub, "hub_answers", lambda: True)
     found = data_files("some/set:val", "train")
     assert [path.name for path in found] == ["0000.parquet"]
-    assert asked == [("some/set", ["*/val/*.parquet"], False)]
+    assert asked == [("some/set", ["hard/val/*.parquet"], False)]
+    with pytest.raises(ConfigError, match="several configurations: hard, main") as several:
+        data_files("some/two", "train")
+    assert several.value.problems[0].hint == "choose one: some/two:hard/train"
+    data_files("some/two:main/", "train")
+    assert asked[1:] == [("some/two", ["main/train/*.parquet"], False)]
+    with pytest.raises(NotFoundError, match="no configuration 'easy'"):
+        data_files("some/two:easy/train", "test")
     with pytest.raises(NotFoundError, match="no split 'train'"):
         data_files("some/set", "train")
     with pytest.raises(ResourceError, match=r"'some/missing' .* cannot be downloaded: 404"):

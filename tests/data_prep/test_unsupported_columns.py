@@ -42,7 +42,11 @@ def test_empty_columns_and_agent_names_are_read(tmp_path: Path) -> None:
     path = file(tmp_path, images=[], tools=None, agent_name="tool_agent", env_class="grid")
     rows = read_rows(path)
     assert [row.agent_name for row in rows] == ["tool_agent"] * 2
-    assert rows[0].extra_info == {"question": "1 + 1?", "env_class": "grid"}
+    assert rows[0].extra_info == {
+        "question": "1 + 1?",
+        "env_class": "grid",
+        "reward_model": {"style": "rule", "ground_truth": "4"},
+    }
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ Examples:
 
   rlctl new mine --data problems.csv --yes         takes every suggestion
 
-  rlctl new mine --data openai/gsm8k --prompt-key question --answer-key answer \\
-    --reward number --model Qwen/Qwen2.5-0.5B-Instruct --devices 1
+  rlctl new mine --data openai/gsm8k:main/ --prompt-key question \\
+    --answer-key answer --reward number --model Qwen/Qwen2.5-0.5B-Instruct --devices 1
 """
 _NUM_SHOWN = 3
 _NUM_MEASURED = 1000  # prompts whose tokens are counted
@@ -41,8 +41,8 @@ Data = Annotated[
         "--data",
         "-d",
         metavar="FILE|DIR|NAME",
-        help="Parquet, JSONL, JSON, CSV or Arrow file, folder of a data set, or owner/name on the "
-        "hub; :SPLIT selects a split.",
+        help="Parquet, JSONL, JSON, CSV or Arrow file, pattern such as 'part-*.jsonl', folder of a "
+        "data set, or owner/name on the hub; :SPLIT, :CONFIG/ and :CONFIG/SPLIT select a part.",
     ),
 ]
 Val = Annotated[
@@ -59,7 +59,11 @@ PromptKey = Annotated[
 ]
 AnswerKey = Annotated[
     str | None,
-    typer.Option("--answer-key", metavar="COLUMN", help="Column of right answers or solutions."),
+    typer.Option(
+        "--answer-key",
+        metavar="COLUMN",
+        help="Column of right answers, of solutions, or of chats that end with one.",
+    ),
 ]
 Reward = Annotated[
     str | None,

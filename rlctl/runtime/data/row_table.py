@@ -27,7 +27,7 @@ from rlctl.storage import cache_folder
 LOG = logging.getLogger(__name__)
 
 LARGE_BYTES = 16 * 2**20  # of a data file: from here on it is cached, below it is held in memory
-_FORMAT = 1  # of cached files
+_FORMAT = 2  # of cached files
 _KIND = "rlctl.kind"
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of a complete Arrow stream
 
