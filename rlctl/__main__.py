@@ -108,7 +108,7 @@ def _report(error: RlctlError, words: Sequence[str] = ()) -> int:
     `words` are the command line. Returns the exit code.
     """
     from rlctl.cli.console import print_corrected, print_problems, print_see_also
-    from rlctl.cli.correction import corrected
+    from rlctl.cli.correction import correct
     from rlctl.errors import UsageError
     from rlctl.explain.entries import code_of
 
@@ -121,9 +121,36 @@ def _report(error: RlctlError, words: Sequence[str] = ()) -> int:
     print_problems(error.problems)
     if not isinstance(error, UsageError):  # its help names `--help`
         print_see_also(dict.fromkeys(code_of(each.message, error) for each in error.problems))
-    if (line := corrected(words, error.problems)) is not None:
-        print_corrected(line)
+    line, remaining = correct(words, error.problems, _problems_of if _is_planned(words) else None)
+    if line is not None:
+        print_corrected(line, remaining)
     return error.exit_code
+
+
+def _is_planned(words: Sequence[str]) -> bool:
+    """Return True for a start that failed late enough that `--dry-run` finds what is left."""
+    elsewhere = any(word.startswith(("--address", "--json")) for word in words)
+    return [*words[:1]] == ["train"] and not elsewhere and "torch" in sys.modules
+
+
+def _problems_of(words: Sequence[str]) -> list[Problem]:
+    """Return the problems of a start with this command line, which is not started."""
+    import logging
+    from contextlib import redirect_stderr, redirect_stdout
+    from io import StringIO
+
+    from rlctl.errors import RlctlError
+
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            _run([*words, "--dry-run"])
+    except RlctlError as error:
+        return error.problems
+    finally:
+        logging.disable(before)
+    return []
 
 
 def _bug(error: Exception) -> Problem:

@@ -109,9 +109,12 @@ def print_see_also(codes: Iterable[str]) -> None:
     stderr().print(Text.assemble(("  see", "bold"), f": rlctl explain {' '.join(codes)}"))
 
 
-def print_corrected(line: str) -> None:
-    """Print a command line that works in place of the user's, on stderr."""
-    stderr().print(Text.assemble(("corrected", "bold green"), f": {visible(line)}"))
+def print_corrected(line: str, remaining: Sequence[Problem] = ()) -> None:
+    """Print a command line that works in place of the user's, or what it still lacks, on stderr."""
+    label = "corrected in part" if remaining else "corrected"
+    for problem in remaining:
+        stderr().print(Text.assemble(("remains", "bold"), f": {visible(problem.message)}"))
+    stderr().print(Text.assemble((label, "bold green"), f": {visible(line)}"))
 
 
 def notice(message: str) -> None:

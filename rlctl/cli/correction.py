@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rlctl.errors import Problem, Words
 from rlctl.redaction import redact_word
 
 # Commands that take overrides, which may be added at their end.
 _TAKES_OVERRIDES = {"train", "resume", "sweep", "fit"}
+_MAX_CHECKS = 4  # of a corrected line, each followed by corrections of what it still lacks
+
+
+def correct(
+    words: Sequence[str],
+    problems: Sequence[Problem],
+    check: Callable[[Sequence[str]], Sequence[Problem]] | None,
+) -> tuple[str | None, list[Problem]]:
+    """Return the corrected line, None if no fix can be applied, and the problems that remain.
+
+    `check` returns the problems of a command line. With it, the fixes of problems that only the
+    corrected line has are applied, too.
+    """
+    line = corrected(words, problems)
+    remaining = [each for each in problems if corrected(words, [each]) is None]
+    for _ in range(_MAX_CHECKS):
+        if check is None or line is None:
+            break
+        words = shlex.split(line)[1:]
+        remaining = list(check(words))
+        if not remaining or (longer := corrected(words, remaining)) in (None, line):
+            break
+        line = longer
+    return line, remaining
 
 
 def corrected(words: Sequence[str], problems: Sequence[Problem]) -> str | None:

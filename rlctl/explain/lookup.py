@@ -21,6 +21,7 @@ from rlctl.recipes.verl.aliases import aliases
 from rlctl.recipes.verl.translate import translate
 from rlctl.suggest import nearest, question
 
+_LONGEST = 200  # characters of a name
 LIBRARIES = {"trl": "TRL", "openrlhf": "OpenRLHF"}
 
 
@@ -39,6 +40,10 @@ def explain(name: str) -> list[Explanation]:
 
     Raises NotFoundError with the nearest names.
     """
+    if len(name) > _LONGEST:
+        raise NotFoundError(
+            f"nothing has a name of {len(name)} characters", hint=f"at most {_LONGEST}"
+        )
     for source in (_error, _exit_code, _alarm, _metric, _keys, _metrics, _option, _verl):
         if found := source(name):
             # The end of a key may be an option of another library with another meaning.

@@ -99,6 +99,12 @@ def read(path: Path) -> Source:
             where=f"{shown(path)}:{mark.line + 1}:{mark.column + 1}" if mark else shown(path),
             hint="check indentation, colons and quotes there",
         ) from error
+    except RecursionError as error:
+        raise ConfigError(
+            "invalid YAML: a value contains itself or is nested too deeply",
+            where=shown(path),
+            hint="an alias (`*name`) must not be inside its anchor (`&name`)",
+        ) from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read this file: {error}", where=shown(path)) from error
     if not isinstance(data, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -118,9 +119,11 @@ def _valid_near(key: Key, value: object) -> str | None:
         return None
     low, high = (float(match[name] or default) for name, default in _LIMITS)
     clamped = max(low, min(high, value))
+    if not math.isfinite(clamped):
+        return None
     if "whole" in key.type:
         return str(int(clamped)) if clamped == int(clamped) else None
-    return f"{clamped:g}" if clamped == clamped else None
+    return f"{clamped:g}"
 
 
 def _as_yaml(value: object) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from rlctl.__main__ import main
-from rlctl.cli.correction import corrected
+from rlctl.cli.correction import correct, corrected
+from rlctl.data_prep.arithmetic import generate
+from rlctl.data_prep.rows import write_rows
 from rlctl.errors import ConfigError, Problem, RlctlError
 from rlctl.recipes.compose import compose
 
@@ -77,6 +80,38 @@ def test_a_fix_replaces_a_word_or_value_or_adds_an_override(
     words: list[str], change: tuple[str, str], line: str | None
 ) -> None:
     assert corrected(words, [problem(*change)]) == line
+
+
+def test_corrections_are_checked_and_corrected_again() -> None:
+    """A correction may bring a problem of its own; one without a fix remains."""
+    first, missing = problem("data.train_batch_size", "data.train_batch_size=40"), Problem("gone")
+
+    def check(words: Sequence[str]) -> list[Problem]:
+        mini = problem("mini", "mini=40")
+        return [missing] if "mini=40" in words else [mini, missing]
+
+    line, remaining = correct(["train", "ppo"], [first, missing], check)
+    assert (line, remaining) == ("rlctl train ppo data.train_batch_size=40 mini=40", [missing])
+    assert correct(["train", "ppo"], [first], lambda _: [])[1] == []
+    assert correct(["train", "ppo"], [first, missing], None)[1] == [missing]
+    assert correct(["train", "ppo"], [missing], check) == (None, [missing])
+
+
+def test_a_batch_that_the_data_cannot_fill_brings_its_mini_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows("40.parquet", generate(40, seed=1, level=1, careless=0.0, split="train"))
+    batch = ["data.train_batch_size=256", "actor_rollout_ref.actor.ppo_mini_batch_size=256"]
+    words = ["train", "ppo", "--dry-run", "data.train_files=40.parquet", *batch]
+    assert main([*words, "critic.ppo_mini_batch_size=256"]) == 3
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("corrected: rlctl train ppo ")
+    assert main(shlex.split(last)[2:]) == 0
+    assert main([*words, "critic.ppo_mini_batch_size=256", "data.val_files=none.parquet"]) == 3
+    *_, remains, last = capsys.readouterr().err.splitlines()
+    assert remains == "remains: the data file does not exist"
+    assert last.startswith("corrected in part: rlctl train ppo ")
 
 
 def test_a_second_fix_of_a_key_is_left_out() -> None:

@@ -18,6 +18,8 @@ from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo
 
 LONG = "n" * 300
+FSDP = "actor_rollout_ref.actor.fsdp_config"
+VERL = "python3 -m verl.trainer.main_ppo"
 
 
 @pytest.fixture
@@ -30,12 +32,30 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tracker.start(RunInfo("id", "p", "r", run.path, 1, {}))
     tracker.log(1, {"critic/score/mean": 0.5})
     run.update(state="finished", exit_code=0)
+    Path("cyclic.yaml").write_text("defaults: [ppo_trainer, _self_]\ndata: &data {x: *data}\n")
+    Path("good.sh").write_text(f"{VERL} data.train_batch_size=8\n")
+    lines = [f"a{number}=" + f"${{a{number - 1}}}" * 10 for number in range(1, 12)]
+    Path("expanding.sh").write_text("\n".join(["a0=xxxxxxxxxx", *lines, f"{VERL} x=$a11"]))
+    Path("many.sh").write_text(f"{VERL} {'x= ' * 100_000}")
     return tmp_path
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
+        (["train", "ppo", "trainer.total_epochs=nan"], 3, "total_epochs should be a whole number"),
+        (["train", "ppo", "data.train_batch_size=inf"], 3, "train_batch_size should be a whole"),
+        (["train", "ppo", "--recipe", "cyclic.yaml"], 3, "a value contains itself"),
+        (["explain", "a" * 100_000], 4, "nothing has a name of 100000 characters"),
+        (["fit", "grpo", "--nodes", "99999999"], 0, ""),
+        (
+            [*("train", "ppo", "--dry-run"), f"{FSDP}.tensor_model_parallel_size=1000000000000"],
+            3,
+            "tensor_model_parallel_size=1000000000000 does not divide the model's 4",
+        ),
+        (["import", "verl", "good.sh", "-o", "nodir/x.yaml"], 4, "the folder nodir does not exist"),
+        (["import", "verl", "expanding.sh"], 3, "the variable a5 has more than 100000 characters"),
+        (["import", "verl", "many.sh"], 3, "has 100000 settings, at most 2000 are read"),
         (["completion", "tcsh"], 2, "for example `rlctl completion zsh > ~/.zfunc/_rlctl`;"),
         (["train", "ppo", "--dry-run", "--name", LONG], 2, "has 300 bytes, and 200 are allowed"),
         (["train", "ppo", "--dry-run", "trainer.run_dir=/dev/null"], 7, "/null is not a folder"),

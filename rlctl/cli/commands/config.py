@@ -122,6 +122,7 @@ def why(
     """Explain a value: list all settings of the key with file and line, the effective one first."""
     from rlctl.cli.config_target import load_target
     from rlctl.cli.console import print_json, stdout, table
+    from rlctl.cli.startup import announce
     from rlctl.recipes.keys import known_key
     from rlctl.recipes.reference import as_text, selected_setting
     from rlctl.recipes.unused_keys import unused_keys
@@ -130,6 +131,8 @@ def why(
     found = load_target(recipe, overrides or [])
     name = _resolve(key, found)
     value, chain = lookup(found.container, name), list(reversed(found.origins.get(name, ())))
+    if chain and chain[0].level > 1:
+        announce("reading which keys the algorithm uses")
     unused = next(
         (each.reason for each in unused_keys(found.container, found.origins, keys=[name])), None
     )

@@ -44,16 +44,18 @@ def import_verl(
     Refused settings are left out of the recipe and named in its comments, and the exit code is 3.
     """
     from rlctl.cli.console import notice
-    from rlctl.errors import raise_problems
-    from rlctl.files import replacing
+    from rlctl.errors import cannot_write, raise_problems
+    from rlctl.files import write_text
     from rlctl.recipes.verl.script import import_script
 
     imported = import_script(script)
     if output is not None:
         if output.exists() and not force:
             raise ConflictError(f"{output} exists already", hint="overwrite it with --force")
-        with replacing(output) as aside:
-            aside.write_text(imported.text(), encoding="utf-8")
+        try:
+            write_text(output, imported.text())
+        except OSError as error:
+            raise cannot_write("the recipe", output, error) from error
     if as_json:
         rows = [
             {"kind": each.kind, "key": each.key, "value": each.value, "text": each.text}

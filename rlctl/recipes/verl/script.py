@@ -23,6 +23,7 @@ from rlctl.recipes.verl.shell import Shell
 _log = logging.getLogger(__name__)
 
 _MODULE = re.compile(r"(?:[\w.]+\.)?(?:main_\w+|\w*sft_trainer|async_main_ppo|fully_async_main)\Z")
+_MOST_SETTINGS = 2000
 _PLAIN = ("main_ppo", "main_dapo", "main_entropy", "async_main_ppo", "fully_async_main")
 # Configurations that verl's modules start from without `--config-name`, by a part of their names.
 _DEFAULTS = {
@@ -69,6 +70,11 @@ def import_script(path: Path) -> Imported:
         check_name(last, module)
         raise ConfigError(f"{module} has a trainer of its own, which rlctl does not have")
     options, overrides = _options(args)
+    if len(overrides) > _MOST_SETTINGS:
+        raise ConfigError(
+            f"the command of verl has {len(overrides)} settings, at most {_MOST_SETTINGS} are read",
+            where=str(path),
+        )
     base = f"{verb}_trainer"
     default = next((name for words, name in _DEFAULTS.items() if words in module), None)
     name = options.get("name", default)

@@ -13,6 +13,8 @@ import operator
 import re
 from dataclasses import dataclass, field
 
+from rlctl.errors import ConfigError
+
 _ASSIGNMENT = re.compile(r"(?:export\s+|local\s+)?([A-Za-z_]\w*)(\+?)=", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*|[@*#?0-9]", re.ASCII)
 _BRACED = re.compile(r"([A-Za-z_]\w*|[0-9@*])(\[[@*]\])?(?::?([-=])(.*))?\Z", re.DOTALL)
@@ -25,6 +27,7 @@ _OPERATORS = {
     ast.Mod: operator.mod,
 }
 _ENDS = ";|&\n"
+_LONGEST_VALUE = 100_000  # characters of a variable that is expanded
 _KEYWORDS = ("then", "do", "else", "{")  # a command follows
 
 
@@ -161,6 +164,11 @@ class Shell:
 
     def _variable(self, name: str, several: bool, default: Shell | None) -> tuple[list[str], bool]:
         """Return the values of a variable; the script's own arguments are empty."""
+        if sum(map(len, self._values.get(name, []))) > _LONGEST_VALUE:
+            raise ConfigError(
+                f"the variable {name} has more than {_LONGEST_VALUE} characters",
+                hint="write the values that variables repeat into the script",
+            )
         if name in ("@", "*"):
             return [], True
         if name in self._values and (self._values[name] != [""] or default is None):

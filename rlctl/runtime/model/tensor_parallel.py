@@ -8,6 +8,7 @@ see `expert_parallel`. All other parameters are whole on each rank, and get the 
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
@@ -113,11 +114,17 @@ def unsplittable(config: PreTrainedConfig, size: int, has_logits: bool) -> list[
     return [
         Problem(
             f"tensor_model_parallel_size={size} does not divide the model's {number} {what}",
-            hint=f"sizes that do: {', '.join(str(n) for n in range(1, size) if number % n == 0)}",
+            hint=f"sizes that do: {', '.join(map(str, divisors(number, below=size)))}",
         )
         for what, number in found.items()
         if number and number % size
     ]
+
+
+def divisors(number: int, below: int | None = None) -> list[int]:
+    """Return the divisors of a number, those less than `below` if given."""
+    small = [k for k in range(1, math.isqrt(number) + 1) if number % k == 0]
+    return sorted(k for k in {*small, *(number // k for k in small)} if below is None or k < below)
 
 
 def unsplittable_adapters(config: PreTrainedConfig, targets: Iterable[str]) -> list[str]:

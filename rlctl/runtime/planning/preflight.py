@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, Role, needed_roles, train
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.cluster.access import check_packages
 from rlctl.runtime.model.compiled import check_compiler
+from rlctl.runtime.model.tensor_parallel import divisors
 from rlctl.runtime.planning.async_checks import check_async
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.model_files import check_architecture
@@ -40,19 +42,19 @@ def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs)
             problems.append(
                 Problem(
                     f"{key}={size} does not divide data.train_batch_size={batch}",
-                    hint=f"nearest that do: {key}={_near(size, _divisors(batch))}"
+                    hint=f"nearest that do: {key}={_near(size, divisors(batch))}"
                     f", or data.train_batch_size={_near_multiple(batch, size)}",
-                    fix=_fix(key, _near(size, _divisors(batch))),
+                    fix=_fix(key, _near(size, divisors(batch))),
                 )
             )
         if size * n % num_ranks:
-            fitting = [k for k in range(1, size + num_ranks + 1) if k * n % num_ranks == 0]
+            near = _near_multiple(size, num_ranks // math.gcd(n, num_ranks))
             problems.append(
                 Problem(
                     f"{key}={size} × {n} responses = {size * n} rows cannot be split evenly over "
                     f"the {num_ranks} ranks of the pool {pool}",
-                    hint=f"nearest that can: {key}={_near(size, fitting)}",
-                    fix=_fix(key, _near(size, fitting)),
+                    hint=f"nearest that can: {key}={near}",
+                    fix=_fix(key, near),
                 )
             )
     pool = trained_role(config, needs).pool(placement) or ""
@@ -62,8 +64,8 @@ def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs)
             problems.append(
                 Problem(
                     f"{key}={size} does not divide the {num_ranks} ranks of the pool {pool}",
-                    hint=f"nearest that do: {key}={_near(size, _divisors(num_ranks))}",
-                    fix=_fix(key, _near(size, _divisors(num_ranks))),
+                    hint=f"nearest that do: {key}={_near(size, divisors(num_ranks))}",
+                    fix=_fix(key, _near(size, divisors(num_ranks))),
                 )
             )
     return problems
@@ -123,7 +125,7 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> list[Problem]:
     heads = getattr(text, "num_attention_heads", None)
     for key, size in _tensor_parallel(config).items():
         if heads and heads % size:
-            near = _near(size, _divisors(heads))
+            near = _near(size, divisors(heads))
             message = f"{key}={size} does not divide the model's {heads} attention heads"
             hint = f"nearest that do: {key}={near}"
             problems.append(Problem(message, hint=hint, fix=_fix(key, near)))
@@ -272,10 +274,6 @@ def check_disk(config: schema.Config, root: Path) -> bool:
             + (", or trainer.save_freq=-1" if config.trainer.save_freq > 0 else ""),
         )
     return True
-
-
-def _divisors(number: int) -> list[int]:
-    return [k for k in range(1, number + 1) if number % k == 0]
 
 
 def _near(size: int, choices: list[int]) -> str:
