@@ -132,7 +132,9 @@ def existing_file(path: str | Path) -> Path:
         else "create one with `rlctl new`, `rlctl prep gsm8k` or `rlctl prep arithmetic`"
         + ("" if Path(given).is_absolute() else "; paths are relative to the current folder")
     )
-    similar = None if is_folder else closest(path.name, near)
+    # Without the suffix, which would make any two names alike.
+    stems = {Path(each).stem.replace(".", "_"): each for each in near}
+    similar = None if is_folder else stems.get(closest(path.stem.replace(".", "_"), stems) or "")
     raise ConfigError(
         "the data file is a folder" if is_folder else "the data file does not exist",
         where=str(path),

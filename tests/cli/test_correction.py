@@ -103,6 +103,7 @@ def test_a_batch_that_the_data_cannot_fill_brings_its_mini_batch(
     monkeypatch.chdir(tmp_path)
     write_rows("40.parquet", generate(40, seed=1, level=1, careless=0.0, split="train"))
     batch = ["data.train_batch_size=256", "actor_rollout_ref.actor.ppo_mini_batch_size=256"]
+    batch = ["--recipe", "ppo", *batch]
     words = ["train", "ppo", "--dry-run", "data.train_files=40.parquet", *batch]
     assert main([*words, "critic.ppo_mini_batch_size=256"]) == 3
     last = capsys.readouterr().err.splitlines()[-1]
