@@ -7,6 +7,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rlctl.errors import ConfigError, NotFoundError, ResourceError
 
@@ -52,17 +53,18 @@ def hub_parquet(name: str, split: str, config: str | None) -> list[Path]:
     from huggingface_hub import constants, snapshot_download
 
     online = hub_answers()
-    where: dict[str, str] = {"repo_type": "dataset", "revision": "refs/convert/parquet"}
+    where: dict[str, Any] = {"repo_type": "dataset", "revision": "refs/convert/parquet"}
 
     def download(pattern: str) -> list[Path]:
-        folder = Path(
-            snapshot_download(name, allow_patterns=[pattern], local_files_only=not online, **where)
+        folder: Any = snapshot_download(
+            name, allow_patterns=[pattern], local_files_only=not online, **where
         )
-        return sorted(folder.glob(pattern))
+        return sorted(Path(folder).glob(pattern))
 
     try:
         if online:
-            found = [Path(each.filename) for each in snapshot_download(name, dry_run=True, **where)]
+            listed: Any = snapshot_download(name, dry_run=True, **where)
+            found = [Path(each.filename) for each in listed]
         else:
             found = download(f"*/{split}/*.parquet")
         configs = sorted({each.parts[-3] for each in found if each.parts[-2:-1] == (split,)})
