@@ -80,7 +80,7 @@ def _keys(message: Any) -> tuple[str, str] | None:
 def _message(message: Mapping[str, Any], where: str) -> dict[str, str]:
     keys = _keys(message)
     assert keys is not None, "checked by is_chat"
-    role, content = (message.get(key) for key in keys)
+    role, content = str(message[keys[0]]), message.get(keys[1])
     if not isinstance(content, str):
         raise ValueError(f"{where} has {keys[1]!r} {shortened(content)}, expected a text")
-    return {"role": _ROLES.get(role, role) if keys[0] == "from" else str(role), "content": content}
+    return {"role": _ROLES.get(role, role) if keys[0] == "from" else role, "content": content}
