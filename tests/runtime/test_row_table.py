@@ -76,7 +76,7 @@ def lines(path: Path) -> None:
             "data_source": row.data_source,
             "prompt": row.prompt,
             "reward_model": {"ground_truth": row.ground_truth},
-            "extra_info": row.extra_info | {"nan": [1.5, None, "\ud800"]},
+            "extra_info": row.extra_info | {"nan": [1.5, None, "\U0001f600"]},
             "tools": ["calculator"] if row.agent_name else [],
         }
         for row in made(11)
