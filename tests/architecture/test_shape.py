@@ -31,7 +31,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/runtime/training/rollout_source.py::result_of.run": "re-raised in the waiting thread",
     "rlctl/runtime/rewards/functions.py::call_reward": "user code may raise anything: scores 0",
     "rlctl/runtime/rewards/functions.py::call_async": "user code may raise anything: scores 0",
-    "rlctl/runtime/agents/environments/worker.py::_main": "logged; the process ends with status 1",
+    "rlctl/runtime/agents/environments/worker.py::_ending_process": "logged; status 1",
     "rlctl/runtime/agents/environments/worker.py::_reply": "user code: delivered to the controller",
     "rlctl/runtime/agents/environments/worker.py::_describe": "user code: delivered as a note",
     "rlctl/runtime/agents/environments/tool_calls.py::ToolCalls._execute": "user "

@@ -1,4 +1,4 @@
-"""JSON form of the errors that a worker process raises while it loads a user's code."""
+"""Text of errors, and JSON form of those that a worker raises while it loads a user's code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from typing import Any
 from rlctl.errors import ConfigError, MissingExtraError, Problem, ResourceError, RlctlError
 
 _ERRORS = {each.__name__: each for each in (ConfigError, MissingExtraError, ResourceError)}
+
+
+def error_text(error: BaseException) -> str:
+    """Return type and text of `error`; of a group, those of its causes."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(error_text(each) for each in error.exceptions)
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def error_to_json(error: RlctlError) -> list[Any]:

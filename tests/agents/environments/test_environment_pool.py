@@ -16,7 +16,12 @@ import pytest
 
 from rlctl.errors import ConfigError, InternalError, ResourceError
 from rlctl.runtime.agents.environments import worker_process
-from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool, Timeouts
+from rlctl.runtime.agents.environments.pool import (
+    PROGRAM,
+    EnvironmentFailed,
+    EnvironmentPool,
+    Timeouts,
+)
 from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
 from rlctl.runtime.sandbox.limits import Limits
 from tests.processes import gone, scopes_signals
@@ -235,6 +240,13 @@ def test_environment_that_hangs_costs_its_deadline_and_holds_no_other(
         asyncio.run(run())
 
 
+def test_close_that_hangs_costs_its_deadline(mine: str) -> None:
+    with Path(mine).open("a") as file:
+        file.write("\nclass Stuck(Plain):\n    def close(self): time.sleep(3600)\n")
+    with EnvironmentPool(f"{mine}:Stuck", timeouts=Timeouts(1, 1)) as pool:
+        assert asyncio.run(play(pool, "ok")) == ["ok"]
+
+
 def test_tool_that_never_replies_costs_its_own_deadline(mine: str) -> None:
     def call(number: int, deed: str) -> ToolCall:
         return ToolCall(str(number), "tool", {"deed": deed})
@@ -367,6 +379,28 @@ def test_wrong_environments_are_refused_at_the_start(
         file.write("\nSOURCE = 'x'\n")
     with pytest.raises(ConfigError, match=message):
         EnvironmentPool(name.format(mine=mine), params)
+
+
+def test_users_code_is_imported_in_the_main_thread_without_a_loop(tmp_path: Path) -> None:
+    """Some packages set signal handlers or run coroutines when they are imported."""
+    file = tmp_path / "imports.py"
+    file.write_text(
+        "import asyncio, signal\n"
+        "signal.signal(signal.SIGUSR2, signal.SIG_IGN)\n"
+        "asyncio.run(asyncio.sleep(0))\n"
+        "async def run(task, client): return 1.0\n"
+        "class Env:\n"
+        "    def reset(self): pass\n"
+        "    def init(self, prompt): return prompt, {}\n"
+        "    def step(self, action): pass\n"
+    )
+    for environment, params in (
+        (PROGRAM, {"program": f"{file}:run"}),
+        (f"{file}:Env", {}),
+        ("skyrl", {"env_class": f"{file}:Env"}),
+    ):
+        with EnvironmentPool(environment, params):
+            pass
 
 
 def test_worker_that_exits_while_starting_is_refused(mine: str) -> None:

@@ -137,6 +137,7 @@ def responds(url: str) -> bool:
         ("{", "no list of MCP servers"),
         ('{"mcpServers": {"a": {}}}', "'a' has neither command nor url"),
         ('{"mcpServers": {"a": {"command": "/no/such/file"}}}', "'a' does not reply"),
+        ('{"mcpServers": {"a": {"url": "http://127.0.0.1:1/mcp"}}}', "ConnectError"),
     ],
 )
 def test_wrong_servers(folder: Path, text: str, message: str) -> None:

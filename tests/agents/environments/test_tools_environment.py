@@ -215,6 +215,11 @@ def test_wrong_configurations(file: str, tmp_path: Path) -> None:
             play(params, [])
 
 
+def test_arguments_of_tools_without_tools_name_the_key_to_set() -> None:
+    with pytest.raises(ValueError, match=r"multi_turn\.tool_config_path"):
+        play({}, [], {"extra_info": {"tools_kwargs": {"calc": {"create_kwargs": {}}}}})
+
+
 def test_selection_of_tools_by_the_row(file: str) -> None:
     row = {"extra_info": {"tool_selection": ["numbers"], "tools_kwargs": {"numbers": None}}}
     [step] = play({"function_tool_path": file}, [turn_of(("echo", {"text": "x"}))], row)

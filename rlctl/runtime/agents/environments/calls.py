@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 _STACK = 2**21  # bytes; a thread's stack counts as memory of the process
 _MAX_THREADS = 4096  # idle threads are used again: these are as many as calls at one time
+CLOSE_S = 10.0  # time limit of `close` of an environment, unless calls have a lower one
 _STOP_S = 1.0  # a cancelled coroutine that has not ended by then counts as abandoned
 
 _call_limit = 60.0

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from rlctl import plugins
 from rlctl.errors import ConfigError, RlctlError
-from rlctl.runtime.agents.environments.calls import call
+from rlctl.runtime.agents.environments.calls import is_async
 from rlctl.runtime.agents.environments.protocol import Environment
 from rlctl.runtime.agents.environments.skyrl import SkyRLEnvironment, provide_skyrl
 from rlctl.runtime.agents.environments.trl import TRLEnvironment
@@ -22,38 +23,53 @@ PARAMS_KEY = "actor_rollout_ref.rollout.agent.params"
 Factory = Callable[[], Environment]
 
 
-async def load_environment(
+def load_environment(
     name: str, values: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
-) -> Factory:
-    """Return a function that builds the environment of an episode.
+) -> Callable[[], Awaitable[Factory]]:
+    """Import an environment; return a coroutine function that prepares the builder of episodes'.
 
     `values` are the settings of the environment; `defaults` are those of any environment. A plug-in
     may have a function `prepare(params)`, which is called once per worker process; each environment
-    gets its result, if it is not None, as the argument `shared`. Raises ConfigError for an unknown
-    environment or wrong settings, and for what `prepare` raises.
+    gets its result, if it is not None, as the argument `shared`. A synchronous one is called here,
+    as modules that handle signals or run an event loop of their own expect: in the main thread and
+    without a running loop. Raises ConfigError for an unknown environment or wrong settings, and for
+    what `prepare` raises.
     """
     plugin, values = find_environment(name, values)
-    build: Callable[..., Environment] = plugin
-    arguments: dict[str, Any] = {}
     fields = getattr(plugins.params_model(plugin), "model_fields", {})
     values = {**{key: value for key, value in defaults.items() if key in fields}, **values}
     params = plugins.parse_params(plugin, name, values, PARAMS_KEY)
-    if params is not None:
-        arguments["params"] = params
-    prepare = getattr(plugin, "prepare", None)
-    if prepare is not None:
-        try:
-            shared = await call(prepare, params)
-        except RlctlError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"the environment {name!r} cannot be prepared: {type(error).__name__}: {error}",
-                where=user_line(error, name),
-            ) from error
-        if shared is not None:
-            arguments["shared"] = shared
-    return partial(build, **arguments)
+    arguments: dict[str, Any] = {} if params is None else {"params": params}
+    prepare: Any = getattr(plugin, "prepare", _prepare_nothing)
+    shared: Any = None
+    if not is_async(prepare):
+        with _reported(name):
+            shared = prepare(params)
+
+    async def factory() -> Factory:
+        with _reported(name):
+            found = await prepare(params) if is_async(prepare) else shared
+        return partial(plugin, **arguments, **({} if found is None else {"shared": found}))
+
+    return factory
+
+
+def _prepare_nothing(params: Any) -> Any:
+    del params
+
+
+@contextmanager
+def _reported(name: str) -> Iterator[None]:
+    """Turn what the function `prepare` of an environment raises into a ConfigError."""
+    try:
+        yield
+    except RlctlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"the environment {name!r} cannot be prepared: {type(error).__name__}: {error}",
+            where=user_line(error, name),
+        ) from error
 
 
 def find_environment(name: str, values: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:

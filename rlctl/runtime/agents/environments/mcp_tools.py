@@ -16,6 +16,7 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.runtime.agents.environments.calls import call_limit, limited
 from rlctl.runtime.agents.environments.protocol import ToolSchema
 from rlctl.runtime.agents.environments.tool import EpisodeInfo, Tool, ToolResult
+from rlctl.runtime.sandbox.errors import error_text
 
 _HINT = '{"mcpServers": {"name": {"command": "...", "args": []}}}, or {"url": "..."} for the server'
 
@@ -35,9 +36,8 @@ async def tools_of_servers(path: str, selected: Sequence[str] | None = None) -> 
         except MissingExtraError:
             raise
         except Exception as error:
-            text = str(error) or type(error).__name__
             raise ConfigError(
-                f"the MCP server {name!r} does not reply: {text}", where=path
+                f"the MCP server {name!r} does not reply: {error_text(error)}", where=path
             ) from error
         tools += [MCPTool(connection, each) for each in listed]
     known = [tool.schema["function"]["name"] for tool in tools]

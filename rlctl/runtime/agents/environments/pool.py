@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 
 from rlctl.errors import InternalError
 from rlctl.recipes import schema
+from rlctl.runtime.agents.environments.calls import CLOSE_S
 from rlctl.runtime.agents.environments.program import ProgramEnvironment
 from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
 from rlctl.runtime.agents.environments.wire import step_from_json, turn_to_json
@@ -29,7 +30,6 @@ LOG = logging.getLogger(__name__)
 
 DEFAULT_ENVIRONMENT = "tools"
 PROGRAM = f"{ProgramEnvironment.__module__}:{ProgramEnvironment.__qualname__}"
-_CLOSE_S = 10.0  # time limit of `close` of an environment
 # Time beyond a turn's deadline. A tool's own deadline must come first, also on a busy machine.
 GRACE_S = 2.0
 
@@ -85,10 +85,11 @@ class RemoteEnvironment:
         self._is_closed = True
         reply = self._worker.post(op="close", episode=self._key)
         self._worker.episodes.discard(self._key)
+        limit = min(CLOSE_S, self._timeouts.turn_s)
         try:
-            error = (await _within(reply, _CLOSE_S)).get("error")
+            error = (await _within(reply, limit)).get("error")
         except TimeoutError:
-            error = f"did not end within {_CLOSE_S:g} s"
+            error = f"did not end within {limit:g} s"
         except WorkerLost:
             return  # the pool has reported it
         if error:

@@ -36,6 +36,12 @@ class ToolsParams(CallParams):
     )
 
 
+_NO_TOOLS = (
+    "no tools are configured: set actor_rollout_ref.rollout.multi_turn.tool_config_path to verl's "
+    "YAML file of tools, or remove tools_kwargs from the rows"
+)
+
+
 @dataclass(frozen=True)
 class Shared:
     """Tools and simulated users of a worker process."""
@@ -76,7 +82,7 @@ class ToolsEnvironment:
         extra = row.get("extra_info") or {}
         kwargs = without_none(extra.get("tools_kwargs") or {})
         if unknown := [name for name in kwargs if name not in self._known]:
-            hint = plugins.suggestion(unknown[0], self._known)
+            hint = plugins.suggestion(unknown[0], self._known) if self._known else _NO_TOOLS
             raise ValueError(f"extra_info.tools_kwargs has the unknown tool {unknown[0]!r}; {hint}")
         episode = EpisodeInfo(uuid.uuid4().hex, list(row.get("prompt") or []), kwargs)
         await self._calls.start(episode, extra.get("tool_selection"))

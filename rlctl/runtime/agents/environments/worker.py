@@ -15,8 +15,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ from rlctl.runtime.agents.environments.wire import (
     step_to_json,
     turn_from_json,
 )
-from rlctl.runtime.sandbox.errors import error_to_json
+from rlctl.runtime.sandbox.errors import error_text, error_to_json
 from rlctl.runtime.sandbox.guard import run_guarded
 from rlctl.runtime.sandbox.limits import Limits, restrict
 from rlctl.runtime.sandbox.user_code import user_line
@@ -48,15 +48,32 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def _work(descriptor: int) -> None:
+    """Load the environment, then serve."""
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    asyncio.run(_main(socket.socket(fileno=descriptor)))
+    connection = socket.socket(fileno=descriptor)
+    with _ending_process():
+        setup = _read(connection)
+        restrict(Limits(**setup["limits"]))
+        calls.set_call_limit(setup["call_s"])
+        try:
+            load = load_environment(setup["environment"], setup["params"], setup["defaults"])
+        except RlctlError as error:
+            connection.sendall(_framed(encode({"failed": error_to_json(error)})))
+        else:
+            asyncio.run(_main(connection, load, setup["environment"]))
 
 
-async def _main(connection: socket.socket) -> None:
-    """Serve `connection`, then end the process: calls that hang can be neither ended nor joined."""
+async def _main(*args: Any) -> None:
+    with _ending_process():
+        await _serve(*args)
+
+
+@contextmanager
+def _ending_process() -> Iterator[None]:
+    """End the process after the block: calls that hang can be neither ended nor joined."""
     status = 1
     try:
-        await _serve(connection)
+        yield
         status = 0
     except (asyncio.IncompleteReadError, ConnectionError):
         status = 0  # the parent has exited or has closed the pool
@@ -68,15 +85,26 @@ async def _main(connection: socket.socket) -> None:
         os._exit(status)
 
 
-async def _serve(connection: socket.socket) -> None:
-    """Load the environment, report it, and process requests until the connection closes."""
+def _read(connection: socket.socket) -> dict[str, Any]:
+    """Return the first message, before there is an event loop."""
+
+    def receive(size: int) -> bytes:
+        data = connection.recv(size, socket.MSG_WAITALL)
+        if len(data) < size:
+            raise ConnectionError
+        return data
+
+    return json.loads(receive(*HEADER.unpack(receive(HEADER.size))))
+
+
+async def _serve(
+    connection: socket.socket, load: Callable[[], Awaitable[Factory]], name: str
+) -> None:
+    """Prepare the environment, report it, and process requests until the connection closes."""
     reader, writer = await asyncio.open_connection(sock=connection)
-    setup = await _receive(reader)
-    restrict(Limits(**setup["limits"]))
-    calls.set_call_limit(setup["call_s"])
     try:
-        factory = await load_environment(setup["environment"], setup["params"], setup["defaults"])
-        described = await _describe(factory, setup["environment"])
+        factory = await load()
+        described = await _describe(factory, name)
     except RlctlError as error:
         _send(writer, {"failed": error_to_json(error)})
         await writer.drain()
@@ -109,7 +137,8 @@ async def _describe(factory: Factory, name: str) -> dict[str, Any]:
         return {"tools": [], "note": f"{type(error).__name__}: {error}"}
     finally:
         with suppress(Exception):
-            await calls.call(environment.close)
+            limit = min(calls.CLOSE_S, calls.call_limit())
+            await calls.limited(calls.call(environment.close), limit)
 
 
 async def _receive(reader: asyncio.StreamReader) -> dict[str, Any]:
@@ -123,7 +152,11 @@ def _send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
     except (TypeError, ValueError) as error:  # too long, or keys that JSON does not have
         failure = {"id": message.get("id"), "abandoned": 0, "error": f"{error}"}
         data = encode(failure)
-    writer.write(HEADER.pack(len(data)) + data)
+    writer.write(_framed(data))
+
+
+def _framed(data: bytes) -> bytes:
+    return HEADER.pack(len(data)) + data
 
 
 async def _reply(host: _Host, request: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
@@ -134,7 +167,7 @@ async def _reply(host: _Host, request: Mapping[str, Any], writer: asyncio.Stream
         reply["error"] = "cancelled"
     except Exception as error:
         host.log_traceback(error)
-        reply["error"] = f"{type(error).__name__}: {error}"
+        reply["error"] = error_text(error)
     _send(writer, {**reply, "abandoned": calls.num_abandoned()})
 
 
