@@ -124,6 +124,23 @@ async def streamed_call(task: Mapping[str, Any], client: Any) -> float:
     return float(names == ["submit"])
 
 
+async def stops(task: Mapping[str, Any], client: Any) -> float:
+    """End the first turn before the answer, and continue."""
+    create = client.chat.completions.create
+    (first, _), (second, _), *_ = questions(task)
+    messages: list[Any] = [{"role": "user", "content": first}]
+    reply = await create(
+        model="policy", messages=messages, tools=[TOOL], tool_choice="required", stop=["x!", "####"]
+    )
+    [choice] = reply.choices
+    assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
+    assert "#" not in (choice.message.content or "")
+    messages += [choice.message, {"role": "user", "content": second}]
+    reply = await create(model="policy", messages=messages, tools=[TOOL], tool_choice="none")
+    assert reply.choices[0].message.tool_calls is None
+    return float("####" in reply.choices[0].message.content)
+
+
 def blocking(task: Mapping[str, Any], client: Any) -> float:
     """Use the synchronous client."""
     messages: Any = [{"role": "user", "content": questions(task)[0][0]}]
@@ -139,17 +156,28 @@ async def refused(task: Mapping[str, Any], client: Any) -> float:
 
     create = client.chat.completions.create
     messages: Any = [{"role": "user", "content": questions(task)[0][0]}]
-    long = [{"role": "user", "content": "1" * 1000}]
+    long, longer = ([{"role": "user", "content": "1" * size}] for size in (1000, 3_000_000))
+    named = {"type": "function", "function": {"name": "submit"}}
     for change, expected in (
         ({"n": 2}, ("unsupported_parameter", "n")),
-        ({"stop": ["x"]}, ("unsupported_parameter", "stop")),
+        ({"stop": [1]}, (None, "stop")),
+        ({"tool_choice": named}, ("unsupported_parameter", "tool_choice")),
         ({"messages": []}, (None, "messages")),
         ({"tools": [TOOL]}, (None, "tools")),
         ({"messages": long}, ("context_length_exceeded", None)),
+        ({"messages": longer}, ("context_length_exceeded", None)),
     ):
         with pytest.raises(openai.BadRequestError) as refusal:
             await create(**{"model": "policy", "messages": messages, **change})
         assert (refusal.value.code, refusal.value.param) == expected
+    key = {"Authorization": f"Bearer {client.api_key}"}
+    deep = await client._client.post(
+        f"{client.base_url}chat/completions", content="[" * 100_000, headers=key
+    )
+    assert (deep.status_code, deep.json()["error"]["message"]) == (
+        400,
+        "the body is nested too deeply",
+    )
     other = client.with_options(api_key="rlctl-unknown")
     with pytest.raises(openai.AuthenticationError) as unknown:
         await other.chat.completions.create(model="policy", messages=messages)
@@ -185,8 +213,12 @@ async def messages_api(task: Mapping[str, Any], client: Any) -> float:
                 for each in calls
             ]
             messages.append({"role": "user", "content": results or question})
-        with pytest.raises(anthropic.BadRequestError, match="stop"):
-            await other.messages.create(messages=messages, stop_sequences=["x"], **given)
+        first = messages[:1]
+        reply = await other.messages.create(messages=first, stop_sequences=["####"], **given)
+        assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "####")
+        named = {"type": "tool", "name": "submit"}
+        with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
+            await other.messages.create(messages=messages, tools=[tool], tool_choice=named, **given)
     async with anthropic.AsyncAnthropic(base_url=url, api_key="rlctl-unknown") as other:
         with pytest.raises(anthropic.AuthenticationError):
             await other.messages.create(messages=messages, **given)

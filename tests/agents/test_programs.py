@@ -108,6 +108,18 @@ def test_tools_reach_the_program_as_calls(quiz: Path, name: str, template: str) 
     assert sum(each.num_retokenized for each in found.episodes) == 0
 
 
+def test_stop_sequences_end_a_turn_and_its_row(quiz: Path, template: str) -> None:
+    parser = f"{ROLLOUT}.multi_turn.format=tests.agents.programs:AnswerParser"
+    found = play(quiz, "stops", template, parser)
+    assert [each.error for each in found.episodes] == [None] * len(found)
+    assert len(found) == 2 * NUM_ROWS * N, "a turn that a text ended is not continued"
+    assert sum(each.score or 0 for each in found.episodes) > NUM_ROWS
+    assert sum(each.num_retokenized for each in found.episodes) == 0
+    tokenizer = load_tokenizer(real_path("quickstart"))
+    texts = [tokenizer.decode(ids.tolist()) for ids in found.response_ids.rows()]
+    assert all("####" in text and "<|end|>" not in text for text in texts[::2])
+
+
 def test_documented_program_plays(quiz: Path, template: str) -> None:
     found = play(
         quiz,
@@ -163,12 +175,14 @@ def test_programs_that_do_not_load_are_refused(quiz: Path) -> None:
 
 
 def test_a_program_beside_an_environment_is_refused() -> None:
-    override = [*program("chat"), f"{ROLLOUT}.agent.environment=gridworld"]
-    config = compose("grpo", override).config
+    """The hint has overrides that work, also for settings that a recipe brings."""
     tokenizer = load_tokenizer(real_path("quickstart"))
     row = PromptRow("tests/quiz", [{"role": "user", "content": "1 + 1"}], "2")
-    with pytest.raises(ConfigError, match="exclude each other"):
-        check_episodes(config, tokenizer, (1,), row)
+    with pytest.raises(ConfigError, match="exclude each other") as caught:
+        check_episodes(compose("tools", program("chat")).config, tokenizer, (1,), row)
+    removals = str(caught.value.problems[0].hint).split()
+    agent = compose("tools", [*program("chat"), *removals]).config.actor_rollout_ref.rollout.agent
+    assert (agent.environment, agent.params) == (None, {})
 
 
 def test_a_greedy_baseline_is_refused() -> None:

@@ -163,6 +163,15 @@ class ChatBridge:
             [self._prepared(each, self._style) for each in messages], tools, generation_prompt
         )
 
+    def is_longer(self, text: str, num_tokens: int) -> bool:
+        """Return True if `text` has more than `num_tokens` tokens for sure; tokenize nothing."""
+        return len(text) > num_tokens * self._longest_token
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
     def encode(self, rendered: str) -> list[int]:
         """Return the ids of a rendered text."""
         if len(rendered) <= _LONGEST_KEPT:

@@ -283,8 +283,9 @@ class EpisodeRun:
     def _text(self, completion: Completion) -> str:
         """Return the text of a turn with its special tokens, but without the stop token."""
         ids = completion.response_ids.tolist()  # the tokenizer is slow with tensors
-        if completion.finish == "stop":
-            ids = ids[:-1]
+        return self._decode(ids[:-1] if ids[-1] in self.decoding.stop_token_ids else ids)
+
+    def _decode(self, ids: list[int]) -> str:
         text = self.settings.tokenizer.decode(ids, skip_special_tokens=False)
         assert isinstance(text, str)  # one sequence
         return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Self
 
@@ -98,6 +98,22 @@ class Completion:
             torch.tensor(ids, dtype=torch.int64),
             torch.tensor(log_probs, dtype=torch.float32),
             "stop" if stopped else "length",
+        )
+
+    def shortened(self, num_tokens: int) -> Self:
+        """Return the completion that a stop after `num_tokens` ≥ 1 tokens would have given."""
+        spans, left = list[tuple[int, int]](), num_tokens
+        for version, length in self.spans:
+            spans.append((version, min(length, left)))
+            left -= spans[-1][1]
+        dropped = len(self.response_ids) - num_tokens
+        return replace(
+            self,
+            response_ids=self.response_ids[:num_tokens],
+            log_probs=self.log_probs[:num_tokens],
+            finish="stop",
+            spans=tuple(span for span in spans if span[1]),
+            routing=None if self.routing is None else self.routing[: len(self.routing) - dropped],
         )
 
     @property

@@ -16,22 +16,22 @@ from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn
 MODEL = "policy"
 
 _ROLES = ("system", "user", "assistant", "tool")
-# Parameters that would change the distribution of the responses, which is the run's.
-_IGNORED = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "logit_bias", "parallel_tool_calls", "reasoning_effort"),
-)
 # Parameters without which a program would not get what it asks for, and their harmless values.
 _REFUSED: dict[str, tuple[object, ...]] = {
     "n": (1,),
-    "stop": ([], ""),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
-    "tool_choice": ("auto",),
     "functions": ([],),
     "function_call": ("auto",),
 }
+# Parameters that `ChatRequest` has. All others are ignored: those of sampling would change the
+# distribution of the responses, which is the run's.
+_USED = (
+    *("model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop"),
+    *("stream", "stream_options"),
+)
+_CHOICES = ("auto", "none", "required")  # of tools
 
 
 def new_key() -> str:
@@ -63,6 +63,8 @@ class ChatRequest:
     messages: list[Message]  # see `normalized`
     tools: list[ToolSchema]
     max_tokens: int | None
+    stop: tuple[str, ...] = ()  # texts that end the turn and are not part of it
+    may_call: bool = True  # False: what looks like a call is text
     model: str = MODEL
     stream: bool = False
     include_usage: bool = False  # at the end of a stream
@@ -83,6 +85,8 @@ class ChatRequest:
             [normalized(each) for each in messages],
             _tools(body.get("tools") or []),
             limit,
+            _stop(body.get("stop")),
+            body.get("tool_choice") != "none",
             str(body.get("model") or MODEL),
             bool(body.get("stream")),
             bool((body.get("stream_options") or {}).get("include_usage")),
@@ -99,6 +103,7 @@ class ChatReply:
     finish: str  # "stop" or "length"
     num_prompt_tokens: int
     num_tokens: int
+    stop: str | None = None  # the text of `ChatRequest.stop` that ended the turn
 
     @property
     def message(self) -> Message:
@@ -216,15 +221,27 @@ def _tools(tools: Any) -> list[ToolSchema]:
     return tools
 
 
+def _stop(stop: Any) -> tuple[str, ...]:
+    texts = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        raise ApiError(400, f"stop={stop!r} is neither a text nor a list of texts", param="stop")
+    return tuple(each for each in texts if each)
+
+
 def _check_parameters(body: Mapping[str, Any]) -> None:
-    """Refuse parameters that cannot be honoured; warn once about those that are ignored."""
+    """Refuse parameters that cannot be honoured; warn once about each that is ignored."""
     for name, harmless in _REFUSED.items():
         value = body.get(name)
         if value is not None and value not in harmless:
             text = f"{name}={value!r} is not supported: the run decides how responses are sampled"
             raise ApiError(400, text, "unsupported_parameter", name)
-    if ignored := [name for name in _IGNORED if body.get(name) is not None]:
+    choice = body.get("tool_choice")
+    if choice is not None and choice not in _CHOICES:
+        text = f"tool_choice={choice!r} is not supported; supported: {', '.join(_CHOICES)}"
+        raise ApiError(400, text, "unsupported_parameter", "tool_choice")
+    ignored = [name for name in body if name not in (*_USED, *_REFUSED) and body[name] is not None]
+    for each in [*ignored, *(["tool_choice=required"] if choice == "required" else [])]:
         warn_once(
-            f"requests of the agent program set {', '.join(ignored)}, which has no effect: "
-            "responses are sampled with the settings of actor_rollout_ref.rollout",
+            f"requests of the agent program set {each}, which has no effect: responses are sampled "
+            "with the settings of actor_rollout_ref.rollout, and nothing forces their form",
         )

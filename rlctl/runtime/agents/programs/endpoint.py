@@ -141,5 +141,7 @@ async def _with_errors(request: web.Request, handler: Handler) -> web.StreamResp
         error = found
     except web.HTTPException as found:
         error = ApiError(found.status, f"{request.method} {request.path}: {found.reason}")
+    except RecursionError:  # of the parser of JSON, or of the chat template
+        error = ApiError(400, "the body is nested too deeply")
     body = error_body(error) if request.path == _MESSAGES else error.body()
     return web.json_response(body, status=error.status)

@@ -11,7 +11,8 @@ from rlctl.runtime.agents.programs.chat_api import ApiError, ChatReply, ChatRequ
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 404: "not_found_error"}
-_SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
+_OTHER = ("messages", "system", "tools", "tool_choice", "stop_sequences")  # have another form
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def parse_messages(body: Any) -> ChatRequest:
@@ -19,14 +20,15 @@ def parse_messages(body: Any) -> ChatRequest:
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         raise ApiError(400, "messages must be a list with a message", param="messages")
     choice = body.get("tool_choice")
-    if choice is not None and (not isinstance(choice, dict) or choice.get("type") != "auto"):
-        raise ApiError(400, f"tool_choice={choice!r} is not supported", param="tool_choice")
+    if isinstance(choice, dict):
+        choice = _CHOICES.get(str(choice.get("type")), choice)
     system = [{"role": "system", "content": body["system"]}] if body.get("system") else []
     return ChatRequest.parse(
         {
-            **{key: body[key] for key in _SAME if key in body},
+            **{key: value for key, value in body.items() if key not in _OTHER},
             "messages": [*system, *(new for each in body["messages"] for new in _messages(each))],
             "tools": [_tool(each) for each in body.get("tools") or []],
+            "tool_choice": choice,
             "stop": body.get("stop_sequences"),
         }
     )
@@ -51,8 +53,8 @@ def message_body(reply: ChatReply, model: str) -> dict[str, Any]:
         "role": "assistant",
         "model": model,
         "content": [*texts, *calls],
-        "stop_reason": _STOP_REASONS[reply.finish_reason],
-        "stop_sequence": None,
+        "stop_reason": "stop_sequence" if reply.stop else _STOP_REASONS[reply.finish_reason],
+        "stop_sequence": reply.stop,
         "usage": {"input_tokens": reply.num_prompt_tokens, "output_tokens": reply.num_tokens},
     }
 
@@ -61,7 +63,12 @@ def message_events(reply: ChatReply, model: str) -> Iterator[dict[str, Any]]:
     """Yield the events of a stream: the start, the blocks one by one, and the end."""
     body = message_body(reply, model)
     blocks, usage = body["content"], body["usage"]
-    begun = {"content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
+    begun = {
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {**usage, "output_tokens": 0},
+    }
     yield {"type": "message_start", "message": {**body, **begun}}
     for index, block in enumerate(blocks):
         if block["type"] == "text":
@@ -72,7 +79,7 @@ def message_events(reply: ChatReply, model: str) -> Iterator[dict[str, Any]]:
         yield {"type": "content_block_start", "index": index, "content_block": {**block, **empty}}
         yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
-    end = {"stop_reason": body["stop_reason"], "stop_sequence": None}
+    end = {key: body[key] for key in ("stop_reason", "stop_sequence")}
     yield {"type": "message_delta", "delta": end, "usage": usage}
     yield {"type": "message_stop"}
 

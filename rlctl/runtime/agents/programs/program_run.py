@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -118,10 +119,12 @@ class ProgramRun(EpisodeRun):
         known = len(found.messages) if found else 0
         fresh = request.messages[known:]
         conversation = found or self._begun(request)
-        bridge = self._bridge(conversation, fresh)
         room = self.settings.max_response_length - len(conversation.tokens.response_ids)
+        texts = "".join(each["content"] for each in fresh) if found else ""
+        has_room = not self.settings.bridge.is_longer(texts, room)
+        bridge = self._bridge(conversation, fresh) if has_room else []
         room -= len(bridge)
-        if room < 1:
+        if not has_room or room < 1:
             raise ApiError(
                 400,
                 f"the conversation has no room for a response: data.max_response_length="
@@ -132,14 +135,15 @@ class ProgramRun(EpisodeRun):
         self._num_requests += 1
         self.state, conversation.is_busy = State.GENERATING, True
         try:
-            completion = await self._turn(conversation, bridge, room, number, request.max_tokens)
+            completion, stop = await self._turn(conversation, bridge, room, number, request)
         finally:
             conversation.is_busy = False
         if found is None:
             self._conversations.append(conversation)
         num_ids = len(bridge) if found else len(conversation.tokens.prompt_ids)
         self._record_messages(fresh, num_ids)
-        return self._record(conversation, request, completion, number, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return self._record(conversation, request, completion, number, stop, seconds)
 
     def _continued(self, request: ChatRequest) -> Conversation | None:
         """Return the longest conversation that the request extends, or None."""
@@ -149,7 +153,7 @@ class ProgramRun(EpisodeRun):
             for each in self._conversations
             if not each.is_busy
             and each.completion is not None
-            and each.completion.finish == "stop"
+            and int(each.completion.response_ids[-1]) in self.decoding.stop_token_ids
             and each.tools == request.tools
             and each.messages == request.messages[: len(each.messages)]
             and len(each.messages) < len(request.messages)
@@ -162,13 +166,15 @@ class ProgramRun(EpisodeRun):
         """Return a new conversation. Raises ApiError for messages without a valid prompt."""
         bridge, limit = self.settings.bridge, self.settings.max_prompt_length
         try:
-            ids = bridge.prompt_ids(request.messages, request.tools)
-            if request.tools and ids == bridge.prompt_ids(request.messages, []):
+            rendered = bridge.render(request.messages, request.tools)
+            if request.tools and rendered == bridge.render(request.messages, []):
                 raise ApiError(400, "the chat template does not write tools", param="tools")
         except ConfigError as error:
             raise ApiError(400, str(error), param="messages") from None
-        if len(ids) > limit:
-            text = f"the prompt has {len(ids)} tokens, more than data.max_prompt_length={limit}"
+        ids = None if bridge.is_longer(rendered, limit) else bridge.encode(rendered)
+        if ids is None or len(ids) > limit:
+            given = f"{len(rendered)} characters" if ids is None else f"{len(ids)} tokens"
+            text = f"the prompt has {given}, more than data.max_prompt_length={limit} tokens"
             raise ApiError(400, text, _TOO_LONG)
         return Conversation(Tokens(ids), [], request.tools)
 
@@ -190,9 +196,12 @@ class ProgramRun(EpisodeRun):
         bridge: list[int],
         room: int,
         number: int,
-        max_tokens: int | None,
-    ) -> Completion:
-        """Generate a turn and append it; a request that is cancelled appends nothing."""
+        request: ChatRequest,
+    ) -> tuple[Completion, str | None]:
+        """Generate a turn and append it; a request that is cancelled appends nothing.
+
+        Returns the turn, and the stop text of `request` that ended it.
+        """
         tokens, last = conversation.tokens, conversation.completion
         context = Tokens(tokens.prompt_ids, tokens.response_ids + bridge).context()
         completion = await self.generate(
@@ -200,17 +209,39 @@ class ProgramRun(EpisodeRun):
                 key=next_key(),
                 context_ids=context,
                 decoding=self.decoding,
-                max_tokens=(min(room, max_tokens or room),),
+                max_tokens=(min(room, request.max_tokens or room),),
                 seeds=(turn_seed(self.seed, number),),
                 previous=None if last is None else last.key,
                 keep=True,
                 affinity=self.number,
             )
         )
+        completion, stop = self._stopped(completion, request.stop)
         tokens.append_reply(bridge, conversation.num_turns - 1)
         tokens.append_turn(context, completion, conversation.num_turns)
         conversation.completion, conversation.num_turns = completion, conversation.num_turns + 1
-        return completion
+        return completion, stop
+
+    def _stopped(
+        self, completion: Completion, stops: tuple[str, ...]
+    ) -> tuple[Completion, str | None]:
+        """Return a turn without the tokens after the first of the texts `stops`, and that text.
+
+        What remains is what an engine samples that stops there.
+        """
+
+        ids = completion.response_ids.tolist()
+        ids = ids[:-1] if ids[-1] in self.decoding.stop_token_ids else ids
+
+        def found(num_tokens: int) -> list[tuple[int, str]]:
+            text = self._decode(ids[:num_tokens])
+            return [(text.find(stop), stop) for stop in stops if stop in text]
+
+        if not stops or not found(len(ids)):
+            return completion, None
+        lengths = range(len(ids))
+        length = bisect_left(lengths, True, key=lambda length: bool(found(length)))
+        return completion.shortened(length), min(found(length))[1]
 
     def _record_messages(self, fresh: list[Message], num_ids: int) -> None:
         """Keep messages of the program, which have `num_ids` tokens."""
@@ -230,30 +261,34 @@ class ProgramRun(EpisodeRun):
         request: ChatRequest,
         completion: Completion,
         number: int,
+        stop: str | None,
         seconds: float,
     ) -> ChatReply:
         """Return a turn as a reply, and keep it as part of its conversation."""
-        text = self._text(completion)
+        written = self._text(completion)
+        text = written if stop is None else written[: written.index(stop)]
         turn = Turn(text)
-        if request.tools:
+        if request.tools and request.may_call:
             turn = self.settings.parser.parse(text, request.tools, self._num_calls)
         self._num_calls += len(turn.calls)
         # A call that cannot be read stays text, for the program to judge.
         parts = [turn.text, *(each.text for each in turn.malformed)]
         content = "\n".join(each for each in parts if each)
         tokens = conversation.tokens
-        written = len(completion.response_ids)
+        num_tokens = len(completion.response_ids)
         reply = ChatReply(
             number + 1,
             content,
             turn,
             completion.finish,
-            len(tokens.prompt_ids) + len(tokens.response_ids) - written,
-            written,
+            len(tokens.prompt_ids) + len(tokens.response_ids) - num_tokens,
+            num_tokens,
+            stop,
         )
         conversation.turn = turn
         conversation.messages = [*request.messages, normalized(reply.message)]
+        version = completion.version
         self._messages.append(
-            episodes.Message("assistant", text, True, written, seconds, version=completion.version)
+            episodes.Message("assistant", written, True, num_tokens, seconds, version=version)
         )
         return reply
