@@ -180,6 +180,14 @@ def test_a_stateful_sampler_needs_scores(tmp_path: Path, monkeypatch: pytest.Mon
         make_plan(compose("sft", ["data.sampler=thompson"]), inline=True)
 
 
+def test_metrics_of_a_sampler_have_a_section() -> None:
+    sampler = make("curriculum")
+    sampler.metrics = lambda: {"mean": 0.5, "own/mean": 0.25}
+    prompts = PromptSet(Rows.of([]), lambda _: [])
+    loader = PromptLoader(prompts, 1, sequential_order, 1, sampler)
+    assert loader.metrics(cast(Any, None)) == {"sampler/mean": 0.5, "own/mean": 0.25}
+
+
 def test_prompts_of_a_loader_without_state_have_no_state() -> None:
     loader = PromptLoader(PromptSet(Rows.of([]), lambda _: []), 1, sequential_order, 1)
     assert loader.state_dict() == {}

@@ -199,9 +199,10 @@ class PromptLoader:
     def metrics(self, prompts: Prompts) -> dict[str, float]:
         """Return the share of each data source in `prompts`, and what the sampler reports.
 
-        Without metrics where all data has one source.
+        Data of one source has no shares. A sampler's metric without a section is in `sampler/`.
         """
-        found = {} if self.stateful is None else self.stateful.metrics()
+        reported = {} if self.stateful is None else self.stateful.metrics()
+        found = {key if "/" in key else f"sampler/{key}": value for key, value in reported.items()}
         sources = sorted(self.prompts.rows.count_sources())
         if len(sources) > 1:
             drawn = Counter(row.data_source for row in prompts.rows)

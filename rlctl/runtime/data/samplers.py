@@ -39,7 +39,7 @@ class StatefulSampler(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return what is known of the prompts' difficulty."""
+        """Return what is known of the prompts' difficulty; `x` is logged as `sampler/x`."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
