@@ -34,6 +34,7 @@ from rlctl.runtime.planning.machine import (
     visible_gpus,
 )
 from rlctl.runtime.rollout.vllm_engine.versions import check_versions, installed, pins
+from rlctl.runtime.sandbox.isolation import missing_isolation
 from rlctl.tracking.loggers import examine as examine_loggers
 
 _OWN_LINES = ("torch", "transformers", "ray", "numpy")
@@ -76,6 +77,7 @@ def examine(runs: Path) -> list[Check]:
         disk_check("disk of Ray", Path("/tmp")),
         *shared_memory_checks(),
         bytecode_check(),
+        _isolation(),
     ]
 
 
@@ -175,6 +177,13 @@ def _packages() -> Iterator[Check]:
     yield Check(
         "packages", "ok", f"{len(passed)} others fit: {', '.join(each.check for each in passed)}"
     )
+
+
+def _isolation() -> Check:
+    """Return what isolates programs of the python tool, or what they are not kept from."""
+    missing = missing_isolation()
+    told = "bubblewrap" if missing is None else f"{missing} (apt install bubblewrap)"
+    return Check("python tool", "ok", told)
 
 
 def _extras_of_rlctl() -> Iterator[Check]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
@@ -13,6 +14,9 @@ from rlctl.recipes import schema
 from rlctl.runtime.agents.build import check_episodes
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.planning.unusual_values import warn_of_tokens
+from rlctl.runtime.sandbox.isolation import missing_isolation
+
+LOG = logging.getLogger(__name__)
 
 
 def check_rows(
@@ -29,5 +33,8 @@ def check_rows(
     raise_problems(agent_problems(rows, enabled))
     first = next((row for row in rows if (row.agent_name or default) != SINGLE_TURN), None)
     if enabled and first is not None:
+        missing = missing_isolation() if "python" in rollout.agent.params.get("tools", ()) else None
+        if missing:
+            LOG.warning("%s (apt install bubblewrap)", missing)
         stops = stop_token_ids(tokenizer, config.actor_rollout_ref.model.path)
         check_episodes(config, tokenizer, stops, first)

@@ -36,6 +36,8 @@ _ALLOWED = (
 )
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
+_COUNTED = re.compile(r"^(?:Pss_Anon|Pss_Shmem|SwapPss): +(\d+) kB", re.MULTILINE)
+
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
@@ -161,6 +163,23 @@ def _children() -> set[int]:
         return {int(pid) for pid in children.split()}
     except OSError:
         return set()
+
+
+def usage(pid: int) -> tuple[int, int]:
+    """Return the number of processes that `pid` and its descendants are, and their memory in bytes.
+
+    Shared memory counts once. Zero where /proc does not list children or memory.
+    """
+    number, size, waiting = 0, 0, [pid]
+    while waiting:
+        process = Path(f"/proc/{waiting.pop()}")
+        with suppress(OSError):
+            for children in process.glob("task/*/children"):
+                waiting += [int(child) for child in children.read_text().split()]
+            number += 1
+            counted = _COUNTED.findall((process / "smaps_rollup").read_text())
+            size += 1024 * sum(map(int, counted))
+    return number, size
 
 
 class _Ruleset(ctypes.Structure):

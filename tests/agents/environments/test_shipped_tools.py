@@ -14,9 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlctl.errors import ConfigError
+from rlctl.runtime.agents.environments import python_tool
 from rlctl.runtime.agents.environments.pool import EnvironmentPool, Timeouts
 from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
+from rlctl.runtime.agents.environments.python_tool import PythonParams, PythonTool
 from rlctl.runtime.agents.environments.search_tool import Index
+from rlctl.runtime.sandbox import isolation
 
 NETWORK = """
 import socket
@@ -63,7 +66,7 @@ def test_python_programs(folder: Path) -> None:
         "print(bytearray(2 * 2**30))": "MemoryError",
         "raise SystemExit(3)": "exit status 3",
         "print('x' * 10**6)": "x" * 100 + "...(truncated)",
-        f"open({str(folder / 'outside')!r}, 'w')": "PermissionError",
+        f"open({str(folder / 'outside')!r}, 'w')": "Error: [Errno",
         "import os\nopen('inside', 'w').write('1')\nos.listdir()": "['inside']",
         "import os\nprint(sorted(os.environ))": "HOME",
         "import subprocess\nsubprocess.Popen(['sleep', '3600'])\nprint('left')": "left",
@@ -93,6 +96,50 @@ def test_python_programs_have_no_network_and_a_time_limit() -> None:
     assert late.messages[0]["content"] == "error: timed out after 8 s\nso far"
     assert late.uses[0].error == "timeout"
     assert time.monotonic() - started < 300
+
+
+# Limits of all processes of a program together, and what it cannot reach.
+ISOLATED = {
+    "import socket\nsocket.socket(socket.AF_UNIX)": "PermissionError",
+    "import asyncio\nasyncio.run(asyncio.sleep(0, 'a pair'))": "a pair",
+    "import os\nos.memfd_create('x')": "Function not implemented",
+    "import ctypes\nctypes.CDLL(None).shmget(0, 4096, 0o1600)": "-1",
+    "import os, time\nfor _ in range(400): os.fork() or time.sleep(60)": "more than 64 processes",
+    "import mmap, time\nmmap.mmap(-1, 200 * 2**20).write(bytes(150 * 2**20))\ntime.sleep(60)": (
+        "more than 128 MiB of memory"
+    ),
+}
+READ_ONLY = {
+    "import os\nos.chmod({file}, 0o600)": "Read-only file system",
+    "import os\nos.utime({file})": "Read-only file system",
+    "import os\nos.setxattr({file}, 'user.a', b'x')": "Read-only file system",
+    "for i in range(3): open(str(i), 'wb').write(bytes(2**20))": "No space left",
+}
+
+
+@pytest.mark.parametrize("has_bubblewrap", [True, False])
+def test_python_programs_are_isolated(
+    folder: Path, has_bubblewrap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "mine"
+    file.touch()
+    if has_bubblewrap and not isolation.has_bubblewrap():
+        pytest.skip("needs bubblewrap")
+    monkeypatch.setattr(python_tool, "has_bubblewrap", lambda: has_bubblewrap)
+    programs = {**ISOLATED, **(READ_ONLY if has_bubblewrap else {})}
+
+    async def run() -> list[str]:
+        tool = PythonTool(PythonParams(time_limit_s=60, memory_mb=128, file_mb=2))
+        codes = [code.replace("{file}", repr(str(file))) for code in programs]
+        return [(await tool.call({"code": code})).text for code in codes]
+
+    for expected, text in zip(programs.values(), asyncio.run(run()), strict=True):
+        assert expected in text
+
+
+def test_missing_isolation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "has_bubblewrap", lambda: False)
+    assert "permissions, times and attributes" in str(isolation.missing_isolation())
 
 
 def test_search(folder: Path) -> None:

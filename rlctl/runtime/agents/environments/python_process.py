@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from rlctl.runtime.sandbox.isolation import enter_namespaces, restrict_files
+from rlctl.runtime.sandbox.isolation import enter_namespaces, restrict_calls, restrict_files
 
 CANNOT_DENY = 97  # exit status: the network cannot be denied
 _FILE = "<code>"
@@ -21,10 +21,11 @@ def main() -> None:
     """Run the program of stdin with the options of the last argument (JSON)."""
     options: dict[str, Any] = json.loads(sys.argv[-1])
     folder = Path(options["folder"])
-    deny = options["deny_network"]
-    has_namespaces = deny and enter_namespaces()
-    _, denies_tcp = restrict_files(folder, deny_tcp=deny)
-    if deny and not has_namespaces and not denies_tcp:
+    deny, is_isolated = options["deny_network"], options["is_isolated"]
+    if not is_isolated:
+        is_isolated = deny and enter_namespaces()
+        restrict_files(folder)
+    if not restrict_calls(deny_network=deny) and deny and not is_isolated:
         sys.exit(CANNOT_DENY)
     for kind, bound in (
         (resource.RLIMIT_DATA, options["memory"]),

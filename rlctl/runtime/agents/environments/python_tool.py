@@ -1,8 +1,8 @@
 """Tool that runs Python programs, each in a process of its own without network.
 
 The process may write to its own temporary folder only, which is removed afterwards, and it has
-limits of time, memory and output. It can read the files of the user: this contains mistakes and
-the programs of a model in training, and is no barrier against an attacker.
+limits of time, memory, processes and output. It can read the files of the user: this contains
+mistakes and the programs of a model in training, and is no barrier against an attacker.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.protocol import ToolSchema
 from rlctl.runtime.agents.environments.python_process import CANNOT_DENY
 from rlctl.runtime.agents.environments.tool import EpisodeInfo, ToolResult
+from rlctl.runtime.sandbox.isolation import bubblewrap, has_bubblewrap
+from rlctl.runtime.sandbox.limits import usage
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from rlctl.runtime.agents.environments.python_process import main; main()"
 )
 _MIB = 2**20
+_MAX_PROCESSES = 64  # of a program
+_WATCH_S = 0.1  # between two looks at the processes of a program
 
 
 class PythonParams(plugins.Params):
@@ -38,7 +42,7 @@ class PythonParams(plugins.Params):
 
     time_limit_s: float = Field(10.0, gt=0, description="time limit of a program in seconds")
     memory_mb: int = Field(1024, ge=64, description="memory of a program in MiB")
-    file_mb: int = Field(64, ge=0, description="size of a file that it writes, in MiB")
+    file_mb: int = Field(64, ge=0, description="size of the files that it writes, in MiB")
     output_chars: int = Field(10_000, ge=1, description="characters of output that are kept")
     allow_network: bool = Field(False, description="let programs use the network")
 
@@ -72,7 +76,7 @@ class PythonTool:
         if done.returncode == CANNOT_DENY:
             raise ConfigError(
                 "programs of the python tool cannot be kept from the network: this system has "
-                "neither user namespaces nor Landlock with rules for TCP",
+                "neither user namespaces nor seccomp",
                 hint="tool_params.python.allow_network=true runs them with the network",
             )
 
@@ -96,6 +100,7 @@ class PythonTool:
                 env=_environment(folder),
                 start_new_session=True,
             )
+            excess = asyncio.create_task(self._excess(process))
             try:
                 async with asyncio.timeout(self._params.time_limit_s):
                     await self._communicate(process, str(arguments["code"]), output)
@@ -104,10 +109,12 @@ class PythonTool:
                 limit = self._params.time_limit_s
                 raise TimeoutError(f"timed out after {limit:g} s\n{self._text(output)}") from None
             finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                _kill(process)
                 await process.wait()
+                excess.cancel()  # has returned if it has killed the program
         text = self._text(output)
+        if reason := excess.result() if excess.done() else None:
+            return ToolResult(f"{text}\n{reason}".lstrip())
         return ToolResult(text if status in (0, 1) else f"{text}\nexit status {status}".lstrip())
 
     async def score(self) -> None:
@@ -122,8 +129,28 @@ class PythonTool:
             "deny_network": not self._params.allow_network,
             "memory": self._params.memory_mb * _MIB,
             "file_size": self._params.file_mb * _MIB,
+            "is_isolated": has_bubblewrap(),
         }
-        return [sys.executable, "-c", _BOOT, json.dumps(sys.path), json.dumps(options)]
+        python = [sys.executable, "-c", _BOOT, json.dumps(sys.path), json.dumps(options)]
+        if not has_bubblewrap():
+            return python
+        network = self._params.allow_network
+        return [*bubblewrap(folder, options["file_size"], network=network), *python]
+
+    async def _excess(self, process: asyncio.subprocess.Process) -> str | None:
+        """Kill a program that exceeds a limit of all its processes together; return which."""
+        limit = self._params.memory_mb * _MIB
+        while process.returncode is None:
+            number, size = await asyncio.to_thread(usage, process.pid)
+            if number > _MAX_PROCESSES or size > limit:
+                _kill(process)
+                return (
+                    f"killed: more than {_MAX_PROCESSES} processes"
+                    if number > _MAX_PROCESSES
+                    else f"killed: more than {self._params.memory_mb} MiB of memory (MemoryError)"
+                )
+            await asyncio.sleep(_WATCH_S)
+        return None
 
     async def _communicate(
         self, process: asyncio.subprocess.Process, source: str, output: bytearray
@@ -142,6 +169,11 @@ class PythonTool:
     def _text(self, output: bytearray) -> str:
         text, limit = output.decode(errors="replace"), self._params.output_chars
         return text.rstrip("\n") if len(text) <= limit else text[:limit] + "...(truncated)"
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _environment(folder: str) -> dict[str, str]:
