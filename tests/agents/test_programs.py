@@ -98,19 +98,26 @@ def template(tmp_path: Path) -> str:
     return f"actor_rollout_ref.model.custom_chat_template={tmp_path / 'tools.jinja'}"
 
 
-@pytest.mark.parametrize("name", ["tools", "streamed_call", "messages_api"])
-def test_tools_reach_the_program_as_calls(quiz: Path, name: str, template: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("tools", 1),
+        ("streamed_call", 1),
+        ("messages_api", 2),
+    ],  # the last one asks a first turn again
+)
+def test_tools_reach_the_program_as_calls(quiz: Path, name: str, rows: int, template: str) -> None:
     parser = f"{ROLLOUT}.multi_turn.format=tests.agents.programs:AnswerParser"
     found = play(quiz, name, template, parser)
     assert [each.error for each in found.episodes] == [None] * len(found)
-    assert len(found) == NUM_ROWS * N
+    assert len(found) == rows * NUM_ROWS * N
     assert sum(each.score or 0 for each in found.episodes) > NUM_ROWS
     assert sum(each.num_retokenized for each in found.episodes) == 0
 
 
 def test_stop_sequences_end_a_turn_and_its_row(quiz: Path, template: str) -> None:
     parser = f"{ROLLOUT}.multi_turn.format=tests.agents.programs:AnswerParser"
-    found = play(quiz, "stops", template, parser)
+    found = play(quiz, "stops", template, parser, "data.max_prompt_length=128")
     assert [each.error for each in found.episodes] == [None] * len(found)
     assert len(found) == 2 * NUM_ROWS * N, "a turn that a text ended is not continued"
     assert sum(each.score or 0 for each in found.episodes) > NUM_ROWS

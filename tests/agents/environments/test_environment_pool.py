@@ -151,7 +151,7 @@ def test_an_episode(mine: str) -> None:
 def test_deeds_of_an_environment_fail_its_own_episode_only(mine: str, tmp_path: Path) -> None:
     deeds = {
         "print": "ok",
-        "memory": "error: step: MemoryError: ",
+        "memory": "error: step: MemoryError",
         "long": "error: step: the message has",
         "nan": "error: step: ValueError: the reward is nan, not a finite number",
         "no message": "error: step: TypeError: a message is 'hello'",
