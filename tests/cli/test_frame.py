@@ -153,7 +153,7 @@ def test_no_command_shows_the_help_and_is_a_usage_error():
         (["show"], "missing argument 'run'", "rlctl show --help"),
         (
             ["prep", "jsonl", "--prompt-key=q"],
-            "missing option '--out' / '-o', argument 'FILE', option '--answer-key'",
+            "missing option '--out' / '-o', argument 'FILE'",
             "rlctl prep jsonl --help",
         ),
         (
