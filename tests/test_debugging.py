@@ -25,7 +25,7 @@ from rlctl.runs.details import details
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
-from rlctl.runtime.cluster.session import ray_session
+from rlctl.runtime.cluster.access import check_packages
 from rlctl.runtime.training.profile import check_profile
 from rlctl.runtime.training.watchdog import Watchdog
 from rlctl.runtime.workers.flame_graph import frames
@@ -53,13 +53,10 @@ def test_calls_have_a_week_with_post_mortem(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_post_mortem_needs_debugpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_DEBUG_POST_MORTEM", "1")
-    monkeypatch.setattr("rlctl.runtime.cluster.session.find_spec", lambda _name: None)
+    monkeypatch.setattr("rlctl.runtime.cluster.access.find_spec", lambda _name: None)
     init = compose("grpo", []).config.ray_kwargs.ray_init
-    with (
-        pytest.raises(MissingExtraError, match="debugpy"),
-        ray_session(init, 1, 1, 1.0, None),
-    ):
-        pass
+    with pytest.raises(MissingExtraError, match="debugpy"):
+        check_packages(init)
 
 
 @pytest.mark.parametrize("where", ["this process", "a worker", None])

@@ -77,7 +77,8 @@ def test_the_image_copies_files_that_exist_and_runs_the_quickstart() -> None:
     assert not {each.removeprefix("./") for each in copied} & set(ignored)
     assert 'ENTRYPOINT ["rlctl"]' in lines
     assert 'CMD ["train", "ppo"]' in lines
-    known = ("#", "FROM", "ARG", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD")
+    known = ("#", "FROM", "ARG", "RUN", "WORKDIR", "COPY", "USER", "ENV", "VOLUME")
+    known += ("ENTRYPOINT", "CMD")
     assert all(line.startswith(known) for line in lines if line)
 
 

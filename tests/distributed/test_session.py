@@ -26,7 +26,7 @@ from ray.exceptions import ActorUnavailableError
 import rlctl.runtime
 from rlctl.errors import MissingExtraError, ResourceError, RlctlError, Terminated
 from rlctl.recipes.compose import compose
-from rlctl.runtime.cluster import access, session
+from rlctl.runtime.cluster import access
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.session import _options, ray_session
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
@@ -250,11 +250,11 @@ def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
 def test_clusters_and_dashboard_name_the_extra_that_they_need(
     setting: str, user: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "find_spec", lambda name: None if name == "grpc" else name)
+    monkeypatch.setattr(access, "find_spec", lambda name: None if name == "grpc" else name)
     init = compose("ppo", [f"ray_kwargs.ray_init.{setting}"]).config.ray_kwargs.ray_init
     message = rf"{user} needs packages that are not installed: grpc\n.*'rlctl\[cluster\]'"
-    with pytest.raises(MissingExtraError, match=message), ray_session(init, 2, 1, 60.0, None):
-        pass
+    with pytest.raises(MissingExtraError, match=message):
+        access.check_packages(init)
 
 
 def test_a_cluster_that_refuses_the_connection_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,13 @@ class Mistake:
 
 
 def mistake(command: str, code: int, *help: str) -> Mistake:
-    """Build a mistake; `→ X` stands for `corrected: rlctl X`."""
-    return Mistake(command, code, tuple(re.sub("^→ ", "corrected: rlctl ", each) for each in help))
+    """Build a mistake.
+
+    `→ X` stands for `corrected: rlctl X`, and `⇢ X` for one after which a problem remains.
+    """
+    words = (re.sub("^→ ", "corrected: rlctl ", each) for each in help)
+    texts = (re.sub("^⇢ ", "corrected in part: rlctl ", each) for each in words)
+    return Mistake(command, code, tuple(texts))
 
 
 DRY = "train ppo --dry-run"
@@ -54,10 +59,10 @@ LOOKING_AROUND = (
     mistake("run ppo", 2, "→ train ppo"),
     mistake("train", 2, "ppo", "grpo"),
     mistake("train pop", 2, "→ train ppo"),
-    mistake("train gsm8k_ppo", 2, "→ train ppo --recipe gsm8k_ppo"),
-    mistake("train --recipe gsm8k_ppo", 2, "→ train ppo --recipe gsm8k_ppo"),
-    mistake("train ppo --recipe gms8k_ppo", 4, "→ train ppo --recipe gsm8k_ppo"),
-    mistake("train ppo mine.yaml", 3, "→ train ppo --recipe mine.yaml"),
+    mistake("train gsm8k_ppo", 2, "⇢ train ppo --recipe gsm8k_ppo"),
+    mistake("train --recipe gsm8k_ppo", 2, "⇢ train ppo --recipe gsm8k_ppo"),
+    mistake("train ppo --recipe gms8k_ppo", 4, "⇢ train ppo --recipe gsm8k_ppo"),
+    mistake("train ppo mine.yaml", 3, "⇢ train ppo --recipe mine.yaml"),
     mistake("show @last", 4, "there are no runs", "`rlctl train ppo` makes one"),
     mistake("recipes list", 2, "→ recipes ls"),
     mistake("config get trainer.seed", 2, "→ config why trainer.seed"),
@@ -76,7 +81,7 @@ SETTINGS = (
     mistake(f"{DRY} trainer.total_epochs=one", 3, "should be a whole number ≥ 1, not 'one'"),
     mistake(f"{DRY} data.shuffle=yes", 3, f"→ {DRY} data.shuffle=true"),
     mistake(f"{DRY} algorithm.adv_estimator=grop", 3, f"→ {DRY} algorithm.adv_estimator=grpo"),
-    mistake(f"{DRY} trainer.device=gpu", 3, f"→ {DRY} trainer.device=cuda"),
+    mistake(f"{DRY} trainer.device=gpu", 3, f"→ {DRY} trainer.device="),
     mistake("train ppo --dryrun", 2, f"→ {DRY}"),
     mistake(
         f"{DRY} actor_rollout_ref.actor.ppo_mini_batch_size=3", 3, "=2", "critic.ppo_mini_batch"

@@ -23,7 +23,7 @@ from tests.e2e.command import environment, rlctl
 ROOT = Path(__file__).parents[2]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FROM_SCRATCH = ("README.md", "tutorial.md")
-NAMES = ("RUN", "A", "B", "C", "ppo-261121")
+NAMES = ("RUN", "A", "B", "C", "S1", "S2", "ppo-261121")
 
 PROGRAMS = ("rlctl", "make", "pip", "python", "seq", "ray", "source")
 SHORT = [

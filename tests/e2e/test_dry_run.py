@@ -151,7 +151,7 @@ def test_dry_run_of_the_quickstart_writes_nothing(tmp_path: Path, capsys: Capsys
     out = capsys.readouterr().out
     for words in (
         "data.seed",
-        "override data.seed=7",
+        "command line",
         "micro-batches",
         "kv cache",
         "checkpoint",

@@ -30,7 +30,7 @@ def test_summary_of_a_finished_run(capsys):
 
 def test_summary_of_a_fork_counts_the_steps_that_it_trained(capsys):
     rows = [{"step": 2, ACC: 0.25}, {"step": 3, "critic/score/mean": 0.25}]
-    print_summary("finished", Path("runs/p/r"), rows, 3.0, [])
+    print_summary("finished", Path("runs/p/r"), rows, 3.0, [], [])
     assert capsys.readouterr().err.splitlines()[0] == "finished: 1 step in 3.0 s"
 
 

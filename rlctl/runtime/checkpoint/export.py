@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceError, cannot_write
-from rlctl.files import replacing
+from rlctl.files import replacing, step_of
 from rlctl.recipes.roles import ACTOR, REWARD_LEARNER, Role
 from rlctl.recipes.stored import recompose
 from rlctl.runs.run import Run
@@ -45,7 +45,8 @@ def export(
         raise ConfigError(
             problem, where=str(checkpoint), hint="--step N exports another checkpoint"
         )
-    number = ControllerState.read(checkpoint).step
+    number = step_of(checkpoint.name)
+    assert number is not None, "a folder of the store"
     with _aside(target, force) as folder:
         source = checkpoint / _FOLDERS[kind]
         if kind == "adapter" and not source.is_dir():

@@ -157,8 +157,10 @@ def _listed(project: Path, *options: str) -> list[Path]:
 
 
 def _client(address: str) -> JobSubmissionClient:
-    # Ray logs each upload and the end of each stream.
-    logging.getLogger("ray.dashboard").setLevel(logging.WARNING)
+    # Ray logs each upload and the end of each stream, at levels of its modules' own.
+    for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk"):
+        logging.getLogger(f"ray.{name}").setLevel(logging.WARNING)
+    logging.getLogger("ray._private.runtime_env.packaging").setLevel(logging.WARNING)
     return _with_deadline(lambda: JobSubmissionClient(address), address)
 
 
