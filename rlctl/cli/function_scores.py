@@ -17,6 +17,7 @@ from rlctl.cli.console import notice, stderr
 from rlctl.cli.views.reward import print_scores
 from rlctl.data_prep.rows import PromptRow, stream_rows
 from rlctl.errors import ConfigError, RlctlError, UsageError
+from rlctl.monitoring.text import plural
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Config
@@ -85,7 +86,7 @@ def score_with_functions(config: Config, data: Path, responses: Path, as_json: b
         while part := [json.loads(line) for line in islice(scores, _PART)]:
             print_scores(part)
     notice(
-        f"{totals.count} responses, mean score {totals.score / totals.count:.4g}, "
+        f"{plural(totals.count, 'response')}, mean score {totals.score / totals.count:.4g}, "
         f"{totals.num_errors} errors, {totals.num_timeouts} timeouts"
     )
     totals.check(config.reward.max_failed_share)
@@ -115,7 +116,7 @@ def responses_per_row(num_rows: int, num_responses: int, file: Path) -> int:
     """Return the number of responses to each row. Raises UsageError if the numbers do not match."""
     if not num_responses or num_responses % num_rows:
         raise UsageError(
-            f"{num_responses} responses for {num_rows} rows",
+            f"{plural(num_responses, 'response')} for {plural(num_rows, 'row')}",
             where=str(file),
             hint="give one response per row, or the same number for each row, consecutively",
         )
@@ -143,7 +144,7 @@ def _score(
         stderr().status("loading the reward functions") as status,
         _pool(config, sources, num_processes) as pool,
     ):
-        status.update(f"scoring {num_responses} responses")
+        status.update(f"scoring {plural(num_responses, 'response')}")
         while part := list(islice(pairs, usual if totals.count else first)):
             rows, texts = [row for row, _ in part], [text for _, text in part]
             report = pool.score(

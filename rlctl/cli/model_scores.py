@@ -10,6 +10,7 @@ from rlctl.cli.console import notice, print_json, stderr
 from rlctl.cli.function_scores import response_entry
 from rlctl.cli.views.reward import print_pairs, print_scores
 from rlctl.errors import ConfigError, NotFoundError, UsageError
+from rlctl.monitoring.text import plural
 
 if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow
@@ -73,7 +74,7 @@ def print_model_scores(
         return
     print_scores(scored)
     notice(
-        f"{len(scored)} responses, mean score {mean:.4g}, "
+        f"{plural(len(scored), 'response')}, mean score {mean:.4g}, "
         f"{report.num_errors} errors, {report.num_timeouts} timeouts"
     )
 

@@ -65,12 +65,33 @@ def _claim(target: Path, run: RunDir) -> bool:
         with claim.open("x", encoding="utf-8") as file:
             file.write(json.dumps({"run": run.record.id}))
     except FileExistsError:
-        return (json_object(claim.read_bytes()) or {}).get("run") == run.record.id
+        return _claimed_by(target) == run.record.id
     return True
+
+
+def _claimed_by(target: Path) -> object:
+    """Return the id of the run that has `target`, None if no run has it."""
+    try:
+        return (json_object(_claim_of(target).read_bytes()) or {}).get("run")
+    except OSError:
+        return None
 
 
 def _claim_of(target: Path) -> Path:
     return target.with_name(f".{target.name}.run")
+
+
+def linked(run: Path, run_id: str) -> list[Path]:
+    """Return the folders elsewhere that belong to the run; folders of other runs are left out."""
+    targets = [(run / part).resolve() for part in PARTS if (run / part).is_symlink()]
+    return [target for target in targets if _claimed_by(target) == run_id]
+
+
+def delete(target: Path) -> None:
+    """Delete a folder that `linked` returned, and free its name. Raises OSError."""
+    if target.exists():
+        shutil.rmtree(target)
+    _claim_of(target).unlink(missing_ok=True)
 
 
 def complete(run: Path) -> None:

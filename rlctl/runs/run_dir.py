@@ -30,10 +30,20 @@ if TYPE_CHECKING:
 
 Access = Literal["owner", "group", "all"]
 MODES: dict[Access, int] = {"owner": 0o700, "group": 0o750, "all": 0o755}
-
 RECORD_FILE, CONFIG_FILE = "run.json", "config.yaml"
 STOP_FILE = "stop"
 SWEEP_VARIABLE = "RLCTL_SWEEP"  # set by a sweep for its runs: the name of the sweep
+
+
+@contextmanager
+def relaxed_umask(access: Access) -> Iterator[None]:
+    """Let the users of `access` read what this process and its new children create."""
+    before = os.umask(0o077)
+    os.umask(before & ~MODES[access])
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 class RunDir:

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rlctl.errors import ConflictError, NotFoundError, ResourceError, UsageError
-from rlctl.runs.run import ACTIVE, Run
+from rlctl.runs import folders_elsewhere
+from rlctl.runs.run import ACTIVE, Run, read_run
 
 TRASH = ".trash"
 _TIME = "%Y%m%d-%H%M%S-%f"
@@ -31,11 +32,18 @@ class Removed:
         return f"{self.path.parent.name}/{self.path.name}"
 
     @property
+    def elsewhere(self) -> list[Path]:
+        """Folders of the run on other disks, such as those of `trainer.default_local_dir`."""
+        record = read_run(self.path).record
+        return folders_elsewhere.linked(self.path, record.id) if record else []
+
+    @property
     def num_bytes(self) -> int:
-        """Size of all files of the run."""
+        """Size of all files of the run, also of those elsewhere."""
         return sum(
             file.lstat().st_size
-            for file in self.path.rglob("*")
+            for folder in (self.path, *self.elsewhere)
+            for file in folder.rglob("*")
             if file.is_symlink() or file.is_file()
         )
 
@@ -130,7 +138,22 @@ def restore(root: Path, name: str) -> Path:
 
 
 def empty(root: Path) -> list[Removed]:
-    """Delete all runs in the trash permanently; return them."""
-    gone = removed_runs(root)
-    shutil.rmtree(root / TRASH, ignore_errors=True)
-    return gone
+    """Delete all runs in the trash permanently, also their folders elsewhere; return them.
+
+    Raises ResourceError for what cannot be deleted, after the others were.
+    """
+    removed, failures = removed_runs(root), []
+    for run in removed:
+        try:
+            for folder in run.elsewhere:
+                folders_elsewhere.delete(folder)
+            shutil.rmtree(run.path)
+        except OSError as error:
+            failures.append(f"{run.key}: {error}")
+    if failures:
+        raise ResourceError(
+            f"{len(failures)} of {len(removed)} runs cannot be deleted: {'; '.join(failures)}",
+            where=str(root / TRASH),
+        )
+    shutil.rmtree(root / TRASH, ignore_errors=True)  # what is left has no run
+    return removed

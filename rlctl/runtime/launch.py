@@ -15,7 +15,7 @@ from rlctl.monitoring.alarms import Alarms, Limits
 from rlctl.recipes import schema
 from rlctl.recipes.roles import trained_role
 from rlctl.runs.record import Last, recorded_end
-from rlctl.runs.run_dir import RunDir
+from rlctl.runs.run_dir import RunDir, relaxed_umask
 from rlctl.runs.sync import run_info
 from rlctl.runtime.algorithms.base import Needs, sampling_seed
 from rlctl.runtime.build import build_reward, build_roles
@@ -60,6 +60,7 @@ def train(
     config = plan.config
     seed_all(config.trainer.seed)
     with ExitStack() as stack:
+        stack.enter_context(relaxed_umask(config.trainer.run_dir_access))
         run, on_checkpoint = _open_run(plan, start, on_end, stack)
         trackers = _load_trackers(config, run, stack)
         _start_trackers(trackers, run, plan, start.resume_step if start is not None else 0)

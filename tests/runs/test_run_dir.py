@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -14,13 +15,13 @@ import pytest
 from rlctl.errors import ConfigError, ConflictError, ResourceError, UsageError
 from rlctl.files import write_text
 from rlctl.recipes.layers import Origin
-from rlctl.runs import folders_elsewhere, provenance
+from rlctl.runs import folders_elsewhere, provenance, trash
 from rlctl.runs.details import changed_settings
 from rlctl.runs.events import read_events
 from rlctl.runs.folders_elsewhere import place
 from rlctl.runs.naming import check_free
 from rlctl.runs.record import RunRecord
-from rlctl.runs.run_dir import RunDir
+from rlctl.runs.run_dir import RunDir, relaxed_umask
 from rlctl.runs.store import RunStore
 from tests.small_disk import fill, small_disk
 
@@ -282,15 +283,59 @@ def test_durations_do_not_depend_on_the_clock(tmp_path, monkeypatch, hours):
 
 
 @pytest.mark.parametrize(("access", "mode"), [("owner", 0o700), ("group", 0o750), ("all", 0o755)])
-def test_access_does_not_depend_on_the_umask(tmp_path, access, mode):
-    before = os.umask(0)
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_access_does_not_depend_on_the_umask(tmp_path, access, mode, umask):
+    before = os.umask(umask)
     try:
-        run = RunDir.create(tmp_path / "runs", "p", "r", "ppo", access)
-        place(run, "checkpoints", str(tmp_path / "elsewhere"))
+        with relaxed_umask(access):
+            run = RunDir.create(tmp_path / "runs", "p", "r", "ppo", access)
+            place(run, "checkpoints", str(tmp_path / "elsewhere"))
+        assert os.umask(umask) == umask
     finally:
         os.umask(before)
     assert run.path.stat().st_mode & 0o777 == mode
+    for path in (run.path / "run.json", run.path.parent, *run.path.glob("*/")):
+        assert path.stat().st_mode & mode & 0o444 == mode & 0o444, path
     assert (tmp_path / "elsewhere" / "p" / "r").stat().st_mode & 0o777 == mode
+
+
+def test_emptied_trash_frees_folders_elsewhere(tmp_path):
+    """Another run of the name gets the folder, and a folder that another run claims is kept."""
+    root, disk = tmp_path / "runs", str(tmp_path / "disk")
+    run = RunDir.create(root, "p", "r", "ppo")
+    place(run, "checkpoints", disk)
+    (run.path / "checkpoints" / "weights").write_bytes(bytes(1000))
+    other = RunDir.create(tmp_path / "others", "p", "o", "ppo")
+    place(other, "rollouts", disk)
+    (run.path / "rollouts").symlink_to((other.path / "rollouts").resolve())
+    run.finish("finished", 0)
+    trash.remove(root, RunStore(root).find("r"))
+    again = RunDir.create(root, "p", "r", "ppo")
+    with pytest.raises(ConflictError, match="files of another run"):
+        place(again, "checkpoints", disk)
+    assert trash.removed_runs(root)[0].num_bytes > 1000
+    trash.empty(root)
+    assert not (tmp_path / "disk" / "p" / "r").exists()
+    assert (tmp_path / "disk" / "p" / "o").is_dir()
+    place(again, "checkpoints", disk)
+
+
+def test_runs_that_cannot_be_deleted_are_reported(tmp_path, monkeypatch):
+    root = tmp_path / "runs"
+    for name in ("a", "b"):
+        RunDir.create(root, "p", name, "ppo").finish("finished", 0)
+        trash.remove(root, RunStore(root).find(name))
+    rmtree = shutil.rmtree
+
+    def fail(path, **given):
+        if path.name == "a":
+            raise PermissionError(13, "Permission denied", str(path))
+        rmtree(path, **given)
+
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    with pytest.raises(ResourceError, match=r"1 of 2 runs cannot be deleted: p/a: .*Permission"):
+        trash.empty(root)
+    assert [each.key for each in trash.removed_runs(root)] == ["p/a"]
 
 
 @pytest.mark.parametrize("outward", [True, False])

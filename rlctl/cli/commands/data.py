@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.cli.options import Json
+from rlctl.monitoring.text import plural
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,7 +71,7 @@ def show(
         raise UsageError(
             f"--start {start} is past the last row",
             where=str(file),
-            hint=f"the file has {num_rows} rows, counted from 0",
+            hint=f"the file has {plural(num_rows, 'row')}, counted from 0",
         )
     tokenizer = _tokenizer(model) if model else None
     shown = [row_entry(index, row, tokenizer) for index, row in wanted.items()]
@@ -80,7 +81,7 @@ def show(
     for entry in shown:
         print_row(entry)
     more = "" if model else "; --model DIR renders them with a chat template and counts tokens"
-    notice(f"{file}: {num_rows} rows{more}")
+    notice(f"{file}: {plural(num_rows, 'row')}{more}")
 
 
 def _tokenizer(model: str) -> PreTrainedTokenizerBase:

@@ -9,6 +9,7 @@ import typer
 from rlctl.cli import complete
 from rlctl.cli.commands import runs_manage
 from rlctl.cli.options import Json, Root, RunName
+from rlctl.monitoring.text import plural
 
 app = typer.Typer(add_completion=False)
 registry = typer.Typer(add_completion=False, invoke_without_command=True)
@@ -156,7 +157,9 @@ def sync(
         return
     for each in sent:
         known = f" (as {each.id})" if each.id else ""
-        result = f"{each.num_steps} steps sent" if each.num_steps else "nothing is missing"
+        result = (
+            f"{plural(each.num_steps, 'step')} sent" if each.num_steps else "nothing is missing"
+        )
         notice(f"{each.logger}{known}: {result}")
 
 

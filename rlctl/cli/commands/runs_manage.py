@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rlctl.cli.options import Json, Root, RunName, RunNames
+from rlctl.monitoring.text import plural
 
 app = typer.Typer(add_completion=False)
 
@@ -107,7 +108,7 @@ def show_trash(
         ]
         stdout().print(table(["run", "removed", "size"], cells, right=["size"]))
         if empty:
-            notice(f"deleted {len(rows)} runs")
+            notice(f"deleted {plural(len(rows), 'run')}")
 
 
 @app.command(
@@ -157,4 +158,4 @@ def reindex(root: Root = None) -> None:
     from rlctl.runs.store import RunStore
 
     store = RunStore.at(root)
-    notice(f"indexed {store.reindex()} runs in {store.root.resolve()}")
+    notice(f"indexed {plural(store.reindex(), 'run')} in {store.root.resolve()}")

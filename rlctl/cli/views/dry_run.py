@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rlctl.cli.console import notice, print_json, stdout, table, warn
 from rlctl.cli.views.runs import place
 from rlctl.errors import RlctlError
+from rlctl.monitoring.text import plural
 
 if TYPE_CHECKING:
     from rlctl.recipes.compose import Recipe
@@ -88,8 +89,8 @@ def _print_batches(report: DryRun) -> None:
         ("prompts", f"{training} ({lengths}), {batches.val_prompts} for validation"),
         (
             "a step",
-            f"{batches.prompts} prompts × {batches.answers_a_prompt} responses = "
-            f"{batches.rows} rows",
+            f"{plural(batches.prompts, 'prompt')} × "
+            f"{plural(batches.answers_a_prompt, 'response')} = {plural(batches.rows, 'row')}",
         ),
         ("steps", f"{batches.total_steps} ({batches.steps_per_epoch} an epoch)"),
     ]
@@ -97,7 +98,7 @@ def _print_batches(report: DryRun) -> None:
     updates = [
         (
             each.role,
-            f"{each.mini_batches} × {each.rows} rows",
+            f"{each.mini_batches} × {plural(each.rows, 'row')}",
             str(each.rows_a_rank),
             f"{each.micro_batches_half} to {each.micro_batches_full}",
             str(each.epochs),
@@ -125,7 +126,7 @@ def _print_rest(report: DryRun) -> None:
         ("trackers", ", ".join(report.trackers) or "none"),
         (
             "reward",
-            f"{', '.join(report.reward_functions)}: called on {report.reward_rows} rows",
+            f"{', '.join(report.reward_functions)}: called on {plural(report.reward_rows, 'row')}",
         ),
         ("prompt", repr(report.prompt)),
     ]

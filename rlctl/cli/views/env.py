@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from rlctl.cli.console import notice, stdout, table
+from rlctl.monitoring.text import plural
 from rlctl.terminal import visible
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def print_transcripts(transcripts: Sequence[Transcript]) -> None:
             stdout().print()
         _print(number, transcript)
     failed = sum(each.error is not None for each in transcripts)
-    notice(f"{len(transcripts)} episodes, {failed} failed")
+    notice(f"{plural(len(transcripts), 'episode')}, {failed} failed")
 
 
 def _print(number: int, transcript: Transcript) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlctl.cli.console import stderr, table
+from rlctl.monitoring.text import plural
 
 if TYPE_CHECKING:
     from rlctl.data_prep.lengths import Lengths
@@ -22,8 +23,8 @@ def print_summary(
     for split, entry in summary.items():
         dropped = f", {entry['num_dropped']} longer than {max_prompt_length} tokens dropped"
         stderr().print(
-            f"{entry['file']}: {entry['num_rows']} rows{dropped if max_prompt_length else ''}, "
-            f"sha256 {entry['sha256'][:12]}",
+            f"{entry['file']}: {plural(entry['num_rows'], 'row')}"
+            f"{dropped if max_prompt_length else ''}, sha256 {entry['sha256'][:12]}",
             markup=False,
         )
         if split in lengths:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from rlctl.cli.console import notice, paged, stdout
+from rlctl.monitoring.text import plural
 from rlctl.terminal import visible
 from rlctl.tracking.episodes import Episode
 from rlctl.tracking.tracker import Sample
@@ -39,7 +40,7 @@ def print_sample(sample: Sample, sought: str | None = None) -> None:
     mark = ("right", "bold green") if sample.right else ("wrong", "bold red")
     parts = "".join(f"  {name} {value:g}" for name, value in sample.components.items())
     head = (
-        f"  score {sample.score:g}{parts}  {sample.length} tokens  {sample.finish}"
+        f"  score {sample.score:g}{parts}  {plural(sample.length, 'token')}  {sample.finish}"
         f"  {visible(sample.data_source)}"
     )
     stdout().print(Text.assemble(mark, (head, "dim")))
@@ -63,7 +64,7 @@ def print_episodes(played: Sequence[tuple[str, Episode]]) -> None:
         _print_text("score", f"{score}{parts}", None)
         stdout().print()
     failed = sum(episode.failed for _, episode in played)
-    notice(f"{len(played)} episodes, {failed} failed")
+    notice(f"{plural(len(played), 'episode')}, {failed} failed")
 
 
 def print_episode(episode: Episode, sought: str | None = None) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlctl.cli.console import notice, print_json, stderr, stdout, table
+from rlctl.monitoring.text import format_resources, plural
 
 if TYPE_CHECKING:
     from rlctl.sweeps.child import Child
@@ -56,7 +57,8 @@ def _follow(study: Study, children: Sequence[Child]) -> Table:
         right=("trial", "step", "value", "best"),
     )
     ended = sum(outcome.state in ("finished", "pruned", "failed") for outcome in study.outcomes())
-    built.title, built.title_justify = f"{ended} of {study.num_trials} trials ended", "left"
+    built.title = f"{ended} of {plural(study.num_trials, 'trial')} ended"
+    built.title_justify = "left"
     return built
 
 
@@ -78,8 +80,6 @@ def _trial_row(outcome: Outcome, children: Sequence[Child]) -> list[str | Text]:
 
 def print_plan(plan: SweepPlan, as_json: bool) -> None:
     """Print the trials of a sweep and the resources that a run of each needs."""
-    from rlctl.monitoring.text import format_resources
-
     settings = plan.settings
     if as_json:
         trials = [
@@ -96,7 +96,7 @@ def print_plan(plan: SweepPlan, as_json: bool) -> None:
         )
         return
     head = (
-        f"{plan.num_runs} runs of {plan.total_steps} steps: {plan.source}, "
+        f"{plural(plan.num_runs, 'run')} of {plural(plan.total_steps, 'step')}: {plan.source}, "
         f"sampler {settings.sampler}, pruner {settings.pruner}"
     )
     stdout().print(
