@@ -68,3 +68,40 @@ def test_every_entry_point_names_something_that_is_there():
                 for node in tree.body
                 if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             }, target
+
+
+# Import names of what extras install.
+OPTIONAL = (
+    "vllm sglang swanlab wandb tensorboardX mlflow trackio aiohttp_cors opencensus optuna cmaes "
+    "plotly peft bitsandbytes torchao math_verify lm_eval s3fs mcp websockets openai debugpy"
+).split()
+SWEEPS = ("launch", "plan", "scheduler", "study")
+TRACKERS = ("mlflow", "swanlab", "tensorboard", "trackio", "wandb")
+IMPORT_WITHOUT = """
+import importlib, sys
+sys.modules.update(dict.fromkeys(sys.argv[1:]))
+for name in sys.stdin.read().split():
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        print(name, type(error).__name__)
+"""
+MISSING, ON_DEMAND = "MissingExtraError", "ModuleNotFoundError"
+NEED_EXTRAS = {
+    **dict.fromkeys((f"rlctl.sweeps.{name}" for name in SWEEPS), MISSING),
+    **dict.fromkeys((f"rlctl.tracking.{name}" for name in TRACKERS), ON_DEMAND),
+    "rlctl.runtime.rollout.vllm_engine.server_extension": ON_DEMAND,  # vLLM's server imports it
+}
+
+
+def test_modules_that_need_an_optional_package_are_few():
+    """Import every module where no extra is installed; those that fail are loaded on demand."""
+    modules = " ".join(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sorted((ROOT / "rlctl").rglob("*.py"))
+        if not path.name.startswith("__")
+    )
+    command = [sys.executable, "-c", IMPORT_WITHOUT, *OPTIONAL]
+    done = subprocess.run(command, input=modules, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert dict(line.split() for line in done.stdout.splitlines()) == NEED_EXTRAS

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pexpect.fdpexpect
+import torch
 
 from rlctl.runs.process import die_with_parent
 from tests.forks import FORKS, run_in_fork
@@ -43,6 +44,7 @@ def mistake(command: str, code: int, *help: str) -> Mistake:
 
 
 DRY = "train ppo --dry-run"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = (
     "trainer.total_training_steps=1 trainer.test_freq=-1 data.train_batch_size=4 "
     "actor_rollout_ref.actor.ppo_mini_batch_size=4 data.max_response_length=4 data.val_files=null "
@@ -81,7 +83,7 @@ SETTINGS = (
     mistake(f"{DRY} trainer.total_epochs=one", 3, "should be a whole number ≥ 1, not 'one'"),
     mistake(f"{DRY} data.shuffle=yes", 3, f"→ {DRY} data.shuffle=true"),
     mistake(f"{DRY} algorithm.adv_estimator=grop", 3, f"→ {DRY} algorithm.adv_estimator=grpo"),
-    mistake(f"{DRY} trainer.device=gpu", 3, f"→ {DRY} trainer.device="),
+    mistake(f"{DRY} trainer.device=gpu", 3, f"→ {DRY} trainer.device={DEVICE}"),
     mistake("train ppo --dryrun", 2, f"→ {DRY}"),
     mistake(
         f"{DRY} actor_rollout_ref.actor.ppo_mini_batch_size=3", 3, "=2", "critic.ppo_mini_batch"
