@@ -28,6 +28,7 @@ _OPERATORS = {
 }
 _ENDS = ";|&\n"
 _LONGEST_VALUE = 100_000  # characters of a variable that is expanded
+_LONGEST_SCRIPT = 2_000_000  # characters of all expansions together
 _KEYWORDS = ("then", "do", "else", "{")  # a command follows
 
 
@@ -40,6 +41,7 @@ class Shell:
     unread: list[str] = field(default_factory=list)
     _values: dict[str, list[str]] = field(default_factory=dict)
     _at: int = 0
+    _num_expanded: int = 0
 
     def read(self) -> list[list[str]]:
         """Return the words of every command, in order."""
@@ -148,8 +150,7 @@ class Shell:
             if match is None:
                 return self._give_up(end, begin)
             self._at = end
-            default = Shell(f'"{match[4]}"' if '"' not in (match[4] or "") else match[4])
-            default._values = self._values  # the same variables
+            default = f'"{match[4]}"' if '"' not in (match[4] or "") else match[4]
             values, several = self._variable(
                 match[1], bool(match[2]), default if match[3] else None
             )
@@ -162,23 +163,41 @@ class Shell:
         self._at = match.end()
         return self._variable(match[0], False, None)
 
-    def _variable(self, name: str, several: bool, default: Shell | None) -> tuple[list[str], bool]:
+    def _variable(self, name: str, several: bool, default: str | None) -> tuple[list[str], bool]:
         """Return the values of a variable; the script's own arguments are empty."""
-        if sum(map(len, self._values.get(name, []))) > _LONGEST_VALUE:
-            raise ConfigError(
-                f"the variable {name} has more than {_LONGEST_VALUE} characters",
-                hint="write the values that variables repeat into the script",
-            )
+        self._check_length(name)
         if name in ("@", "*"):
             return [], True
         if name in self._values and (self._values[name] != [""] or default is None):
             values = self._values[name]
             return (values, True) if several else ([values[0] if values else ""], False)
         if default is not None:
-            return ["".join(default._word())], False
+            return [self._inner(default)], False
         if name.isdigit() or name in "#?":
             return self._give_up(self._at, self._at - len(name) - 1)
         return [f"${{oc.env:{name}}}"], False
+
+    def _check_length(self, name: str) -> None:
+        """Raise ConfigError if the script would grow beyond all measure."""
+        size, hint = sum(map(len, self._values.get(name, []))), "write repeated values out"
+        self._num_expanded += size
+        if size > _LONGEST_VALUE:
+            raise ConfigError(
+                f"the variable {name} has more than {_LONGEST_VALUE} characters", hint=hint
+            )
+        if self._num_expanded > _LONGEST_SCRIPT:
+            raise ConfigError(
+                f"the script has more than {_LONGEST_SCRIPT} characters once its variables are "
+                "expanded",
+                hint=hint,
+            )
+
+    def _inner(self, text: str) -> str:
+        """Return the word of a default or an expression, with the variables of the script."""
+        inner = Shell(text, _values=self._values, _num_expanded=self._num_expanded)
+        word = "".join(inner._word())
+        self._num_expanded = inner._num_expanded
+        return word
 
     def _closing(self, opening: str, closing: str) -> int:
         """Return the position after the bracket that closes the one at the current position."""
@@ -212,9 +231,7 @@ class Shell:
                 case _:
                     raise ValueError(text)
 
-        inner = Shell(f'"{text}"')
-        inner._values = self._values
-        expanded = inner._word()[0].replace("$", "")
+        expanded = self._inner(f'"{text}"').replace("$", "")
         try:
             return str(value(ast.parse(expanded.strip(), mode="eval")))
         except (KeyError, ValueError, SyntaxError, IndexError, ZeroDivisionError):
