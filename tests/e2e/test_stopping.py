@@ -210,3 +210,28 @@ def test_hung_call_ends_with_stacks(inline: bool, settings: list[str], tmp_path:
     assert str(log.relative_to(tmp_path)) in talk
     assert f'File "{tmp_path}/hanging.py", line 7 in generate' in log.read_text()
     wait_until_gone(marker)
+
+
+# An engine that asks for a stop while the last step runs, and makes its dump impossible.
+LAST = """
+import shutil
+from pathlib import Path
+from rlctl.runtime.rollout.hf import HFEngine
+
+class Engine(HFEngine):
+    def generate(self, prompts, params):
+        shutil.rmtree("elsewhere")
+        Path("runs/quickstart/last/stop").touch()
+        return super().generate(prompts, params)
+"""
+
+
+def test_run_finishes_whatever_happens_in_its_last_step(settings: list[str], tmp_path: Path):
+    (tmp_path / "last.py").write_text(LAST)
+    words = ["train", "grpo", "--inline", "--name", "last", *settings, "data.val_files=null"]
+    words += ["trainer.total_training_steps=1", "actor_rollout_ref.rollout.name=last:Engine"]
+    done = rlctl(*words, "trainer.rollout_data_dir=elsewhere", cwd=tmp_path)
+    run = tmp_path / "runs" / "quickstart" / "last"
+    assert record(run) == ("finished", 0)
+    assert "the responses of step 1 are not written" in done.stderr
+    assert [event["step"] for event in events(run, "rollouts_not_written")] == [1]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlctl import storage
 from rlctl.errors import ConflictError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.remote_copy import RemoteCopy, _plain_files, check_remote_copy
@@ -93,3 +94,30 @@ def test_only_parts_of_a_run_may_be_links(tmp_path: Path) -> None:
     (run / "exports").symlink_to(elsewhere)
     secret.write_text("private")
     assert sorted(_plain_files(run)) == ["attempts/1/driver.log", "exports/driver.log"]
+
+
+def test_a_checkpoint_is_sent_with_the_metrics_of_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Complete a checkpoint while files are sent: it waits for the next copy."""
+    run = RunDir.create(tmp_path / "here", "p", "r", "ppo")
+    save(run, 20)
+    (run.path / "metrics.jsonl").write_text('{"step": 20}\n')
+    put = storage.put
+
+    def put_slowly(fs: object, files: dict[Path, str]) -> None:
+        put(fs, files)
+        if len(CheckpointStore(run.path / "checkpoints").steps()) == 1:
+            (run.path / "metrics.jsonl").write_text('{"step": 20}\n{"step": 40}\n')
+            save(run, 40)
+
+    monkeypatch.setattr(storage, "put", put_slowly)
+    copy = RemoteCopy(run, f"file://{tmp_path}/copy", EVERYTHING, 60.0)
+    copy._copy()
+    sent = CheckpointStore(tmp_path / "copy" / "checkpoints").steps()
+    assert sent == [20]
+    assert "40" not in (tmp_path / "copy" / "metrics.jsonl").read_text()
+    run.finish("stopped", 0)
+    copy.close()
+    assert CheckpointStore(tmp_path / "copy" / "checkpoints").steps() == [20, 40]
+    assert "40" in (tmp_path / "copy" / "metrics.jsonl").read_text()
