@@ -29,10 +29,10 @@ def test_a_request_that_ray_refuses_has_failed_and_reserves_nothing(
 
     monkeypatch.setattr(membership, "request_group", request_group)
     monkeypatch.setattr(membership, "remove_placement_group", removed.append)
-    monkeypatch.setattr(Membership, "_serve", lambda self: None)  # the test calls `advance`
+    monkeypatch.setattr(Membership, "_serve", lambda _: None)  # the test calls `advance`
     pool: Any = SimpleNamespace(joined=[], engines=[], spec=SimpleNamespace(start_timeout_s=60.0))
     spec: Any = SimpleNamespace()
-    members = Membership(pool, spec, tmp_path, lambda kind, **fields: events.append(kind))
+    members = Membership(pool, spec, tmp_path, lambda kind, **_: events.append(kind))
     (tmp_path / REQUESTS).mkdir()
     request = new_request("add", 2)
     (tmp_path / REQUESTS / "1.json").write_text(json.dumps(asdict(request)))
