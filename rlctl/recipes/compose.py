@@ -176,6 +176,8 @@ def _replace_malformed(layers: Layers) -> None:
     """Replace each interpolation that OmegaConf cannot parse by null, and add its problem."""
     values = leaves(layers.tree)
     for name, value in values.items():
+        if "$" not in str(value):
+            continue
         try:
             OmegaConf.create({"value": value})
         except OmegaConfBaseException as error:
