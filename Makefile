@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed-$(SUFFIX)
 # Cache bytecode: without it every process spends seconds on importing torch.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-extras strangers check docs audit bench gpu soak quickstart-model clean
+.PHONY: setup demo test tests test-extras strangers check lint types docs audit bench gpu soak quickstart-model clean
 
 setup: $(READY)
 
@@ -39,7 +39,11 @@ demo: $(READY)
 # Three test processes on two cores: starting a Ray cluster is mostly waiting.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --hypothesis-profile=ci -n 3 --dist loadfile --no-loadscope-reorder
 
-test: check
+# Types are checked beside the tests: pyright has one thread, and the tests often wait.
+test: lint
+	$(MAKE) --jobs=2 --no-print-directory types tests
+
+tests:
 	$(PYTEST) -m "not gpu and not soak"
 
 # Only the tests that `make test` skips because their extra is not installed.
@@ -51,10 +55,14 @@ test-extras:
 strangers: $(STAMP)
 	$(BIN)/python -m tests.strangers $(STRANGERS)
 
-check: $(STAMP)
+check: lint types
+
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+
+types: $(STAMP)
 	$(BIN)/pyright
 
 # The site is in site/. Its generated parts are written by `python -m docs.generate`.

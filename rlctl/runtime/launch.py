@@ -209,11 +209,10 @@ def _open_ray_pools(
     for name, size in (*plan.pool_sizes.items(), (JUDGE_POOL, num_judges)):
         if size == 0:
             continue
-        log_path = (logs / f"{name}.log").absolute()
         spec = PoolSpec(
             name,
             size,
-            replace(rank_info, world_size=size, log_path=log_path),
+            replace(rank_info, world_size=size, log_path=(logs / f"{name}.log").absolute()),
             trainer.timeouts.worker_start_s,
             call_limit(trainer.timeouts.call_s),
             trainer.balance_batch,

@@ -132,7 +132,7 @@ def test_documented_program_plays(quiz: Path, template: str) -> None:
         quiz,
         "run",
         template,
-        f"{ROLLOUT}.agent.program={EXAMPLE}:run",
+        f'{ROLLOUT}.agent.program="{EXAMPLE}:run"',
         f"{ROLLOUT}.multi_turn.format=tests.agents.programs:AnswerParser",
         "data.max_response_length=1024",
     )

@@ -82,7 +82,9 @@ def test_mfu_is_counted_as_in_the_published_table(tmp_path: Path) -> None:
     assert 11_896 * per_token / 989.4e12 == pytest.approx(0.1108, rel=2e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.soak)]
+)
 def test_correctness_holds_on_a_cpu(dtype: torch.dtype) -> None:
     with pool("cpu"):
         for name, check in correctness.CHECKS.items():

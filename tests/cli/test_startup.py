@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,6 @@ def test_a_finished_run_proposes_what_it_has(
 
 
 def test_closed_streams_are_no_defect(tmp_path: Path) -> None:
-    words = f"{sys.executable} -m rlctl runs >&- 2>&-"
+    words = f"{shlex.quote(sys.executable)} -m rlctl runs >&- 2>&-"
     done = subprocess.run(["bash", "-c", words], cwd=tmp_path, env=environment(), check=False)
     assert done.returncode == 0

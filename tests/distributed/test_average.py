@@ -74,7 +74,7 @@ def follow(where: RankInfo, model: str, folder: Path) -> tuple[list[Tensor], lis
     return steps, averages
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_the_average_equals_a_loop_and_is_restored(world_size: int, tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "model")
     begin_writing(tmp_path)

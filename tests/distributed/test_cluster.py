@@ -123,6 +123,7 @@ def test_a_program_places_processes_on_each_node(address: str) -> None:
         assert [node[:8] for node in ids] == [node.split()[1] for node in pool.nodes]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_trials_run_on_both_nodes(settings: list[str], tmp_path: Path) -> None:
     axis = "actor_rollout_ref.actor.optim.lr=1e-4,1e-3"

@@ -66,6 +66,7 @@ def steps(worker: ActorWorker, batches: list[Experience]) -> list[Any]:
     return found
 
 
+@pytest.mark.soak
 def test_compiled_layers_learn_as_plain_ones_do(model: Path) -> None:
     """Adapters, checkpointing, shared prompts: one graph per kind of pass, whatever the lengths."""
     settings = ("actor_rollout_ref.model.lora_rank=4", CHECKPOINTING)

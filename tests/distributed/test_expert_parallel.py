@@ -83,6 +83,7 @@ def on_mesh(where: RankInfo, models: Path, folder: Path) -> Found:
     return Found(gradients, of_others, replayed, chosen, trained, weights(second))
 
 
+@pytest.mark.soak
 def test_divided_experts_do_not_change_the_numbers(models: Path, tmp_path: Path) -> None:
     begin_writing(tmp_path)
     folder = tmp_path / "state"

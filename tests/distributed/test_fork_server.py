@@ -77,7 +77,11 @@ print(json.dumps([sys.argv[1:], os.environ["OF"], sys.flags.isolated]))
     ("context", "words", "isolated"),
     [
         ({"env_vars": {"OF": "${FOR_X}-${NOT_SET}"}}, ["--language=PYTHON"], 0),
-        ({"py_executable": f"{sys.executable} -I", "command_prefix": []}, ["--language=PYTHON"], 1),
+        (
+            {"py_executable": shlex.join([sys.executable, "-I"]), "command_prefix": []},
+            ["--language=PYTHON"],
+            1,
+        ),
         # Left to Ray's own script.
         ({"command_prefix": ["OF=x-", "&&", "export OF", "&&"]}, ["--language=PYTHON"], 0),
     ],

@@ -256,6 +256,7 @@ def oom_in_sharded_backward(where: RankInfo, model: str, folder: str) -> dict[st
     return {"undisturbed": undisturbed, "found": found, "num_tries": num_tries}
 
 
+@pytest.mark.soak
 def test_sharded_model_recovers_from_oom_in_backward(model: str, tmp_path: Path) -> None:
     seen = in_a_process(oom_in_sharded_backward, model, str(tmp_path))
     gradient, retries = seen["found"]

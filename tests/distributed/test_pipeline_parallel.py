@@ -106,6 +106,7 @@ def joined(parts: list[Tensor], tied: int) -> Tensor:
     return torch.cat([*others, last[tied:]])
 
 
+@pytest.mark.soak
 def test_stages_do_not_change_the_numbers(model: Path, tmp_path: Path) -> None:
     begin_writing(tmp_path)
     folder = tmp_path / "state"

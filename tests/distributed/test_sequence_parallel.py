@@ -79,6 +79,7 @@ def attend(group: SequenceGroup | None) -> list[Tensor]:
     return [out.detach(), *gradients]
 
 
+@pytest.mark.soak
 def test_ranks_that_share_rows_do_not_change_the_numbers(model: Path, tmp_path: Path) -> None:
     begin_writing(tmp_path)
     folder = tmp_path / "state"

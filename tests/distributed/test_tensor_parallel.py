@@ -78,6 +78,7 @@ def logits() -> Tensor:
     return torch.randn(5, 16, generator=torch.Generator().manual_seed(0)) * 3
 
 
+@pytest.mark.soak
 def test_ranks_that_split_layers_do_not_change_the_numbers(model: Path, tmp_path: Path) -> None:
     begin_writing(tmp_path)
     found = on_ranks(NUM_RANKS, on_mesh, str(model), tmp_path)

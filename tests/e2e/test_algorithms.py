@@ -50,7 +50,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("recipe", CASES)
+SOAK = pytest.mark.soak
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(name, marks=SOAK if name in ("raft", "distill") else ()) for name in CASES],
+)
 def test_two_steps_and_an_exact_resume(recipe: str, folder: Path, settings: list[str]) -> None:
     more, metric = CASES[recipe]
     settings = [*settings, "data.max_response_length=8", "trainer.save_freq=1", *more]

@@ -76,6 +76,7 @@ def test_engines_beside_the_trainer_change_nothing(settings: list[str], tmp_path
         )
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_killed_eager_run_learns_from_each_prompt_once(settings: list[str], tmp_path: Path) -> None:
     """Kill in mid-step after a checkpoint; the soak also presses Ctrl-C."""

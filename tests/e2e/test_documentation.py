@@ -136,11 +136,13 @@ def test_readme(readme: Path) -> None:
     assert (readme / "my-model" / "config.json").exists()
 
 
+@pytest.mark.soak
 def test_tutorial(tmp_path: Path) -> None:
     follow(ROOT / "docs" / "tutorial.md", tmp_path)
     assert (tmp_path / "my-model" / "config.json").exists()
 
 
+@pytest.mark.soak
 def test_other_documents(readme: Path, tmp_path: Path) -> None:
     original = next((readme / "runs" / "quickstart").glob("ppo-*"))
     for name in NAMES:

@@ -109,6 +109,7 @@ def test_run_with_a_killed_engine_equals_a_colocated_run(
     assert json.loads((runs / "apart" / "run.json").read_text())["exit_code"] == 0
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_run_without_engines_fails_and_can_be_resumed(settings: list[str], tmp_path: Path) -> None:
     (tmp_path / "mortal.py").write_text(ENGINE)

@@ -60,6 +60,7 @@ def test_single_row_is_not_retried(tmp_path: Path, hungry: list[str]) -> None:
     assert len([each for each in events if each["kind"] == "attempt"]) == 1
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_several_ranks_fail_with_a_proposed_budget(tmp_path: Path, hungry: list[str]) -> None:
     """Fail at once, although the other rank waits in a collective for up to `call_s`."""

@@ -41,6 +41,7 @@ def program(settings: list[str], tmp_path: Path) -> list[str]:
     ]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_two_ranks_learn_from_what_failed_episodes_leave(
     program: list[str], tmp_path: Path

@@ -165,6 +165,7 @@ def test_killed_lora_run(small: list[str], folder: Path) -> None:
     assert_same(killed, straight)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_killed_on_two_ranks(small: list[str], folder: Path) -> None:
     """Kill a run on Ray with FSDP2 over gloo in the step after the first checkpoint."""

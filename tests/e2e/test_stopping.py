@@ -179,7 +179,7 @@ def test_retries_restart_a_crashed_run(settings: list[str], tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize("inline", [pytest.param(True, marks=pytest.mark.soak), False])
 def test_hung_call_ends_with_stacks(inline: bool, settings: list[str], tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(ENGINE)
     marker, run = f"{os.getpid()}-hangs-{inline}", tmp_path / "runs" / "quickstart" / "hangs"

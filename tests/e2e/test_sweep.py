@@ -154,6 +154,7 @@ def test_excessive_resources_and_invalid_values_are_rejected(
     assert f"trial {LR}=fast" in done.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_interrupted_sweep_resumes(settings: list[str], tmp_path: Path) -> None:
     """Interrupt the first trial with Ctrl-C and the second with kill -9, and resume the sweep.

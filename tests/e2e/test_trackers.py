@@ -49,6 +49,7 @@ def joined_by_step(parts: list[list[dict[str, Any]]]) -> dict[str, dict[str, flo
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_trackers_show_one_complete_curve_after_a_kill(settings: list[str], tmp_path: Path) -> None:
     own = ["trainer.total_training_steps=4", "trainer.save_freq=2", "trainer.log_val_generations=2"]

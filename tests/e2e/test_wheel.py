@@ -26,6 +26,7 @@ def test_wheel_and_checkout_have_the_same_recipes(installed: Path, tmp_path: Pat
     assert {"ppo", "grpo", "sft", "gsm8k_ppo"} <= {each["name"] for each in from_wheel}
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(TIMEOUT_S)
 def test_a_wheel_plans_the_quickstart_from_any_folder(installed: Path, tmp_path: Path) -> None:
     command = ("train", "ppo", "--dry-run", "--json", "trainer.n_gpus_per_node=1")

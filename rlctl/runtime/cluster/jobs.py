@@ -51,20 +51,25 @@ def submit(address: str, name: str, words: Sequence[str], project: Path) -> None
             "submission_id": name,
             "runtime_env": {"working_dir": str(folder)},
         }
-        deadline = time.monotonic() + _AGENT_S
+        deadline, sent = time.monotonic() + _AGENT_S, False
         while True:
             try:
                 _with_deadline(lambda: client.submit_job(**job), address)
                 return
             except (ValueError, RuntimeError) as error:
+                if "already" in str(error) and sent:
+                    return
                 if "already" in str(error):
                     raise ConflictError(
                         f"the cluster has a job named {name!r}",
                         where=address,
                         hint="choose another name: --name NAME",
                     ) from error
-                if "No available agent" not in str(error) or time.monotonic() > deadline:
+                lost = "ServerDisconnected" in str(error)  # a busy agent that may have the job
+                known = lost or "No available agent" in str(error)
+                if not known or time.monotonic() > deadline:
                     raise ResourceError(f"the job was refused: {error}", where=address) from error
+                sent |= lost
             time.sleep(1.0)
 
 

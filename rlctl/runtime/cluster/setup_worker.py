@@ -22,18 +22,20 @@ def start(words: list[str]) -> NoReturn:
     """Become the worker with the arguments `words`, in its runtime environment."""
     given = [word.removeprefix(_CONTEXT) for word in words if word.startswith(_CONTEXT)]
     context: dict[str, Any] = json.loads("".join(given) or "{}")
+    if context.get("py_executable") in (None, sys.executable):  # Ray does not quote a space
+        context["py_executable"] = shlex.quote(sys.executable)
+    rest = [word for word in words if not word.startswith(_CONTEXT)]
     if _PYTHON not in words or any(context[name] for name in context.keys() - _KNOWN):
         ray = find_spec("ray")
         folder = Path(ray.origin).parent if ray and ray.origin else None
         assert folder is not None, "Ray runs this"
         script = folder / "_private" / "workers" / "setup_worker.py"
-        os.execv(sys.executable, [sys.executable, script, *words])
+        os.execv(sys.executable, [sys.executable, script, *rest, _CONTEXT + json.dumps(context)])
     for name, value in (context.get("env_vars") or {}).items():
         # Variables that do not exist are empty.
         os.environ[name] = re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))
-    python = shlex.split(context.get("py_executable") or sys.executable)
-    rest = [word for word in words if word != _PYTHON and not word.startswith(_CONTEXT)]
-    os.execv(python[0], [*python, *rest])
+    python = shlex.split(context["py_executable"])
+    os.execv(python[0], [*python, *(word for word in rest if word != _PYTHON)])
 
 
 if __name__ == "__main__":
