@@ -65,9 +65,9 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/pyright
 
-# The site is in site/. Its generated parts are written by `python -m docs.generate`.
+# The site is in site/; docs/generate.py adds the pages of keys, errors, metrics and verl's keys.
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 audit: $(STAMP)
 	$(BIN)/python -m tests.audit

@@ -1,6 +1,7 @@
-"""Generated parts of the docs: `python -m docs.generate` writes them; a test compares them.
+"""Generated pages and parts of pages, as a hook of MkDocs: they exist on the site only.
 
-A page has generated text between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+`PAGES` are whole pages. In a page that is written by hand, a line `<!-- generated: NAME -->`
+becomes a part of `PARTS`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from docs.keys import keys
 from rlctl.explain.entries import error_entries, metric_entries
 from rlctl.explain.lookup import library_options
 from rlctl.recipes.verl.agreements import AGREEMENTS
@@ -21,6 +23,9 @@ from rlctl.recipes.verl.rules import Rule
 from rlctl.recipes.verl.translate import RULES
 
 if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
     from rlctl.recipes import schema
     from rlctl.runtime.model.load import Kind
 
@@ -206,34 +211,70 @@ def _peaks(config: schema.Config) -> Iterator[str]:
         yield f"{peak / GIB:.0f}"
 
 
+_ERRORS = """# Errors by code
+
+The last line of an error names its code: `see: rlctl explain E-OOM` prints the text of this
+page in a terminal. Below, … in a message is any text. [Troubleshooting](troubleshooting.md) has
+more about rewards of 0, memory and hubs."""
+
+_METRICS = """# Metrics
+
+Names are verl's. `rlctl explain METRIC` prints an entry in a terminal, `rlctl show RUN` the
+curves of a run. In a name, `{a,b}` is one of several words and `<x>` any text. Definitions in
+formulas are in [semantics](semantics.md#validation-and-flops)."""
+
+_ALARMS = """## Alarms
+
+[Watching](watching.md#alarms) lists the alarms and their limits. `rlctl explain
+entropy_collapse` prints the meaning of an alarm, its limit and what to try."""
+
+_VERL = """# verl's keys
+
+Keys that are not listed have the same name in both. In a key, `{a,b}` is one of several words
+and `*` any rest; `\\1` is the first word that was matched. `rlctl explain KEY` prints what
+becomes of one key, and `rlctl import verl SCRIPT.sh` translates a script
+([migrating](migrating.md#from-verl))."""
+
+_VERL_DROPPED = """## Keys without a counterpart
+
+A value that is accepted is dropped with a note; any other is an error with exit code 3."""
+
+PAGES: dict[str, Callable[[], str]] = {
+    "errors.md": lambda: _join(_ERRORS, errors()),
+    "metrics.md": lambda: _join(_METRICS, metrics(), _ALARMS),
+    "reference.md": keys,
+    "verl-keys.md": lambda: _join(_VERL, verl_renamed(), _VERL_DROPPED, verl_dropped()),
+}
 PARTS: dict[str, Callable[[], str]] = {
-    "errors": errors,
-    "metrics": metrics,
     "trl": lambda: options("trl"),
     "openrlhf": lambda: options("openrlhf"),
-    "verl-renamed": verl_renamed,
-    "verl-dropped": verl_dropped,
     "memory": memory,
 }
+
+
+def _join(*parts: str) -> str:
+    return "\n\n".join(parts) + "\n"
 
 
 def with_parts(text: str) -> str:
     """Return the text of a page with its generated parts."""
     return re.sub(
-        r"(<!-- begin ([\w-]+) -->\n).*?(<!-- end \2 -->)",
-        lambda match: f"{match[1]}\n{PARTS[match[2]]()}\n\n{match[3]}",
+        r"^<!-- generated: ([\w-]+) -->$",
+        lambda match: PARTS[match[1]](),
         text,
-        flags=re.DOTALL,
+        flags=re.MULTILINE,
     )
 
 
-def main() -> None:
-    """Write the generated parts of all pages."""
-    for page in sorted(FOLDER.glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        if (written := with_parts(text)) != text:
-            page.write_text(written, encoding="utf-8")
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the generated pages to the files of the site."""
+    from mkdocs.structure.files import File
+
+    for name, page in PAGES.items():
+        files.append(File.generated(config, name, content=page()))
+    return files
 
 
-if __name__ == "__main__":
-    main()
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the marks of generated parts in a page."""
+    return with_parts(markdown)

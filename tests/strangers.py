@@ -26,7 +26,11 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from typer.main import get_group
+
+from rlctl.cli import LazyCommand, app
 from tests.e2e.test_documentation import blocks, commands
 
 ROOT = Path(__file__).parents[1]
@@ -219,8 +223,15 @@ def write_files(folder: Path) -> None:
 
 def help_pages() -> list[str]:
     """Return `rlctl … --help` for every command and group."""
-    manual = (ROOT / "rlctl" / "cli" / "rlctl.1").read_text()
-    return [f"{each} --help" for each in re.findall(r"^\.SS (rlctl(?: [a-z_-]+)+)", manual, re.M)]
+    return [f"{path} --help" for path in command_paths("rlctl", get_group(app))]
+
+
+def command_paths(path: str, group: Any) -> Iterator[str]:
+    """Yield the names of all commands of a group with their groups' names: `rlctl config show`."""
+    loaded = group.load() if isinstance(group, LazyCommand) else group
+    for name, command in getattr(loaded, "commands", {}).items():
+        yield f"{path} {name}"
+        yield from command_paths(f"{path} {name}", command)
 
 
 def try_environment(stranger: Stranger, wheel: Path) -> None:

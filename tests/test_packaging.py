@@ -13,7 +13,7 @@ import yaml
 
 from rlctl import __version__
 from rlctl.__main__ import main
-from rlctl.cli.man_page import PAGE, manual
+from tests.strangers import help_pages
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -31,14 +31,10 @@ def test_the_source_distribution_has_what_the_wheel_is_built_from() -> None:
     assert all((ROOT / each.lstrip("/")).exists() for each in included)
 
 
-def test_the_manual_page_is_up_to_date_and_installed() -> None:
-    assert PAGE.read_text() == manual(), "run: python -m rlctl.cli.man_page"
-    shared = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
-    assert shared == {str(PAGE.relative_to(ROOT)): "share/man/man1/rlctl.1"}
-    if shutil.which("groff"):
-        command = ["groff", "-man", "-Tutf8", "-ww", "-z", PAGE]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        assert done.stderr == ""
+def test_strangers_try_the_help_of_every_command() -> None:
+    pages = help_pages()
+    assert {"rlctl train --help", "rlctl config keys --help", "rlctl runs rm --help"} <= set(pages)
+    assert len(pages) == len(set(pages)) > 40
 
 
 def test_the_conda_recipe_has_the_requirements_of_the_package() -> None:

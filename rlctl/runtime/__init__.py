@@ -9,7 +9,7 @@ import gc
 import os
 
 OPENMP_WAIT = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # the first overrides the second
-SPIN_COUNT = "3000"  # docs/decisions.md has the measurements
+SPIN_COUNT = "3000"  # docs/decisions.md has the reason
 
 gc.set_threshold(max(50_000, gc.get_threshold()[0]))
 if not any(name in os.environ for name in OPENMP_WAIT):

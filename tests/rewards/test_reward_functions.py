@@ -218,10 +218,9 @@ def test_settings_of_a_reward_are_validated_by_its_params() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "module", "source"),
+    ("module", "source"),
     [
         (
-            "trl",
             "my_trl_rewards",
             "def reward(prompts, completions, answer, index, **kwargs):\n"
             "    assert prompts == [[{'role': 'user', 'content': 'why?'}]] * 2\n"
@@ -229,7 +228,6 @@ def test_settings_of_a_reward_are_validated_by_its_params() -> None:
             "    return [float(c[0]['content'] == a) for c, a in zip(completions, answer)]\n",
         ),
         (
-            "openrlhf",
             "my_openrlhf_rewards",
             "import torch\n"
             "def reward_func(queries, prompts, labels, **kwargs):\n"
@@ -239,11 +237,11 @@ def test_settings_of_a_reward_are_validated_by_its_params() -> None:
     ],
 )
 def test_documented_wrapper_of_a_function_of_lists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, module: str, source: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, source: str
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / f"{module}.py").write_text(source)
-    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
     (code,) = [
         each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if module in each
     ]

@@ -1,4 +1,4 @@
-"""The docs: generated parts are up to date, blocks are valid, the site builds without warnings."""
+"""The docs: pages are generated, blocks are valid, the site builds without warnings."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs.generate import FOLDER, with_parts
+from docs.generate import PAGES as GENERATED
+from docs.generate import PARTS, memory, with_parts
 from rlctl.__main__ import main
+from rlctl.explain.entries import error_entries, metric_entries
 from rlctl.recipes.compose import compose
 
+FOLDER = Path(__file__).parents[2] / "docs"
 PAGES = sorted(FOLDER.glob("*.md"))
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LOADED = re.compile(
@@ -32,10 +35,41 @@ def blocks(*languages: str) -> Iterator[tuple[str, str]]:
                 yield page.name, match[2]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_generated_parts_are_up_to_date(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert with_parts(text) == text, "run: python -m docs.generate"
+def test_generated_pages_have_every_entry() -> None:
+    errors, metrics = GENERATED["errors.md"](), GENERATED["metrics.md"]()
+    assert all(f"\n## {code}\n" in errors for code in error_entries())
+    assert all(f"\n| `{entry.name}` |" in metrics for entry in metric_entries())
+    keys = GENERATED["verl-keys.md"]()
+    assert "| `ray_init*` | `ray_kwargs.ray_init\\1` |" in keys
+    assert "## Keys without a counterpart" in keys
+
+
+def test_memory_falls_with_the_number_of_devices() -> None:
+    rows = [line.split(" | ")[1:] for line in memory().splitlines() if "Qwen" in line]
+    peaks = [[int(cell.strip(" |")) for cell in row] for row in rows]
+    assert len(peaks) == 16
+    assert all(row == sorted(row, reverse=True) for row in peaks)
+
+
+def test_no_generated_page_is_kept_and_every_part_is_used() -> None:
+    assert not {page.name for page in PAGES} & set(GENERATED)
+    texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    marks = {name: re.findall(r"<!-- generated: (.+) -->", text) for name, text in texts.items()}
+    assert marks.pop("migrating.md") == ["trl", "openrlhf"]
+    assert marks.pop("machines.md") == ["memory"]
+    assert not any(marks.values())
+    assert set(PARTS) == {"trl", "openrlhf", "memory"}
+    assert "| `num_generations` | `actor_rollout_ref.rollout.n` |" in with_parts(
+        texts["migrating.md"]
+    )
+
+
+def test_pages_that_messages_name_exist() -> None:
+    named = {entry.page.partition("#")[0] for entry in error_entries().values() if entry.page}
+    sources = (FOLDER.parent / "rlctl").rglob("*.py")
+    for path in sources:
+        named |= set(re.findall(r"docs/([\w-]+\.md)", path.read_text(encoding="utf-8")))
+    assert named <= {page.name for page in PAGES}
 
 
 def test_blocks_are_valid() -> None:
@@ -61,7 +95,7 @@ def test_commands_of_scripts_exist(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_recipe_for_users_of_trl_is_complete(tmp_path: Path) -> None:
-    recipe = next(text for page, text in blocks("yaml") if page == "trl.md")
+    recipe = next(text for page, text in blocks("yaml") if page == "migrating.md")
     (tmp_path / "mine.yaml").write_text(recipe)
     config = compose(tmp_path / "mine.yaml").config
     assert (config.actor_rollout_ref.rollout.n, config.algorithm.adv_estimator) == (8, "grpo")
@@ -77,7 +111,10 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_p
     )
     assert done.returncode == 0, done.stdout + done.stderr
     pages = {page.name: page.read_text() for page in (tmp_path / "site").glob("*.html")}
-    assert set(pages) >= {f"{page.stem}.html" for page in PAGES if page.name != "README.md"}
+    names = {page.name for page in PAGES if page.name != "README.md"} | set(GENERATED)
+    assert set(pages) >= {name.replace(".md", ".html") for name in names}
     assert [name for name, text in pages.items() if _LOADED.search(text)] == []
     assert 'id="e-oom"' in pages["errors.html"]
+    assert "num_generations" in pages["migrating.html"]
+    assert not any("<!-- generated:" in text for text in pages.values())
     assert "rlctl.api.train" in pages["api.html"]

@@ -37,7 +37,7 @@ PRIME = Feature(
 )
 PROFILER = Feature(
     "verl's profilers nsys, npu, torch_memory and precision_debugger are not supported",
-    "use torch's: trainer.profile.steps=[2] (docs/debugging.md)",
+    "use torch's: trainer.profile.steps=[2] (docs/troubleshooting.md)",
 )
 ASYNC = Feature(
     "fully asynchronous training is not supported",

@@ -202,7 +202,7 @@ def test_wrong_classes(folder: Path) -> None:
 
 
 def test_examples_of_the_documentation(folder: Path) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "agents.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
     tool, environment = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
     Path("tools.py").write_text(f"{tool}\nRATES = {{'USD': 1.5}}\n")
     Path("game.py").write_text(environment)
