@@ -161,12 +161,15 @@ class AsyncTracker:
         self._started.set_result(run_id)
         wanted = {step for step in self.steps if self.full_replay or step >= self.first}
         self.missed.update(wanted)  # until they are replayed
+        unrecorded = wanted.copy()
         for step, calls in replay(self.run, wanted):
             if self.disabled_reason is not None:
                 return
             self.missed.discard(step)
+            unrecorded.discard(step)
             for call in calls:
                 self._apply(call)
+        self.missed -= unrecorded  # such as step 0 of a run that was not validated before it
         while (call := self._queue.get()) is not None:
             self._apply(call)
 
