@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Collection, Sequence
@@ -14,19 +15,10 @@ def nearest(name: str, known: Collection[str], limit: int = 3) -> list[str]:
     (`optim.lr`, `lr`) and a leaf in the wrong section (`actor.lr`). A candidate costs as much as
     its cheapest explanation; candidates above a limit are left out.
     """
-    most = max(1.5, len(name) / 4)
-    for ceiling in (
-        min(3.0, most),
-        most,
-    ):  # most typos are small; distant names are slow to compare
-        ranked = sorted(
-            (cost, candidate)
-            for candidate in known
-            if (cost := _cost(name, candidate, ceiling)) <= ceiling
-        )
-        if ranked and (ranked[0][0] + 1 <= ceiling or ceiling == most):
-            return [candidate for cost, candidate in ranked if cost <= ranked[0][0] + 1][:limit]
-    return []
+    ceiling = max(1.5, len(name) / 4)
+    costs = ((_cost(name, candidate, ceiling), candidate) for candidate in known)
+    ranked = sorted((cost, candidate) for cost, candidate in costs if cost <= ceiling)
+    return [candidate for cost, candidate in ranked if cost <= ranked[0][0] + 1][:limit]
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str | None:
@@ -50,40 +42,20 @@ def _cost(name: str, candidate: str, ceiling: float) -> float:
     tail = ".".join(candidate.split(".")[-depth:])
     as_tail = distance(name, tail, ceiling) + 0.5 if tail != candidate else whole
     same_leaf = "." in name and name.rpartition(".")[2] == candidate.rpartition(".")[2]
-    misplaced = 1.2 + 0.02 * distance(name, candidate) if same_leaf else float("inf")
+    misplaced = 1.2 + 0.02 * distance(name, candidate) if same_leaf else math.inf
     return min(whole, as_tail, misplaced)
 
 
-def distance(a: str, b: str, ceiling: float = float("inf")) -> float:
+def distance(a: str, b: str, ceiling: float = math.inf) -> float:
     """Return the optimal string alignment distance: insert, delete, replace, swap of neighbours.
 
-    May return infinity for a distance above `ceiling`.
+    Infinity for a distance above `ceiling`.
     """
-    same = _prefix_length(a, b)
-    a, b = a[same:], b[same:]
-    same = _prefix_length(a[::-1], b[::-1])
-    a, b = a[: len(a) - same], b[: len(b) - same]
-    if abs(len(a) - len(b)) > ceiling:
-        return float("inf")
-    before: list[int] = []
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        before, last, row = row, before, [i]
-        for j, y in enumerate(b, 1):
-            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
-            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
-                cost = min(cost, last[j - 2] + 1)
-            row.append(cost)
-        if min(row) > ceiling and min(before) > ceiling:
-            return float("inf")
-    return row[-1]
+    from rapidfuzz.distance import OSA  # not needed without a mistake
 
-
-def _prefix_length(a: str, b: str) -> int:
-    """Return the length of the common prefix."""
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+    cutoff = None if math.isinf(ceiling) else math.floor(ceiling)
+    edits = OSA.distance(a, b, score_cutoff=cutoff)
+    return edits if edits <= ceiling else math.inf
 
 
 def override_fix(

@@ -17,10 +17,10 @@ from rlctl.plugins import load
 from rlctl.redaction import SECRET, redact_texts
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import ACTIVE, Run
-from rlctl.runs.run_dir import RunDir
-from rlctl.tracking.async_tracker import AsyncTracker, TrackerCall, TrackerTimeouts
+from rlctl.runs.run_dir import CONFIG_FILE, RunDir
+from rlctl.tracking.async_tracker import AsyncTracker, TrackerTimeouts
 from rlctl.tracking.fanout import RECORD
-from rlctl.tracking.history import MISSED, SYNCED, history, missing_steps
+from rlctl.tracking.history import MISSED, SYNCED, missing_steps
 from rlctl.tracking.jsonl import METRICS_FILE, metric_rows
 from rlctl.tracking.loggers import make_tracker, preflight
 from rlctl.tracking.tracker import RunInfo, ShowsPhases
@@ -80,26 +80,22 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     if run.record is None:
         raise NotFoundError(f"the run {run.name} has no readable record", where=str(run.path))
     if run.state in ACTIVE:
-        raise ConflictError(
-            f"the run {run.name} is {run.state}",
-            hint="sync its trackers after it has ended",
-        )
-    config = _stored_config(run.path / "config.yaml")
-    steps = [int(row["step"]) for row in metric_rows(run.path / METRICS_FILE)]
+        hint = "sync its trackers after it has ended"
+        raise ConflictError(f"the run {run.name} is {run.state}", hint=hint)
+    config = _stored_config(run.path / CONFIG_FILE)
+    metrics = run.path / METRICS_FILE
+    steps = [int(row["step"]) for row in metric_rows(metrics)]
     if not steps:
-        raise NotFoundError(
-            f"the run {run.name} has no metrics", where=str(run.path / METRICS_FILE)
-        )
+        raise NotFoundError(f"the run {run.name} has no metrics", where=str(metrics))
     if logger == RECORD or issubclass(load("loggers", logger), ShowsPhases):
-        raise UsageError(
-            f"{logger} shows the run's own record, which is complete",
-            hint="use `rlctl watch` or `rlctl show`",
-        )
+        hint = "use `rlctl watch` or `rlctl show`"
+        raise UsageError(f"{logger} shows the run's own record, which is complete", hint=hint)
     from rlctl.recipes.compose import resolved_section  # slow to import
 
     trainer = resolved_section(config, "trainer")
     tracking = trainer["tracking"]
-    if SECRET in str(tracking.get("params", {}).get(logger)):
+    params = tracking.get("params", {})
+    if SECRET in str(params.get(logger)):
         raise ConfigError(
             f"trainer.tracking.params.{logger} has a secret, which the run did not store",
             hint="pass such values as '${oc.env:NAME}': they are read from the environment",
@@ -107,20 +103,30 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     preflight(logger, tracking["modes"].get(logger))
     if first is None:
         first = min(missing_steps(run.path, logger, steps), default=max(steps) + 1)
-    wanted = {step for step in steps if step >= first}
+    wanted = [step for step in steps if step >= first]
     if not wanted:
         return Sent(logger, run.record.trackers.get(logger), 0, full_replay=False)
-    info = run_info(
-        run.record,
-        run.path,
-        {"trainer": trainer},
-        run.record.total_steps or max(steps),
-        resume_step=max(0, min(wanted) - 1),
-        shown=config,
-    )
+    total = run.record.total_steps or max(steps)
+    info = run_info(run.record, run.path, {"trainer": trainer}, total, shown=config)
     timeouts = TrackerTimeouts(1, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
-    tracker = AsyncTracker(logger, make_tracker(logger, tracking.get("params", {})), timeouts)
-    return _send(RunDir(run.path), info, tracker, wanted, _END_OF_RUN[run.state])
+    with contextlib.redirect_stdout(sys.stderr):  # SDKs print to stdout, which is for data
+        tracker = AsyncTracker(
+            logger, make_tracker(logger, params), timeouts, info, steps, min(wanted)
+        )
+        given = tracker.wait_for_start()
+        tracker.close(_END_OF_RUN[run.state])
+        tracker.wait_for_end(math.inf)
+    folder = RunDir(run.path)
+    if given is not None:
+        folder.update(trackers={**folder.record.trackers, logger: given})
+    num_steps = len(steps if tracker.full_replay else wanted) - len(tracker.missed - {None})
+    folder.event(SYNCED, tracker=logger, num_steps=num_steps)
+    if not tracker.delivered_everything:
+        shortfall = tracker.shortfall()
+        folder.event(MISSED, **shortfall)
+        why = f"did not accept all steps: {shortfall['why']}"
+        raise RlctlError(f"logger {logger} {why}", hint="repeat the command")
+    return Sent(logger, given, num_steps, tracker.full_replay)
 
 
 def _stored_config(path: Path) -> dict[str, Any]:
@@ -131,30 +137,6 @@ def _stored_config(path: Path) -> dict[str, Any]:
         return config
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(
-            f"the stored configuration is damaged: {reason}",
-            where=str(path),
-            hint="restore the file, for example from a remote copy or a checkpoint of the run",
-        ) from error
-
-
-def _send(run: RunDir, info: RunInfo, tracker: AsyncTracker, wanted: set[int], state: str) -> Sent:
-    steps = [int(row["step"]) for row in metric_rows(run.metrics)]
-    logger, known = tracker.name, info.trackers.get(tracker.name)
-    with contextlib.redirect_stdout(sys.stderr):  # SDKs print to stdout, which is for data
-        tracker.start(info, lambda full_replay: history(info, steps if full_replay else wanted))
-        given = tracker.wait_for_start()
-        full_replay = given is not None and given != known
-        tracker.close(TrackerCall("finish", None, lambda tracker: tracker.finish(state)))
-        tracker.wait_for_end(math.inf)
-    if given is not None:
-        run.update(trackers={**run.record.trackers, logger: given})
-    num_steps = len(steps if full_replay else wanted) - len(tracker.missed - {None})
-    run.event(SYNCED, tracker=logger, num_steps=num_steps)
-    if not tracker.delivered_everything:
-        why = tracker.disabled_reason or tracker.last_error
-        run.event(MISSED, tracker=logger, why=why, steps=tracker.missed_ranges())
-        raise RlctlError(
-            f"logger {logger} did not accept all steps: {why}", hint="repeat the command"
-        )
-    return Sent(logger, given, num_steps, full_replay)
+        hint = "restore the file, for example from a remote copy or a checkpoint of the run"
+        message = f"the stored configuration is damaged: {reason}"
+        raise ConfigError(message, where=str(path), hint=hint) from error

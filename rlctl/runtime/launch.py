@@ -254,8 +254,7 @@ def _load_trackers(config: schema.Config, run: RunDir, stack: ExitStack) -> Trac
     )
     limits = Limits(**trainer.alarms.model_dump(), rollout_mismatch=mismatch)
     alarms = Alarms(limits, metric_rows(run.metrics))
-    params = trainer.tracking.params
-    trackers = Trackers.load(trainer.logger, run.event, timeouts, alarms, params)
+    trackers = Trackers.load(trainer.logger, run.event, timeouts, alarms, tracking.params)
     stack.enter_context(recorded_end(lambda state, code, _: trackers.finish(state, code)))
     return trackers
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from collections.abc import Collection
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from rlctl.errors import ResourceError, RlctlError
+from rlctl.tracking.history import TrackerCall, replay
 from rlctl.tracking.tracker import RunInfo, Tracker
 
 MAX_FAILURES = 3
@@ -30,48 +32,33 @@ class TrackerTimeouts:
     finish_s: float
 
 
-@dataclass(frozen=True)
-class TrackerCall:
-    """Queued call: the name of the method, its training step if any, and how to apply it."""
-
-    name: str
-    step: int | None
-    apply: Callable[[Tracker], object]
-
-
-# The steps to replay to a tracker, and one call for each of them.
-History = tuple[Collection[int], Iterable[TrackerCall]]
-
-
+@dataclass(eq=False)
 class AsyncTracker:
-    """Tracker that runs in a daemon thread.
+    """Tracker that runs in a daemon thread, started with the object.
 
-    Only `_run` and the methods that it calls run in that thread. Both threads share the queue and a
-    few single values. `disabled_reason` is None while the tracker is enabled; `missed` holds the
-    steps that were not delivered; `last_error` describes the last exception.
+    The thread starts the tracker, replays the recorded `steps` from `first` on, and applies the
+    queued calls. If the tracker gives the run another id than the one in `run.trackers`, all
+    `steps` are replayed (`full_replay`). `disabled_reason` is None while the tracker is enabled;
+    `missed` holds the steps that were not delivered, `last_error` describes the last exception.
     """
 
-    def __init__(self, name: str, tracker: Tracker, timeouts: TrackerTimeouts) -> None:
-        self.name = name
-        self.tracker = tracker
-        self.timeouts = timeouts
-        self.disabled_reason: str | None = None
-        self.num_failures = 0
-        self.last_error: str | None = None
-        self.missed: set[int | None] = set()
+    name: str
+    tracker: Tracker
+    timeouts: TrackerTimeouts
+    run: RunInfo
+    steps: Collection[int] = ()
+    first: int = 0
+    disabled_reason: str | None = None
+    last_error: str | None = None
+    full_replay: bool = False
+    missed: set[int | None] = field(default_factory=set[int | None])
+    _num_failures: int = 0
+    _current: tuple[TrackerCall, float] | None = None  # the running call, and its start
+
+    def __post_init__(self) -> None:
         self._queue: SimpleQueue[TrackerCall | None] = SimpleQueue()
         self._started: Future[str | None] = Future()
-        self._current: tuple[TrackerCall, float] | None = None  # the running call, and its start
-        self._thread: threading.Thread | None = None
-
-    def start(self, run: RunInfo, history: Callable[[bool], History]) -> None:
-        """Start the thread, which starts the tracker and then replays `history(full_replay)`.
-
-        `full_replay` is true if the tracker gave the run another id than the one in `run.trackers`.
-        """
-        self._thread = threading.Thread(
-            target=self._run, args=(run, history), name=f"tracker {self.name}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name=f"tracker {self.name}", daemon=True)
         self._thread.start()
 
     def wait_for_start(self) -> str | None:
@@ -80,149 +67,127 @@ class AsyncTracker:
         Raises the RlctlError of its `start`, an RlctlError for any other exception, and
         ResourceError after `start_s` seconds.
         """
-        hint = (
-            f"remove {self.name} from trainer.logger, "
-            f"or set trainer.tracking.modes.{self.name} to a mode that needs no network"
-        )
-        try:
-            return self._started.result(self.timeouts.start_s)
-        except FutureTimeout as error:
+        limit, mode = self.timeouts.start_s, f"trainer.tracking.modes.{self.name}"
+        alternative = f"or set {mode} to a mode that needs no network"
+        hint = f"remove {self.name} from trainer.logger, {alternative}"
+        if not wait([self._started], limit).done:
             self._disable("it did not start")
-            message = (
-                f"logger {self.name} did not start within {self.timeouts.start_s:g} s "
-                "(trainer.tracking.start_s)"
-            )
-            raise ResourceError(message, hint=hint) from error
-        except (RlctlError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            raise RlctlError(
-                f"logger {self.name} failed to start: {type(error).__name__}: {error}", hint=hint
-            ) from error
+            late = f"did not start within {limit:g} s (trainer.tracking.start_s)"
+            raise ResourceError(f"logger {self.name} {late}", hint=hint)
+        error = self._started.exception()
+        if isinstance(error, Exception) and not isinstance(error, RlctlError):
+            reason = f"failed to start: {type(error).__name__}: {error}"
+            raise RlctlError(f"logger {self.name} {reason}", hint=hint) from error
+        return self._started.result()
 
     def send(self, call: TrackerCall) -> None:
         """Queue a call without waiting; disable the tracker if it hangs or its queue is full."""
-        if self.disabled_reason is None and (reason := self._overdue()):
-            self._disable(reason)
-        if self.disabled_reason is None and self._queue.qsize() >= self.timeouts.queue_size:
-            self._disable(
-                f"{self.timeouts.queue_size} calls are waiting (trainer.tracking.queue_size)"
-            )
+        self._check_time()
+        size = self.timeouts.queue_size
+        if self.disabled_reason is None and self._queue.qsize() >= size:
+            self._disable(f"{size} calls are waiting (trainer.tracking.queue_size)")
         if self.disabled_reason is None:
             self._queue.put(call)
         else:
             self.missed.add(call.step)
 
-    def close(self, finish: TrackerCall) -> None:
-        """Queue `finish` as the last call."""
+    def close(self, state: str) -> None:
+        """Queue `finish(state)` as the last call."""
         if self.disabled_reason is None:
-            self._queue.put(finish)
+            self._queue.put(TrackerCall("finish", None, (state,)))
             self._queue.put(None)
 
     def wait_for_end(self, deadline: float) -> None:
-        """Wait until all queued calls are delivered, at most until `deadline` (`time.monotonic`).
-
-        Calls that are not delivered by then count as missed.
-        """
-        if self._thread is None or not self._has_started:
-            return
-        while self.disabled_reason is None and self._thread.is_alive():
+        """Wait for the delivery of all calls until `deadline` (`time.monotonic`); then give up."""
+        while self._has_started and self.disabled_reason is None and self._thread.is_alive():
             self._thread.join(_POLL_S)
-            if reason := self._overdue():
-                self._disable(reason)
-            elif time.monotonic() > deadline and self._thread.is_alive():
-                self._disable(
-                    f"it did not finish within {self.timeouts.finish_s:g} s "
-                    "after the end of the run (trainer.tracking.finish_s)"
-                )
-        if not self.is_stuck:
+            self._check_time(deadline)
+        if self._has_started and not self.is_stuck:
             self._thread.join(_EXIT_GRACE_S)  # the thread still counts what it missed
 
     @property
     def is_stuck(self) -> bool:
         """True if the tracker was disabled during a call that has not returned."""
-        return (
-            self.disabled_reason is not None
-            and self._current is not None
-            and self._thread is not None
-            and self._thread.is_alive()
-        )
+        is_off = self.disabled_reason is not None
+        return is_off and self._current is not None and self._thread.is_alive()
 
     @property
     def delivered_everything(self) -> bool:
         """True if the tracker has ended and every call was delivered."""
-        return (
-            self._has_started
-            and self.disabled_reason is None
-            and not self.missed
-            and self._thread is not None
-            and not self._thread.is_alive()
-        )
+        has_ended = self._has_started and not self._thread.is_alive()
+        return has_ended and self.disabled_reason is None and not self.missed
 
-    def missed_ranges(self) -> list[tuple[int, int]]:
-        """Return the missed steps as (first, last) ranges, both inclusive."""
+    def shortfall(self) -> dict[str, Any]:
+        """Return the fields of an event: the cause, and the missed steps as (first, last)."""
         ranges: list[tuple[int, int]] = []
         for step in sorted(step for step in self.missed.copy() if step is not None):
             first = ranges.pop()[0] if ranges and ranges[-1][1] == step - 1 else step
             ranges.append((first, step))
-        return ranges
+        why = self.disabled_reason or self.last_error
+        return {"tracker": self.name, "why": why, "steps": ranges}
 
     @property
     def _has_started(self) -> bool:
         return self._started.done() and self._started.exception() is None
 
-    def _overdue(self) -> str | None:
-        current = self._current
-        if current is None or time.monotonic() - current[1] < self.timeouts.call_s:
-            return None
-        limit = f"{self.timeouts.call_s:g} s (trainer.tracking.call_s)"
-        return f"{current[0].name} took longer than {limit}"
+    def _check_time(self, deadline: float = math.inf) -> None:
+        """Disable the tracker if a call takes too long, or the thread runs after `deadline`."""
+        now, current, limits = time.monotonic(), self._current, self.timeouts
+        if self.disabled_reason is None and current and now - current[1] >= limits.call_s:
+            limit = f"{limits.call_s:g} s (trainer.tracking.call_s)"
+            self._disable(f"{current[0].name} took longer than {limit}")
+        elif self.disabled_reason is None and now > deadline and self._thread.is_alive():
+            limit = f"{limits.finish_s:g} s after the end of the run (trainer.tracking.finish_s)"
+            self._disable(f"it did not finish within {limit}")
 
     def _disable(self, reason: str) -> None:
         """Accept no more calls; count the running and the queued ones as missed."""
         self.disabled_reason = reason
-        current = self._current
-        if current is not None:
+        if (current := self._current) is not None:
             self.missed.add(current[0].step)
         with contextlib.suppress(Empty):
             while True:
-                call = self._queue.get_nowait()
-                if call is not None:
+                if (call := self._queue.get_nowait()) is not None:
                     self.missed.add(call.step)
         self._queue.put(None)  # ends a thread that waits for a call
 
-    def _run(self, run: RunInfo, history: Callable[[bool], History]) -> None:
+    def _run(self) -> None:
         try:
-            run_id = self.tracker.start(run)
+            run_id = self.tracker.start(replace(self.run, resume_step=max(0, self.first - 1)))
         except BaseException as error:  # `wait_for_start` raises it in the run's thread
             self._started.set_exception(error)
             return
+        self.full_replay = run_id is not None and run_id != self.run.trackers.get(self.name)
         self._started.set_result(run_id)
-        steps, calls = history(run_id is not None and run_id != run.trackers.get(self.name))
-        self.missed.update(steps)  # until they are replayed
-        for call in calls:
+        wanted = {step for step in self.steps if self.full_replay or step >= self.first}
+        self.missed.update(wanted)  # until they are replayed
+        unrecorded = wanted.copy()
+        for step, calls in replay(self.run, wanted):
             if self.disabled_reason is not None:
                 return
-            self.missed.discard(call.step)
-            self._apply(call)
-        while self.disabled_reason is None and (call := self._queue.get()) is not None:
+            self.missed.discard(step)
+            unrecorded.discard(step)
+            for call in calls:
+                self._apply(call)
+        self.missed -= unrecorded  # such as step 0 of a run that was not validated before it
+        while (call := self._queue.get()) is not None:
             self._apply(call)
 
     def _apply(self, call: TrackerCall) -> None:
+        if self.disabled_reason is not None:
+            self.missed.add(call.step)
+            return
         self._current = (call, time.monotonic())
         try:
             call.apply(self.tracker)
-        except Exception as error:  # a failing tracker must not stop the run
-            self._count_failure(call, error)
-        self._current = None
-
-    def _count_failure(self, call: TrackerCall, error: Exception) -> None:
-        self.num_failures += 1
-        self.last_error = f"{call.name}: {type(error).__name__}: {error}"
-        self.missed.add(call.step)
-        if self.num_failures >= MAX_FAILURES:
             self._current = None
-            self._disable(f"{MAX_FAILURES} failures, the last in {self.last_error}")
+        except Exception as error:  # a failing tracker must not stop the run
+            self._current = None
+            self._num_failures += 1
+            self.last_error = f"{call.name}: {type(error).__name__}: {error}"
+            self.missed.add(call.step)
+            if self._num_failures >= MAX_FAILURES:
+                self._disable(f"{MAX_FAILURES} failures, the last in {self.last_error}")
 
 
 def force_exit_after_main(exit_code: int) -> None:

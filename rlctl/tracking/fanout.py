@@ -6,48 +6,39 @@ The run's own record and the console are called directly; every other tracker ha
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from rlctl.monitoring.alarms import EVENT, OVER, Alarm, Alarms, ShowsAlarms
+from rlctl.monitoring.alarms import EVENT, OVER, Alarms
 from rlctl.tracking.async_tracker import (
     MAX_FAILURES,
     AsyncTracker,
-    TrackerCall,
     TrackerTimeouts,
     force_exit_after_main,
 )
 from rlctl.tracking.history import (
     DELIVERED,
     MISSED,
-    history,
+    TrackerCall,
     log_call,
     missing_steps,
     sample_call,
 )
 from rlctl.tracking.loggers import make_tracker
-from rlctl.tracking.tracker import (
-    Event,
-    RunInfo,
-    Sample,
-    ShowsEpisodes,
-    ShowsPhases,
-    Tracker,
-)
+from rlctl.tracking.tracker import Event, RunInfo, Sample, ShowsPhases, Tracker
 
 RECORD = "jsonl"  # every run has this tracker: its files are the source of truth
 
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Trackers:
     """Fan-out to all trackers of a run.
 
@@ -57,30 +48,22 @@ class Trackers:
     written (a full disk), it keeps its rows in memory and retries at the next step.
     """
 
-    def __init__(
-        self,
-        trackers: Mapping[str, Tracker],
-        event: Event,
-        timeouts: TrackerTimeouts,
-        alarms: Alarms | None = None,
-    ) -> None:
-        self.timeouts = timeouts
+    trackers: Mapping[str, Tracker]
+    event: Event
+    timeouts: TrackerTimeouts
+    alarms: Alarms | None = None
+    run: RunInfo | None = None  # from `start` on, like `threaded`
+    threaded: dict[str, AsyncTracker] = field(default_factory=dict[str, AsyncTracker])
+    num_non_finite: Counter[str] = field(default_factory=Counter[str])
+    _num_failures: Counter[str] = field(default_factory=Counter[str])
+    _warned: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
         self.direct = {
-            name: each
-            for name, each in trackers.items()
-            if name == RECORD or isinstance(each, ShowsPhases)
+            name: tracker
+            for name, tracker in self.trackers.items()
+            if name == RECORD or isinstance(tracker, ShowsPhases)
         }
-        self.threaded = {
-            name: AsyncTracker(name, each, timeouts)
-            for name, each in trackers.items()
-            if name not in self.direct
-        }
-        self.alarms = alarms
-        self.run: RunInfo | None = None
-        self.num_non_finite: Counter[str] = Counter()
-        self._num_failures: Counter[str] = Counter()
-        self._warned: set[str] = set()
-        self._event = event
 
     @classmethod
     def load(
@@ -95,78 +78,63 @@ class Trackers:
 
         Raises ConfigError for unknown names or settings, MissingExtraError for missing packages.
         """
-        return cls(
-            {name: make_tracker(name, params or {}) for name in dict.fromkeys([RECORD, *names])},
-            event,
-            timeouts,
-            alarms,
-        )
+        names = list(dict.fromkeys([RECORD, *names]))
+        trackers = {name: make_tracker(name, params or {}) for name in names}
+        return cls(trackers, event, timeouts, alarms)
 
     def start(self, run: RunInfo) -> dict[str, str]:
-        """Start the record and, in parallel, the threaded trackers; return run ids by logger."""
+        """Start the record and, in parallel, the threaded trackers; return run ids by logger.
+
+        A resumed run's threaded trackers receive the recorded steps that they may lack.
+        """
         self.run = run
-        for tracker in self.direct.values():
-            if not isinstance(tracker, ShowsPhases):
-                tracker.start(run)
+        if RECORD in self.direct:
+            self.direct[RECORD].start(run)
+        past = range(run.resume_step + 1) if run.resume_step else range(0)
         with contextlib.redirect_stdout(sys.stderr):  # SDKs print banners; stdout is for data
-            for tracker in self.threaded.values():
-                _start(tracker, run)
+            for name in [name for name in self.trackers if name not in self.direct]:
+                first = min(missing_steps(run.folder, name, past), default=len(past)) if past else 0
+                tracker = self.trackers[name]
+                self.threaded[name] = AsyncTracker(name, tracker, self.timeouts, run, past, first)
             ids = {name: tracker.wait_for_start() for name, tracker in self.threaded.items()}
         return {name: run_id for name, run_id in ids.items() if run_id is not None}
 
     def begin(self) -> None:
         """Start the trackers that show phases, after the startup of the run."""
-        run = self.run
-        assert run is not None, "start comes first"
-        self._call_direct(
-            "start",
-            lambda tracker: tracker.start(run) if isinstance(tracker, ShowsPhases) else None,
-        )
+        for name in [name for name in self.direct if name != RECORD]:
+            self._call_direct(TrackerCall("start", None, (self.run,)), name)
 
     def phase(self, name: str) -> None:
         """Report the phase that begins to the trackers that show phases."""
-        self._call_direct(
-            "phase",
-            lambda tracker: tracker.phase(name) if isinstance(tracker, ShowsPhases) else None,
-        )
+        self._call_direct(TrackerCall("phase", None, (name,)))
 
     def episodes(self, states: Mapping[str, int]) -> None:
         """Report the number of episodes by state to the trackers that show it."""
-        self._call_direct(
-            "episodes",
-            lambda tracker: (
-                tracker.episodes(states) if isinstance(tracker, ShowsEpisodes) else None
-            ),
-        )
+        self._call_direct(TrackerCall("episodes", None, (states,)))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a step; threaded trackers receive the finite ones.
 
         The first NaN or infinity of each metric is recorded as an event. Raises alarms.
         """
-        self._call_direct("log", lambda tracker: tracker.log(step, metrics))
+        self._call_direct(TrackerCall("log", step, (step, metrics)))
         non_finite = [name for name, value in metrics.items() if not math.isfinite(value)]
         if first := sorted(set(non_finite) - set(self.num_non_finite)):
             self._record_event("non_finite", step=step, metrics=first)
         self.num_non_finite.update(non_finite)
         self._send(log_call(step, metrics))
-        self._report_alarms(step, metrics)
-
-    def _report_alarms(self, step: int, metrics: Mapping[str, float]) -> None:
         for alarm in self.alarms.add({**metrics, "step": step}) if self.alarms else ():
-            fields = {
-                name: value for name, value in dataclasses.asdict(alarm).items() if name != "over"
-            }
+            fields = asdict(alarm)
+            del fields["over"]
             self._record_event(OVER if alarm.over else EVENT, **fields)
-            show = partial(_show_alarm, alarm=alarm)
-            self._call_direct("alarm", show)
-            self._send(TrackerCall("alarm", None, show))
+            call = TrackerCall("alarm", None, (alarm,))
+            self._call_direct(call)
+            self._send(call)
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Record all validation samples of a step; send the selected few to threaded trackers."""
-        selected = self.run.select_samples(samples) if self.run else []
-        self._call_direct("generations", lambda tracker: tracker.generations(step, samples))
-        if selected:
+        self._call_direct(TrackerCall("generations", step, (step, samples)))
+        if self.run and (selected := self.run.select_samples(samples)):
             self._send(sample_call(step, selected))
 
     def finish(self, state: str, exit_code: int | None = None) -> None:
@@ -177,30 +145,22 @@ class Trackers:
         """
         if self.num_non_finite:
             self._record_event("non_finite_total", metrics=dict(self.num_non_finite))
-        self._call_direct("finish", lambda tracker: tracker.finish(state))
+        self._call_direct(TrackerCall("finish", None, (state,)))
         deadline = time.monotonic() + self.timeouts.finish_s
+        threaded = self.threaded.values()
         with contextlib.redirect_stdout(sys.stderr):
-            for tracker in self.threaded.values():
-                tracker.close(TrackerCall("finish", None, lambda tracker: tracker.finish(state)))
-            for tracker in self.threaded.values():
+            for tracker in threaded:
+                tracker.close(state)
+            for tracker in threaded:
                 tracker.wait_for_end(deadline)
         self._warn_disabled()
-        if exit_code is not None and any(each.is_stuck for each in self.threaded.values()):
+        if exit_code is not None and any(tracker.is_stuck for tracker in threaded):
             force_exit_after_main(exit_code)
-        self._record_deliveries()
-
-    def _record_deliveries(self) -> None:
-        delivered = [name for name, each in self.threaded.items() if each.delivered_everything]
-        if delivered:
+        if delivered := [tracker.name for tracker in threaded if tracker.delivered_everything]:
             self._record_event(DELIVERED, trackers=delivered)
-        for name, tracker in self.threaded.items():
+        for tracker in threaded:
             if tracker.missed:
-                self._record_event(
-                    MISSED,
-                    tracker=name,
-                    why=tracker.disabled_reason or tracker.last_error,
-                    steps=tracker.missed_ranges(),
-                )
+                self._record_event(MISSED, **tracker.shortfall())
 
     def _send(self, call: TrackerCall) -> None:
         for tracker in self.threaded.values():
@@ -211,53 +171,39 @@ class Trackers:
         """Warn once per disabled tracker."""
         for name, tracker in self.threaded.items():
             if tracker.disabled_reason is not None and name not in self._warned:
-                self._report_disabled(name, tracker.disabled_reason, tracker.missed_ranges())
+                run = self.run.name if self.run else "RUN"
+                hint = f"; `rlctl runs sync {run} --logger {name}` sends the missed steps later"
+                self._report_disabled(tracker.shortfall(), hint)
 
-    def _report_disabled(self, name: str, reason: str, missed: Sequence[Sequence[int]]) -> None:
+    def _report_disabled(self, shortfall: Mapping[str, Any], hint: str = "") -> None:
+        name, reason = shortfall["tracker"], shortfall["why"]
         self._warned.add(name)
-        hint = (
-            f"; `rlctl runs sync {self.run.name} --logger {name}` sends the missed steps later"
-            if self.run and name in self.threaded
-            else ""
-        )
         log.warning("logger %s is disabled: %s%s", name, reason, hint)
-        self._record_event("tracker_off", tracker=name, why=reason, steps=missed)
+        self._record_event("tracker_off", **shortfall)
 
-    def _call_direct(self, name: str, call: Callable[[Tracker], object]) -> None:
-        """Call the record and the console in this thread."""
-        for logger, tracker in list(self.direct.items()):
+    def _call_direct(self, call: TrackerCall, only: str | None = None) -> None:
+        """Call the record and the console in this thread, or one of them."""
+        for name, tracker in list(self.direct.items()):
             try:
-                call(tracker)
+                if only in (None, name):
+                    call.apply(tracker)
             except Exception as error:  # the console may fail, and the record retries
-                self._count_failure(logger, f"{name}: {type(error).__name__}: {error}")
+                self._count_failure(name, f"{call.name}: {type(error).__name__}: {error}")
 
     def _count_failure(self, name: str, reason: str) -> None:
         self._num_failures[name] += 1
-        if name == RECORD:
-            if name not in self._warned:
-                self._warned.add(name)
-                log.warning(
-                    "cannot write the run's record; its rows stay in memory "
-                    "and each step tries again: %s",
-                    reason,
-                )
-        elif self._num_failures[name] >= MAX_FAILURES:
+        if name != RECORD and self._num_failures[name] >= MAX_FAILURES:
             del self.direct[name]
-            self._report_disabled(name, f"{MAX_FAILURES} failures, the last in {reason}", ())
+            reason = f"{MAX_FAILURES} failures, the last in {reason}"
+            self._report_disabled({"tracker": name, "why": reason, "steps": ()})
+        elif name == RECORD and name not in self._warned:
+            self._warned.add(name)
+            log.warning(
+                "cannot write the run's record; its rows stay in memory and each step tries again: "
+                "%s",
+                reason,
+            )
 
     def _record_event(self, kind: str, **fields: Any) -> None:
         with contextlib.suppress(OSError):  # the disk of the record may be full
-            self._event(kind, **fields)
-
-
-def _start(tracker: AsyncTracker, run: RunInfo) -> None:
-    """Start a tracker after the last step that it has; replay the steps up to `run.resume_step`."""
-    past = range(run.resume_step + 1) if run.resume_step else range(0)
-    first = min(missing_steps(run.folder, tracker.name, past), default=len(past)) if past else 0
-    known = replace(run, resume_step=max(0, first - 1))
-    tracker.start(known, lambda full_replay: history(run, past if full_replay else past[first:]))
-
-
-def _show_alarm(tracker: Tracker, alarm: Alarm) -> None:
-    if isinstance(tracker, ShowsAlarms):
-        tracker.alarm(alarm)
+            self.event(kind, **fields)

@@ -1,14 +1,15 @@
-"""Replay of a run's recorded metrics and samples to trackers that do not have them yet."""
+"""Calls of trackers, and their replay from a run's record to a tracker that lacks them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlctl.errors import ConfigError
 from rlctl.log import warn_once
-from rlctl.tracking.async_tracker import History, TrackerCall
 from rlctl.tracking.jsonl import (
     METRICS_FILE,
     generations_file,
@@ -22,6 +23,36 @@ from rlctl.tracking.transcripts import with_transcript
 # Kinds of events: trackers that received everything that an attempt sent, a tracker that missed
 # steps, and a tracker that `rlctl runs sync` updated.
 DELIVERED, MISSED, SYNCED = "trackers_told", "tracker_missed", "tracker_synced"
+_OPTIONAL = ("phase", "episodes", "alarm")  # methods that not every tracker has
+
+
+@dataclass(frozen=True)
+class TrackerCall:
+    """Call of a tracker's method, and the training step that it belongs to, if any."""
+
+    name: str
+    step: int | None
+    arguments: tuple[Any, ...]
+
+    def apply(self, tracker: object) -> None:
+        """Call the method; a tracker without an optional method ignores the call."""
+        if self.name not in _OPTIONAL or hasattr(tracker, self.name):
+            getattr(tracker, self.name)(*self.arguments)
+
+
+def log_call(step: int, metrics: Mapping[str, float]) -> TrackerCall:
+    """Return a `Tracker.log` call with the finite metrics of a step, as Python ints and floats."""
+    row = {
+        name: value if isinstance(value, int) else float(value)
+        for name, value in metrics.items()
+        if math.isfinite(value)
+    }
+    return TrackerCall("log", step, (step, row))
+
+
+def sample_call(step: int, samples: Sequence[Sample]) -> TrackerCall:
+    """Return a `Tracker.generations` call with the samples of a step, episodes as transcripts."""
+    return TrackerCall("generations", step, (step, [with_transcript(each) for each in samples]))
 
 
 def missing_steps(run: Path, logger: str, steps: Iterable[int]) -> set[int]:
@@ -38,59 +69,31 @@ def missing_steps(run: Path, logger: str, steps: Iterable[int]) -> set[int]:
         kind = event.get("kind")
         if kind == "resume":
             missing |= {step for step in all_steps if step > event["step"] or event["step"] == 0}
-        elif (kind == DELIVERED and logger in event["trackers"]) or (
-            kind == SYNCED and event["tracker"] == logger
+        elif logger not in (
+            event.get("trackers", ()) if kind == DELIVERED else (event.get("tracker"),)
         ):
+            continue
+        elif kind in (DELIVERED, SYNCED):
             missing = set[int]()
-        elif kind == MISSED and event["tracker"] == logger:
-            missing = {
-                step for first, last in event["steps"] for step in range(first, last + 1)
-            } & all_steps
+        elif kind == MISSED:
+            ranges = [range(first, last + 1) for first, last in event["steps"]]
+            missing = {step for step in all_steps if any(step in each for each in ranges)}
     return all_steps if broken else missing
 
 
-def history(run: RunInfo, steps: Collection[int]) -> History:
-    """Return calls that replay the metrics and selected samples of `steps`, oldest first.
+def replay(run: RunInfo, steps: Collection[int]) -> Iterator[tuple[int, list[TrackerCall]]]:
+    """Yield each recorded member of `steps` with its calls, oldest first.
 
     Samples that cannot be read are left out, with one warning for each file.
     """
-    if not steps:
-        return steps, ()
-    return steps, (
-        _replay_call(run, row)
-        for row in metric_rows(run.folder / METRICS_FILE)
-        if row["step"] in steps
-    )
-
-
-def _replay_call(run: RunInfo, row: Mapping[str, float]) -> TrackerCall:
-    step = int(row["step"])
-    log = log_call(step, {name: value for name, value in row.items() if name != "step"})
-    selected: list[Sample] = []
-    try:
-        selected = run.select_samples(read_generations(generations_file(run.folder, step)))
-    except (ConfigError, OSError) as error:
-        warn_once(f"the samples of step {step} are not replayed: {error}")
-    if not selected:
-        return log
-    samples = sample_call(step, selected)
-    return TrackerCall("log", step, lambda tracker: (samples.apply(tracker), log.apply(tracker)))
-
-
-def log_call(step: int, metrics: Mapping[str, float]) -> TrackerCall:
-    """Return a `Tracker.log` call with the finite metrics of a step, as Python ints and floats."""
-    row = {
-        name: value if isinstance(value, int) else float(value)
-        for name, value in metrics.items()
-        if math.isfinite(value)
-    }
-    return TrackerCall("log", step, lambda tracker: tracker.log(step, row))
-
-
-def sample_call(step: int, samples: Sequence[Sample]) -> TrackerCall:
-    """Return a `Tracker.generations` call with the samples of a step, episodes as transcripts."""
-    return TrackerCall(
-        "generations",
-        step,
-        lambda tracker: tracker.generations(step, [with_transcript(each) for each in samples]),
-    )
+    for row in metric_rows(run.folder / METRICS_FILE) if steps else ():
+        step = int(row["step"])
+        if step not in steps:
+            continue
+        calls = [log_call(step, {name: value for name, value in row.items() if name != "step"})]
+        try:
+            samples = run.select_samples(read_generations(generations_file(run.folder, step)))
+            calls = [sample_call(step, samples), *calls] if samples else calls
+        except (ConfigError, OSError) as error:
+            warn_once(f"the samples of step {step} are not replayed: {error}")
+        yield step, calls

@@ -315,6 +315,19 @@ def test_missing_steps_are_replayed_and_all_steps_under_a_new_id(tmp_path):
     assert logged(killed) == [0, 1, 2, 3]
 
 
+def test_a_step_without_a_row_is_not_missed(tmp_path):
+    record = JsonlTracker()
+    record.start(info(tmp_path))
+    record.log(1, {"x": 1.0})  # the run was not validated before its first step
+    record.finish("stopped")
+    events, plain = Events(), Notebook()
+    trackers = trackers_of({"plain": plain}, events)
+    trackers.start(replace(info(tmp_path), resume_step=1))
+    trackers.finish("finished")
+    assert logged(plain) == [1]
+    assert events.seen == [("trackers_told", {"trackers": ["plain"]})]
+
+
 def test_non_finite_values_are_counted_and_not_sent_to_trackers(tmp_path):
     events, plain = Events(), Notebook()
     trackers = trackers_of({"plain": plain}, events)

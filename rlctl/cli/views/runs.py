@@ -266,12 +266,7 @@ def _files(run: Run) -> list[tuple[str, str]]:
     if checkpoints:
         facts.append(("checkpoints", ", ".join(checkpoints)))
     if traces := profiles(run.path):
-        facts.append(
-            (
-                "profiles",
-                f"{', '.join(traces)}  (open in ui.perfetto.dev; flame graphs: .svg beside them)",
-            )
-        )
+        facts.append(("profiles", f"{', '.join(traces)}  (open in ui.perfetto.dev)"))
     if (run.path / "attempts" / "latest").exists():
         facts.append(("logs", str(run.path / "attempts" / "latest")))
     return facts

@@ -102,15 +102,13 @@ def push(repo: HubRepo, folder: Path, message: str, card_only: bool = False) -> 
 
 def _check_name(name: str) -> None:
     hint = "such as --push my-org/my-model; your user name is an ORG, too"
+    allowed = "ORG/NAME" if "/" not in name else "ORG/NAME of letters, digits, '-', '_' and '.'"
     try:
         validate_repo_id(name)
+        if "/" not in name:
+            raise HFValidationError
     except HFValidationError as error:
-        raise UsageError(
-            f"--push should be ORG/NAME of letters, digits, '-', '_' and '.', not {name!r}",
-            hint=hint,
-        ) from error
-    if "/" not in name:
-        raise UsageError(f"--push should be ORG/NAME, not {name!r}", hint=hint)
+        raise UsageError(f"--push should be {allowed}, not {name!r}", hint=hint) from error
 
 
 def _token_hint() -> str:
@@ -126,26 +124,23 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def _explained(name: str, hint: str | None = None) -> Iterator[None]:
+def _explained(name: str, hint: str = "check the network and try again") -> Iterator[None]:
     """Raise errors of the hub's client in the block as ResourceError."""
+    owner = "ORG is your user name or an organization that you may write to"
+    causes = {
+        401: ("the hub refuses the token", _token_hint()),
+        403: (
+            f"the token may not write to {name}",
+            f"a token with write access to this name; {owner}",
+        ),
+    }
     try:
         yield
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        reason = " ".join((error.server_message or _reason(error)).split())
-        if status == 401:
-            raise ResourceError(
-                f"the hub refuses the token (401): {reason}", hint=_token_hint()
-            ) from error
-        if status == 403:
-            raise ResourceError(
-                f"the token may not write to {name} (403): {reason}",
-                hint="a token with write access to this name; ORG is your user name or an "
-                "organization that you may write to",
-            ) from error
-        raise ResourceError(f"cannot push to {name} ({status}): {reason}", hint=hint) from error
     except Exception as error:  # the client's HTTP library changes; its errors share no class
-        raise ResourceError(
-            f"cannot push to {name}: {type(error).__name__}: {_reason(error)}",
-            hint=hint or "check the network and try again",
-        ) from error
+        label, reason = f": {type(error).__name__}", _reason(error)
+        problem, remedy = f"cannot push to {name}", hint
+        if isinstance(error, HfHubHTTPError):
+            status = error.response.status_code
+            label, reason = f" ({status})", " ".join((error.server_message or reason).split())
+            problem, remedy = causes.get(status, (problem, remedy))
+        raise ResourceError(f"{problem}{label}: {reason}", hint=remedy) from error

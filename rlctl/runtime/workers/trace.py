@@ -1,4 +1,4 @@
-"""Trace of one process by torch's profiler: Chrome trace JSON for Perfetto, and a flame graph."""
+"""Trace of one process by torch's profiler: Chrome trace JSON, which Perfetto opens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-
-from rlctl.runtime.workers.flame_graph import write_flame_graph
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,9 @@ class Trace:
         self.profile.start()
 
     def write(self, file: Path) -> None:
-        """Stop the trace and write it to `file`, and its flame graph beside it as SVG.
-
-        `file` appears when both are complete.
-        """
+        """Stop the trace and write it to `file`, which appears when it is complete."""
         self.profile.stop()
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(f".{file.name}")
         self.profile.export_chrome_trace(str(partial))
-        write_flame_graph(partial, file.with_suffix(".svg"))
         os.replace(partial, file)
