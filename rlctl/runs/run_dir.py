@@ -163,6 +163,8 @@ class RunDir:
                 raise
             overwrite(self.path / RECORD_FILE, self.record.text().encode())
         self.stop_request.unlink(missing_ok=True)
+        if self._began is not None:
+            self._began = time.monotonic()  # the record has the seconds until here
         self.event(state, exit_code=exit_code)
         if self._lock is not None:
             self._lock.close()

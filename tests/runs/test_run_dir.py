@@ -282,6 +282,17 @@ def test_durations_do_not_depend_on_the_clock(tmp_path, monkeypatch, hours):
     assert RunStore(tmp_path).find("r").seconds == run.record.seconds
 
 
+def test_the_last_event_has_the_duration_of_the_record(tmp_path):
+    """A run that continues counts on from its events, so they must not count an attempt twice."""
+    run = RunDir.create(tmp_path, "p", "r", "ppo")
+    time.sleep(0.2)
+    run.finish("finished", 0)
+    assert run.record.seconds >= 0.2
+    assert read_events(run.path)[-1]["seconds"] == pytest.approx(run.record.seconds, abs=0.1)
+    run.new_attempt()
+    assert run.record.seconds == read_events(run.path)[-2]["seconds"]
+
+
 @pytest.mark.parametrize(("access", "mode"), [("owner", 0o700), ("group", 0o750), ("all", 0o755)])
 @pytest.mark.parametrize("umask", [0, 0o077])
 def test_access_does_not_depend_on_the_umask(tmp_path, access, mode, umask):
