@@ -25,6 +25,7 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "functions": ([],),
     "function_call": ("auto",),
 }
+_REPLACED = {"functions": "use tools", "function_call": "use tool_choice"}
 # Parameters that `ChatRequest` has. All others are ignored: those of sampling would change the
 # distribution of the responses, which is the run's.
 _USED = (
@@ -78,18 +79,19 @@ class ChatRequest:
         if not isinstance(messages, list) or not messages:
             raise ApiError(400, "messages must be a list with a message", param="messages")
         _check_parameters(body)
-        limit = body.get("max_completion_tokens") or body.get("max_tokens")
-        if limit is not None and (not isinstance(limit, int) or limit < 1):
-            raise ApiError(400, f"max_tokens must be 1 or more, not {limit!r}", param="max_tokens")
+        options = body.get("stream_options")
+        if options is not None and not isinstance(options, Mapping):
+            text = f"stream_options must be an object, not {options!r}"
+            raise ApiError(400, text, param="stream_options")
         return cls(
             [normalized(each) for each in messages],
             _tools(body.get("tools") or []),
-            limit,
+            _max_tokens(body),
             _stop(body.get("stop")),
             body.get("tool_choice") != "none",
             str(body.get("model") or MODEL),
-            bool(body.get("stream")),
-            bool((body.get("stream_options") or {}).get("include_usage")),
+            _flag(body, "stream"),
+            _flag(options or {}, "include_usage"),
         )
 
 
@@ -179,6 +181,8 @@ def normalized(message: Any) -> Message:
         raise ApiError(400, f"a message has the unknown role {role!r}", param="messages")
     found: Message = {"role": role, "content": _text(message.get("content"))}
     if calls := message.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise ApiError(400, "tool_calls of a message must be a list", param="messages")
         found["tool_calls"] = [_call(each) for each in calls]
     for key in ("tool_call_id", "name") if role != "assistant" else ():
         if message.get(key) is not None:
@@ -221,6 +225,25 @@ def _tools(tools: Any) -> list[ToolSchema]:
     return tools
 
 
+def _max_tokens(body: Mapping[str, Any]) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        limit = body.get(name)
+        if limit is None:
+            continue
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            text = f"{name} must be a whole number of 1 or more, not {limit!r}"
+            raise ApiError(400, text, param=name)
+        return limit
+    return None
+
+
+def _flag(options: Mapping[str, Any], name: str) -> bool:
+    flag = options.get(name)
+    if flag is not None and not isinstance(flag, bool):
+        raise ApiError(400, f"{name} must be true or false, not {flag!r}", param=name)
+    return bool(flag)
+
+
 def _stop(stop: Any) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
@@ -233,7 +256,8 @@ def _check_parameters(body: Mapping[str, Any]) -> None:
     for name, harmless in _REFUSED.items():
         value = body.get(name)
         if value is not None and value not in harmless:
-            text = f"{name}={value!r} is not supported: the run decides how responses are sampled"
+            reason = _REPLACED.get(name, "the run decides how responses are sampled")
+            text = f"{name}={value!r} is not supported: {reason}"
             raise ApiError(400, text, "unsupported_parameter", name)
     choice = body.get("tool_choice")
     if choice is not None and choice not in _CHOICES:

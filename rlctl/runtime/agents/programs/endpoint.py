@@ -27,7 +27,8 @@ from rlctl.runtime.agents.programs.messages_api import (
 )
 
 LOOPBACK = "127.0.0.1"
-_MESSAGES = "/v1/messages"
+_CHAT, _MESSAGES, _MODELS = "/v1/chat/completions", "/v1/messages", "/v1/models"
+_SERVED = (f"POST {_CHAT}", f"POST {_MESSAGES}", f"GET {_MODELS}")
 _MAX_BODY = 64 * 2**20  # bytes
 _SHUTDOWN_S = 1.0  # time that unfinished requests get at the end
 
@@ -49,9 +50,9 @@ class Endpoint:
         self._host = host
         self._sessions: dict[str, Session] = {}
         app = web.Application(middlewares=[_with_errors], client_max_size=_MAX_BODY)
-        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post(_CHAT, self._chat)
         app.router.add_post(_MESSAGES, self._message)
-        app.router.add_get("/v1/models", self._models)
+        app.router.add_get(_MODELS, self._models)
         # A program that goes away cancels its request.
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
@@ -128,7 +129,7 @@ async def _streamed(request: web.Request, events: Sequence[str]) -> web.StreamRe
 async def _body(request: web.Request) -> Any:
     try:
         return await request.json()
-    except ValueError:
+    except (ValueError, LookupError):  # LookupError: an unknown charset
         raise ApiError(400, "the body is not valid JSON") from None
 
 
@@ -139,6 +140,9 @@ async def _with_errors(request: web.Request, handler: Handler) -> web.StreamResp
         return await handler(request)
     except ApiError as found:
         error = found
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as found:
+        text = f"{request.method} {request.path} is not served; served: {', '.join(_SERVED)}"
+        error = ApiError(found.status, text)
     except web.HTTPException as found:
         error = ApiError(found.status, f"{request.method} {request.path}: {found.reason}")
     except RecursionError:  # of the parser of JSON, or of the chat template

@@ -19,19 +19,29 @@ def parse_messages(body: Any) -> ChatRequest:
     """Read the body of a request. Raises ApiError for one that cannot be honoured."""
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         raise ApiError(400, "messages must be a list with a message", param="messages")
-    choice = body.get("tool_choice")
-    if isinstance(choice, dict):
-        choice = _CHOICES.get(str(choice.get("type")), choice)
+    if not isinstance(tools := body.get("tools") or [], list):
+        raise ApiError(400, "tools must be a list", param="tools")
     system = [{"role": "system", "content": body["system"]}] if body.get("system") else []
     return ChatRequest.parse(
         {
             **{key: value for key, value in body.items() if key not in _OTHER},
             "messages": [*system, *(new for each in body["messages"] for new in _messages(each))],
-            "tools": [_tool(each) for each in body.get("tools") or []],
-            "tool_choice": choice,
+            "tools": [_tool(each) for each in tools],
+            "tool_choice": _tool_choice(body.get("tool_choice")),
             "stop": body.get("stop_sequences"),
         }
     )
+
+
+def _tool_choice(choice: Any) -> str | None:
+    """Return the choice in OpenAI's form."""
+    if choice is None:
+        return None
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if not isinstance(kind, str) or kind not in _CHOICES:
+        text = f"tool_choice={choice!r} is not supported; supported types: {', '.join(_CHOICES)}"
+        raise ApiError(400, text, "unsupported_parameter", "tool_choice")
+    return _CHOICES[kind]
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -92,7 +102,7 @@ def _messages(message: Any) -> list[Message]:
     blocks: dict[str, list[Mapping[str, Any]]] = {"text": [], "tool_use": [], "tool_result": []}
     for block in content:
         kind = block.get("type") if isinstance(block, Mapping) else None
-        if kind not in blocks:
+        if not isinstance(kind, str) or kind not in blocks:
             raise ApiError(400, f"a block of the type {kind!r} is not supported", param="messages")
         blocks[kind].append(block)
     found: list[Message] = [

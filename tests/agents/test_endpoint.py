@@ -1,0 +1,94 @@
+"""Endpoint of agent programs: requests that cannot be honoured get errors in the API's form."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rlctl.runtime.agents.environments.protocol import Turn
+from rlctl.runtime.agents.programs.chat_api import ChatReply, ChatRequest
+from rlctl.runtime.agents.programs.endpoint import Endpoint
+
+USER = {"role": "user", "content": "2 + 3?"}
+JSON = "application/json"
+
+
+class Replies:
+    """Session that replies to every request."""
+
+    async def complete(self, request: ChatRequest) -> ChatReply:
+        del request
+        return ChatReply(1, "5", Turn("5"), "stop", 4, 1)
+
+
+def send(
+    path: str, body: Any, kind: str = JSON, method: str = "POST"
+) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body of the response."""
+
+    async def exchange() -> tuple[int, dict[str, Any]]:
+        async with Endpoint() as endpoint, aiohttp.ClientSession() as client:
+            given = {"data": body} if isinstance(body, bytes) else {"json": body}
+            headers = {"Authorization": f"Bearer {endpoint.open(Replies())}", "Content-Type": kind}
+            url = endpoint.base_url + path
+            async with client.request(method, url, headers=headers, **given) as response:
+                return response.status, await response.json()
+
+    return asyncio.run(exchange())
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"max_completion_tokens": 0, "max_tokens": 3}, "max_completion_tokens must be a whole"),
+        ({"max_tokens": True}, "max_tokens must be a whole number of 1 or more, not True"),
+        ({"stream": "false"}, "stream must be true or false, not 'false'"),
+        ({"stream": True, "stream_options": "usage"}, "stream_options must be an object"),
+        ({"stream_options": {"include_usage": 1}}, "include_usage must be true or false"),
+        ({"functions": [{"name": "f"}]}, "use tools"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": 5}]}, "tool_calls of a message"),
+    ],
+)
+def test_wrong_parameters_of_chat_completions_are_named(change: dict[str, Any], text: str) -> None:
+    status, body = send("/chat/completions", {"messages": [USER], **change})
+    assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+    assert text in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"tools": 5}, "tools must be a list"),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, "supported types: auto, any, none"),
+        ({"tool_choice": "required"}, "supported types: auto, any, none"),
+        ({"messages": [{"role": "user", "content": [{"type": ["text"]}]}]}, "['text']"),
+    ],
+)
+def test_wrong_parameters_of_messages_are_named(change: dict[str, Any], text: str) -> None:
+    status, body = send("/messages", {"messages": [USER], **change})
+    assert (status, body["type"]) == (400, "error")
+    assert text in body["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/messages"])
+def test_a_body_in_an_unknown_charset_is_refused(path: str) -> None:
+    status, body = send(path, b"{}", f"{JSON}; charset=none")
+    assert (status, body["error"]["message"]) == (400, "the body is not valid JSON")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/responses", 404), ("GET", "/chat/completions", 405)],
+)
+def test_other_paths_are_answered_with_those_that_exist(
+    method: str, path: str, status: int
+) -> None:
+    found, body = send(path, {"input": "2 + 3?"}, method=method)
+    assert found == status
+    assert body["error"]["message"] == (
+        f"{method} /v1{path} is not served; served: POST /v1/chat/completions, "
+        "POST /v1/messages, GET /v1/models"
+    )
