@@ -36,6 +36,24 @@ class Mine:
         pass
 '''
 
+TOOL_FILE = '''
+from rlctl.runtime.agents.environments.function_tools import function_tool
+@function_tool
+def convert(amount: float) -> float:
+    """Convert an amount.
+
+    Args:
+        amount: Euros.
+    """
+    return amount
+class Counter:
+    """Tool with a state in each episode."""
+    schema = {"type": "function", "function": {"name": "counter", "parameters": {}}}
+    is_lenient = False
+    async def session(self, episode):
+        return self
+'''
+
 
 def run(*arguments: str, code: int = 0) -> Any:
     result = CliRunner().invoke(env.app, [*arguments, "--json"])
@@ -59,6 +77,14 @@ def test_ls_and_show() -> None:
     assert run("show", "tools")["tools"] == []
     with pytest.raises(ConfigError, match="unknown environment 'grid'"):
         run("show", "grid")
+
+
+def test_show_prints_the_schema_of_a_tool_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "tools.py"
+    path.write_text(TOOL_FILE)
+    for name in ("convert", "Counter"):
+        [tool] = run("show", f"{path}:{name}")["tools"]
+        assert tool["function"]["name"] == name.lower()
 
 
 def test_episodes_with_scripted_turns(tmp_path: Path) -> None:

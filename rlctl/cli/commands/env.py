@@ -42,11 +42,11 @@ def show(name: Name, settings: Settings = None, as_json: Json = False) -> None:
     from rlctl import plugins
     from rlctl.cli.console import print_json
     from rlctl.cli.views.env import print_environment
-    from rlctl.runtime.agents.environments.loading import KIND, find_environment
+    from rlctl.runtime.agents.environments.loading import find_environment
     from rlctl.runtime.agents.environments.toolset import KIND as TOOLS
     from rlctl.runtime.sandbox.user_code import load_named
 
-    is_tool = name in plugins.names(TOOLS) and name not in plugins.names(KIND)
+    is_tool = _is_tool(name)
     found = load_named(TOOLS, name, "tool") if is_tool else find_environment(name, {})[0]
     model = plugins.params_model(found)
     fields = model.model_fields.items() if model else ()
@@ -81,6 +81,25 @@ def _descriptions(kind: str) -> dict[str, str]:
         except MissingExtraError as error:
             found[name] = f"not installed: {error.problems[0].hint}"
     return found
+
+
+def _is_tool(name: str) -> bool:
+    """Return True if `name` names a tool and no environment."""
+    import inspect
+
+    from rlctl import plugins
+    from rlctl.runtime.agents.environments.function_tools import is_marked
+    from rlctl.runtime.agents.environments.loading import KIND
+    from rlctl.runtime.agents.environments.skyrl import provide_skyrl
+    from rlctl.runtime.agents.environments.toolset import KIND as TOOLS
+    from rlctl.runtime.sandbox.user_code import load_named
+
+    if ":" not in name:
+        return name in plugins.names(TOOLS) and name not in plugins.names(KIND)
+    provide_skyrl()  # the file of an environment may import it
+    found = load_named(KIND, name, "environment or tool")
+    has_sessions = inspect.isclass(found) and hasattr(found, "session")
+    return is_marked(found) or (has_sessions and not hasattr(found, "reset"))
 
 
 def _schemas(name: str, values: dict[str, Any], is_tool: bool) -> list[dict[str, Any]]:
