@@ -25,6 +25,7 @@ from rlctl.data_prep.records import raise_capped, read_records, value_at
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import name_of, record_files
 from rlctl.errors import ConfigError, Problem
+from rlctl.monitoring.text import plural
 from rlctl.plugins import Params
 
 LOG = logging.getLogger(__name__)
@@ -110,8 +111,8 @@ def preferences(params: PreferencesParams) -> dict[str, list[PromptRow]]:
     if params.skip_invalid:
         for problem in problems[:1]:
             LOG.warning(
-                "%d records are left out; the first: %s (%s)",
-                len(problems),
+                "leaving out %s; the first: %s (%s)",
+                plural(len(problems), "record"),
                 problem.message,
                 problem.where,
             )
