@@ -31,7 +31,7 @@ def send(
 
     async def exchange() -> tuple[int, dict[str, Any]]:
         async with Endpoint() as endpoint, aiohttp.ClientSession() as client:
-            given = {"data": body} if isinstance(body, bytes) else {"json": body}
+            given: Any = {"data": body} if isinstance(body, bytes) else {"json": body}
             headers = {"Authorization": f"Bearer {endpoint.open(Replies())}", "Content-Type": kind}
             url = endpoint.base_url + path
             async with client.request(method, url, headers=headers, **given) as response:
