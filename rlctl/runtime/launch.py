@@ -242,6 +242,7 @@ def _first_rank(plan: Plan) -> RankInfo:
         deterministic=trainer.deterministic,
         log_path=None,
         seed=trainer.seed,
+        access=trainer.run_dir_access,
     )
 
 
