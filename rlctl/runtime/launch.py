@@ -202,7 +202,6 @@ def _open_ray_pools(
     )
     stack.enter_context(session)
     on_phase(f"starting {num_processes} worker process{'es' if num_processes > 1 else ''}")
-    rank_info = _first_rank(plan)
     workers: dict[str, Pool] = {}
     engines: EnginePool | None = None
     judges: Pool | None = None
@@ -213,7 +212,7 @@ def _open_ray_pools(
         spec = PoolSpec(
             name,
             size,
-            replace(rank_info, world_size=size, log_path=log_path),
+            replace(_first_rank(plan), world_size=size, log_path=log_path),
             trainer.timeouts.worker_start_s,
             call_limit(trainer.timeouts.call_s),
             trainer.balance_batch,
@@ -266,8 +265,7 @@ def _start_trackers(trackers: Trackers, run: RunDir, plan: Plan, resume_step: in
     """Start the trackers and record the ids that they give the run."""
     container, shown = plan.recipe.container, plan.recipe.recorded
     info = run_info(run.record, run.path, container, plan.num_steps, resume_step, shown)
-    ids = trackers.start(info)
-    run.update(trackers={**run.record.trackers, **ids})
+    run.update(trackers={**run.record.trackers, **trackers.start(info)})
 
 
 def _watchdog(trainer: schema.Trainer, run: RunDir) -> Watchdog:

@@ -230,7 +230,7 @@ def test_failing_reward_function_never_stops_a_run(
 def test_run_for_all_users_has_no_file_that_only_its_owner_reads(
     tmp_path: Path, settings: list[str]
 ) -> None:
-    """Ray's processes do not inherit the umask of the run, and safetensors has a mode of its own."""
+    """Ray's processes do not inherit the run's umask; safetensors has a mode of its own."""
     short = ["trainer.total_training_steps=1", "trainer.save_freq=1", "trainer.run_dir_access=all"]
     before = os.umask(0o077)
     try:
