@@ -1,4 +1,5 @@
 # Image that runs the quickstart: docker build -t rlctl . && docker run --shm-size=2g rlctl
+# `docker stop --time 60` leaves the time to save the run.
 # With GPUs: docker build --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 -t rlctl .
 FROM python:3.11-slim
 

@@ -83,6 +83,15 @@ def fsync(*paths: Path) -> None:
             os.close(descriptor)
 
 
+def apply_umask(*paths: Path) -> None:
+    """Give files the mode of new ones: safetensors makes all of its files the owner's only."""
+    for path in paths:
+        new = path.with_name(f".{path.name}.new")
+        new.touch()
+        path.chmod(new.stat().st_mode & 0o777)
+        new.unlink()
+
+
 def remove(path: Path) -> None:
     """Delete a file or a folder; ignore a missing one, and what cannot be deleted in a folder."""
     if path.is_dir() and not path.is_symlink():

@@ -39,11 +39,12 @@ def submit(address: str, detach: bool, words: Sequence[str], recipe: Recipe) -> 
     trainer = recipe.config.trainer
     name = trainer.experiment_name or fresh_name(recipe.name.removesuffix("_trainer"))
     own = [
-        f"trainer.run_dir={Path(trainer.run_dir).absolute()}",
+        hydra_text("trainer.run_dir", str(Path(trainer.run_dir).absolute())),
         hydra_text("trainer.experiment_name", name),
         "ray_kwargs.ray_init.address=auto",
     ]
-    rest = [word for word in words if not word.startswith("trainer.experiment_name=")]
+    replaced = ("trainer.run_dir=", "trainer.experiment_name=")
+    rest = [word for word in words if not word.startswith(replaced)]
     run(address, detach, name, [*rest, *own])
 
 

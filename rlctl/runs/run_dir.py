@@ -35,11 +35,20 @@ STOP_FILE = "stop"
 SWEEP_VARIABLE = "RLCTL_SWEEP"  # set by a sweep for its runs: the name of the sweep
 
 
-@contextmanager
-def relaxed_umask(access: Access) -> Iterator[None]:
-    """Let the users of `access` read what this process and its new children create."""
+def relax_umask(access: Access) -> int:
+    """Let the users of `access` read what this process and its new children create.
+
+    Return the umask before.
+    """
     before = os.umask(0o077)
     os.umask(before & ~MODES[access])
+    return before
+
+
+@contextmanager
+def relaxed_umask(access: Access) -> Iterator[None]:
+    """Call `relax_umask` for the block."""
+    before = relax_umask(access)
     try:
         yield
     finally:

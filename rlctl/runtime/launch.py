@@ -202,17 +202,17 @@ def _open_ray_pools(
     )
     stack.enter_context(session)
     on_phase(f"starting {num_processes} worker process{'es' if num_processes > 1 else ''}")
-    rank_info = _first_rank(plan)
     workers: dict[str, Pool] = {}
     engines: EnginePool | None = None
     judges: Pool | None = None
     for name, size in (*plan.pool_sizes.items(), (JUDGE_POOL, num_judges)):
         if size == 0:
             continue
+        log_path = (logs / f"{name}.log").absolute()
         spec = PoolSpec(
             name,
             size,
-            replace(rank_info, world_size=size, log_path=(logs / f"{name}.log").absolute()),
+            replace(_first_rank(plan), world_size=size, log_path=log_path),
             trainer.timeouts.worker_start_s,
             call_limit(trainer.timeouts.call_s),
             trainer.balance_batch,
@@ -241,6 +241,7 @@ def _first_rank(plan: Plan) -> RankInfo:
         deterministic=trainer.deterministic,
         log_path=None,
         seed=trainer.seed,
+        access=trainer.run_dir_access,
     )
 
 
@@ -263,8 +264,7 @@ def _start_trackers(trackers: Trackers, run: RunDir, plan: Plan, resume_step: in
     """Start the trackers and record the ids that they give the run."""
     container, shown = plan.recipe.container, plan.recipe.recorded
     info = run_info(run.record, run.path, container, plan.num_steps, resume_step, shown)
-    ids = trackers.start(info)
-    run.update(trackers={**run.record.trackers, **ids})
+    run.update(trackers={**run.record.trackers, **trackers.start(info)})
 
 
 def _watchdog(trainer: schema.Trainer, run: RunDir) -> Watchdog:

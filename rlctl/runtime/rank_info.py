@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlctl.runs.run_dir import Access
+
 
 @dataclass(frozen=True)
 class RankInfo:
@@ -19,6 +21,7 @@ class RankInfo:
     deterministic: bool
     log_path: Path | None  # stdout and stderr are redirected there; None: not redirected
     seed: int = 0  # global seed of the process is seed + rank
+    access: Access = "owner"  # users who can read the files of a process with a log of its own
 
 
 def process_resources(device: str, fraction: float) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -223,3 +224,19 @@ def test_failing_reward_function_never_stops_a_run(
     assert 0 < step["reward/num_failed"] < 8
     assert step["critic/score/mean"] == pytest.approx(3 * (8 - step["reward/num_failed"]) / 8)
     assert "reward/length/mean" in step
+
+
+@pytest.mark.slow
+def test_run_for_all_users_has_no_file_that_only_its_owner_reads(
+    tmp_path: Path, settings: list[str]
+) -> None:
+    """Ray's processes do not inherit the run's umask; safetensors has a mode of its own."""
+    short = ["trainer.total_training_steps=1", "trainer.save_freq=1", "trainer.run_dir_access=all"]
+    before = os.umask(0o077)
+    try:
+        rlctl("train", "grpo", "--name", "open", *settings, *short, cwd=tmp_path, process=True)
+    finally:
+        os.umask(before)
+    files = list((tmp_path / "runs").rglob("*"))
+    assert any(file.suffix == ".safetensors" for file in files)
+    assert [file for file in files if not file.stat().st_mode & 0o004] == []

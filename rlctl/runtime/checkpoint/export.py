@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceError, cannot_write
-from rlctl.files import replacing, step_of
+from rlctl.files import apply_umask, replacing, step_of
 from rlctl.recipes.roles import ACTOR, REWARD_LEARNER, Role
 from rlctl.recipes.stored import recompose
 from rlctl.runs.run import Run
@@ -157,4 +157,5 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     if not is_policy:
         write_scale(hf.config, *moments(ControllerState.read(checkpoint).algorithm))
     hf.save_pretrained(folder, state_dict=dict(merged_parameters(hf)))
+    apply_umask(*folder.glob("*.safetensors"))
     tokenizer_of(model).save_pretrained(folder)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
+from rlctl.files import apply_umask
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.ops import first_rows
 from rlctl.tracking.episodes import Episode
@@ -49,6 +50,7 @@ def write_rollouts(folder: Path, rollouts: Rollouts, numbers: Sequence[int]) -> 
             rest[each.name] = value
     folder.mkdir()
     save_file({name: each.clone() for name, each in tensors.items()}, folder / _TENSORS)
+    apply_umask(folder / _TENSORS)
     (folder / _REST).write_text(json.dumps(rest))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -32,6 +33,8 @@ MAX_PACKED = 100 * 2**20  # bytes: Ray keeps packages in the memory of its head 
 _NOT_PACKED = {"runs", "__pycache__", "node_modules", "build", "dist"}
 _REPLY_S = 60.0
 _AGENT_S = 180.0  # the agent that accepts jobs starts some time after the dashboard
+# Ray's own first line in the log of a job.
+_RAY_LINE = re.compile(r"^\S+ \S+\tINFO job_manager\.py:\d+ -- .*\n?", re.MULTILINE)
 _ENDED = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
 
 
@@ -79,7 +82,7 @@ def follow(address: str, name: str, write: Callable[[str], object]) -> int:
 
     async def stream() -> None:
         async for part in client.tail_job_logs(name):
-            write(part)
+            write(_RAY_LINE.sub("", part))
 
     try:
         _with_deadline(lambda: client.get_job_info(name), address)

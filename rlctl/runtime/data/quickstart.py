@@ -13,6 +13,7 @@ from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.quickstart import NAME, real_path
 from rlctl.recipes import schema
 from rlctl.recipes.roles import CRITIC
+from rlctl.runs.run_dir import relaxed_umask
 
 M = TypeVar("M", schema.Model, schema.RefModel)
 
@@ -58,9 +59,10 @@ def write_data(config: schema.Config, root: Path) -> None:
         files = {split: _file(name, split, root) for split in ("train", "val")}
         if all(file.exists() for file in used & set(files.values())):
             continue
-        for split, rows in make().items():
-            files[split].parent.mkdir(parents=True, exist_ok=True)
-            write_rows(files[split], rows)
+        with relaxed_umask(config.trainer.run_dir_access):  # it creates the folder of all runs
+            for split, rows in make().items():
+                files[split].parent.mkdir(parents=True, exist_ok=True)
+                write_rows(files[split], rows)
 
 
 def _ref(ref: schema.Ref) -> schema.Ref:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.files import apply_umask
 from rlctl.recipes import schema
 from rlctl.runtime.model.pipeline_parallel import of_all_stages
 from rlctl.runtime.model.sharding import full_tensor
@@ -200,11 +201,9 @@ def write_adapter(folder: Path, hf: PreTrainedModel, weights: Mapping[str, Tenso
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: value.contiguous() for name, value in weights.items()},
-        folder / "adapter_model.safetensors",
-        {"format": "pt"},
-    )
+    path = folder / "adapter_model.safetensors"
+    save_file({name: each.contiguous() for name, each in weights.items()}, path, {"format": "pt"})
+    apply_umask(path)
     config: Any = hf.peft_config  # set by peft, unknown to transformers' types
     config[_NAME].save_pretrained(str(folder))
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from rlctl.files import apply_umask
 from rlctl.recipes import schema
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
@@ -119,6 +120,7 @@ class ExportingWorker(LearningWorker, ExportingRole):
 
         def write() -> None:
             hf.save_pretrained(folder, state_dict=weights)
+            apply_umask(*folder.glob("*.safetensors"))
             if adapter:
                 write_adapter(folder.with_name("adapter"), hf, adapter)
 

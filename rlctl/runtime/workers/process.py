@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from rlctl.debugging import call_on_breakpoint, mark_breakpoints
 from rlctl.log import log_to_stderr
+from rlctl.runs.run_dir import relax_umask
 from rlctl.runtime.batch.stored import PackedRows, detach
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.heap import keep_freed_memory
@@ -42,6 +43,7 @@ class Process:
         self._trace: Trace | None = None
         self._listener: socket.socket | None = None  # of the store of the process group
         if rank_info.log_path is not None:
+            relax_umask(rank_info.access)  # Ray's processes do not inherit the umask of the run
             _redirect_output(rank_info.log_path)
             _log_to_stderr()
             log_to_stderr()
