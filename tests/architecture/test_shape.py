@@ -70,7 +70,6 @@ MAY_NAME = {
     ("rlctl/monitoring/panel.py", "rollout"): "label of a phase",
     ("rlctl/api.py", "console"): "without `progress` nothing is printed",
     ("rlctl/cli/commands/train.py", "console"): "`--logger X` keeps the console",
-    ("rlctl/cli/commands/train.py", "bradley_terry"): "algorithm of the verb `rm`",
     ("rlctl/quickstart/make_model.py", "arithmetic"): "the data set of the quickstart",
     (
         "rlctl/quickstart/make_agent_model.py",

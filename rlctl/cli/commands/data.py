@@ -21,11 +21,6 @@ Example: rlctl data show data/gsm8k/train.parquet --model Qwen/Qwen2.5-0.5B-Inst
 """
 
 
-@app.callback()
-def data() -> None:
-    """Show rows of a data file as the model will see them."""
-
-
 @app.command(epilog=_EXAMPLE)
 def show(
     file: Annotated[

@@ -26,11 +26,6 @@ Timeout = Annotated[
 ]
 
 
-@app.callback()
-def engines() -> None:
-    """List, add and drain the rollout engines of a running run."""
-
-
 @app.command("list", epilog="Example: rlctl engines list @last --json")
 def list_engines(run: RunName, root: Root = None, as_json: Json = False) -> None:
     """List the rollout engines of a running run, with their state and speed.

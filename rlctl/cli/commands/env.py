@@ -14,11 +14,6 @@ app = typer.Typer(no_args_is_help=True)
 app.add_typer(env_test.app)
 
 
-@app.callback()
-def env() -> None:
-    """List, show and test environments and tools."""
-
-
 @app.command("ls", epilog="Example: rlctl env ls --json")
 def list_environments(as_json: Json = False) -> None:
     """List the installed environments and tools."""

@@ -75,11 +75,6 @@ RecipeOption = Annotated[
 ]
 
 
-@app.callback()
-def reward() -> None:
-    """Test a reward function or model on stored responses."""
-
-
 @app.command("test", epilog=_EXAMPLES)
 def try_reward(
     data: Data,
