@@ -66,7 +66,7 @@ class Combination:
         if not nodes:
             self.unused |= {key: f"{on_nodes} is 0"} if is_given else {}
             return
-        if not is_given:
+        if self._get(key, None) is None:
             hint = f"{key}=NUMBER of GPUs per node for the rollout engines"
             self._refuse(f"{on_nodes}={nodes}, but {key} is not set", on_nodes, hint)
             return
@@ -84,7 +84,7 @@ class Combination:
         main = self.look(f"{_PLACEMENT}.actor")
         pool = self.look(f"{_PLACEMENT}.rollout") or ROLLOUT.name
         counts = {f"{_PLACEMENT}.rollout": pool, f"{_PLACEMENT}.pools.{pool}": engines}
-        if trainers:
+        if trainers and isinstance(engines, int):
             counts[f"{_PLACEMENT}.pools.{main}"] = trainers
             counts["trainer.n_gpus_per_node"] = trainers + engines
         self.values |= {name: (value, where) for name, value in counts.items()}
@@ -126,5 +126,5 @@ class Combination:
         self.values[_BATCH] = (batch, where)
         if self.is_set("data.gen_batch_size"):  # verl's stream of single prompts
             self.values["data.gen_batch_size"] = (None, where)
-        if isinstance(total := self._get(_TOTAL, None), int):
+        if batch and isinstance(total := self._get(_TOTAL, None), int):
             self.values["trainer.total_training_steps"] = (total // batch, self.given[_TOTAL][1])
