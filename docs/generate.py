@@ -17,10 +17,15 @@ from unittest.mock import patch
 from docs.keys import keys
 from rlctl.explain.entries import error_entries, metric_entries
 from rlctl.explain.lookup import library_options
-from rlctl.recipes.verl.agreements import AGREEMENTS
-from rlctl.recipes.verl.renamed import MOVED, PLUGIN_SETTINGS, SFT_MOVED, VALUES
-from rlctl.recipes.verl.rules import Rule
-from rlctl.recipes.verl.translate import RULES
+from rlctl.recipes.verl.tables import (
+    AGREEMENTS,
+    PLUGIN_SETTINGS,
+    RENAMED,
+    RULES,
+    SFT_RENAMED,
+    WORDS,
+    Rule,
+)
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -88,9 +93,9 @@ def options(library: str) -> str:
 def verl_renamed() -> str:
     """Return the tables of verl's keys that have other names here."""
     tables = {
-        "## Renamed keys": MOVED,
+        "## Renamed keys": RENAMED,
         "## Settings of plug-ins": PLUGIN_SETTINGS,
-        "## Keys of verl's SFT trainer": SFT_MOVED,
+        "## Keys of verl's SFT trainer": SFT_RENAMED,
     }
     parts = [
         f"{title}\n\n" + table(["verl", "here"], ((code(old), code(new)) for old, new in pairs))
@@ -98,7 +103,7 @@ def verl_renamed() -> str:
     ]
     words = [
         (code(key), code(f"{old}".lower()), code(f"{new}"))
-        for key, mapping in VALUES
+        for key, mapping in WORDS
         for old, new in mapping.items()
     ]
     parts.append("## Renamed values\n\n" + table(["key", "verl", "here"], words))

@@ -36,6 +36,6 @@ NAMES = (
 for name in NAMES:
     import_module(name)
 for key in schema_keys():
-    translate(key, None, "")  # fills the caches of patterns
+    translate(key, None)  # fills the caches of patterns
 gc.collect()
 gc.freeze()  # a collection in a fork would copy the pages of these objects

@@ -52,6 +52,7 @@ EXPECTED: dict[str, tuple[set[int], str]] = {
     ),
     "rlctl train ppo data.train_files=train.parquet": ({3, 4}, "the files of an example"),
     "rlctl doctor": ({0, 7}, "reports what this machine lacks"),
+    "rlctl eval @last --tasks": ({0, 7}, "the data of its task are on a hub"),
     "rlctl debug @last": ({5}, "the run has ended"),
     "rlctl engines list @last": ({5}, "the run has ended"),
     "rlctl train ppo --address": ({6, 7}, "no cluster listens there"),

@@ -29,189 +29,68 @@ class LazyCommand(TyperCommand):
         group = get_group(import_module(self.module).app)
         found = group.commands.get(self.name or "", group)
         if found is group:
-            group.name, group.no_args_is_help = self.name, True
+            group.name, group.help, group.no_args_is_help = self.name, self.help, True
         return found
 
 
-COMMANDS = (
-    LazyCommand(
-        "new",
-        "rlctl.cli.commands.new",
-        "Write a recipe and a reward function for your own data, and check them.",
-        "Data and rewards",
-    ),
-    LazyCommand(
-        "prep",
-        "rlctl.cli.commands.prep",
-        "Write training data as parquet files: GSM8K, arithmetic, pairs or your own.",
-        "Data and rewards",
-    ),
-    LazyCommand(
-        "data",
-        "rlctl.cli.commands.data",
-        "Show rows of a data file as the model will see them.",
-        "Data and rewards",
-    ),
-    LazyCommand(
-        "reward",
-        "rlctl.cli.commands.reward",
-        "Test a reward function or model on stored responses.",
-        "Data and rewards",
-    ),
-    LazyCommand(
-        "env",
-        "rlctl.cli.commands.env",
-        "List, show and test environments and tools.",
-        "Data and rewards",
-    ),
-    LazyCommand(
-        "recipes",
-        "rlctl.cli.commands.recipes",
-        "List, show, copy and check recipes.",
-        "Recipes",
-    ),
-    LazyCommand(
-        "import",
-        "rlctl.cli.commands.import_verl",
-        "Turn a script of verl into a recipe.",
-        "Recipes",
-    ),
-    LazyCommand(
-        "config",
-        "rlctl.cli.commands.config",
-        "Show a composed configuration and the origin of each value.",
-        "Recipes",
-    ),
-    LazyCommand(
-        "explain",
-        "rlctl.cli.commands.explain",
-        "Explain the code of an error, a metric, an alarm or a config key.",
-        "Recipes",
-    ),
-    LazyCommand(
-        "train", "rlctl.cli.commands.train", "Train a model: ppo, grpo, sft, dpo, ...", "Training"
-    ),
-    LazyCommand(
-        "fit",
-        "rlctl.cli.commands.fit",
-        "Find the fewest devices and the largest micro-batch that the memory allows.",
-        "Training",
-    ),
-    LazyCommand(
-        "resume",
-        "rlctl.cli.commands.resume",
-        "Resume from the latest complete checkpoint.",
-        "Training",
-    ),
-    LazyCommand(
-        "stop",
-        "rlctl.cli.commands.stop",
-        "Stop runs or sweeps after the current step, save, and wait until they end.",
-        "Training",
-    ),
-    LazyCommand(
-        "engines",
-        "rlctl.cli.commands.engines",
-        "List, add and drain the rollout engines of a running run.",
-        "Training",
-    ),
-    LazyCommand(
-        "eval",
-        "rlctl.cli.commands.evaluate",
-        "Generate and score responses to the validation prompts of a run or a model folder.",
-        "Training",
-    ),
-    LazyCommand(
-        "generate",
-        "rlctl.cli.commands.evaluate",
-        "Generate responses to prompts with the model's chat template.",
-        "Training",
-    ),
-    LazyCommand(
-        "sweep",
-        "rlctl.cli.commands.sweep",
-        "Search settings with many runs on one cluster.",
-        "Training",
-    ),
-    LazyCommand("sweeps", "rlctl.cli.commands.sweeps", "List the sweeps, newest first.", "Runs"),
-    LazyCommand(
-        "runs",
-        "rlctl.cli.commands.runs",
-        "List runs, or remove, restore and tag them.",
-        "Runs",
-    ),
-    LazyCommand(
-        "export",
-        "rlctl.cli.commands.export",
-        "Write a run's policy or reward model as a folder that transformers and vLLM load.",
-        "Runs",
-    ),
-    LazyCommand(
-        "compare",
-        "rlctl.cli.commands.compare",
-        "Compare the settings of runs, and their metrics at the same step.",
-        "Runs",
-    ),
-    LazyCommand(
-        "show",
-        "rlctl.cli.commands.runs",
-        "Show the curves, settings and validation samples of a run.",
-        "Runs",
-    ),
-    LazyCommand(
-        "watch",
-        "rlctl.cli.commands.watch",
-        "Watch a run until it ends, including one that another process started.",
-        "Runs",
-    ),
-    LazyCommand(
-        "logs",
-        "rlctl.cli.commands.watch",
-        "Print the output of a run's worker processes.",
-        "Runs",
-    ),
-    LazyCommand(
-        "debug",
-        "rlctl.cli.commands.debug",
-        "List the processes of a running run, or print their stacks.",
-        "Runs",
-    ),
-    LazyCommand(
-        "board",
-        "rlctl.cli.commands.board",
-        "Show all runs in the browser: live curves, comparisons, sweeps, samples, logs.",
-        "Runs",
-    ),
-    LazyCommand(
-        "report",
-        "rlctl.cli.commands.report",
-        "Write one self-contained HTML file about runs: curves, alarms, samples, settings.",
-        "Runs",
-    ),
-    LazyCommand(
-        "loggers",
-        "rlctl.cli.commands.loggers",
-        "List the trackers, the mode each would choose, and problems with its settings.",
-        "Runs",
-    ),
-    LazyCommand(
-        "doctor",
-        "rlctl.cli.commands.doctor",
-        "Check the installation and suggest a fix for each problem.",
-        "Runs",
-    ),
-    LazyCommand(
-        "completion",
-        "rlctl.cli.commands.completion",
-        "Print the completion script of a shell; `rlctl --install-completion` installs it.",
-        "Runs",
-    ),
-    LazyCommand(
-        "version",
-        "rlctl.cli.commands.version",
-        "Show the versions of rlctl and its dependencies.",
-        "Runs",
-    ),
+# Commands by panel, with their help. Command groups take it from here.
+_PANELS = {
+    "Data and rewards": {
+        "new": "Write a recipe and a reward function for your own data, and check them.",
+        "prep": "Write training data as parquet files: GSM8K, arithmetic, pairs or your own.",
+        "data": "Show rows of a data file as the model will see them.",
+        "reward": "Test a reward function or model on stored responses.",
+        "env": "List, show and test environments and tools.",
+    },
+    "Recipes": {
+        "recipes": "List, show, copy and check recipes.",
+        "import": "Turn a script of verl into a recipe.",
+        "config": "Show a composed configuration and the origin of each value.",
+        "explain": "Explain the code of an error, a metric, an alarm or a config key.",
+    },
+    "Training": {
+        "train": "Train a model: ppo, grpo, sft, dpo, ...",
+        "fit": "Find the fewest devices and the largest micro-batch that the memory allows.",
+        "resume": "Resume from the latest complete checkpoint.",
+        "stop": "Stop runs or sweeps after the current step, save, and wait until they end.",
+        "engines": "List, add and drain the rollout engines of a running run.",
+        "eval": "Generate and score responses to the validation prompts of a run or a "
+        "model folder.",
+        "generate": "Generate responses to prompts with the model's chat template.",
+        "sweep": "Search settings with many runs on one cluster.",
+    },
+    "Runs": {
+        "sweeps": "List the sweeps, newest first.",
+        "runs": "List runs, or remove, restore and tag them.",
+        "export": "Write a run's policy or reward model as a folder that transformers "
+        "and vLLM load.",
+        "compare": "Compare the settings of runs, and their metrics at the same step.",
+        "show": "Show the curves, settings and validation samples of a run.",
+        "watch": "Watch a run until it ends, including one that another process started.",
+        "logs": "Print the output of a run's worker processes.",
+        "debug": "List the processes of a running run, or print their stacks.",
+        "board": "Show all runs in the browser: live curves, comparisons, sweeps, samples, logs.",
+        "report": "Write one self-contained HTML file about runs: curves, alarms, "
+        "samples, settings.",
+        "loggers": "List the trackers, the mode each would choose, and problems with its settings.",
+        "doctor": "Check the installation and suggest a fix for each problem.",
+        "completion": "Print the completion script of a shell; `rlctl --install-completion` "
+        "installs it.",
+        "version": "Show the versions of rlctl and its dependencies.",
+    },
+}
+# Modules of commands, if they have another name.
+_MODULES = {
+    "import": "import_verl",
+    "eval": "evaluate",
+    "generate": "evaluate",
+    "show": "runs",
+    "logs": "watch",
+}
+COMMANDS = tuple(
+    LazyCommand(name, f"rlctl.cli.commands.{_MODULES.get(name, name)}", help, panel)
+    for panel, commands in _PANELS.items()
+    for name, help in commands.items()
 )
 
 

@@ -122,11 +122,9 @@ def _place(words: Sequence[str], option: str) -> int | None:
 
 def _algorithms() -> list[str]:
     """Return the commands of `rlctl train`."""
-    from typer.main import get_group
+    from rlctl.recipes.verbs import verbs
 
-    from rlctl.cli.commands.train import app
-
-    return list(get_group(app).commands)
+    return list(verbs())
 
 
 def _recipe(given: str) -> str | None:

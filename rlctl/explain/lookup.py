@@ -17,8 +17,7 @@ from rlctl.monitoring.rules import RULES
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.reference import KeyRow, key_rows, setting_rows
 from rlctl.recipes.slots import slot_with_setting
-from rlctl.recipes.verl.aliases import aliases
-from rlctl.recipes.verl.translate import translate
+from rlctl.recipes.verl.translate import aliases, translate
 from rlctl.suggest import nearest, question
 
 _LONGEST = 200  # characters of a name
@@ -182,17 +181,15 @@ def _verl(name: str) -> list[Explanation]:
     """Explain a key of verl that is renamed, dropped or refused."""
     if "." not in name:
         return []
-    found = translate(name, "VALUE", name)
+    found = translate(name, "VALUE")
     if found.key is not None and found.key != name and known_key(found.key):
         return [Explanation(name, "key of verl", "It has another name here.", {"use": found.key})]
-    if found.missing is not None:
-        facts = {"instead": found.missing.hint}
-        return [Explanation(name, "key of verl", found.missing.sentence, facts)]
-    if found.problem is not None:
-        text = "Some values of it are not supported."
-        return [Explanation(name, "key of verl", text, _given(instead=found.problem.hint))]
-    reason = found.dropped or found.unused or found.renamed
-    return [Explanation(name, "key of verl", f"It is not needed: {reason}.")] if reason else []
+    if found.kind == "refused":
+        text = found.text if found.feature else "Some values of it are not supported."
+        return [Explanation(name, "key of verl", text, _given(instead=found.hint))]
+    if not found.kind:
+        return []
+    return [Explanation(name, "key of verl", f"It is not needed: {found.text}.")]
 
 
 def _given(**facts: str | None) -> dict[str, str]:

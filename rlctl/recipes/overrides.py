@@ -192,8 +192,8 @@ def _is_verls_group(override: Override) -> bool:
     """Return True for a part that only verl has, such as `optim=fsdp`: dropped or refused."""
     if override.package is not None:
         return False
-    translated = translate(override.key_or_group, override.value(), "")
-    return translated.dropped is not None or translated.missing is not None
+    translated = translate(override.key_or_group, override.value())
+    return translated.kind == "dropped" or translated.feature is not None
 
 
 def _add_removal(override: Override, repository: YamlRepository, choices: Choices) -> None:

@@ -161,8 +161,8 @@ def stored_values(folder: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     flat: set[str] = set()
     for key, value in leaves(data).items():
-        present = translate(key, value, str(folder))
-        if present.problem is not None or present.missing is not None:
+        present = translate(key, value)
+        if present.kind == "refused":
             values[key] = value
         elif present.key is not None:
             values[present.key] = present.value
@@ -191,7 +191,7 @@ def stored_origins(folder: Path) -> dict[str, list[Origin]]:
     try:
         chains = json.loads(path.read_text(encoding="utf-8"))
         return {
-            translate(key, None, str(path)).key or key: [Origin(**origin) for origin in chain]
+            translate(key, None).key or key: [Origin(**origin) for origin in chain]
             for key, chain in chains.items()
         }
     except (OSError, ValueError, TypeError, AttributeError) as error:

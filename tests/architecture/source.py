@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +37,14 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+_parse = cache(ast.parse)
+
+
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file, which is parsed once."""
+    return _parse(path.read_text())
+
+
 def nodes(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
     """Yield every node below `tree` with the qualified name of its innermost function or class."""
     for node in ast.iter_child_nodes(tree):
@@ -47,6 +56,6 @@ def nodes(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
 
 def functions(path: Path) -> Iterator[tuple[str, Function]]:
     """Yield every function of a file with its qualified name."""
-    for name, node in nodes(ast.parse(path.read_text())):
+    for name, node in nodes(parsed(path)):
         if isinstance(node, Function):
             yield name, node

@@ -9,7 +9,7 @@ import pytest
 from importlinter.cli import lint_imports
 
 from rlctl.cli import COMMANDS
-from tests.architecture.source import HEAVY, ROOT
+from tests.architecture.source import HEAVY, ROOT, parsed
 
 
 def test_imports_go_one_way(capsys, monkeypatch):
@@ -51,7 +51,7 @@ def test_the_command_line_imports_the_runtime_only_inside_function_bodies():
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sorted((ROOT / "rlctl" / "cli").rglob("*.py"))
-        for node in ast.parse(path.read_text()).body
+        for node in parsed(path).body
         if isinstance(node, ast.Import | ast.ImportFrom) and "rlctl.runtime" in ast.unparse(node)
     ]
     assert not found
@@ -94,6 +94,7 @@ NEED_EXTRAS = {
 }
 
 
+@pytest.mark.soak
 def test_modules_that_need_an_optional_package_are_few():
     """Import every module where no extra is installed; those that fail are loaded on demand."""
     modules = " ".join(

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import BENCHMARKS, FILES, ROOT, TEST_FILES, Function, name_of, nodes
+from tests.architecture.source import (
+    BENCHMARKS,
+    FILES,
+    ROOT,
+    TEST_FILES,
+    Function,
+    name_of,
+    nodes,
+    parsed,
+)
 
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 DOCS += sorted((ROOT / "docs").rglob("*.md"))
@@ -46,7 +55,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 def docstrings(path: Path) -> Iterator[tuple[str, ast.AST, str]]:
     """Yield qualified name, node and docstring of every documented definition of a file."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     for name, node in [("", tree), *nodes(tree)]:
         if isinstance(node, Function | ast.ClassDef | ast.Module) and (
             text := ast.get_docstring(node)
@@ -93,7 +102,7 @@ def test_function_docstrings_start_with_a_verb():
 
 def public(path: Path) -> Iterator[tuple[str, ast.AST]]:
     """Yield the module and its public classes, functions and methods."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     if tree.body:
         yield name_of(path), tree
     definitions = Function | ast.ClassDef

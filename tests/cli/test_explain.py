@@ -17,14 +17,16 @@ from rlctl.errors import ConfigError, DeviceMemoryError, NotFoundError, RlctlErr
 from rlctl.explain.entries import code_of, error_entries, message_pattern, metric_entry
 from rlctl.explain.lookup import LIBRARIES, explain, known_names, library_options
 from rlctl.recipes.keys import schema_keys
-from rlctl.recipes.verl.aliases import aliases
+from rlctl.recipes.verl.tables import FEATURES
+from rlctl.recipes.verl.translate import aliases
 from tests.architecture.source import FILES
 
 
 @cache
 def texts() -> tuple[tuple[str, str], ...]:
     """Return file and text of every string of the code; placeholders of f-strings are …."""
-    return tuple(
+    sentences = (("tables.yaml", feature.sentence) for feature in FEATURES.values())
+    return *sentences, *(
         (str(path), text) for path in FILES for text in _texts(ast.parse(path.read_text()))
     )
 

@@ -38,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("expanding.sh").write_text("\n".join(["a0=xxxxxxxxxx", *lines, f"{VERL} x=$a11"]))
     Path("repeating.sh").write_text(f"a={'x' * 50_000}\n{VERL} x={'$a' * 100_000}")
     Path("many.sh").write_text(f"{VERL} {'x= ' * 100_000}")
+    Path("nested.sh").write_text(f"{VERL} x={'${a:-' * 20_000}{'}' * 20_000}")
     return tmp_path
 
 
@@ -57,6 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["import", "verl", "good.sh", "-o", "nodir/x.yaml"], 4, "the folder nodir does not exist"),
         (["import", "verl", "expanding.sh"], 3, "the variable a5 has more than 100000 characters"),
         (["import", "verl", "repeating.sh"], 3, "more than 2000000 characters once its variables"),
+        (["import", "verl", "nested.sh"], 3, "the script has more than 50 nested brackets"),
         (["import", "verl", "many.sh"], 3, "has 100000 settings, at most 2000 are read"),
         (["completion", "tcsh"], 2, "for example `rlctl completion zsh > ~/.zfunc/_rlctl`;"),
         (["train", "ppo", "--dry-run", "--name", LONG], 2, "has 300 bytes, and 200 are allowed"),

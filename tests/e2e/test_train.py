@@ -227,6 +227,7 @@ def test_failing_reward_function_never_stops_a_run(
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_run_for_all_users_has_no_file_that_only_its_owner_reads(
     tmp_path: Path, settings: list[str]
 ) -> None:

@@ -371,6 +371,11 @@ _ASYNC_DATA = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
             "all nodes",
         ),
         ([f"{ROLLOUT}.nnodes=1"], f"{ROLLOUT}.n_gpus_per_node is not set", "NUMBER"),
+        (
+            [f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=null"],
+            f"{ROLLOUT}.n_gpus_per_node is not set",
+            "NUMBER",
+        ),
         (["trainer.v1.trainer_mode=separate_async"], "separate_async", "max_staleness=1"),
         (["trainer.v1.sampler.custom_sampler.path=a.py"], "dataset classes", "data.sampler"),
         (["rollout.n=4"], "rollout.n=4 differs", "remove it"),

@@ -103,6 +103,13 @@ def test_shell_reads_quotes_arrays_and_defaults() -> None:
     ]
 
 
+def test_shell_gives_up_on_what_is_too_deep_to_compute() -> None:
+    parts = [f"$(({'1+' * 20_000}1))", "$((7 / 0))"]
+    shell = Shell(f"f {' '.join(parts)}")
+    assert shell.read() == [["f", *parts]]
+    assert shell.unread == parts
+
+
 def test_other_commands_of_a_script_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,11 +139,12 @@ def test_conditions_and_loops_on_one_line_set_variables() -> None:
 def test_values_that_only_a_shell_knows_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(
         "NAME=run_$(date)\n"
-        "python3 -m verl.trainer.main_ppo data.seed=3 trainer.experiment_name=$NAME\n"
+        "python3 -m verl.trainer.main_ppo data.seed=3 trainer.experiment_name=$NAME "
+        "trainer.nnodes=${NODES:-$(count)}\n"
     )
     imported = import_script(tmp_path / "run.sh")
     assert imported.values == {"data.seed": 3}
-    assert imported.unread == ["trainer.experiment_name=run_$(date)"]
+    assert imported.unread == ["trainer.experiment_name=run_$(date)", "trainer.nnodes=$(count)"]
 
 
 def test_keys_of_verl_that_become_one_are_compared(caplog: pytest.LogCaptureFixture) -> None:
@@ -175,8 +183,13 @@ def test_file_of_a_user_may_search_verls_folder(tmp_path: Path) -> None:
         compose(tmp_path / "other.yaml")
 
 
+def test_a_pattern_is_no_part_of_a_hint() -> None:
+    hint = translate("critic.model.chat_template", "x").hint
+    assert hint == "set model.custom_chat_template"
+
+
 @pytest.mark.parametrize("sft", [False, True])
 def test_no_table_of_verl_hides_a_key_of_the_schema(sft: bool) -> None:
     for key in schema_keys().values():
         if key.kind != "section":
-            assert translate(key.name, 7, "here", sft=sft).key == key.name
+            assert translate(key.name, 7, sft=sft).key == key.name

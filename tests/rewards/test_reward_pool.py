@@ -240,8 +240,11 @@ def test_worker_that_exits_while_idle_is_replaced_without_a_failed_call(
     spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
 ) -> None:
     with RewardPool([spec("length")], timeout_s=300, num_processes=1) as pool:
-        os.kill(pool._processes[0].process.pid, signal.SIGKILL)
-        assert has_exited(pool._processes[0].process.pid)
+        guard, worker = pool._processes[0].process.pid, pool._processes[0].worker
+        os.kill(guard, signal.SIGKILL)
+        assert worker is not None
+        assert has_exited(guard)
+        assert has_exited(worker)  # it dies with its guard, somewhat later
         assert pool.score(rows(3), ["a", "bb", "ccc"]).scores == [1.0, 2.0, 3.0]
 
 

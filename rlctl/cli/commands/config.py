@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from rlctl.cli.config_target import ConfigTarget
     from rlctl.recipes.layers import Origin
 
-app = typer.Typer(
-    no_args_is_help=True, help="Show a composed configuration and the origin of each value."
-)
+app = typer.Typer(no_args_is_help=True)
 
 
 RecipeOption = Annotated[

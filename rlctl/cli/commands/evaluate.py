@@ -12,7 +12,7 @@ from rlctl.cli.options import Json, Root
 from rlctl.cli.startup import announce
 from rlctl.terminal import visible
 
-app = typer.Typer(no_args_is_help=True, help="Evaluate a run or a model folder.")
+app = typer.Typer(no_args_is_help=True)
 
 Target = Annotated[
     str,

@@ -11,7 +11,7 @@ import typer
 from rlctl.cli.options import Json
 from rlctl.errors import ConflictError
 
-app = typer.Typer(no_args_is_help=True, help="Turn a script of verl into a recipe.")
+app = typer.Typer(no_args_is_help=True)
 
 _EXAMPLES = """
 Examples:
@@ -20,11 +20,6 @@ Examples:
 
   rlctl import verl run_qwen2-7b.sh --json            the recipe and what became of each key
 """
-
-
-@app.callback()
-def root() -> None:
-    """Turn a script of verl into a recipe."""
 
 
 @app.command("verl", epilog=_EXAMPLES)

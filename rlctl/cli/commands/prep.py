@@ -43,11 +43,7 @@ class DatasetGroup(TyperGroup):
         return dataset_command(cmd_name, plugins.load("datasets", cmd_name))
 
 
-app = typer.Typer(
-    cls=DatasetGroup,
-    no_args_is_help=True,
-    help="Write training data as parquet files: GSM8K, arithmetic, pairs or your own.",
-)
+app = typer.Typer(cls=DatasetGroup, no_args_is_help=True)
 
 
 @app.callback()

@@ -12,7 +12,7 @@ from rlctl.cli import complete
 from rlctl.cli.options import Json, Strict
 from rlctl.terminal import visible
 
-app = typer.Typer(no_args_is_help=True, help="List, show, copy and check recipes.")
+app = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[
     str,

@@ -13,24 +13,15 @@ from rlctl.cli.commands.train import RecipeOption, check_algorithm, starting_rec
 from rlctl.cli.options import DryRunJson, Json, Root
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce
+from rlctl.recipes.verbs import DEFAULT, MODEL, verbs
 from rlctl.suggest import hydra_text
 
 if TYPE_CHECKING:
     from rlctl.recipes.compose import Recipe
 
-_VERBS = {
-    "ppo": "PPO",
-    "grpo": "GRPO",
-    "sft": "supervised fine-tuning",
-    "dpo": "DPO",
-    "online_dpo": "online DPO",
-    "distill": "on-policy distillation",
-    "raft": "rejection sampling (RAFT)",
-}
-
 
 class _Group(TyperGroup):
-    """Command group that uses PPO if no verb is given, as in `rlctl sweep --recipe X key=…`."""
+    """Command group with a default verb, as in `rlctl sweep --recipe X key=…`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert the default verb before options and overrides."""
@@ -40,13 +31,11 @@ class _Group(TyperGroup):
             and first not in ("--help", "-h")
             and ("=" in first or first.startswith("-"))
         ):
-            args = ["ppo", *args]
+            args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    add_completion=False, cls=_Group, help="Search settings with many runs on one cluster."
-)
+app = typer.Typer(add_completion=False, cls=_Group)
 
 Overrides = Annotated[
     list[str] | None,
@@ -161,7 +150,7 @@ def _add(verb: str, help: str) -> None:
             *options,
             *([hydra_text("trainer.experiment_name", name)] if name is not None else []),
         ]
-        if recipe is not None and verb != "ppo":  # `rlctl sweep` without a verb is `ppo`
+        if recipe is not None and verb != DEFAULT:  # which may not have been given
             check_algorithm(verb, recipe, _without_axes(source, settings))
         if address is None:
             _sweep(verb, source, settings, dry_run, as_json)
@@ -169,8 +158,9 @@ def _add(verb: str, help: str) -> None:
             _submit(verb, source, settings, address, detach)
 
 
-for each, algorithm in _VERBS.items():
-    _add(each, f"Search for settings of {algorithm}.")
+for verb, facts in verbs().items():
+    if facts.model == MODEL:  # a policy is trained
+        _add(verb, f"Search settings of `rlctl train {verb}`.")
 
 
 _BEST_EXAMPLE = """

@@ -14,12 +14,13 @@ from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce, until_start
 from rlctl.cli.views.dry_run import problems_as_json
 from rlctl.errors import UsageError
+from rlctl.recipes.verbs import MODEL, Verb, verbs
 from rlctl.suggest import hydra_text
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
 
-app = typer.Typer(no_args_is_help=True, help="Train a model: ppo, grpo, sft, dpo, ...")
+app = typer.Typer(no_args_is_help=True)
 
 Overrides = Annotated[
     list[str] | None,
@@ -84,23 +85,6 @@ DryRun = Annotated[
     ),
 ]
 
-_VERBS = {
-    "ppo": "Train with PPO: actor, critic and generalized advantage estimation.",
-    "grpo": "Train with GRPO: no critic; advantages compare several responses per prompt.",
-    "sft": "Fine-tune on the reference solutions of the data (supervised).",
-    "dpo": "Train on preference pairs of the data with DPO, IPO or SimPO; nothing is sampled.",
-    "online_dpo": "Train with DPO on pairs of the policy's own responses, scored by the reward.",
-    "distill": "Distill a teacher (actor_rollout_ref.ref.model.path) on own responses.",
-    "rm": "Train a reward model on preference pairs (Bradley-Terry).",
-    "raft": "Fine-tune on the best of the policy's own responses (rejection sampling).",
-}
-
-# With these overrides the plain defaults apply: the quickstart's settings suit only its tiny model.
-_OWN = ("data.train_files=", "actor_rollout_ref.model.path=")
-_MODELS = {"rm": "reward.reward_model.model.path"}  # key of the trained model, if another one
-_NAMES = {"grpo": "ppo", "rm": "bradley_terry"}  # algorithm.name of a verb, if another one
-_RECIPES = {"ppo": "gsm8k_ppo", "grpo": "gsm8k_grpo"}  # an example for a verb, if another one
-
 _EXAMPLES = """
 Examples:
 
@@ -113,13 +97,11 @@ Examples:
 """
 
 
-def _add(verb: str, help: str) -> None:
+def _add(verb: str, facts: Verb) -> None:
     @app.command(
         verb,
-        help=help,
-        epilog=_EXAMPLES.format(
-            verb=verb, recipe=_RECIPES.get(verb, verb), model=_MODELS.get(verb, _OWN[1][:-1])
-        ),
+        help=facts.about,
+        epilog=_EXAMPLES.format(verb=verb, recipe=facts.example, model=facts.model),
     )
     def command(
         overrides: Overrides = None,
@@ -167,8 +149,8 @@ def _add(verb: str, help: str) -> None:
             _train(composed, inline, strict, dry_run, as_json, limits.end_by())
 
 
-for each, algorithm in _VERBS.items():
-    _add(each, algorithm)
+for name, facts in verbs().items():
+    _add(name, facts)
 
 
 def _own_settings(name: str | None, logger: list[str] | None) -> list[str]:
@@ -187,7 +169,8 @@ def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:
     """
     from rlctl.cli.console import notice
 
-    own = (*_OWN, f"{_MODELS[verb]}=") if verb in _MODELS else _OWN
+    # With these overrides the plain defaults apply: the quickstart's settings suit only its model.
+    own = ("data.train_files=", f"{MODEL}=", f"{verbs()[verb].model}=")
     if recipe is not None or not any(text.lstrip("+").startswith(own) for text in overrides):
         return recipe or verb
     notice(
@@ -201,9 +184,11 @@ def check_algorithm(verb: str, given: str | None, recipe: Recipe) -> None:
     """Refuse a `given` recipe of another verb's algorithm: the recipe decides, not the verb."""
     if given is None:
         return
-    name = recipe.config.algorithm.name
-    other = {_NAMES.get(each, each): each for each in reversed(_VERBS)}.get(name)
-    if other is not None and name != _NAMES.get(verb, verb):
+    algorithm = recipe.config.algorithm.name
+    if algorithm == verbs()[verb].algorithm:
+        return
+    other = next((name for name, facts in verbs().items() if facts.algorithm == algorithm), None)
+    if other is not None:
         raise UsageError(
             f"the recipe {given} is for `{other}`, and the command says `{verb}`",
             hint=f"use `{other}` with this recipe, or the recipe {verb}",

@@ -6,27 +6,10 @@ import re
 from pathlib import Path
 
 from rlctl.errors import ConfigError, NotFoundError, Problem
-from rlctl.recipes.verl import features as missing
-from rlctl.recipes.verl.asynchronous import CONFIGURATIONS
-from rlctl.recipes.verl.rules import Feature
+from rlctl.recipes.verl.tables import CONFIGURATIONS, MISSING_CONFIGURATIONS
+from rlctl.recipes.verl.tables import PPO_CONFIGURATIONS as _PPO
+from rlctl.recipes.verl.tables import SFT_CONFIGURATIONS as _SFT
 
-# verl's configuration names without a counterpart, by the words in them. The first match wins.
-_MISSING: tuple[tuple[str, Feature], ...] = (
-    (r"veomni|torchtitan|automodel|mindspeed", missing.OTHER_BACKEND),
-    (r"npu|ascend", missing.NPU),
-    (r"distill|gkd|opd", missing.DISTILLATION),
-    (r"one_step_off|async|separat", missing.ASYNC),
-    (r"geo3k|vl_|_vl|vision|omni|infigui|deepeyes", missing.IMAGES),
-    (r"prime", missing.PRIME),
-    (r"spin|sppo", missing.SPIN),
-    (r"qat|fp8", missing.QUANTIZATION),
-    (r"genrm|reward_model|_rm", missing.GENERATIVE_REWARD),
-)
-# verl's configuration names whose keys are those of its PPO or SFT trainer.
-_PPO = ("ppo_trainer", "_generated_ppo_trainer", "dapo_trainer", "entropy_trainer")
-_PPO += ("transfer_queue_ppo_trainer", "dapo_transfer_queue_trainer")
-_PPO += ("ppo_megatron_trainer", "dapo_megatron_trainer")
-_SFT = ("sft_trainer", "sft_trainer_engine")
 _COMMANDS = {"evaluation": "rlctl eval RUN", "generation": "rlctl generate RUN PROMPT"}
 
 
@@ -44,11 +27,11 @@ def recipe_of(verb: str, folder: str | None, name: str | None) -> str:
     """
     base = "sft_trainer" if verb == "sft" else f"{verb}_trainer"
     stem = (name or ("sft_trainer" if verb == "sft" else "ppo_trainer")).removesuffix(".yaml")
-    places = [] if folder is None or is_verls_library(folder) else [_folder(folder)]
-    for place in places:
-        for end in (".yaml", ".yml"):
-            if (place / f"{stem}{end}").is_file():
-                return str(place / f"{stem}{end}")
+    if folder is not None and not is_verls_library(folder):
+        place = Path(folder.removeprefix("file://")).expanduser()
+        for file in (place / f"{stem}.yaml", place / f"{stem}.yml"):
+            if file.is_file():
+                return str(file)
     bare = stem.rpartition("/")[2]
     if bare in _COMMANDS:
         raise ConfigError(f"{_given(name)} is not for training", hint=f"`{_COMMANDS[bare]}`")
@@ -78,15 +61,11 @@ def settings_of(name: str | None, recipe: str) -> list[str]:
 
 def check_name(name: str, where: str) -> None:
     """Raise ConfigError if `name` is a configuration of a feature that rlctl lacks."""
-    for words, feature in _MISSING:
-        if name not in (*_PPO, *_SFT) and re.search(words, name):
+    for words, feature in MISSING_CONFIGURATIONS.items():
+        if name not in _PPO + _SFT and re.search(words, name):
             message = f"{feature.sentence} (given: {where})"
             raise ConfigError(message, hint=feature.hint)
 
 
 def _given(name: str | None) -> str:
     return f"--config-name={name}"
-
-
-def _folder(folder: str) -> Path:
-    return Path(folder.removeprefix("file://")).expanduser()

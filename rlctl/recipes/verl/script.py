@@ -19,17 +19,12 @@ from rlctl.recipes.suggestions import suggest_key
 from rlctl.recipes.verl.config_names import check_name, recipe_of, settings_of
 from rlctl.recipes.verl.settings import VerlSetting, VerlSettings
 from rlctl.recipes.verl.shell import Shell
+from rlctl.recipes.verl.tables import DEFAULT_CONFIGURATIONS, PPO_MODULES
 
 _log = logging.getLogger(__name__)
 
 _MODULE = re.compile(r"(?:[\w.]+\.)?(?:main_\w+|\w*sft_trainer|async_main_ppo|fully_async_main)\Z")
 _MOST_SETTINGS = 2000
-_PLAIN = ("main_ppo", "main_dapo", "main_entropy", "async_main_ppo", "fully_async_main")
-# Configurations that verl's modules start from without `--config-name`, by a part of their names.
-_DEFAULTS = {
-    "one_step_off": "one_step_off_ppo_trainer",
-    "fully_async": "fully_async_ppo_trainer",
-}
 
 
 @dataclass
@@ -66,7 +61,7 @@ def import_script(path: Path) -> Imported:
     module, args = _command(shell.read(), path)
     verb = "sft" if "sft" in module else "ppo"
     last = module.rpartition(".")[2]
-    if verb == "ppo" and last not in _PLAIN:
+    if verb == "ppo" and last not in PPO_MODULES:
         check_name(last, module)
         raise ConfigError(f"{module} has a trainer of its own, which rlctl does not have")
     options, overrides = _options(args)
@@ -75,58 +70,50 @@ def import_script(path: Path) -> Imported:
             f"the command of verl has {len(overrides)} settings, at most {_MOST_SETTINGS} are read",
             where=str(path),
         )
-    base = f"{verb}_trainer"
-    default = next((name for words, name in _DEFAULTS.items() if words in module), None)
-    name = options.get("name", default)
-    if options:
-        base = recipe_of(verb, options.get("path"), name)
+    default = next(
+        (name for words, name in DEFAULT_CONFIGURATIONS.items() if words in module), None
+    )
+    name = options.get("n", default)
+    base = recipe_of(verb, options.get("p"), name) if options else f"{verb}_trainer"
     unread = list(dict.fromkeys(shell.unread))
-    open_ended = [each for each in overrides if any(text in each for text in unread)]
-    read = [each for each in overrides if each not in open_ended]
+    open_ended = [word for word in overrides if any(text in word for text in unread)]
+    read = [word for word in overrides if word not in open_ended]
     imported = _translate(str(path), verb, base, [*settings_of(name, base), *read])
-    others = [text for text in unread if not any(text in each for each in open_ended)]
+    others = [text for text in unread if not any(text in word for word in open_ended)]
     imported.unread = [*open_ended, *others]
     return imported
 
 
 def _command(commands: list[list[str]], path: Path) -> tuple[str, list[str]]:
     """Return module and arguments of the last command that starts verl; warn about others."""
-    found = []
+    found: list[tuple[str, list[str]]] = []
     for words in commands:
-        for position, word in enumerate(words):
-            module = word.removesuffix(".py").replace("/", ".")
-            if _MODULE.match(module) and position:
-                found.append((module, words[position + 1 :]))
-                break
+        modules = [word.removesuffix(".py").replace("/", ".") for word in words]
+        starts = [i for i, module in enumerate(modules) if i and _MODULE.match(module)]
+        found += [(modules[i], words[i + 1 :]) for i in starts[:1]]
     if len(found) > 1:
         _log.warning("the script has %d commands of verl: this is the last one", len(found))
     if found:
         return found[-1]
     raise NotFoundError(
-        Problem(
-            "the script does not start a trainer of verl",
-            str(path),
-            "it should contain a line such as `python3 -m verl.trainer.main_ppo KEY=VALUE …`",
-        )
+        "the script does not start a trainer of verl",
+        where=str(path),
+        hint="it should contain a line such as `python3 -m verl.trainer.main_ppo KEY=VALUE …`",
     )
 
 
 def _options(args: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Return `--config-path` and `--config-name`, and the other arguments."""
+    """Return the config path (p) and name (n), and the other arguments without redirects."""
     options: dict[str, str] = {}
     overrides: list[str] = []
     rest = iter(args)
     for word in rest:
-        match = re.match(r"(?:--config-(path|name)|-c([pn]))(?:=(.*))?\Z", word)
-        if match is None:
-            redirects = re.match(r"\d?>|<", word)
-            if redirects and word in (">", ">>", "2>", "<"):
-                next(rest, None)
-            elif not redirects and word.strip():
-                overrides.append(word)
-            continue
-        name = match[1] or {"p": "path", "n": "name"}[match[2]]
-        options[name] = match[3] if match[3] is not None else next(rest, "")
+        if option := re.match(r"(?:--config-(?=path|name)|-c)([pn])(?:ath|ame)?(?:=(.*))?\Z", word):
+            options[option[1]] = next(rest, "") if option[2] is None else option[2]
+        elif word in (">", ">>", "2>", "<"):
+            next(rest, None)
+        elif word.strip() and not re.match(r"\d?>|<", word):
+            overrides.append(word)
     return options, overrides
 
 
@@ -139,12 +126,9 @@ def _translate(script: str, verb: str, base: str, overrides: list[str]) -> Impor
         given = {override.key_or_group: plain(override.value())}
         for key, value in leaves(nested(given)).items():
             translated = verl.translate(key, value, script)
-            if translated.key is None:
-                continue
-            if known_key(translated.key) is None:
-                hint = suggest_key(key)
-                problems.append(Problem(f"unknown key {key}", script, hint))
-            else:
+            if translated.key is not None and known_key(translated.key) is None:
+                problems.append(Problem(f"unknown key {key}", script, suggest_key(key)))
+            elif translated.key is not None:
                 values[translated.key] = translated.value
     for key, parts in verl.paths.items():
         names = [parts] if isinstance(parts, str) else list(parts or ())
@@ -165,8 +149,8 @@ def _container(base: str, values: dict[str, Any]) -> dict[str, Any]:
     except RlctlError:
         container = {}
     for key, value in values.items():
-        *sections, leaf = key.split(".")
-        section = lookup(container, ".".join(sections))
-        if isinstance(section, dict):
-            section[leaf] = value
+        section, _, leaf = key.rpartition(".")
+        node = lookup(container, section)
+        if isinstance(node, dict):
+            node[leaf] = value
     return container

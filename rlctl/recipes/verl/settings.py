@@ -5,30 +5,45 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from rlctl.errors import Problem
 from rlctl.log import warn_once
-from rlctl.recipes.verl import asynchronous, distillation
-from rlctl.recipes.verl.agreements import Agreement
-from rlctl.recipes.verl.rules import Feature
-from rlctl.recipes.verl.translate import Translation, translate, written
+from rlctl.recipes.verl import distillation
+from rlctl.recipes.verl.asynchronous import Combination
+from rlctl.recipes.verl.tables import Feature
+from rlctl.recipes.verl.translate import Kind, Translation, translate, written
 
 
 @dataclass(frozen=True, slots=True)
 class VerlSetting:
-    """One setting: `key`=`value` at `where`, what happened to it, and the reason or new name."""
+    """One setting: `key`=`value` at `where`, and its translation."""
 
-    kind: Literal["renamed", "dropped", "unused", "refused"]
     key: str
     value: Any
     where: str
-    text: str
+    result: Translation
+
+    @property
+    def kind(self) -> Kind:
+        """Kind of the translation."""
+        return self.result.kind
+
+    @property
+    def text(self) -> str:
+        """The reason or the new name; of a refused setting without a feature, the whole problem."""
+        is_whole = self.kind == "refused" and self.result.feature is None
+        return f"{self.problem}" if is_whole else self.result.text
 
     @property
     def given(self) -> str:
         """The setting as an override writes it."""
         return f"{self.key}={written(self.value)}"
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of a refused setting."""
+        return Problem(self.result.text, self.where, self.result.hint)
 
 
 @dataclass
@@ -41,45 +56,23 @@ class VerlSettings:
     sft: bool = False
     found: list[VerlSetting] = field(default_factory=list)
     paths: dict[str, Any] = field(default_factory=dict)
-    _problems: list[tuple[str, Problem]] = field(default_factory=list)  # each with verl's key
     _combined: list[Problem] = field(default_factory=list)  # of settings that belong together
-    _missing: dict[Feature, list[VerlSetting]] = field(default_factory=dict)
-    _agreements: list[tuple[VerlSetting, Agreement]] = field(default_factory=list)
     _renamed: dict[tuple[str, str], VerlSetting] = field(default_factory=dict)
 
     def translate(self, key: str, value: Any, where: str) -> Translation:
         """Translate one setting and record it if its name or value is verl's."""
-        result = translate(key, value, where, sft=self.sft)
-        if result.problem is not None or result.missing is not None:
-            text = result.missing.sentence if result.missing else f"{result.problem}"
-            setting = VerlSetting("refused", key, value, where, text)
-            if result.missing is not None:
-                self._missing.setdefault(result.missing, []).append(setting)
-            else:
-                assert result.problem is not None
-                self._problems.append((key, result.problem))
-        elif result.extends is not None:
-            self.paths[result.extends] = value
-            text = f"{key} is now part of {result.extends}"
-            setting = VerlSetting("renamed", key, value, where, text)
-        elif result.unused is not None:
-            setting = VerlSetting("unused", key, value, where, result.unused)
-        elif result.dropped is not None:
-            setting = VerlSetting("dropped", key, value, where, result.dropped)
-            if result.agreement is not None:
-                self._agreements.append((setting, result.agreement))
-        elif result.renamed is not None:
-            setting = VerlSetting("renamed", key, value, where, result.renamed)
-            self._warn_of_another(result.key, setting)
-        else:
-            return result
-        self.found.append(setting)
+        result = translate(key, value, sft=self.sft)
+        if result.kind:
+            setting = VerlSetting(key, value, where, result)
+            self.found.append(setting)
+            if result.extends is not None:
+                self.paths[result.extends] = value
+            elif result.key is not None:
+                self._warn_of_another(result.key, setting)
         return result
 
-    def _warn_of_another(self, target: str | None, setting: VerlSetting) -> None:
+    def _warn_of_another(self, target: str, setting: VerlSetting) -> None:
         """Warn if another key of the same file or command line gives `target` another value."""
-        if target is None:
-            return
         source = re.split("[: ]", setting.where)[0]  # "override …" or "FILE:LINE"
         before = self._renamed.setdefault((target, source), setting)
         self._renamed[target, source] = setting
@@ -94,7 +87,7 @@ class VerlSettings:
         `look` returns the value of a key of rlctl, and `is_set` is True if the user set it.
         """
         given = {each.key: (each.value, each.where) for each in self.found}
-        combination = asynchronous.combine(given, look, is_set)
+        combination = Combination(given, look, is_set)
         self._combined += combination.problems
         for key, reason in combination.unused.items():
             self.add_unused(key, *given[key], reason)
@@ -103,53 +96,49 @@ class VerlSettings:
     def add_unused(self, key: str, value: Any, where: str, reason: str) -> None:
         """Record a setting of a plug-in that is not selected."""
         self.found = [each for each in self.found if each.key != key]
-        self.found.append(VerlSetting("unused", key, value, where, reason))
+        self.found.append(VerlSetting(key, value, where, Translation(None, None, "unused", reason)))
 
     def problems(self, container: dict[str, Any]) -> list[Problem]:
         """Return the refused settings, one problem per missing feature, for resolved values."""
         problems = self._distillation(container)
-        problems += [problem for _, problem in self._problems] + self._combined
-        for feature, settings in self._missing.items():
+        refused = [each for each in self.found if each.kind == "refused"]
+        problems += [each.problem for each in refused if each.result.feature is None]
+        problems += self._combined
+        missing: dict[Feature, list[VerlSetting]] = {}
+        for each in refused:
+            if each.result.feature is not None:
+                missing.setdefault(each.result.feature, []).append(each)
+        for feature, settings in missing.items():
             asked = settings[0].given
             if len(settings) > 1:
                 asked += f" and {len(settings) - 1} more"
             message = f"{feature.sentence} (given: {asked})"
             problems.append(Problem(message, settings[0].where, feature.hint))
-        for setting, agreement in self._agreements:
-            if not agreement.holds(setting.value, container):
-                hint = f"remove it: rlctl uses {agreement.expression}"
-                message = (
-                    f"{setting.given} differs from {agreement.expression}"
-                    f"={agreement.value(container)}"
-                )
-                problems.append(Problem(message, setting.where, hint))
+        for each in self.found:
+            agreement = each.result.agreement
+            if agreement is not None and not agreement.holds(each.value, container):
+                name, value = agreement.expression, agreement.value(container)
+                message = f"{each.given} differs from {name}={value}"
+                problems.append(Problem(message, each.where, f"remove it: rlctl uses {name}"))
         return problems
 
     def _distillation(self, container: dict[str, Any]) -> list[Problem]:
         """Return the problems of verl's distillation; if it is off, its settings are unused."""
-        own = [each for each in self.found if each.key.startswith(f"{distillation.SECTION}.")]
-        given = {each.key: each.value for each in own}
+        settings = [each for each in self.found if each.key.startswith(f"{distillation.SECTION}.")]
+        given = {each.key: each.value for each in settings}
         if distillation.is_on(given, container):
-            return distillation.problems(given, own[0].where, container) if own else []
-        refused = {each.key: each for each in own if each.kind == "refused"}
-        for each in refused.values():
+            return distillation.problems(given, settings[0].where, container) if settings else []
+        for each in {each.key: each for each in settings if each.kind == "refused"}.values():
             self.add_unused(each.key, each.value, each.where, "distillation is off")
-        self._problems = [each for each in self._problems if each[0] not in refused]
-        self._missing = {
-            feature: kept
-            for feature, settings in self._missing.items()
-            if (kept := [each for each in settings if each.key not in refused])
-        }
         return []
 
     def notices(self) -> list[str]:
         """Return lines for the user: one per renamed key, one per reason of dropped settings."""
         renamed = [each.text for each in self.found if each.kind == "renamed"]
-        dropped: dict[str, list[str]] = {}
+        dropped: dict[str, dict[str, None]] = {}
         for each in self.found:
             if each.kind == "dropped":
-                keys = dropped.setdefault(each.text, [])
-                keys += [each.given] if each.given not in keys else []
+                dropped.setdefault(each.text, {})[each.given] = None
         return [
             *dict.fromkeys(renamed),
             *(

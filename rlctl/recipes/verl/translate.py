@@ -2,85 +2,101 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
-from rlctl.errors import Problem
-from rlctl.recipes.verl import asynchronous, distillation, dropped, dropped_rollout, megatron
-from rlctl.recipes.verl.agreements import AGREEMENTS, Agreement
-from rlctl.recipes.verl.renamed import (
-    MOVED,
-    PLUGIN_SETTINGS,
-    REFUSED_WORDS,
-    SFT_MOVED,
-    SFT_PATHS,
-    VALUES,
-)
-from rlctl.recipes.verl.rules import Feature, Rule, compiled
+from rlctl.recipes.verl import tables
+from rlctl.recipes.verl.patterns import alternatives, compiled
+from rlctl.recipes.verl.tables import Agreement, Feature, Rule
 
-RULES = (
-    *megatron.RULES,
-    *dropped.SHARDING,
-    *dropped.TRAINING,
-    *dropped.MODEL,
-    *asynchronous.RULES,
-    *dropped_rollout.RULES,
-    *distillation.RULES,
-)
+Kind = Literal["", "renamed", "dropped", "unused", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """Present form of one setting.
+    """Present form of one setting: its `key` (None = not used) and `value`.
 
-    `key` is its name (None = not used) and `value` its value. `renamed` is a line for the user,
-    `dropped` the reason why the setting is not needed, `unused` why it has no effect. `problem` or
-    `missing` say why it is refused, `agreement` what it must agree with. `flat` marks a setting of
-    a plug-in that was given under verl's key. The value is appended to that of `extends`.
+    `kind` says what became of it (empty: nothing) and `text` why: a line for the user, a reason, or
+    the message of a refusal with its `hint` and missing `feature`. The value must agree with
+    `agreement`, or is appended to that of `extends`. `flat` marks a setting of a plug-in that was
+    given under verl's key.
     """
 
     key: str | None
     value: Any = None
-    renamed: str | None = None
-    dropped: str | None = None
-    unused: str | None = None
-    problem: Problem | None = None
-    missing: Feature | None = None
+    kind: Kind = ""
+    text: str = ""
+    hint: str | None = None
+    feature: Feature | None = None
     agreement: Agreement | None = None
     flat: bool = False
     extends: str | None = None
 
 
-def translate(key: str, value: Any, where: str, *, sft: bool = False) -> Translation:
-    """Return the setting `key`=`value`, found at `where`, under its present name.
+def translate(key: str, value: Any, *, sft: bool = False) -> Translation:
+    """Return the setting `key`=`value` under its present name.
 
     `sft` adds the keys of verl's SFT trainer.
     """
     given = f"{key}={written(value)}"
     moved, flat = _moved(key, sft)
-    for pattern, words in REFUSED_WORDS:
+    for pattern, words, feature in tables.REFUSED_WORDS:
         if isinstance(value, str) and value in words and _matches(pattern, key, moved):
-            return Translation(None, missing=words[value])
-    if sft and moved in SFT_PATHS:
-        return Translation(None, extends=SFT_PATHS[moved])
-    if key in asynchronous.COMBINED:
-        return Translation(None, renamed=f"{key} {asynchronous.COMBINED[key]}")
-    agreement = next((each for each in AGREEMENTS if compiled(each.keys).match(moved)), None)
+            return _refused(feature)
+    if sft and moved in tables.SFT_PATHS:
+        path = tables.SFT_PATHS[moved]
+        return Translation(None, None, "renamed", f"{key} is now part of {path}", extends=path)
+    if key in tables.COMBINED:
+        return Translation(None, None, "renamed", f"{key} {tables.COMBINED[key]}")
+    agreement = next((each for each in tables.AGREEMENTS if _matches(each.keys, moved)), None)
     if agreement is not None:
         reason = f"it is {agreement.expression}"
-        return Translation(None, dropped=reason, agreement=agreement)
+        return Translation(None, None, "dropped", reason, agreement=agreement)
     rule = _rule(moved)
     if rule is not None:
-        return _dropped(rule, given, value, where)
+        if rule.accepts(value):
+            return Translation(None, None, "unused" if rule.depends else "dropped", rule.reason)
+        if rule.feature is not None:
+            return _refused(rule.feature)
+        hint = (rule.hint or f"{rule.reason}; remove it").replace("{value}", written(value))
+        return Translation(None, None, "refused", f"{given} is not supported", hint)
     word = value
-    for pattern, words in VALUES:
-        if isinstance(value, str | int | None) and value in words and _matches(pattern, key, moved):
-            word = words[value]
+    for pattern, here in tables.WORDS:
+        if isinstance(value, str | int | None) and value in here and _matches(pattern, key, moved):
+            word = here[value]
     if (moved, word) == (key, value):
         return Translation(key, value)
     text = f"{key} is now {moved}" if word == value else f"{given} is now {moved}={word}"
-    return Translation(moved, word, text, flat=flat)
+    return Translation(moved, word, "renamed", text, flat=flat)
+
+
+def aliases(key: str) -> list[str]:
+    """Return verl's names of `key` that differ from it; those of its SFT trainer come last."""
+    found = [
+        alias
+        for pattern, new in (*tables.PLUGIN_SETTINGS, *tables.RENAMED, *tables.SFT_RENAMED)
+        for alias in _aliases(key, pattern, new)
+    ]
+    return [alias for alias in dict.fromkeys(found) if alias != key]
+
+
+def _aliases(key: str, pattern: str, new: str) -> Iterator[str]:
+    """Yield the names that `pattern` renames to `key`."""
+    for old in alternatives(pattern):
+        match = compiled(pattern).match(old)
+        target = match.expand(new) if match else ""
+        if target == key:
+            yield old
+        elif target.endswith("*") and key.startswith(head := target[:-1]):
+            rest = key.removeprefix(head)
+            if head.endswith(".") or rest.startswith((".", "_")) or not rest:
+                yield old[:-1] + rest
+
+
+def _refused(feature: Feature) -> Translation:
+    return Translation(None, None, "refused", feature.sentence, feature.hint, feature)
 
 
 def _matches(pattern: str, *names: str) -> bool:
@@ -91,12 +107,15 @@ def _matches(pattern: str, *names: str) -> bool:
 def _moved(key: str, sft: bool) -> tuple[str, bool]:
     """Return the present name of a key, and True for a setting of a plug-in."""
     flat = False
-    for table, is_setting in ((SFT_MOVED if sft else (), False), (PLUGIN_SETTINGS, True)):
+    for table, is_setting in (
+        (tables.SFT_RENAMED if sft else (), False),
+        (tables.PLUGIN_SETTINGS, True),
+    ):
         for pattern, new in table:
             if match := compiled(pattern).match(key):
                 key, flat = match.expand(new), is_setting
                 break
-    for pattern, new in MOVED:
+    for pattern, new in tables.RENAMED:
         if match := compiled(pattern).match(key):
             return match.expand(new), flat
     return key, flat
@@ -105,19 +124,7 @@ def _moved(key: str, sft: bool) -> tuple[str, bool]:
 @cache
 def _rule(key: str) -> Rule | None:
     """Return the rule of a key without a counterpart, or None."""
-    return next((rule for rule in RULES if compiled(rule.keys).match(key)), None)
-
-
-def _dropped(rule: Rule, given: str, value: Any, where: str) -> Translation:
-    """Return the translation of a setting without a counterpart."""
-    if rule.accepts(value):
-        if rule.depends:
-            return Translation(None, unused=rule.reason)
-        return Translation(None, dropped=rule.reason)
-    if rule.feature is not None:
-        return Translation(None, missing=rule.feature)
-    hint = (rule.hint or f"{rule.reason}; remove it").format(value=written(value))
-    return Translation(None, problem=Problem(f"{given} is not supported", where, hint))
+    return next((rule for rule in tables.RULES if _matches(rule.keys, key)), None)
 
 
 def written(value: Any) -> str:
