@@ -7,7 +7,9 @@ its line, any recipe may set a search path, and no global state is created.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +33,14 @@ from rlctl.recipes.search_path import (
     library_recipes,
     search_folders,
 )
+from rlctl.recipes.slots import lookup
 from rlctl.recipes.sources import Source, read
 from rlctl.recipes.validate import load_config, unresolved, validate
 from rlctl.recipes.verl.settings import VerlSettings
 from rlctl.recipes.yaml_repository import YamlRepository
 from rlctl.redaction import redact
+
+_MENTIONED = re.compile(r"[\w.]+")
 
 __all__ = ["Origin", "Recipe", "base_settings", "compose", "compose_unvalidated", "load_config"]
 
@@ -137,17 +142,16 @@ def _merge(path: Path, overrides: Sequence[str]) -> tuple[Layers, list[tuple[Sou
 def _resolve(layers: Layers) -> dict[str, Any]:
     """Resolve interpolations. Missing values and broken references become problems."""
     _replace_malformed(layers)
-    config = OmegaConf.create(layers.tree)
     for name, value in leaves(layers.tree).items():
         if value == MISSING:
             help_text = schema_keys()[name].help if name in schema_keys() else ""
             where = _where(layers, name)
             layers.add_problem(name, f"{name} is not set", where, f"pass {name}=… ({help_text})")
     try:
-        resolved: Any = OmegaConf.to_container(config, resolve=True)
-        return resolved
+        return _resolved(layers.tree)
     except OmegaConfBaseException:
         pass
+    config = OmegaConf.create(layers.tree)
     for name, written in leaves(layers.tree).items():
         if any(f"${{{other}}}" in str(written) for other in layers.faulty):
             layers.faulty.add(name)  # the problem is reported at the key that it refers to
@@ -163,6 +167,31 @@ def _resolve(layers: Layers) -> dict[str, Any]:
             OmegaConf.update(config, name, value, merge=False)
     unresolved_tree: Any = OmegaConf.to_container(config, resolve=False)
     return unresolved_tree
+
+
+def _resolved(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of the tree with its interpolations resolved. Raises OmegaConf's errors.
+
+    OmegaConf spends 0.1 ms on each value, so it gets only those with an interpolation and those
+    that they mention.
+    """
+    values = leaves(tree)
+    written = {name: value for name, value in values.items() if "$" in str(value)}
+    text = " ".join(map(str, written.values()))
+    names = [name.strip(".") for name in _MENTIONED.findall(text)]
+    mentioned = {
+        name: value
+        for name, value in values.items()
+        if name in written
+        or any(f"{name}.".startswith(f"{each}.") or each.startswith(f"{name}.") for each in names)
+    }
+    # Relative references, defaults of missing keys, and keys with dots need all values.
+    whole = "${." in text or "oc.select" in text or nested(values) != tree
+    config = OmegaConf.create(tree if whole else nested(mentioned))
+    resolved: Any = OmegaConf.to_container(config, resolve=True)
+    if whole:
+        return resolved
+    return nested(deepcopy(values) | {name: lookup(resolved, name) for name in written})
 
 
 def _where(layers: Layers, name: str) -> str:

@@ -276,7 +276,7 @@ def test_config_error_is_raised_without_restart(stage: Stage) -> None:
     assert stage.events == []
 
 
-@pytest.mark.parametrize("what", ["die", "hang"])
+@pytest.mark.parametrize("what", ["die", pytest.param("hang", marks=pytest.mark.soak)])
 def test_engine_lost_during_generation_does_not_change_responses(
     stage: Stage, what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def test_grid_is_pruned_and_its_best_trial_exported(settings: list[str], tmp_pat
     assert "sweep" in rlctl("sweeps", cwd=tmp_path).stdout
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_crashed_trial_is_retried_and_then_fails_alone(settings: list[str], tmp_path: Path) -> None:
     (tmp_path / "crash.py").write_text(

@@ -34,7 +34,10 @@ def test_grid_yields_all_points_in_order(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("sampler", "trials"), [("random", 4), ("tpe", 12), ("cmaes", 6)])
+@pytest.mark.parametrize(
+    ("sampler", "trials"),
+    [("random", 4), pytest.param("tpe", 12, marks=pytest.mark.soak), ("cmaes", 6)],
+)
 def test_interrupted_study_draws_the_same_values(sampler: str, trials: int, tmp_path: Path) -> None:
     """TPE draws its first ten trials at random."""
     axes = ["lr=tag(log,interval(1e-6,1e-3))", "n=range(2,9,2)"]
