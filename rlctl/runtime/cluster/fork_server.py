@@ -129,6 +129,9 @@ def _work(client: socket.socket) -> NoReturn:
             if not thread.daemon:
                 thread.join()
         atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # closed
+                stream.flush()
         os._exit(code)
 
 
