@@ -13,6 +13,12 @@ from rlctl.errors import ConflictError
 
 app = typer.Typer(no_args_is_help=True)
 
+
+@app.callback()
+def _group() -> None:
+    """Turn a script of verl into a recipe."""
+
+
 _EXAMPLES = """
 Examples:
 
