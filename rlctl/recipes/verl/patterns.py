@@ -16,7 +16,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 def alternatives(pattern: str) -> Iterator[str]:
-    """Yield the texts that a pattern stands for; a `*` stays."""
+    """Yield the texts that a pattern matches; a `*` is kept."""
     parts = re.split(r"\{([^{}]*)\}", pattern)
     choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(parts)]
     yield from map("".join, product(*choices))

@@ -95,7 +95,7 @@ class Shell:
         return "".join(parts), at
 
     def _expansion(self, text: str, at: int) -> tuple[str, int]:
-        """Return what the dollar sign or backtick at `at` stands for, and its end."""
+        """Return the expansion of the dollar sign or backtick at `at`, and its end."""
         short = _SHORT.match(text, at)
         is_bracket = text.startswith(("$(", "${"), at)
         end = _closing(text, at + 1) if is_bracket or short is None else short.end()
