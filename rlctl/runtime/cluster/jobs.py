@@ -59,7 +59,7 @@ def submit(address: str, name: str, words: Sequence[str], project: Path) -> None
             try:
                 _with_deadline(lambda: client.submit_job(**job), address)
                 return
-            except (ValueError, RuntimeError) as error:
+            except (ValueError, RuntimeError, ResourceError) as error:
                 if "already" in str(error) and sent:
                     return
                 if "already" in str(error):
@@ -68,10 +68,12 @@ def submit(address: str, name: str, words: Sequence[str], project: Path) -> None
                         where=address,
                         hint="choose another name: --name NAME",
                     ) from error
-                lost = "ServerDisconnected" in str(error)  # a busy agent that may have the job
-                known = lost or "No available agent" in str(error)
-                if not known or time.monotonic() > deadline:
+                # A busy agent that may have the job, or a dashboard that is not listening yet.
+                lost = "ServerDisconnected" in str(error) or isinstance(error, ResourceError)
+                if not lost and "No available agent" not in str(error):
                     raise ResourceError(f"the job was refused: {error}", where=address) from error
+                if time.monotonic() > deadline:
+                    raise ResourceError(f"the job was not taken: {error}", where=address) from error
                 sent |= lost
             time.sleep(1.0)
 
@@ -191,7 +193,7 @@ def _with_deadline(call: Callable[[], T], address: str) -> T:
     except AuthenticationError as error:
         hint = "set RAY_AUTH_MODE=token; put the token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
         raise ResourceError("the cluster requires Ray's token", where=address, hint=hint) from error
-    except (ConnectionError, FutureTimeoutError) as error:
+    except (OSError, FutureTimeoutError) as error:  # also those of `requests`
         first_line = next(iter(str(error).strip().splitlines()), None)
         raise ResourceError(
             f"no Ray cluster replied: {first_line or f'no reply within {_REPLY_S:.0f} s'}",
