@@ -25,9 +25,9 @@ DEFAULT_ROOT = Path("runs")
 class RunStore:
     """All runs under `root`, in folders `<project>/<run>/`."""
 
-    def __init__(self, root: Path, save_later: bool = False) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.index = Index(root, save_later)
+        self.index = Index(root)
 
     @classmethod
     def at(cls, root: Path | None) -> RunStore:

@@ -45,6 +45,14 @@ class MetricTable:
             found = np.where(np.isnan(found), self.column(name), found)
         return found
 
+    def rows(self, names: Sequence[str]) -> Iterator[dict[str, float]]:
+        """Yield `step` and the values of `names` for each row that has any of them."""
+        columns = {name: self.column(name) for name in names}
+        known = {name: ~np.isnan(values) for name, values in columns.items()}
+        for row in np.flatnonzero(np.any([*known.values()], axis=0)):
+            values = {name: float(columns[name][row]) for name in names if known[name][row]}
+            yield {"step": int(self.steps[row]), **values}
+
 
 def metric_tables(
     path: Path, on_broken: OnBroken | None = None, position: Position | None = None

@@ -118,7 +118,7 @@ def _cell(key: str, value: object) -> str | Text:
 
 
 def _default_cells(run: Run) -> list[str | Text]:
-    summary = run.figures[0] or RunSummary.from_rows([])
+    summary = run.figures[0] or RunSummary()
     total = run.record.total_steps if run.record else None
     steps = "-" if summary.step is None else str(summary.step)
     return [

@@ -27,7 +27,7 @@ from rlctl.tracking.metric_table import MetricTable
 from rlctl.tracking.tracker import Sample
 from rlctl.tracking.transcripts import ending, facts, speaker
 
-HEAD_KEYS = ("actor_rollout_ref.model.path", "algorithm.name", "algorithm.adv_estimator")
+_HEAD_KEYS = ("actor_rollout_ref.model.path", "algorithm.name", "algorithm.adv_estimator")
 MAX_VALIDATIONS = 12
 MAX_NAMES = 4  # in a title
 # Events that are marked in the curves.
@@ -69,12 +69,11 @@ def content(
 def _run(
     run: Run, label: str, samples_per_step: int | None, tables: Sequence[MetricTable]
 ) -> dict[str, Any]:
-    values = CONFIG.digest(run.path / CONFIG.file)
     return {
         "label": label,
         "key": run.key,
         **head(run),
-        **setting_texts(run, [values.get(key) for key in HEAD_KEYS]),
+        **setting_texts(run, CONFIG.digest(run.path / CONFIG.file)),
         "facts": _facts(run),
         **notable_events(run.path),
         "checkpoints": checkpoints(run.path),
@@ -98,9 +97,9 @@ def head(run: Run) -> dict[str, Any]:
     }
 
 
-def setting_texts(run: Run, values: Sequence[Any]) -> dict[str, Any]:
-    """Return model, algorithm and sweep of a run, given the `values` of `HEAD_KEYS`."""
-    model, algorithm, estimator = values
+def setting_texts(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return model, algorithm and sweep of a run."""
+    model, algorithm, estimator = (settings.get(key) for key in _HEAD_KEYS)
     sweep = run.record.sweep if run.record else None
     name = f"{algorithm} ({estimator})" if algorithm == "ppo" and estimator else algorithm
     return {"model": model, "algorithm": name, "sweep": sweep}
