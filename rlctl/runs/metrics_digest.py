@@ -74,12 +74,12 @@ def metrics_digest(
         return NO_METRICS | {"summary": None, "problem": str(error)}
 
 
-def read_tables(run: Run) -> list[MetricTable]:
+def read_table(run: Run) -> MetricTable:
     """Return all metrics of a run, and set its digest, from one reading of the file."""
     tables: list[MetricTable] = []
     # Broken lines are named by the `problem` of the digest.
     run.metrics_cache.append(metrics_digest(run.path / METRICS_FILE, keep=tables.append))
-    return tables
+    return MetricTable.join(tables)
 
 
 def _place(path: Path, position: Position) -> dict[str, Any] | None:

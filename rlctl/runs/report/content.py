@@ -18,7 +18,7 @@ from rlctl.recipes.layers import MISSING
 from rlctl.runs.details import changed_settings, generation_steps, overview
 from rlctl.runs.digests import CONFIG
 from rlctl.runs.events import alarms_of, read_events
-from rlctl.runs.metrics_digest import read_tables
+from rlctl.runs.metrics_digest import read_table
 from rlctl.runs.report.curves import curves, short
 from rlctl.runs.run import Run
 from rlctl.tracking.episodes import Episode
@@ -38,11 +38,11 @@ def content(
     runs: Sequence[Run],
     samples_per_step: int | None,
     search: Mapping[str, Any] | None = None,
-    tables_of: Callable[[Run], Sequence[MetricTable]] = read_tables,
+    table_of: Callable[[Run], MetricTable] = read_table,
 ) -> dict[str, Any]:
     """Return the content of the report; `search` is the result of `rlctl.sweeps.results.search`.
 
-    `tables_of` returns the metrics of a run. At most `MAX_VALIDATIONS` validations are included,
+    `table_of` returns the metrics of a run. At most `MAX_VALIDATIONS` validations are included,
     each with `samples_per_step` samples of the same prompts, with None without samples.
     Raises ConfigError for damaged files.
     """
@@ -58,7 +58,7 @@ def content(
         "made": datetime.now(UTC).isoformat(timespec="minutes"),
         "version": __version__,
         "runs": [
-            _run(run, label, samples_per_step, tables_of(run))
+            _run(run, label, samples_per_step, table_of(run))
             for run, label in zip(runs, labels, strict=True)
         ],
         "settings": settings(runs),
@@ -67,7 +67,7 @@ def content(
 
 
 def _run(
-    run: Run, label: str, samples_per_step: int | None, tables: Sequence[MetricTable]
+    run: Run, label: str, samples_per_step: int | None, metrics: MetricTable
 ) -> dict[str, Any]:
     return {
         "label": label,
@@ -79,7 +79,7 @@ def _run(
         "checkpoints": checkpoints(run.path),
         "steps": generation_steps(run.path),
         "samples": [] if samples_per_step is None else _samples(run, samples_per_step),
-        **curves(tables),
+        **curves(metrics),
     }
 
 
