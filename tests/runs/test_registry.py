@@ -23,6 +23,7 @@ from rlctl.runs.query_values import where
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from tests.forks import Forked, completed
+from tests.recorded import plain_environment
 
 ACC = "val-core/x/acc/mean@1"
 
@@ -289,10 +290,7 @@ def test_active_runs_are_not_removed(root):
 
 
 def rlctl(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"} | {
-        "RLCTL_RUNS": str(root)
-    }
-    return completed([*arguments], Path.cwd(), environment)
+    return completed([*arguments], Path.cwd(), plain_environment(RLCTL_RUNS=str(root)))
 
 
 def test_runs_of_several_seeds_have_a_mean(tmp_path, capsys):
