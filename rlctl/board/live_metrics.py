@@ -54,7 +54,7 @@ class LiveMetrics:
         """Read new rows and set the digest of `run`, whose folder this is; return all rows."""
         table = self.read()
         if self.digest is not None:
-            run.metrics_cache.append(self.digest)
+            run.set_metrics(self.digest)
         return table
 
     def since(self, epoch: int, number: int) -> dict[str, Any] | None:

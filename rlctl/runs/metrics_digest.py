@@ -78,7 +78,7 @@ def read_table(run: Run) -> MetricTable:
     """Return all metrics of a run, and set its digest, from one reading of the file."""
     tables: list[MetricTable] = []
     # Broken lines are named by the `problem` of the digest.
-    run.metrics_cache.append(metrics_digest(run.path / METRICS_FILE, keep=tables.append))
+    run.set_metrics(metrics_digest(run.path / METRICS_FILE, keep=tables.append))
     return MetricTable.join(tables)
 
 

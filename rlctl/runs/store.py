@@ -62,7 +62,7 @@ class RunStore:
         """Read the metrics of `runs` through the index, which makes their `figures` cheap."""
         digests = self.index.read(METRICS, {run.key: str(run.path) for run in runs})
         for run in runs:
-            run.metrics_cache.append(digests[run.key])
+            run.set_metrics(digests[run.key])
 
     def reindex(self) -> int:
         """Rebuild the index; return the number of runs."""
