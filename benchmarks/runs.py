@@ -1,4 +1,4 @@
-"""Time of `rlctl runs` with 10,000 runs. Targets: 1 s, 5 s without an index, an index of 40 MB.
+"""Time of `rlctl runs` with 10,000 runs. Targets: 1 s, 5 s without an index, an index of 60 MB.
 
     python -m benchmarks.runs [RUNS [ROUNDS]]
 
@@ -33,7 +33,7 @@ def make_runs(root: Path, number: int) -> None:
     template.finish("finished", 0)
     record = json.loads((template.path / "run.json").read_text())
     given = ["trainer.experiment_name=NAME", "trainer.seed=4242", f"{LR}=0.4242"]
-    config = yaml.safe_dump(compose("ppo", given).container, sort_keys=False)
+    config = yaml.safe_dump(compose("ppo", given).recorded, sort_keys=False)
     names = [f"actor/metric_{k}" for k in range(40)]
     for index in range(number - 1):
         folder = root / f"p{index % 10}" / f"run-{index:05d}"

@@ -44,11 +44,10 @@ _EXTRAS = {"s3fs": "'rlctl[s3]'"}  # packages with an extra of rlctl
 
 @dataclass(frozen=True)
 class Listing:
-    """Files at a URL, by name relative to it: information of the filesystem, and paths."""
+    """Files at a URL: information of the filesystem by name relative to the URL."""
 
     is_file: bool
     files: dict[str, dict[str, Any]]
-    paths: dict[str, str]  # relative name -> path in the filesystem
 
     @property
     def num_bytes(self) -> int:
@@ -114,38 +113,29 @@ def listing(fs: Any, path: str) -> Listing:
     fs.invalidate_cache()
     info = fs.info(path)
     if info["type"] == "file":
-        name = PurePosixPath(path).name
-        return Listing(True, {name: info}, {name: path})
-    found = {
-        each: info
-        for each, info in fs.find(path, detail=True).items()
-        if info["type"] == "file" and not each.endswith("/")
-    }
+        return Listing(True, {PurePosixPath(path).name: info})
     root = fs._strip_protocol(path).rstrip("/")
-    names = {each.removeprefix(root).lstrip("/"): each for each in found}
-    if outside := next((name for name in names if ".." in name.split("/")), None):
+    files = {
+        file.removeprefix(root).lstrip("/"): info
+        for file, info in fs.find(path, detail=True).items()
+        if info["type"] == "file" and not file.endswith("/")
+    }
+    if outside := next((name for name in files if ".." in name.split("/")), None):
         raise ConfigError(f"{outside!r} would be written outside its folder", where=path)
-    return Listing(False, {name: found[each] for name, each in names.items()}, names)
+    return Listing(False, files)
 
 
-def get(fs: Any, found: Listing, names: list[str], target: Path) -> None:
-    """Copy the files `names` of a listing into `target`. Raises ResourceError for a short file."""
-    _get(fs, found, {name: target / name for name in names})
-
-
-def _get(fs: Any, found: Listing, files: Mapping[str, Path]) -> None:
+def get(fs: Any, found: Listing, files: Mapping[str, Path]) -> None:
     """Copy each file of a listing to its path. Raises ResourceError for a wrong length."""
-    for place in files.values():
-        place.parent.mkdir(parents=True, exist_ok=True)
+    for target in files.values():
+        target.parent.mkdir(parents=True, exist_ok=True)
     if files:
-        fs.get([found.paths[name] for name in files], [str(place) for place in files.values()])
-    for name, place in files.items():
-        wanted = found.files[name].get("size")
-        if wanted is not None and place.stat().st_size != wanted:
-            raise ResourceError(
-                f"{name} has {place.stat().st_size} bytes, expected {wanted}",
-                where=found.paths[name],
-            )
+        fs.get([found.files[name]["name"] for name in files], [*map(str, files.values())])
+    for name, target in files.items():
+        wanted, size = found.files[name].get("size"), target.stat().st_size
+        if wanted not in (None, size):
+            where = found.files[name]["name"]
+            raise ResourceError(f"{name} has {size} bytes, expected {wanted}", where=where)
 
 
 def put(fs: Any, files: dict[Path, str]) -> None:
@@ -226,7 +216,7 @@ def _fetch(fs: Any, found: Listing, target: Path, url: str) -> None:
             hint=f"set {CACHE_VARIABLE}=DIR to a folder on a larger disk",
         )
     with explained(url), replacing(target, unique=False, sync=False) as aside:
-        _get(fs, found, {name: aside if found.is_file else aside / name for name in found.files})
+        get(fs, found, {name: aside if found.is_file else aside / name for name in found.files})
 
 
 @contextmanager

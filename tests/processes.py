@@ -1,11 +1,27 @@
-"""Other processes of a test: which have ended, and which can be signalled."""
+"""Other processes of a test: their output, which have ended, and which can be signalled."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+
+def run_python(
+    *words: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with `words` to its end and return its output."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
 
 
 def gone(pid: int) -> bool:

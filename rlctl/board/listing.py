@@ -28,7 +28,7 @@ class Listing:
     _store: RunStore = field(init=False)
 
     def __post_init__(self) -> None:
-        self._store = RunStore(self.root, save_later=True)
+        self._store = RunStore(self.root)
 
     def current(self) -> tuple[int, Sequence[Run]]:
         """Return version and runs as last read; wait for the first reading."""
@@ -43,11 +43,6 @@ class Listing:
         with self._reading:
             self._read()
             return self.version
-
-    def save(self) -> None:
-        """Store what was read in the index, which other commands and the next board read."""
-        with self._reading:
-            self._store.index.save()
 
     def _read(self) -> None:
         runs = self._store.runs()

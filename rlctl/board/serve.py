@@ -22,7 +22,6 @@ from rlctl.redaction import redact
 from rlctl.runs.listing import RunQuery
 
 _SHORTEST_TOKEN = 16  # characters
-_SAVE_S = 10.0  # between storing what was read
 
 
 @dataclass(frozen=True)
@@ -66,20 +65,16 @@ async def serve(root: Path, listening: Listening, open_page: bool, as_json: bool
     finally:
         reading.cancel()
         await runner.cleanup()
-        await asyncio.to_thread(views.listing.save)
 
 
 async def _read_early(views: Views) -> None:
-    """Read the first page before a browser asks for it; store its index once it is shown."""
+    """Read the first page before a browser asks for it."""
     gc.disable()  # a collection would traverse the records of all runs, which stay
     try:
         await asyncio.to_thread(views.runs, RunQuery(None, None, None, None, PAGE))
         gc.freeze()
     finally:
         gc.enable()
-    while True:
-        await asyncio.sleep(_SAVE_S)
-        await asyncio.to_thread(views.listing.save)
 
 
 def _has_screen() -> bool:

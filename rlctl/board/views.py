@@ -25,7 +25,6 @@ from rlctl.runs import details, logs
 from rlctl.runs.digests import CONFIG
 from rlctl.runs.listing import RunQuery
 from rlctl.runs.report.content import (
-    HEAD_KEYS,
     checkpoints,
     content,
     head,
@@ -79,7 +78,7 @@ class Views:
             store = RunStore(self.root)
             page = query.page(store, offset, every)
             folders = {run.key: str(run.path) for run in page.runs}
-            configs = store.index.read(CONFIG, folders, [(key,) for key in HEAD_KEYS])
+            configs = store.index.read(CONFIG, folders)
         rows = page.as_json()
         for row, run in zip(rows, page.runs, strict=True):
             curves, series = run.metrics["curves"], run.metrics["series"]

@@ -59,41 +59,33 @@ class RunSummary:
     `tokens` are sums over all steps.
     """
 
-    step: int | None
-    metric: str | None
-    first: float | None
-    last: float | None
-    best: float | None
-    best_step: int | None
-    seconds: float
-    tokens: int
+    step: int | None = None
+    metric: str | None = None
+    first: float | None = None
+    last: float | None = None
+    best: float | None = None
+    best_step: int | None = None
+    seconds: float = 0.0
+    tokens: int = 0
 
     @classmethod
     def from_rows(cls, rows: Iterable[Row]) -> RunSummary:
         """Build the summary from rows as `read_metrics` returns them, oldest first."""
-        step = metric = None
-        seconds = tokens = 0.0
-        points: list[tuple[float, int]] = []
+        return cls().extended(rows)
+
+    def extended(self, rows: Iterable[Row]) -> RunSummary:
+        """Return the summary of the earlier rows and of `rows`; the first best value counts."""
+        step, metric, first, last = self.step, self.metric, self.first, self.last
+        best, best_step = self.best, self.best_step
+        seconds, tokens = self.seconds, float(self.tokens)
         for row in rows:
             step = int(row["step"])
             metric = metric or validation_metric(row)
-            if metric and (value := figure(row, (metric,))) is not None:
-                points.append((value, step))
             seconds += figure(row, SECONDS) or 0.0
             tokens += figure(row, TOKENS) or 0.0
-        best = _best(points, lower_is_better(metric)) if metric and points else (None, None)
-        return cls(
-            step=step,
-            metric=metric,
-            first=points[0][0] if points else None,
-            last=points[-1][0] if points else None,
-            best=best[0],
-            best_step=best[1],
-            seconds=seconds,
-            tokens=int(tokens),
-        )
-
-
-def _best(points: Sequence[tuple[float, int]], lowest: bool) -> tuple[float, int]:
-    """Return the best value and the first step that reached it."""
-    return min(points, key=lambda point: (point[0] if lowest else -point[0], point[1]))
+            if metric is None or (value := figure(row, (metric,))) is None:
+                continue
+            first, last = value if first is None else first, value
+            if best is None or (value < best if lower_is_better(metric) else value > best):
+                best, best_step = value, step
+        return RunSummary(step, metric, first, last, best, best_step, seconds, int(tokens))

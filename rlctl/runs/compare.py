@@ -27,12 +27,11 @@ class Curve:
     values: Column
 
     @classmethod
-    def from_tables(cls, tables: Sequence[MetricTable], name: str) -> Self:
+    def from_table(cls, table: MetricTable, name: str) -> Self:
         """Build the curve of a metric; of rows with the same step the last one counts."""
-        steps = np.concatenate([np.empty(0, np.int64), *(table.steps for table in tables)])
-        values = np.concatenate([np.empty(0), *(table.column(name) for table in tables)])
+        values = table.column(name)
         known = ~np.isnan(values)
-        newest_first = steps[known][::-1]
+        newest_first = table.steps[known][::-1]
         steps, places = np.unique(newest_first, return_index=True)
         return cls(steps, values[known][::-1][places])
 
@@ -129,9 +128,9 @@ def compare(runs: Sequence[Run], changed: bool = False) -> Comparison:
 
     With `changed`, only what differs between the runs.
     """
-    tables = [list(metric_tables(run.path / METRICS_FILE)) for run in runs]
-    found = dict.fromkeys(name for each in tables for table in each for name in table.names)
-    curves = {name: [Curve.from_tables(each, name) for each in tables] for name in found}
+    tables = [MetricTable.join([*metric_tables(run.path / METRICS_FILE)]) for run in runs]
+    names = dict.fromkeys(name for table in tables for name in table.names)
+    curves = {name: [Curve.from_table(table, name) for table in tables] for name in names}
     curves = {
         name: each
         for name, each in curves.items()

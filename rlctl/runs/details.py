@@ -39,7 +39,7 @@ def overview(run: Run) -> dict[str, Any]:
         "total_steps": record.total_steps if record else None,
         "tags": list(run.labels.tags),
         "note": run.labels.note,
-        **dataclasses.asdict(summary or RunSummary.from_rows([])),
+        **dataclasses.asdict(summary or RunSummary()),
         "problem": run.problem or problem,
     }
 

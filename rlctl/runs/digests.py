@@ -54,13 +54,13 @@ RECORD = Part(RECORD_FILE, _record_digest, None, small=True)
 LABELS = Part(
     LABELS_FILE, lambda path: dataclasses.asdict(read_labels(path.parent)), None, small=True
 )
-_NO_METRICS = {
-    "summary": dataclasses.asdict(RunSummary.from_rows([])),
+NO_METRICS = {
+    "summary": dataclasses.asdict(RunSummary()),
     "series": {},
     "curves": {},
     "problem": None,
     "read": None,
 }
-METRICS = Part(METRICS_FILE, _metrics_digest, _NO_METRICS, grows=True)
+METRICS = Part(METRICS_FILE, _metrics_digest, NO_METRICS, grows=True)
 CONFIG = Part("config.yaml", config_digest, {})
 PARTS = (RECORD, LABELS, METRICS, CONFIG)

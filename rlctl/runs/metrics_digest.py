@@ -19,9 +19,9 @@ from rlctl.monitoring.run_summary import (
     SECONDS,
     TOKENS,
     RunSummary,
-    lower_is_better,
     validation_metric,
 )
+from rlctl.runs.digests import NO_METRICS
 from rlctl.tracking.jsonl import METRICS_FILE, Position
 from rlctl.tracking.metric_table import Column, MetricTable, metric_tables
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _MARK_BYTES = 4096
 _MAX_CURVE = 64  # points that a listing draws
-_EMPTY = RunSummary.from_rows([])
 
 Curve = tuple[int, int, list[float]]
 
@@ -51,11 +50,12 @@ def metrics_digest(
     """
     problems: list[str] = []
     try:
-        base = earlier if earlier is not None and has_grown(path, earlier["read"]) else None
-        position = Position(*base["read"]["position"]) if base else Position()
-        summary = RunSummary(**base["summary"]) if base else _EMPTY
-        series: dict[str, Sequence[float]] = dict(base["series"]) if base else {}
-        curves: dict[str, Curve] = dict(base["curves"]) if base else {}
+        grown = earlier is not None and has_grown(path, earlier["read"])
+        base = earlier if earlier is not None and grown else NO_METRICS
+        position = Position(*base["read"]["position"]) if grown else Position()
+        summary = RunSummary(**base["summary"])
+        series: dict[str, Sequence[float]] = dict(base["series"])
+        curves: dict[str, Curve] = dict(base["curves"])
         for table in metric_tables(path, lambda message, _: problems.append(message), position):
             keep(table)
             summary = _extended(summary, table)
@@ -67,19 +67,19 @@ def metrics_digest(
             "summary": dataclasses.asdict(summary),
             "series": series,
             "curves": {name: curve for name, curve in curves.items() if curve[0]},
-            "problem": (base or {}).get("problem") or (problems[0] if problems else None),
+            "problem": next(filter(None, (base["problem"], *problems)), None),
             "read": _place(path, position),
         }
     except OSError as error:
-        return {"summary": None, "series": {}, "curves": {}, "problem": str(error), "read": None}
+        return NO_METRICS | {"summary": None, "problem": str(error)}
 
 
-def read_tables(run: Run) -> list[MetricTable]:
+def read_table(run: Run) -> MetricTable:
     """Return all metrics of a run, and set its digest, from one reading of the file."""
     tables: list[MetricTable] = []
     # Broken lines are named by the `problem` of the digest.
-    run.metrics_cache.append(metrics_digest(run.path / METRICS_FILE, keep=tables.append))
-    return tables
+    run.set_metrics(metrics_digest(run.path / METRICS_FILE, keep=tables.append))
+    return MetricTable.join(tables)
 
 
 def _place(path: Path, position: Position) -> dict[str, Any] | None:
@@ -136,25 +136,13 @@ def _joined(earlier: Sequence[float], later: Sequence[float]) -> Sequence[float]
 
 def _extended(summary: RunSummary, table: MetricTable) -> RunSummary:
     """Return the summary of the rows that `summary` is of and those of `table`."""
-    metric = summary.metric or _main_validation(table)
-    found = {
-        "step": int(table.steps[-1]),
-        "metric": metric,
-        "seconds": summary.seconds + float(np.nansum(table.figure(SECONDS))),
-        "tokens": summary.tokens + int(np.nansum(table.figure(TOKENS))),
-    }
-    values = table.column(metric) if metric else np.empty(0)
-    rows = np.flatnonzero(~np.isnan(values))
-    if metric and len(rows):
-        lowest = lower_is_better(metric)
-        row = np.nanargmin(values) if lowest else np.nanargmax(values)
-        best, step = float(values[row]), int(table.steps[row])
-        found["last"] = float(values[rows[-1]])
-        if summary.first is None:
-            found["first"] = float(values[rows[0]])
-        if summary.best is None or (best < summary.best if lowest else best > summary.best):
-            found |= {"best": best, "best_step": step}
-    return dataclasses.replace(summary, **found)
+    validations = [name for name in table.names if validation_metric({name: 0.0})]
+    return dataclasses.replace(
+        summary.extended(table.rows(validations)),
+        step=int(table.steps[-1]),
+        seconds=summary.seconds + float(np.nansum(table.figure(SECONDS))),
+        tokens=summary.tokens + int(np.nansum(table.figure(TOKENS))),
+    )
 
 
 def _extended_curve(earlier: Curve, column: Column) -> Curve:
@@ -165,17 +153,3 @@ def _extended_curve(earlier: Curve, column: Column) -> Curve:
     while len(points) > _MAX_CURVE:
         points, stride = points[::2], 2 * stride
     return number + len(values), stride, points
-
-
-def _main_validation(table: MetricTable) -> str | None:
-    """Return the main metric of the first row with a validation."""
-    candidates = [
-        name for name in table.names if name.startswith("val") and validation_metric({name: 0.0})
-    ]
-    if not candidates:
-        return None
-    known = ~np.isnan(np.stack([table.column(name) for name in candidates]))
-    row = known.any(axis=0).argmax()
-    return validation_metric(
-        {name: 0.0 for name, has in zip(candidates, known[:, row], strict=True) if has}
-    )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlctl.runs.digests import CONFIG, METRICS, Part
-from rlctl.runs.index import Index, Key
+from rlctl.runs.digests import CONFIG, METRICS
+from rlctl.runs.index import Index
 from rlctl.runs.query import Query, Term
 from rlctl.runs.run import Run
 from rlctl.suggest import did_you_mean
@@ -32,36 +32,25 @@ SUMMARY_FIELDS = ("step", "metric", "first", "last", "best", "best_step", "secon
 
 def read_values(index: Index, runs: Sequence[Run], terms: Sequence[Term]) -> list[dict[Term, Any]]:
     """Return the value of every term for each run, None if absent; read only the files needed."""
-    rows: list[dict[Term, Any]] = [{} for _ in runs]
     folders = {run.key: str(run.path) for run in runs}
-    metrics = [term for term in terms if term.is_metric]
-    summary = [term for term in terms if term.name in SUMMARY_FIELDS]
-    settings = [
-        term
-        for term in terms
-        if not term.is_metric and term.name not in SUMMARY_FIELDS and term.name not in FIELDS
-    ]
-    fields = [term for term in terms if term.name in FIELDS]
-    series = _digest_values(index, METRICS, folders, metrics, ("series",))
-    other = (
-        _digest_values(index, METRICS, folders, summary, ("summary",)),
-        _digest_values(index, CONFIG, folders, settings, ()),
-    )
-    for row, run in zip(rows, runs, strict=True):
-        row.update({term: term.value_in(value) for term, value in series(run)})
-        for values in other:
-            row.update(values(run))
-        row.update({term: FIELDS[term.name](run) for term in fields})
-    return rows
+    metrics = index.read(METRICS, folders) if any(map(_is_in_metrics, terms)) else {}
+    others = [term for term in terms if not _is_in_metrics(term) and term.name not in FIELDS]
+    settings = index.read(CONFIG, folders) if others else {}
+
+    def value(run: Run, term: Term) -> Any:
+        if term.is_metric:
+            return term.value_in(metrics[run.key]["series"].get(term.name))
+        if term.name in SUMMARY_FIELDS:
+            return (metrics[run.key]["summary"] or {}).get(term.name)
+        if term.name in FIELDS:
+            return FIELDS[term.name](run)
+        return settings[run.key].get(term.name)
+
+    return [{term: value(run, term) for term in terms} for run in runs]
 
 
-def _digest_values(
-    index: Index, part: Part, folders: Mapping[str, str], terms: Sequence[Term], path: Key
-) -> Callable[[Run], Iterator[tuple[Term, Any]]]:
-    """Read the values of `terms` below `path` in the digests; return a look-up by run."""
-    keys = [(*path, term.name) for term in terms]
-    found = index.read(part, folders, keys) if keys else {}
-    return lambda run: zip(terms, found.get(run.key, ()), strict=False)
+def _is_in_metrics(term: Term) -> bool:
+    return term.is_metric or term.name in SUMMARY_FIELDS
 
 
 def where(index: Index, runs: Sequence[Run], text: str) -> list[Run]:

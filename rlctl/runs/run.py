@@ -33,7 +33,6 @@ class Run:
     record: RunRecord | None
     problem: str | None = None
     labels: Labels = field(default_factory=Labels)
-    metrics_cache: list[dict[str, Any]] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -87,13 +86,15 @@ class Run:
         summary, _ = self.figures
         return summary.seconds if summary is not None else None
 
-    @property
+    @cached_property
     def metrics(self) -> dict[str, Any]:
-        """Digest of the metrics (`metrics_digest`), read once; see `RunStore.preload`."""
-        if not self.metrics_cache:
-            path = self.path / METRICS.file
-            self.metrics_cache.append(METRICS.digest(path) if path.exists() else METRICS.absent)
-        return self.metrics_cache[-1]
+        """Digest of the metrics (`metrics_digest`); see `RunStore.preload`."""
+        path = self.path / METRICS.file
+        return METRICS.digest(path) if path.exists() else METRICS.absent
+
+    def set_metrics(self, digest: dict[str, Any]) -> None:
+        """Use a digest of the metrics that was read already."""
+        vars(self)["metrics"] = digest
 
     def history(self) -> list[dict[str, float]]:
         """Return the rows of `metrics.jsonl`, one per step: `step` and the metrics of that step."""

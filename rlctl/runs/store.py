@@ -25,9 +25,9 @@ DEFAULT_ROOT = Path("runs")
 class RunStore:
     """All runs under `root`, in folders `<project>/<run>/`."""
 
-    def __init__(self, root: Path, save_later: bool = False) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.index = Index(root, save_later)
+        self.index = Index(root)
 
     @classmethod
     def at(cls, root: Path | None) -> RunStore:
@@ -62,7 +62,7 @@ class RunStore:
         """Read the metrics of `runs` through the index, which makes their `figures` cheap."""
         digests = self.index.read(METRICS, {run.key: str(run.path) for run in runs})
         for run in runs:
-            run.metrics_cache.append(digests[run.key])
+            run.set_metrics(digests[run.key])
 
     def reindex(self) -> int:
         """Rebuild the index; return the number of runs."""

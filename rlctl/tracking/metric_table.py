@@ -32,11 +32,31 @@ class MetricTable:
     names: Sequence[str]
     values: NDArray[np.float64]
 
+    @classmethod
+    def join(cls, tables: Sequence[MetricTable]) -> MetricTable:
+        """Return the rows of consecutive tables as one table."""
+        if len(tables) == 1:
+            return tables[0]
+        names = list(dict.fromkeys(name for table in tables for name in table.names))
+        places = {name: place for place, name in enumerate(names)}
+        steps = np.concatenate([np.empty(0, np.int64), *(table.steps for table in tables)])
+        values = np.full((len(steps), len(names)), np.nan)
+        end = 0
+        for table in tables:
+            start, end = end, end + len(table.steps)
+            values[start:end, [places[name] for name in table.names]] = table.values
+        return cls(steps, names, values)
+
     def column(self, name: str) -> Column:
         """Return the values of a metric, all NaN if no row has it."""
         if name not in self.names:
             return np.full(len(self.steps), np.nan)
         return self.values[:, self.names.index(name)]
+
+    def finite_values(self, name: str) -> list[float]:
+        """Return the finite values of a metric, oldest first."""
+        values = self.column(name)
+        return values[~np.isnan(values)].tolist()
 
     def figure(self, names: Sequence[str]) -> Column:
         """Return the value of the first of `names` that each row has, else NaN."""
@@ -44,6 +64,14 @@ class MetricTable:
         for name in names:
             found = np.where(np.isnan(found), self.column(name), found)
         return found
+
+    def rows(self, names: Sequence[str]) -> Iterator[dict[str, float]]:
+        """Yield `step` and the values of `names` for each row that has any of them."""
+        columns = {name: self.column(name) for name in names}
+        known = {name: ~np.isnan(values) for name, values in columns.items()}
+        for row in np.flatnonzero(np.any([*known.values()], axis=0)):
+            values = {name: float(columns[name][row]) for name in names if known[name][row]}
+            yield {"step": int(self.steps[row]), **values}
 
 
 def metric_tables(
@@ -109,12 +137,6 @@ def _arrow_table(block: bytes, number: int) -> MetricTable | None:
         values[:, place] = column.to_numpy()  # null becomes NaN
     values[np.isinf(values)] = np.nan
     return MetricTable(steps.to_numpy(), list(columns), values)
-
-
-def finite_values(tables: Sequence[MetricTable], name: str) -> list[float]:
-    """Return the finite values of a metric, oldest first."""
-    columns = [table.column(name) for table in tables]
-    return [value for column in columns for value in column[~np.isnan(column)].tolist()]
 
 
 @dataclass

@@ -19,10 +19,9 @@ from rlctl.runs.labels import read_labels, set_note
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.record import SweepDir, SweepRecord
-from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.tracker import RunInfo
 from tests.board.serving import Served, serving
 from tests.progress import wait_until
+from tests.recorded import record
 from tests.runs.browser import CHROMIUM
 from tests.runs.test_report import ACC, EVIL, sample, write_run
 from tests.sweeps.test_study import settings, study
@@ -142,10 +141,8 @@ def test_curves_grow_while_the_run_goes_on(page: Page, board: Served, root: Path
     assert page.evaluate("plots[0].element.data[0].y") == [0.25, 0.5, 0.75]
     run.event("alarm", step=2, name="kl", message="kl: high", hint="less", value=1.0, limit=0.5)
     expect(page.locator("#alarms tbody")).to_contain_text("kl: high")
-    tracker = JsonlTracker()
-    tracker.start(RunInfo("id", "demo", "live", run.path, 9, {}))
     prompt = f"<|im_start|>system\n{EVIL}<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
-    tracker.generations(3, [replace(sample(0, 3), prompt=f"{prompt}<|im_start|>assistant\n")])
+    record(run.path, {}, {3: [replace(sample(0, 3), prompt=f"{prompt}<|im_start|>assistant\n")]})
     expect(page.locator("#sample-count")).to_have_text("1 response")
     parts = page.locator(".sample .part")
     expect(parts.locator("h3")).to_have_text(["system", "user", "truth", "response"])

@@ -258,9 +258,8 @@ def test_rows_read_in_parts_equal_those_read_at_once(tmp_path: Path) -> None:
             out.write(json.dumps(row) + "\n")
         live.read()
     once = MetricsCache().of(tmp_path)
-    assert curves(live.tables) == curves(once.read())
-    assert len(live.tables) == 1
-    tail = rows_from(live.tables, 7)
+    assert curves(live.table) == curves(once.read())
+    tail = rows_from(live.table, 7)
     assert tail["x"]["hours"] == pytest.approx([16 / 3600, 18 / 3600], rel=1e-4)
     assert tail["metrics"]["x"] == {"at": [0, 1], "y": [7, 8]}
 

@@ -11,6 +11,8 @@ from typing import Any
 import pexpect
 import pytest
 
+from tests.processes import run_python
+
 PROMPT = "READY> "
 
 
@@ -232,13 +234,7 @@ def test_completion_protocol_offers_candidates(home: Path, line: str, offers: li
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
         "_TYPER_COMPLETE_ARGS": line,
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "rlctl"],
-        env=environment(home, "fish") | request,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = run_python("-m", "rlctl", env=environment(home, "fish") | request)
     offered = [each.partition("\t")[0] for each in done.stdout.splitlines()]
     assert sorted(offered) == sorted(offers)
     assert done.stderr == ""

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from rlctl.runtime.planning import doctor as doctor_module
 from rlctl.runtime.planning.doctor import check_package, check_torch, check_vllm
 from rlctl.runtime.planning.machine import GIB, Check, check_space
 from tests.forks import completed
+from tests.processes import run_python
 
 
 def doctor(
@@ -28,8 +28,7 @@ def doctor(
     environment = kept | {"RLCTL_RUNS": str(runs)} | changes
     if not process:
         return completed(["doctor", *arguments], Path.cwd(), environment)
-    command = [sys.executable, "-m", "rlctl", "doctor", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    return run_python("-m", "rlctl", "doctor", *arguments, env=environment)
 
 
 def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str | None]]:
@@ -202,7 +201,6 @@ def test_doctor_does_not_import_ray_transformers_or_vllm() -> None:
         "import sys; from pathlib import Path; from rlctl.runtime.planning.doctor import examine; "
         "examine(Path('runs')); print(*sys.modules)"
     )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    loaded = run_python("-c", code).stdout.split()
+    assert "rlctl" in loaded
     assert not {"ray", "transformers", "vllm"} & set(loaded)

@@ -1,38 +1,40 @@
 """The `rlctl` process: exit codes, messages, streams, signals and lazy imports."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlctl import __version__
 from rlctl.cli import COMMANDS
 from tests.architecture.source import HEAVY
+from tests.processes import run_python
+from tests.recorded import plain_environment
 
 
 def environment(**changes: str) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("RLCTL_", "NO_COLOR", "FORCE_COLOR"))
-    }
-    return kept | {"COLUMNS": "100"} | changes
+    return plain_environment(COLUMNS="100") | changes
 
 
 def rlctl(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rlctl", *arguments]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=environment(**changes),
-        timeout=600,
-        check=False,
+    return run_python("-m", "rlctl", *arguments, env=environment(**changes))
+
+
+def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return run_python("-c", STAND_IN, *arguments, env=environment(**changes))
+
+
+def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """Start a stand-in with its output in pipes; see `Popen` for the options."""
+    command = [sys.executable, "-c", STAND_IN, *arguments]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(
+        [*options.pop("before", []), *command], text=True, env=environment(), **pipes | options
     )
 
 
@@ -80,30 +82,14 @@ sys.exit(main())
 """
 
 
-def stand_in(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", STAND_IN, *arguments]
-
-
-def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        stand_in(*arguments),
-        capture_output=True,
-        text=True,
-        env=environment(**changes),
-        timeout=600,
-        check=False,
-    )
-
-
 def test_help_lists_every_command_on_stdout_and_loads_nothing_heavy():
     probe = (
         "import sys; from rlctl.__main__ import main; code = main(['--help']); "
         "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); "
         "sys.exit(code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, env=environment(), check=True
-    )
+    done = run_python("-c", probe, env=environment())
+    assert done.returncode == 0
     for command in COMMANDS:
         assert re.search(rf"│ {command.name} +{re.escape((command.help or '')[:20])}", done.stdout)
     assert "--install-completion" in done.stdout
@@ -144,11 +130,7 @@ def test_no_command_shows_the_help_and_is_a_usage_error():
     ("arguments", "message", "helper"),
     [
         (["rusn"], "no such command 'rusn'", "rlctl --help"),
-        (
-            ["runs", "--jsn"],
-            "no such option: --jsn",
-            "rlctl runs --help",
-        ),
+        (["runs", "--jsn"], "no such option: --jsn", "rlctl runs --help"),
         (["runs", "-n", "many"], "invalid value for '-n' / '--number': ", "rlctl runs --help"),
         (["show"], "missing argument 'run'", "rlctl show --help"),
         (
@@ -156,11 +138,7 @@ def test_no_command_shows_the_help_and_is_a_usage_error():
             "missing option '--out' / '-o', argument 'FILE'",
             "rlctl prep jsonl --help",
         ),
-        (
-            ["reward", "test"],
-            "missing option '--data'",
-            "rlctl reward test --help",
-        ),
+        (["reward", "test"], "missing option '--data'", "rlctl reward test --help"),
         (
             ["runs", "--state", "sleeping"],
             "invalid value for '--state': 'sleeping' is not one of ",
@@ -202,13 +180,7 @@ def test_all_problems_of_an_error_are_printed_to_stderr():
 def test_every_kind_of_error_has_its_exit_code():
     loop = f"print(*(main(['data', 'bad', kind]) for kind in {list(CODES)}))"
     script = STAND_IN.replace("sys.exit(main())", loop)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        check=True,
-    )
+    done = run_python("-c", script, env=environment())
     assert [int(code) for code in done.stdout.split()] == list(CODES.values())
 
 
@@ -244,13 +216,7 @@ def test_a_command_may_choose_its_exit_code():
 
 
 def test_a_closed_pipe_prints_no_error():
-    done = subprocess.Popen(
-        stand_in("data", "chatter"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
+    done = started("data", "chatter")
     assert done.stdout is not None
     assert done.stderr is not None
     assert done.stdout.readline() == "0\n"
@@ -269,13 +235,7 @@ def test_a_closed_pipe_prints_no_error():
     ],
 )
 def test_signals_unwind_the_command_and_have_their_code(signals, code):
-    child = subprocess.Popen(
-        stand_in("data", "wait"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
+    child = started("data", "wait")
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     for number in signals:
@@ -285,10 +245,8 @@ def test_signals_unwind_the_command_and_have_their_code(signals, code):
 
 
 def test_nohup_ignores_sighup():
-    command, quiet = ["nohup", *stand_in("data", "wait")], subprocess.DEVNULL
-    child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=quiet, stdin=quiet, text=True, env=environment()
-    )
+    quiet = subprocess.DEVNULL
+    child = started("data", "wait", before=["nohup"], stderr=quiet, stdin=quiet)
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGHUP)

@@ -1,7 +1,6 @@
 """`rlctl runs` and `rlctl show` in processes of their own, on runs written by the real tracker."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,9 +15,9 @@ from rlctl.recipes.search_path import LIBRARY
 from rlctl.runs.record import failure_of
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import DEFAULT_ROOT
-from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.tracker import RunInfo, Sample
+from rlctl.tracking.tracker import Sample
 from tests.forks import completed
+from tests.recorded import plain_environment, record
 
 ACC = "val-core/arithmetic/acc/mean@1"
 
@@ -37,21 +36,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [("first", "finished"), ("second", "failed"), ("third", "finished")]
     ):
         run = RunDir.create(root, "demo", name, "ppo")
-        tracker = JsonlTracker()
-        tracker.start(RunInfo("id", "demo", name, run.path, 2, {}))
-        tracker.log(0, {ACC: 0.25})
-        tracker.log(1, {"critic/score/mean": 0.5, "actor/ppo_kl": float("nan")})
+        rows = {0: {ACC: 0.25}, 1: {"critic/score/mean": 0.5, "actor/ppo_kl": float("nan")}}
+        samples = {}
         if state == "finished":
-            tracker.log(2, {"critic/score/mean": 1.0, ACC: 0.75, "perf/total_num_tokens": 1234})
-            tracker.generations(
-                2,
-                [
-                    sample("#### 2 [bold]", True),
-                    sample("#### 3", False),
-                    sample("\x1b[31m#### 4", False),
-                ],
-            )
-        tracker.finish(state)
+            rows[2] = {"critic/score/mean": 1.0, ACC: 0.75, "perf/total_num_tokens": 1234}
+            texts = {"#### 2 [bold]": True, "#### 3": False, "\x1b[31m#### 4": False}
+            samples = {2: [sample(text, right) for text, right in texts.items()]}
+        record(run.path, rows, samples)
         created, ended = f"2026-01-01T10:0{minute}:00+00:00", f"2026-01-01T10:0{minute}:30+00:00"
         run.update(
             state=state,
@@ -67,12 +58,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rlctl(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("FORCE_COLOR", "RLCTL_RUNS")
-    }
-    return completed([*arguments], root.parent, environment)
+    return completed([*arguments], root.parent, plain_environment())
 
 
 def test_runs_prints_one_line_per_run_and_warns_of_damaged_records(root):
@@ -82,19 +68,9 @@ def test_runs_prints_one_line_per_run_and_warns_of_damaged_records(root):
     cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert cells[0] == ["run", "state", "created", "took", "step", "validation"]
     assert cells[1][:2] == ["third", "broken"]
-    assert [cells[2][index] for index in (0, 1, 3, 4, 5)] == [
-        "second",
-        "failed E-CONFIG",
-        "30.0 s",
-        "1/2",
-        "25.0 % → 25.0 %",
-    ]
-    assert [cells[3][index] for index in (0, 1, 3, 4, 5)] == [
-        "first",
-        "finished",
-        "30.0 s",
-        "2/2",
-        "25.0 % → 75.0 %",
+    assert [[line[0], line[1], *line[3:]] for line in cells[2:]] == [
+        ["second", "failed E-CONFIG", "30.0 s", "1/2", "25.0 % → 25.0 %"],
+        ["first", "finished", "30.0 s", "2/2", "25.0 % → 75.0 %"],
     ]
     assert done.stderr.startswith("warning: demo/third: not a run record")
 
@@ -102,25 +78,11 @@ def test_runs_prints_one_line_per_run_and_warns_of_damaged_records(root):
 def test_runs_json_limit_and_state(root):
     everything = json.loads(rlctl(root, "runs", "--json").stdout)
     assert [run["name"] for run in everything] == ["third", "second", "first"]
-    first = everything[2]
-    assert (first["state"], first["exit_code"], first["recipe"], first["problem"]) == (
-        "finished",
-        0,
-        "ppo",
-        None,
-    )
-    assert (first["created"], first["ended"]) == (
-        "2026-01-01T10:00:00+00:00",
-        "2026-01-01T10:00:30+00:00",
-    )
-    assert (first["step"], first["total_steps"], first["tokens"]) == (2, 2, 1234)
-    assert [first[name] for name in ("metric", "first", "last", "best", "best_step")] == [
-        ACC,
-        0.25,
-        0.75,
-        0.75,
-        2,
-    ]
+    expected = {"state": "finished", "exit_code": 0, "recipe": "ppo", "problem": None}
+    expected |= {"created": "2026-01-01T10:00:00+00:00", "ended": "2026-01-01T10:00:30+00:00"}
+    expected |= {"step": 2, "total_steps": 2, "tokens": 1234, "metric": ACC}
+    expected |= {"first": 0.25, "last": 0.75, "best": 0.75, "best_step": 2}
+    assert {name: everything[2][name] for name in expected} == expected
     assert everything[0]["problem"].startswith("not a run record")
     assert [
         run["name"] for run in json.loads(rlctl(root, "runs", "--json", "--state", "failed").stdout)
@@ -184,18 +146,13 @@ def test_piped_tables_are_not_wrapped_or_padded(root):
 
 @pytest.mark.parametrize(("changes", "colours"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_samples_go_through_a_pager_on_a_terminal(root, changes, colours):
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("NO_COLOR", "FORCE_COLOR", "RLCTL_RUNS", "LESS")
-    }
-    environment |= {"PAGER": "sed s/^/paged:/", "TERM": "xterm-256color"} | changes
+    terminal = {"PAGER": "sed s/^/paged:/", "TERM": "xterm-256color", "LESS": ""}
     arguments = ["-m", "rlctl", "show", "first", "--grep", "bold"]
     child = pexpect.spawn(
         sys.executable,
         arguments,
         cwd=str(root.parent),
-        env=environment,
+        env=plain_environment(**terminal, **changes),
         encoding="utf-8",
         dimensions=(9, 80),
         timeout=600,

@@ -10,20 +10,17 @@ import pytest
 
 from rlctl.__main__ import main
 from rlctl.runs.run_dir import RunDir
-from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.tracker import RunInfo
+from tests.recorded import record
 from tests.tracking.test_transcripts import EPISODE, SAMPLE
+
+METRICS = ("agent/turns/mean", "agent/outcome/done", "tool/calculator/errors")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run = RunDir.create(tmp_path / "runs", "p", "r", "grpo")
-    tracker = JsonlTracker()
-    tracker.start(RunInfo("id", "p", "r", run.path, 1, {}))
-    names = ("agent/turns/mean", "agent/outcome/done", "tool/calculator/errors")
-    tracker.log(1, dict.fromkeys(names, 0.5))
-    tracker.generations(1, [replace(SAMPLE, episode=EPISODE), SAMPLE])
-    tracker.finish("finished")
+    samples = [replace(SAMPLE, episode=EPISODE), SAMPLE]
+    record(run.path, {1: dict.fromkeys(METRICS, 0.5)}, {1: samples})
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RLCTL_RUNS", raising=False)
     return tmp_path
@@ -61,5 +58,5 @@ def test_json_and_search_have_the_episode(capsys: pytest.CaptureFixture[str]) ->
 def test_show_has_the_metrics_of_agents(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "r"]) == 0
     out = capsys.readouterr().out
-    for name in ("agent/turns/mean", "agent/outcome/done", "tool/calculator/errors"):
+    for name in METRICS:
         assert name in out

@@ -12,6 +12,7 @@ import pytest
 from rlctl.cli.views.run_end import print_end
 from rlctl.runs.run_dir import RunDir
 from tests.e2e.command import environment
+from tests.processes import run_python
 
 INTERRUPTED = "interrupted before the start: nothing was written"
 
@@ -23,14 +24,7 @@ def interrupted_by(module: str, folder: Path, *arguments: str) -> subprocess.Com
     (folder / "empty").mkdir()
     env = environment()
     env["PYTHONPATH"] = f"{folder / 'path'}:{Path(__file__).parents[2]}"
-    done = subprocess.run(
-        [sys.executable, "-m", "rlctl", *arguments],
-        cwd=folder / "empty",
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-m", "rlctl", *arguments, cwd=folder / "empty", env=env)
     assert list((folder / "empty").iterdir()) == []
     return done
 

@@ -22,8 +22,8 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.terminal import visible
 from rlctl.tracking.console import ConsoleTracker
 from rlctl.tracking.episodes import Episode, Message, Use
-from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.tracker import RunInfo, Sample
+from rlctl.tracking.tracker import Sample
+from tests.recorded import record
 
 # Clear screen, title, hyperlink, bell, return, C1 CSI, bidirectional override and isolate.
 HOSTILE = "a\x1b[2J\x1b]0;title\x07\x1b]8;;http://x\x1b\\b\rc\x9b31md\u202ee\u2066f\tg 数\u3000学"
@@ -41,17 +41,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fields = {"value": 1.0, "limit": 0.5, "hint": HOSTILE}
     run.event("alarm", name="kl", step=1, message=HOSTILE, **fields)
     set_note(run.path, HOSTILE)
-    tracker = JsonlTracker()
-    tracker.start(RunInfo("id", "p", "r", run.path, 1, {}))
-    tracker.log(1, {"critic/score/mean": 0.5})
     sample = Sample(HOSTILE, HOSTILE, HOSTILE, 0.0, {}, 3, "stop", HOSTILE)
     messages = (
         Message("assistant", HOSTILE, True, reward=1.0),
         Message("tool", HOSTILE, False, name=HOSTILE),
     )
     episode = Episode(HOSTILE, messages, (Use(HOSTILE, 0.1, HOSTILE),), error=HOSTILE)
-    tracker.generations(1, [sample, replace(sample, episode=episode)])
-    tracker.finish("finished")
+    samples = [sample, replace(sample, episode=episode)]
+    record(run.path, {1: {"critic/score/mean": 0.5}}, {1: samples})
     (run.attempt / "main-0.log").write_text(HOSTILE + "\n")
     return folder
 

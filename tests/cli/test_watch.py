@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,9 +14,8 @@ import pexpect
 import pytest
 
 from rlctl.runs.run_dir import RunDir
-from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.tracker import RunInfo
 from tests.forks import completed
+from tests.recorded import plain_environment, record
 
 ACC = "val-core/x/acc/mean@1"
 TIMEOUT_S = 300  # reached only if a command hangs
@@ -83,11 +81,7 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
 
 
 def environment() -> dict[str, str]:
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("NO_COLOR", "FORCE_COLOR", "RLCTL_RUNS")
-    } | {"TERM": "xterm-256color"}
+    return plain_environment(TERM="xterm-256color")
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -236,10 +230,7 @@ def test_the_panel_restarts_when_a_run_resumes_from_an_earlier_step(tmp_path: Pa
     from rlctl.runs.watch import RunWatcher
 
     run = RunDir.create(tmp_path, "p", "r", "ppo")
-    tracker = JsonlTracker()
-    tracker.start(RunInfo("id", "p", "r", run.path, 9, {}))
-    for step in (1, 2, 3):
-        tracker.log(step, {"critic/score/mean": float(step)})
+    record(run.path, {step: {"critic/score/mean": float(step)} for step in (1, 2, 3)})
     watched = RunWatcher(RunStore(tmp_path).find("r"))
     assert len(list(watched.read())) == 3
     kept = run.metrics.read_text().splitlines(keepends=True)[:1]

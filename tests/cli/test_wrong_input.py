@@ -14,8 +14,7 @@ from rlctl.errors import ResourceError, as_rlctl_error
 from rlctl.recipes.overrides import parse
 from rlctl.runs.run_dir import RunDir
 from rlctl.suggest import hydra_text
-from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.tracker import RunInfo
+from tests.recorded import record
 
 LONG = "n" * 300
 FSDP = "actor_rollout_ref.actor.fsdp_config"
@@ -28,9 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RLCTL_RUNS", raising=False)
     run = RunDir.create(Path("runs"), "p", "r", "ppo")
-    tracker = JsonlTracker()
-    tracker.start(RunInfo("id", "p", "r", run.path, 1, {}))
-    tracker.log(1, {"critic/score/mean": 0.5})
+    record(run.path, {1: {"critic/score/mean": 0.5}})
     run.update(state="finished", exit_code=0)
     Path("cyclic.yaml").write_text("defaults: [ppo_trainer, _self_]\ndata: &data {x: *data}\n")
     Path("good.sh").write_text(f"{VERL} data.train_batch_size=8\n")

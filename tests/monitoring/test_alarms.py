@@ -14,8 +14,8 @@ from rlctl.recipes.compose import base_settings
 from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.console import ConsoleTracker
 from rlctl.tracking.fanout import Trackers
-from rlctl.tracking.jsonl import JsonlTracker, read_metrics
-from rlctl.tracking.tracker import RunInfo
+from rlctl.tracking.jsonl import read_metrics
+from tests.recorded import record
 
 ACC = "val-core/x/acc/mean@1"
 
@@ -143,13 +143,10 @@ def test_resumed_run_raises_the_same_alarms(tmp_path: Path) -> None:
     expected = changes(Limits(entropy_collapse=0.1), rows)
     assert [step for _, step, _ in expected] == [7, 10, 13]
     for stop in range(1, len(rows)):
-        tracker = JsonlTracker()
         folder = tmp_path / str(stop)
         folder.mkdir()
-        tracker.start(RunInfo("id", "p", "r", folder, len(rows), {}))
-        for row in rows[:stop]:
-            tracker.log(int(row["step"]), {"actor/entropy": row["actor/entropy"]})
-        tracker.finish("failed")
+        entropy = {int(row["step"]): row["actor/entropy"] for row in rows[:stop]}
+        record(folder, {step: {"actor/entropy": value} for step, value in entropy.items()})
         alarms = Alarms(Limits(entropy_collapse=0.1), read_metrics(folder / "metrics.jsonl"))
         later = [
             (alarm.name, alarm.step, alarm.over) for row in rows[stop:] for alarm in alarms.add(row)

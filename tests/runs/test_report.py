@@ -19,10 +19,10 @@ from rlctl.runs.report.curves import MAX_POINTS, curves
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from rlctl.tracking.episodes import Episode, Message, Use
-from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.metric_table import metric_tables
-from rlctl.tracking.tracker import RunInfo, Sample
+from rlctl.tracking.metric_table import MetricTable, metric_tables
+from rlctl.tracking.tracker import Sample
 from tests.forks import completed
+from tests.recorded import plain_environment, record
 from tests.runs.browser import CHROMIUM, Browser
 
 ACC = "val-core/arithmetic/acc/mean@1"
@@ -66,33 +66,19 @@ def write_run(root: Path, name: str, lr: float) -> None:
         "trainer.seed": [base, Origin(7, "/home/me/secret/recipes/ppo.yaml:9", 2)],
     }
     run.write_config("{}", settings)
-    tracker = JsonlTracker()
-    tracker.start(RunInfo("id", "demo", name, run.path, 20, {}))
+    rows: dict[int, dict[str, float]] = {}
     for step in range(21):
-        row = (
-            {
-                "critic/score/mean": 0.04 * step,
-                "actor/entropy": math.exp(-step / 5),
-                "response_length/clip_ratio": 0.02 * step,
-            }
-            if step
-            else {}
-        )
-        row |= (
-            {
-                "timing_s/gen": 1.0,
-                "timing_s/update_actor": 0.5,
-                "timing_s/step": 1.5,
-                "perf/total_num_tokens": 1000,
-            }
-            if step
-            else {}
-        )
+        row = {"actor/grad_norm": float("nan") if step == 5 else 0.1 * step}
+        if step:
+            row |= {"critic/score/mean": 0.04 * step, "actor/entropy": math.exp(-step / 5)}
+            row |= {"response_length/clip_ratio": 0.02 * step, "timing_s/gen": 1.0}
+            row |= {"timing_s/update_actor": 0.5, "timing_s/step": 1.5}
+            row |= {"perf/total_num_tokens": 1000}
         if step % 10 == 0:
             row |= {ACC: step / 25, "timing_s/testing": 2.0}
-            tracker.generations(step, [sample(number, step) for number in range(30)])
-        tracker.log(step, row | {"actor/grad_norm": float("nan") if step == 5 else 0.1 * step})
-    tracker.finish("finished")
+        rows[step] = row
+    samples = {step: [sample(number, step) for number in range(30)] for step in (0, 10, 20)}
+    record(run.path, rows, samples)
     run.event(
         "alarm",
         step=15,
@@ -114,12 +100,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rlctl(cwd: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("FORCE_COLOR", "RLCTL_RUNS")
-    } | changes
-    return completed([*arguments], cwd, environment)
+    return completed([*arguments], cwd, plain_environment(**changes))
 
 
 @pytest.fixture(scope="module")
@@ -298,14 +279,9 @@ def test_pools_of_an_asynchronous_run_are_drawn_over_time(tmp_path: Path) -> Non
         pytest.skip("there is no Chromium here")
     run = RunDir.create(tmp_path / "runs", "demo", "apart", "grpo")
     run.write_config("{}", {})
-    tracker = JsonlTracker()
-    tracker.start(RunInfo("id", "demo", "apart", run.path, 4, {}))
-    for step in range(1, 5):
-        row = {"timing_s/step": 10.0, "timing_s/gen": 6.0, "timing_s/update_actor": 8.0}
-        row |= {"timing_s/testing": 5.0} if step == 2 else {}
-        idle = {"async/trainer_idle": 0.2, "async/engines_idle": 0.4}
-        tracker.log(step, row | (idle if step > 1 else {}))
-    tracker.finish("finished")
+    row = {"timing_s/step": 10.0, "timing_s/gen": 6.0, "timing_s/update_actor": 8.0}
+    waits = row | {"async/trainer_idle": 0.2, "async/engines_idle": 0.4}
+    record(run.path, {1: row, 2: waits | {"timing_s/testing": 5.0}, 3: waits, 4: waits})
     done = rlctl(tmp_path, "report", "apart")
     assert done.returncode == 0, done.stderr
     with Browser(CHROMIUM, tmp_path / "profile") as browser:
@@ -363,7 +339,7 @@ def test_long_run_is_thinned_but_keeps_validations_and_extremes(tmp_path: Path) 
     ]
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = curves(list(metric_tables(file)))
+    found = curves(MetricTable.join(list(metric_tables(file))))
     steps, metrics = found["x"]["step"], found["metrics"]
     drawn = {name: [steps[at] for at in curve["at"]] for name, curve in metrics.items()}
     assert found["thinned"]

@@ -21,9 +21,9 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.runs.stop import request_stop, run_target
 from rlctl.runs.store import RunStore
 from rlctl.runs.trash import check_removable
-from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.tracker import RunInfo, Sample
+from rlctl.tracking.tracker import Sample
 from tests.progress import wait_until
+from tests.recorded import record
 
 ACC = "val-core/x/acc/mean@1"
 
@@ -241,26 +241,17 @@ def test_damaged_folders_are_listed_as_broken(tmp_path):
         details(run)
 
 
-def record(folder: Path) -> None:
-    tracker = JsonlTracker()
-    tracker.start(RunInfo("id", "p", "r", folder, 10, {}))
-    tracker.log(0, {ACC: 0.25})
-    for step in (1, 2, 3):
-        tracker.log(
-            step,
-            {"critic/score/mean": 0.25 * step, "timing_s/step": 2.0, "perf/total_num_tokens": 100},
-        )
-    tracker.log(4, {ACC: 0.5, "critic/score/mean": float("nan")})
-    for step in (0, 4):
-        tracker.generations(
-            step, [Sample("q", "a", "t", float(score), {}, 1, "stop", "s") for score in (0, 1, 0)]
-        )
-    tracker.finish("finished")
+def train(folder: Path) -> None:
+    costs = {"timing_s/step": 2.0, "perf/total_num_tokens": 100}
+    steps = {step: {"critic/score/mean": 0.25 * step} | costs for step in (1, 2, 3)}
+    last = {ACC: 0.5, "critic/score/mean": float("nan")}
+    samples = [Sample("q", "a", "t", float(score), {}, 1, "stop", "s") for score in (0, 1, 0)]
+    record(folder, {0: {ACC: 0.25}, **steps, 4: last}, {0: samples, 4: samples})
 
 
 def test_overview_and_details(tmp_path):
     run = make(tmp_path, "r", "finished", 1)
-    record(run.path)
+    train(run.path)
     run.checkpoint(4).mkdir()
     run.update(total_steps=4, ended="2026-01-01T10:02:30+00:00")
     found = RunStore(tmp_path).find("r")
@@ -284,7 +275,7 @@ def test_samples_of_a_step_right_or_wrong(tmp_path):
     run = make(tmp_path, "r", "finished", 1)
     with pytest.raises(NotFoundError, match="no validation samples"):
         samples(RunStore(tmp_path).find("r"), None, None)
-    record(run.path)
+    train(run.path)
     found = RunStore(tmp_path).find("r")
     step, all_of_them = samples(found, None, None)
     assert (step, len(all_of_them)) == (4, 3)
@@ -304,15 +295,13 @@ def test_index_reads_a_file_again_only_after_a_change(tmp_path):
         return len(read)
 
     part, folders = Part("run.json", digest, None, small=True), {"p/r": str(run.path)}
-    index = Index(tmp_path, save_later=True)
+    index = Index(tmp_path)
     assert [index.read(part, folders)["p/r"] for _ in range(2)] == [1, 1]
-    assert Index(tmp_path).read(part, folders)["p/r"] == 2  # nothing is stored yet
     run.finish("finished", 0)
-    assert index.read(part, folders)["p/r"] == 3
-    index.save()
-    assert Index(tmp_path).read(part, folders)["p/r"] == 3  # read from the index
+    assert index.read(part, folders)["p/r"] == 2
+    assert Index(tmp_path).read(part, folders)["p/r"] == 2  # read from the file
     index.forget_others({})
-    assert index.read(part, folders)["p/r"] == 4
+    assert index.read(part, folders)["p/r"] == 3
 
 
 def test_a_retry_repeats_the_command_until_an_attempt_has_begun(tmp_path, monkeypatch):

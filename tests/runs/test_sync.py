@@ -12,8 +12,9 @@ from rlctl.errors import ConflictError, RlctlError, UsageError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from rlctl.runs.sync import run_info, sync
-from rlctl.tracking.jsonl import JsonlTracker, generations_file, metric_rows, read_lines
+from rlctl.tracking.jsonl import generations_file, metric_rows, read_lines
 from rlctl.tracking.tensorboard import TensorBoardTracker
+from tests.recorded import record
 from tests.tracking.real import tensorboard_curves
 
 NAME = "noted_down:Notes"
@@ -45,27 +46,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     (tmp_path / "noted_down.py").write_text(NOTES)
     monkeypatch.syspath_prepend(tmp_path)
     made = RunDir.create(tmp_path / "runs", "house", "first", "ppo")
-    tracking = {
-        "modes": {},
-        "tags": [],
-        "description": None,
-        "queue_size": 1,
-        "start_s": 10.0,
-        "call_s": 10.0,
-        "finish_s": 10.0,
-    }
-    trainer = {
-        "seed": 1,
-        "log_val_generations": 0,
-        "logger": ["console", NAME],
-        "tracking": tracking,
-    }
+    tracking = {"modes": {}, "tags": [], "description": None, "queue_size": 1}
+    tracking |= {"start_s": 10.0, "call_s": 10.0, "finish_s": 10.0}
+    trainer = {"seed": 1, "log_val_generations": 0, "tracking": tracking}
+    trainer["logger"] = ["console", NAME]
     made.write_config(yaml.safe_dump({"trainer": trainer}), {})
-    record = JsonlTracker()
-    record.start(run_info(made.record, made.path, {"trainer": trainer}, 9))
-    for step in range(10):
-        record.log(step, {"x": float(step)})
-    record.finish("finished")
+    record(made.path, {step: {"x": float(step)} for step in range(10)})
     (made.path / "id").write_text("known")
     made.update(total_steps=9, trackers={NAME: "known"})
     made.event("tracker_off", tracker=NAME, why="a test", steps=[[1, 1], [4, 5]])

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ import pyte
 import pytest
 
 from rlctl.tracking.console import ConsoleTracker
+from tests.processes import run_python
 
 ACC = "val-core/arithmetic/acc/mean@1"
 
@@ -54,13 +54,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("extra", [{}, {"FORCE_COLOR": "1"}])
 def test_pipe_gets_one_plain_line_per_step(extra):
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment(**extra),
-    )
+    done = run_python("-c", SCRIPT, env=environment(**extra))
     assert done.stdout == "data\n" * 3
     lines = [line for line in done.stderr.splitlines() if line != "worker line"]
     assert [line.partition(" s] ")[2] for line in lines[:2]] == ["starting Ray", "building actor"]

@@ -22,6 +22,8 @@ from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import METRICS_FILE, JsonlTracker, read_metrics
 from rlctl.tracking.loggers import preflight
 from rlctl.tracking.tracker import RunInfo, Sample, Tracker
+from tests.processes import run_python
+from tests.recorded import record
 
 SAMPLE = Sample("q", "a", "t", 1.0, {}, 1, "stop", "s")
 
@@ -233,9 +235,7 @@ sys.exit(3)
 
 
 def test_process_exits_although_a_tracker_hangs():
-    done = subprocess.run(
-        [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=600, check=False
-    )
+    done = run_python("-c", HANGS)
     assert done.returncode == 3
     assert "logger hangs is disabled" in done.stderr
 
@@ -316,10 +316,7 @@ def test_missing_steps_are_replayed_and_all_steps_under_a_new_id(tmp_path):
 
 
 def test_a_step_without_a_row_is_not_missed(tmp_path):
-    record = JsonlTracker()
-    record.start(info(tmp_path))
-    record.log(1, {"x": 1.0})  # the run was not validated before its first step
-    record.finish("stopped")
+    record(tmp_path, {1: {"x": 1.0}})  # the run was not validated before its first step
     events, plain = Events(), Notebook()
     trackers = trackers_of({"plain": plain}, events)
     trackers.start(replace(info(tmp_path), resume_step=1))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlctl.tracking import jsonl
@@ -39,6 +39,7 @@ def bits(value: float) -> bytes:
     return struct.pack("<d", value)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
 def test_floats_read_back_as_the_same_bits(tmp_path_factory, values):
     folder = tmp_path_factory.mktemp("run")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
+from tests.processes import run_python
 from tests.tracking.real import LOGGERS, row, samples
 from tests.tracking.swanlab_server import swanlab_server
 from tests.tracking.wandb_server import wandb_server
@@ -37,16 +38,8 @@ def attempt(
         "TRACKIO_DIR": str(folder / "trackio"),
         "IDS": json.dumps(ids or {}),
     }
-    command = [sys.executable, "-m", "tests.tracking.real", *map(str, arguments)]
-    done = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=Path(__file__).parents[2],
-        check=False,
-    )
+    root = Path(__file__).parents[2]
+    done = run_python("-m", "tests.tracking.real", *arguments, cwd=root, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -181,17 +174,8 @@ def test_wandb_sync_joins_the_parts_to_one_run(kept):
 def two_attempts(folder: Path, logger: str, **environment: str) -> None:
     """Run two attempts online, the second one after the checkpoint and with the same id."""
     first = attempt(folder, "write", folder, 0, 5, 0, LOGGERS=logger, **environment)
-    second = attempt(
-        folder,
-        "write",
-        folder,
-        CHECKPOINT + 1,
-        LAST,
-        CHECKPOINT,
-        ids=first,
-        LOGGERS=logger,
-        **environment,
-    )
+    again = ("write", folder, CHECKPOINT + 1, LAST, CHECKPOINT)
+    second = attempt(folder, *again, ids=first, LOGGERS=logger, **environment)
     assert first == second == {logger: "abc123"}
 
 
@@ -287,16 +271,7 @@ except RlctlError as error:
 def test_preflight_reports_modes_and_problems_without_prompts(
     tmp_path, arguments, environment, message
 ):
-    command = [sys.executable, "-c", MODES, *arguments]
     environment = in_a_home(tmp_path) | environment
-    done = subprocess.run(
-        command,
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = run_python("-c", MODES, *arguments, cwd=tmp_path, env=environment)
     assert done.stdout.startswith(message), done.stdout + done.stderr
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")]

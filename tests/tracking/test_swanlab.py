@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import MissingExtraError
+from tests.processes import run_python
 
 SCRIPT = """
 import json, sys
@@ -27,16 +28,8 @@ tracker.finish("finished")
 
 def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SWANLAB_")}
-    command = [sys.executable, "-c", SCRIPT, str(folder)]
-    return subprocess.run(
-        command,
-        env=kept | {"HOME": str(folder)} | environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    environment = kept | {"HOME": str(folder)} | environment
+    return run_python("-c", SCRIPT, folder, cwd=folder, env=environment)
 
 
 def records(folder: Path) -> bytes:

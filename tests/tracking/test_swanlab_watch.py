@@ -16,6 +16,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.ports import free_port
+from tests.processes import run_python
 from tests.progress import wait_until
 from tests.runs.browser import CHROMIUM, Browser
 
@@ -92,15 +93,7 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
         "PYTHONPATH": str(ROOT),
         "SWANLAB_MODE": "local",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(home)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=home,
-        check=False,
-    )
+    done = run_python("-c", RUN, home, cwd=home, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("local: as requested")
     port = free_port()

@@ -14,6 +14,7 @@ import pytest
 from rlctl.__main__ import main
 from rlctl.runs.sync import Sent
 from tests.forks import completed
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "plugins"
@@ -23,10 +24,8 @@ EXAMPLE = ROOT / "docs" / "examples" / "plugins"
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Install the example package, and return an environment with it on the path."""
     site = str(tmp_path_factory.mktemp("site"))
-    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target"]
-    done = subprocess.run(
-        [*install, site, str(EXAMPLE)], capture_output=True, text=True, timeout=600, check=False
-    )
+    install = ["-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target"]
+    done = run_python(*install, site, EXAMPLE)
     assert done.returncode == 0, done.stderr
     kept = {
         name: value
@@ -42,16 +41,7 @@ def rlctl(
 ) -> subprocess.CompletedProcess[str]:
     if not process:
         return completed(list(arguments), folder, environment)
-    command = [sys.executable, "-m", "rlctl", *arguments]
-    return subprocess.run(
-        command,
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    return run_python("-m", "rlctl", *arguments, cwd=folder, env=environment)
 
 
 def test_loggers_are_listed_with_their_package_and_remedy(environment, tmp_path):

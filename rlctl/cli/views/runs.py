@@ -118,7 +118,7 @@ def _cell(key: str, value: object) -> str | Text:
 
 
 def _default_cells(run: Run) -> list[str | Text]:
-    summary = run.figures[0] or RunSummary.from_rows([])
+    summary = run.figures[0] or RunSummary()
     total = run.record.total_steps if run.record else None
     steps = "-" if summary.step is None else str(summary.step)
     return [
@@ -145,10 +145,9 @@ def _validation(summary: RunSummary) -> str:
 
 def print_run(run: Run) -> None:
     """Print the page of `rlctl show`."""
-    from rlctl.runs.metrics_digest import read_tables  # imports numpy
-    from rlctl.tracking.metric_table import finite_values
+    from rlctl.runs.metrics_digest import read_table  # imports numpy
 
-    tables = read_tables(run)
+    metrics = read_table(run)
     summary, problem = run.figures
     stdout().print(Text.assemble((run.name, "bold"), "  ", (run.state, COLOURS[run.state])))
     for trouble in filter(None, (run.problem, problem)):
@@ -183,7 +182,7 @@ def print_run(run: Run) -> None:
         *(name for name in SHOWN_METRICS if name in series),
         *(name for name in series if name.startswith(SHOWN_PREFIXES)),
     ]
-    values = {name: finite_values(tables, name) for name in names}
+    values = {name: metrics.finite_values(name) for name in names}
     if names:
         stdout().print()
         rows = [

@@ -18,7 +18,7 @@ from rlctl.recipes.layers import MISSING
 from rlctl.runs.details import changed_settings, generation_steps, overview
 from rlctl.runs.digests import CONFIG
 from rlctl.runs.events import alarms_of, read_events
-from rlctl.runs.metrics_digest import read_tables
+from rlctl.runs.metrics_digest import read_table
 from rlctl.runs.report.curves import curves, short
 from rlctl.runs.run import Run
 from rlctl.tracking.episodes import Episode
@@ -27,7 +27,7 @@ from rlctl.tracking.metric_table import MetricTable
 from rlctl.tracking.tracker import Sample
 from rlctl.tracking.transcripts import ending, facts, speaker
 
-HEAD_KEYS = ("actor_rollout_ref.model.path", "algorithm.name", "algorithm.adv_estimator")
+_HEAD_KEYS = ("actor_rollout_ref.model.path", "algorithm.name", "algorithm.adv_estimator")
 MAX_VALIDATIONS = 12
 MAX_NAMES = 4  # in a title
 # Events that are marked in the curves.
@@ -38,11 +38,11 @@ def content(
     runs: Sequence[Run],
     samples_per_step: int | None,
     search: Mapping[str, Any] | None = None,
-    tables_of: Callable[[Run], Sequence[MetricTable]] = read_tables,
+    table_of: Callable[[Run], MetricTable] = read_table,
 ) -> dict[str, Any]:
     """Return the content of the report; `search` is the result of `rlctl.sweeps.results.search`.
 
-    `tables_of` returns the metrics of a run. At most `MAX_VALIDATIONS` validations are included,
+    `table_of` returns the metrics of a run. At most `MAX_VALIDATIONS` validations are included,
     each with `samples_per_step` samples of the same prompts, with None without samples.
     Raises ConfigError for damaged files.
     """
@@ -58,7 +58,7 @@ def content(
         "made": datetime.now(UTC).isoformat(timespec="minutes"),
         "version": __version__,
         "runs": [
-            _run(run, label, samples_per_step, tables_of(run))
+            _run(run, label, samples_per_step, table_of(run))
             for run, label in zip(runs, labels, strict=True)
         ],
         "settings": settings(runs),
@@ -67,20 +67,19 @@ def content(
 
 
 def _run(
-    run: Run, label: str, samples_per_step: int | None, tables: Sequence[MetricTable]
+    run: Run, label: str, samples_per_step: int | None, metrics: MetricTable
 ) -> dict[str, Any]:
-    values = CONFIG.digest(run.path / CONFIG.file)
     return {
         "label": label,
         "key": run.key,
         **head(run),
-        **setting_texts(run, [values.get(key) for key in HEAD_KEYS]),
+        **setting_texts(run, CONFIG.digest(run.path / CONFIG.file)),
         "facts": _facts(run),
         **notable_events(run.path),
         "checkpoints": checkpoints(run.path),
         "steps": generation_steps(run.path),
         "samples": [] if samples_per_step is None else _samples(run, samples_per_step),
-        **curves(tables),
+        **curves(metrics),
     }
 
 
@@ -98,9 +97,9 @@ def head(run: Run) -> dict[str, Any]:
     }
 
 
-def setting_texts(run: Run, values: Sequence[Any]) -> dict[str, Any]:
-    """Return model, algorithm and sweep of a run, given the `values` of `HEAD_KEYS`."""
-    model, algorithm, estimator = values
+def setting_texts(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return model, algorithm and sweep of a run."""
+    model, algorithm, estimator = (settings.get(key) for key in _HEAD_KEYS)
     sweep = run.record.sweep if run.record else None
     name = f"{algorithm} ({estimator})" if algorithm == "ppo" and estimator else algorithm
     return {"model": model, "algorithm": name, "sweep": sweep}

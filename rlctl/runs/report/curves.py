@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,59 +20,49 @@ _ELSEWHERE = (("timing_s/testing",), ("timing_s/save_checkpoint",))
 Rows = NDArray[np.intp]
 
 
-def curves(tables: Sequence[MetricTable]) -> dict[str, Any]:
+def curves(table: MetricTable) -> dict[str, Any]:
     """Return the curves of all metrics.
 
     `x` has the drawn rows as `step`, `hours` and `tokens` (cumulative). `metrics` maps each metric
     to `at`, places in `x`, and its values `y`. `thinned` is True if a curve lacks points: it then
     has the minimum and the maximum of each of `MAX_POINTS / 2` equal parts, and both ends.
     """
-    joined = Joined(tables)
-    by_phase = _thinned(joined.figure(SECONDS))
+    by_phase = _thinned(table.figure(SECONDS))
     kept: dict[str, Rows] = {}
     thinned = False
-    for name in sorted({name for table in tables for name in table.names}):
-        values = joined.column(name)
+    for name in sorted(table.names):
+        values = table.column(name)
         rows = np.flatnonzero(~np.isnan(values))
         # The phases of a step are stacked, so that all are drawn at the same steps.
         part = by_phase[~np.isnan(values[by_phase])] if name.startswith(_PHASES) else rows
         kept[name] = part if len(part) <= MAX_POINTS else _thinned(values)
         thinned |= len(kept[name]) < len(rows)
-    drawn = np.unique(np.concatenate([*kept.values(), np.arange(len(joined.steps))[-1:]]))
-    return {"thinned": thinned, **_drawn(joined, drawn, kept)}
+    drawn = np.unique(np.concatenate([*kept.values(), np.arange(len(table.steps))[-1:]]))
+    return {"thinned": thinned, **_drawn(table, drawn, kept)}
 
 
-def rows_from(tables: Sequence[MetricTable], first: int) -> dict[str, Any]:
+def rows_from(table: MetricTable, first: int) -> dict[str, Any]:
     """Return the `x` and `metrics` of `curves` for all rows from number `first` on."""
-    joined = Joined(tables)
-    drawn = np.arange(first, len(joined.steps))
-    new = {name for table in tables_from(tables, first) for name in table.names}
-    columns = {name: joined.column(name) for name in sorted(new)}
-    kept = {name: drawn[~np.isnan(values[drawn])] for name, values in columns.items()}
-    return _drawn(joined, drawn, {name: rows for name, rows in kept.items() if len(rows)})
+    drawn = np.arange(first, len(table.steps))
+    kept = {name: drawn[~np.isnan(table.column(name)[drawn])] for name in sorted(table.names)}
+    return _drawn(table, drawn, {name: rows for name, rows in kept.items() if len(rows)})
 
 
-def tables_from(tables: Sequence[MetricTable], first: int) -> list[MetricTable]:
-    """Return the tables that have rows from number `first` on."""
-    ends = np.cumsum([len(table.steps) for table in tables])
-    return [table for table, end in zip(tables, ends, strict=True) if end > first]
-
-
-def _drawn(joined: Joined, drawn: Rows, kept: Mapping[str, Rows]) -> dict[str, Any]:
+def _drawn(table: MetricTable, drawn: Rows, kept: Mapping[str, Rows]) -> dict[str, Any]:
     """Return the `x` of the rows `drawn` and the metrics at their rows `kept`."""
-    seconds = [np.nan_to_num(joined.figure(each)) for each in (SECONDS, *_ELSEWHERE)]
+    seconds = [np.nan_to_num(table.figure(names)) for names in (SECONDS, *_ELSEWHERE)]
     hours = np.cumsum(np.sum(seconds, axis=0)) / 3600
-    tokens = np.cumsum(np.nan_to_num(joined.figure(TOKENS)))
+    tokens = np.cumsum(np.nan_to_num(table.figure(TOKENS)))
     return {
         "x": {
-            "step": joined.steps[drawn].tolist(),
+            "step": table.steps[drawn].tolist(),
             "hours": [short(hour) for hour in hours[drawn].tolist()],
             "tokens": tokens[drawn].astype(np.int64).tolist(),
         },
         "metrics": {
             name: {
                 "at": np.searchsorted(drawn, rows).tolist(),
-                "y": [short(value) for value in joined.column(name)[rows].tolist()],
+                "y": [short(value) for value in table.column(name)[rows].tolist()],
             }
             for name, rows in kept.items()
         },
@@ -96,19 +86,3 @@ def _thinned(values: Column) -> Rows:
     extremes = [firsts + pick(parts, axis=1) for pick in (np.argmin, np.argmax)]
     ends = np.array([0, len(known) - 1])
     return rows[np.unique(np.concatenate([ends, *extremes]))]
-
-
-class Joined:
-    """Columns of consecutive tables."""
-
-    def __init__(self, tables: Sequence[MetricTable]) -> None:
-        self.tables = tables
-        self.steps = np.concatenate([np.empty(0, np.int64), *(table.steps for table in tables)])
-
-    def column(self, name: str) -> Column:
-        """Return the values of a metric in all rows, NaN where a row lacks it."""
-        return np.concatenate([np.empty(0), *(table.column(name) for table in self.tables)])
-
-    def figure(self, names: Sequence[str]) -> Column:
-        """Return the value of the first of `names` that each row has, else NaN."""
-        return np.concatenate([np.empty(0), *(table.figure(names) for table in self.tables)])

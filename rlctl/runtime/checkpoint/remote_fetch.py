@@ -49,12 +49,8 @@ def pull(url: str, root: Path) -> Path:
             aside.mkdir(MODES["owner"])
             for part in ("generations", "attempts", CHECKPOINTS):
                 (aside / part).mkdir(parents=True)
-            storage.get(
-                fs,
-                found,
-                [name for name in found.files if not name.startswith(f"{CHECKPOINTS}/")],
-                aside,
-            )
+            plain = [name for name in found.files if not name.startswith(f"{CHECKPOINTS}/")]
+            storage.get(fs, found, {name: aside / name for name in plain})
             _get_latest(fs, found, steps, aside)
     return target
 
@@ -63,9 +59,8 @@ def _get_latest(fs: Any, found: storage.Listing, steps: list[int], target: Path)
     """Fetch the latest checkpoint that is undamaged."""
     for step in steps:
         folder = f"{CHECKPOINTS}/{step_name(step)}"
-        storage.get(
-            fs, found, [name for name in found.files if name.startswith(f"{folder}/")], target
-        )
+        files = [name for name in found.files if name.startswith(f"{folder}/")]
+        storage.get(fs, found, {name: target / name for name in files})
         problem = damage(target / folder)
         if problem is None:
             return
