@@ -133,7 +133,7 @@ def test_a_call_that_cannot_be_interrupted_is_killed(
     rows: Callable[[int], list[PromptRow]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rlctl.runtime.rewards.lanes.GRACE_S", 0.3)
+    monkeypatch.setattr("rlctl.runtime.sandbox.worker_process.GRACE_S", 0.3)
     with RewardPool([spec("misbehave")], timeout_s=3, num_processes=1) as pool:
         report = pool.score(rows(5), ["ok", "stubborn", "ok", "stubborn", "ok"])
     assert report.scores == [1.0, 0.0, 1.0, 0.0, 1.0]
@@ -185,7 +185,7 @@ def test_the_same_function_twice_gives_two_components(
     ]
     with RewardPool(functions, timeout_s=300, num_processes=2) as pool:
         report = pool.score([PromptRow("", [], "3")], ["it is 3"])
-        assert not pool._processes
+        assert not pool.workers.pool.workers
     assert report.results[0].components == {"gsm8k_1": 1.0, "gsm8k_2": 0.0}
 
 
@@ -228,7 +228,7 @@ def test_close_kills_the_workers_and_a_closed_pool_raises(
     spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
 ) -> None:
     pool = RewardPool([spec("who")], timeout_s=300, num_processes=2)
-    pids = [worker.process.pid for worker in pool._processes]
+    pids = [worker.process.pid for worker in pool.workers.pool.workers]
     pool.close()
     pool.close()
     assert all(has_exited(pid) for pid in pids)
@@ -240,7 +240,7 @@ def test_worker_that_exits_while_idle_is_replaced_without_a_failed_call(
     spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
 ) -> None:
     with RewardPool([spec("length")], timeout_s=300, num_processes=1) as pool:
-        guard, worker = pool._processes[0].process.pid, pool._processes[0].worker
+        guard, worker = pool.workers.pool.workers[0].process.pid, pool.workers.pool.workers[0].pid
         os.kill(guard, signal.SIGKILL)
         assert worker is not None
         assert has_exited(guard)

@@ -46,11 +46,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
         process = subprocess.Popen(["sleep", "600"], start_new_session=True)
         return {"score": 1, "pred": process.pid}
     if solution_str == "forge":
-        import gc
-        from multiprocessing.connection import Connection
+        import gc, socket
         for each in gc.get_objects():
-            if isinstance(each, Connection):
-                each.send_bytes(b"no json")
+            if isinstance(each, socket.socket):
+                each.send(b"no json")
     return {"score": 1, "pred": f"{os.getppid()} {os.getpgid(0)} {os.getpid()}"}
 """
 
@@ -214,7 +213,7 @@ def test_idle_workers_that_are_killed_are_replaced(mine: Path) -> None:
             for pid in {int(each) for each in str(pred).split()}:
                 with suppress(ProcessLookupError):  # a worker and its guard end together
                     os.kill(pid, signal.SIGKILL)
-        ended = lambda: all(each.process.poll() is not None for each in p._processes)  # noqa: E731
+        ended = lambda: all(each.process.poll() is not None for each in p.workers.pool.workers)  # noqa: E731
         wait_until(ended, os.getpid(), "the guards end")
         assert [score for score, _, _ in run(p, "ok", "ok", "ok")] == [1.0, 1.0, 1.0]
 
@@ -239,7 +238,7 @@ def test_import_that_hangs_ends_at_its_deadline(
     line: str,
     is_module: bool,
 ) -> None:
-    monkeypatch.setattr("rlctl.runtime.rewards.worker_process.GRACE_S", 0.5)
+    monkeypatch.setattr("rlctl.runtime.sandbox.worker_process.GRACE_S", 0.5)
     monkeypatch.syspath_prepend(mine.parent)
     (mine.parent / "hanging_reward.py").write_text(source)
     function = "hanging_reward:f" if is_module else f"{mine.parent}/hanging_reward.py:f"

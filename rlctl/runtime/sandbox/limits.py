@@ -17,9 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from rlctl.runs.process import die_with_parent
 from rlctl.runtime.sandbox.landlock import forbid_signals
+
+if TYPE_CHECKING:  # the workers do not load it
+    from rlctl.recipes.schema.limits import ProcessLimits
 
 GIB = 2**30
 _MIN_MEMORY = 2 * GIB  # of the default: enough for Python with torch
@@ -51,6 +55,13 @@ class Limits:
     memory: int | None = None
     file_size: int = GIB
     open_files: int = 1024
+
+    @classmethod
+    def from_config(cls, limits: ProcessLimits, num_processes: int) -> Self:
+        """Return the limits of each of `num_processes`."""
+        memory = None if limits.memory_gb is None else int(limits.memory_gb * GIB)
+        size = int(limits.file_gb * GIB)
+        return cls(memory or default_memory(num_processes), size, limits.open_files)
 
 
 def allowed_environment(
