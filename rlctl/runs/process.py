@@ -16,9 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-import psutil
+if TYPE_CHECKING:  # workers of users' code do not load it
+    import psutil
 
 LOCK_FILE = ".lock"  # of a folder, locked by its driver
 _LOCK_S = 1.0
@@ -118,13 +119,13 @@ def uptime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
-def die_with_parent() -> None:
-    """Send SIGTERM to this process when its parent exits; for `preexec_fn`.
+def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Send this process the signal `number` when its parent exits; also for `preexec_fn`.
 
     Linux only (prctl, PR_SET_PDEATHSIG = 1); no-op elsewhere.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(1, number, 0, 0, 0)
 
 
 def start_rlctl(
@@ -152,6 +153,8 @@ def start_rlctl(
 
 def kill_and_exit(more: Iterable[psutil.Process] = ()) -> NoReturn:
     """Kill the children of this process and `more`, and exit with code 1 without any cleanup."""
+    import psutil
+
     for process in {*psutil.Process().children(recursive=True), *more}:
         with suppress(psutil.Error):  # it has exited, or belongs to another user
             process.kill()
@@ -169,6 +172,8 @@ def _started(pid: int) -> float | None:
         except OSError:
             return None
         return None if fields[0] in "ZX" else float(fields[19])
+    import psutil
+
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
@@ -190,4 +195,8 @@ def _has_proc() -> bool:
 @cache
 def _boot_id() -> str:
     path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else str(int(psutil.boot_time()))
+    if path.exists():
+        return path.read_text().strip()
+    import psutil
+
+    return str(int(psutil.boot_time()))

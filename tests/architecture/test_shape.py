@@ -31,9 +31,11 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/runtime/training/rollout_source.py::result_of.run": "re-raised in the waiting thread",
     "rlctl/runtime/rewards/functions.py::call_reward": "user code may raise anything: scores 0",
     "rlctl/runtime/rewards/functions.py::call_async": "user code may raise anything: scores 0",
-    "rlctl/runtime/agents/environments/worker.py::_ending_process": "logged; status 1",
-    "rlctl/runtime/agents/environments/worker.py::_reply": "user code: delivered to the controller",
-    "rlctl/runtime/agents/environments/worker.py::_describe": "user code: delivered as a note",
+    "rlctl/runtime/rewards/workers.py::RewardWorkers._serve": "delivered to the callers",
+    "rlctl/runtime/sandbox/worker.py::_ending_process": "logged; status 1",
+    "rlctl/runtime/sandbox/worker.py::_Server.process": "user code: delivered to the controller",
+    "rlctl/runtime/sandbox/worker.py::_Server.process_async": "delivered to the controller",
+    "rlctl/runtime/agents/environments/host.py::EnvironmentHost.describe": "user code: no tools",
     "rlctl/runtime/agents/environments/tool_calls.py::ToolCalls._execute": "user "
     "code may raise anything: the policy gets it as a message",
     "rlctl/runtime/agents/environments/mcp_tools.py::_Connection._hold": "delivered to the callers",
@@ -106,7 +108,10 @@ def test_functions_are_short():
 
 
 # Unpickling runs code, so files are not unpickled except with a list of classes.
-MAY_UNPICKLE = {"rlctl/runtime/workers/safe_load.py": "subclass with a list of allowed classes"}
+MAY_UNPICKLE = {
+    "rlctl/runtime/sandbox/messages.py": "a worker reads requests of the controller",
+    "rlctl/runtime/workers/safe_load.py": "subclass with a list of allowed classes",
+}
 UNPICKLERS = re.compile(r"\b(?:pickle|cloudpickle|dill|joblib|shelve)\.(?:loads?|Unpickler|open)\b")
 
 LOADS = {"load", "loads", "Unpickler", "open"}

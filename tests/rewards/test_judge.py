@@ -94,7 +94,7 @@ def scored(
     spec = RewardSpec(function, 1.0, {"base_url": server.base_url, **params})
     settings = RequestSettings(max_retries=0)
     with RewardPool([spec], timeout_s=300, num_processes=1, requests=settings) as pool:
-        assert len(pool._processes) == 1  # functions that are asynchronous need no other
+        assert len(pool.workers.pool.workers) == 1  # functions that are asynchronous need no other
         return pool.score([ROW] * len(texts), texts, groups=groups)
 
 

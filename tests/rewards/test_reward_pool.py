@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +13,9 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, InternalError, ResourceError
 from rlctl.runtime.rewards.pool import RewardPool, RewardSpec
 from tests.processes import gone
-from tests.progress import wait_until
 
 SOURCE = """
-import os, subprocess, sys, time
+import os, sys, time
 
 def length(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": len(solution_str), "index": extra_info["index"]}
@@ -49,11 +45,6 @@ def misbehave(solution_str, **kwargs):
         return None
     print("printed by a reward function")
     return 1.0
-
-def child(solution_str, **kwargs):
-    process = subprocess.Popen(["sleep", "3600"])
-    print("CHILD", process.pid, os.getpid(), file=sys.stderr, flush=True)
-    time.sleep(3600)
 """
 
 
@@ -133,7 +124,7 @@ def test_a_call_that_cannot_be_interrupted_is_killed(
     rows: Callable[[int], list[PromptRow]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rlctl.runtime.rewards.lanes.GRACE_S", 0.3)
+    monkeypatch.setattr("rlctl.runtime.sandbox.worker_process.GRACE_S", 0.3)
     with RewardPool([spec("misbehave")], timeout_s=3, num_processes=1) as pool:
         report = pool.score(rows(5), ["ok", "stubborn", "ok", "stubborn", "ok"])
     assert report.scores == [1.0, 0.0, 1.0, 0.0, 1.0]
@@ -185,7 +176,7 @@ def test_the_same_function_twice_gives_two_components(
     ]
     with RewardPool(functions, timeout_s=300, num_processes=2) as pool:
         report = pool.score([PromptRow("", [], "3")], ["it is 3"])
-        assert not pool._processes
+        assert not pool.workers.pool.workers
     assert report.results[0].components == {"gsm8k_1": 1.0, "gsm8k_2": 0.0}
 
 
@@ -228,60 +219,12 @@ def test_close_kills_the_workers_and_a_closed_pool_raises(
     spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
 ) -> None:
     pool = RewardPool([spec("who")], timeout_s=300, num_processes=2)
-    pids = [worker.process.pid for worker in pool._processes]
+    pids = [worker.process.pid for worker in pool.workers.pool.workers]
     pool.close()
     pool.close()
     assert all(has_exited(pid) for pid in pids)
     with pytest.raises(InternalError, match="closed"):
         pool.score(rows(1), ["x"])
-
-
-def test_worker_that_exits_while_idle_is_replaced_without_a_failed_call(
-    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
-) -> None:
-    with RewardPool([spec("length")], timeout_s=300, num_processes=1) as pool:
-        guard, worker = pool._processes[0].process.pid, pool._processes[0].worker
-        os.kill(guard, signal.SIGKILL)
-        assert worker is not None
-        assert has_exited(guard)
-        assert has_exited(worker)  # it dies with its guard, somewhat later
-        assert pool.score(rows(3), ["a", "bb", "ccc"]).scores == [1.0, 2.0, 3.0]
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a program during a call whose reward function has started a process."""
-    (tmp_path / "mine.py").write_text(SOURCE)
-    (tmp_path / "program.py").write_text(
-        "from rlctl.data_prep.rows import PromptRow\n"
-        "from rlctl.runtime.rewards.pool import RewardPool, RewardSpec\n"
-        f"spec = RewardSpec({str(tmp_path / 'mine.py:child')!r}, 1.0)\n"
-        "pool = RewardPool([spec], timeout_s=3600, num_processes=1)\n"
-        "pool.score([PromptRow('', [], '')], [''])\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "program.py")],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    yield process
-    process.kill()
-    process.wait()
-
-
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is specific to Linux")
-def test_no_worker_outlives_the_program(
-    program: subprocess.Popen[str], ending: signal.Signals
-) -> None:
-    assert program.stderr is not None
-    _, child, worker = program.stderr.readline().split()
-    program.send_signal(ending)
-    wait_until(lambda: program.poll() is not None, program.pid, "the program ends")
-    assert program.returncode != 0
-    assert has_exited(int(worker))
-    assert has_exited(int(child))
 
 
 def test_built_in_scorer_is_fast(rows: Callable[[int], list[PromptRow]]) -> None:

@@ -17,15 +17,13 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.sandbox.limits import Limits, allowed_environment
-from tests.processes import gone, scopes_signals
+from tests.processes import scopes_signals
 from tests.progress import wait_until
 
 SOURCE = """
-import os, signal, subprocess, sys, time
+import os, signal
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    if solution_str == "secrets":
-        return {"score": 1, "pred": sorted(name for name in os.environ if "KEY" in name)}
     if solution_str == "group":
         os.killpg(0, signal.SIGKILL)
     if solution_str == "zero":
@@ -42,15 +40,11 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
                 file.write(bytes(2**20))
     if solution_str == "files":
         return len([open(__file__) for _ in range(10_000)])
-    if solution_str == "daemon":
-        process = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        return {"score": 1, "pred": process.pid}
     if solution_str == "forge":
-        import gc
-        from multiprocessing.connection import Connection
+        import gc, socket
         for each in gc.get_objects():
-            if isinstance(each, Connection):
-                each.send_bytes(b"no json")
+            if isinstance(each, socket.socket):
+                each.send(b"no json")
     return {"score": 1, "pred": f"{os.getppid()} {os.getpgid(0)} {os.getpid()}"}
 """
 
@@ -66,18 +60,6 @@ def run(pool: RewardPool, *responses: str) -> list[tuple[float, str | None, str 
     """Return score, extracted answer and error of each response."""
     report = pool.score([PromptRow("s", [], os.getpid())] * len(responses), responses)
     return [(each.score, each.pred, each.error) for each in report.results]
-
-
-def test_reward_code_gets_no_secret_unless_it_is_named(
-    mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("WANDB_API_KEY", "OPENAI_API_KEY", "PYTHON_KEY"):
-        monkeypatch.setenv(name, "secret")
-    spec = RewardSpec(f"{mine}:compute_score", 1.0)
-    for env, names in ((), []), (("OPENAI_API_KEY",), ["OPENAI_API_KEY"]):
-        with RewardPool([spec], timeout_s=300, num_processes=1, env=env) as pool:
-            [(_, found, _)] = run(pool, "secrets")
-            assert found == str(names)
 
 
 def test_allow_list() -> None:
@@ -196,16 +178,6 @@ def test_reward_code_that_exceeds_a_limit_scores_zero(mine: Path) -> None:
     assert (mine.parent / "endless").stat().st_size == 8 * 2**20
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_CHILD_SUBREAPER is specific to Linux")
-def test_processes_that_reward_code_leaves_end_with_the_pool(mine: Path) -> None:
-    with RewardPool(
-        [RewardSpec(f"{mine}:compute_score", 1.0)], timeout_s=300, num_processes=1
-    ) as p:
-        [(_, pid, _)] = run(p, "daemon")
-        assert not gone(int(str(pid)))
-    assert gone(int(str(pid)))
-
-
 def test_idle_workers_that_are_killed_are_replaced(mine: Path) -> None:
     with RewardPool(
         [RewardSpec(f"{mine}:compute_score", 1.0)], timeout_s=300, num_processes=2
@@ -214,7 +186,7 @@ def test_idle_workers_that_are_killed_are_replaced(mine: Path) -> None:
             for pid in {int(each) for each in str(pred).split()}:
                 with suppress(ProcessLookupError):  # a worker and its guard end together
                     os.kill(pid, signal.SIGKILL)
-        ended = lambda: all(each.process.poll() is not None for each in p._processes)  # noqa: E731
+        ended = lambda: all(each.process.poll() is not None for each in p.workers.pool.workers)  # noqa: E731
         wait_until(ended, os.getpid(), "the guards end")
         assert [score for score, _, _ in run(p, "ok", "ok", "ok")] == [1.0, 1.0, 1.0]
 
@@ -239,7 +211,7 @@ def test_import_that_hangs_ends_at_its_deadline(
     line: str,
     is_module: bool,
 ) -> None:
-    monkeypatch.setattr("rlctl.runtime.rewards.worker_process.GRACE_S", 0.5)
+    monkeypatch.setattr("rlctl.runtime.sandbox.worker_process.GRACE_S", 0.5)
     monkeypatch.syspath_prepend(mine.parent)
     (mine.parent / "hanging_reward.py").write_text(source)
     function = "hanging_reward:f" if is_module else f"{mine.parent}/hanging_reward.py:f"

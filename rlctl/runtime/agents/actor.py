@@ -238,7 +238,6 @@ async def _played(
         if scoring is not None:
             (sample,) = runs[number].samples
             scoring.add(number, torch.tensor(sample.tokens.response_ids), episode)
-            scoring.advance()
         return episode
 
     async with endpoint or nullcontext():

@@ -67,7 +67,6 @@ class OverlappedActor(DelegatingActor):
                     completions.append(each)
                     scoring.add(first_row[each.key] + each.index, each.response_ids)
                 waiting = []
-                scoring.advance()
         finally:
             self.engines.end_exchange()
         rollouts = to_rollouts(prompts, params.n, to_responses(in_order(requests, completions)))

@@ -13,6 +13,7 @@ from typing import Literal
 
 from rlctl.files import existing_parent
 from rlctl.runtime.rank_info import available_cores
+from rlctl.runtime.sandbox.limits import container_memory
 
 GIB = 1024**3
 
@@ -84,10 +85,9 @@ def memory_checks() -> Iterator[Check]:
         return
     import psutil
 
-    memory, limit = psutil.virtual_memory(), Path("/sys/fs/cgroup/memory.max")
-    bound = limit.read_text().strip() if limit.is_file() else "max"
+    memory, bound = psutil.virtual_memory(), container_memory()
     message = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available"
-    message += f", the container may use {int(bound) / GIB:.1f}" if bound != "max" else ""
+    message += f", the container may use {bound / GIB:.1f}" if bound is not None else ""
     if memory.available < 2 * GIB:
         yield Check(
             "memory",

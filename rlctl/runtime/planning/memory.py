@@ -8,7 +8,6 @@ framework's own memory and communication buffers are not included.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 import torch
@@ -17,6 +16,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import MAX_LOGITS
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.model_size import ModelSize
+from rlctl.runtime.sandbox.limits import usable_memory
 from rlctl.runtime.workers.optimizers import BLOCK
 
 _FLOAT32 = 4  # bytes
@@ -205,10 +205,4 @@ def device_memory(kind: str, processes_per_node: int) -> int:
     """
     if kind == "cuda":
         return torch.cuda.get_device_properties(0).total_memory
-    import psutil
-
-    total = psutil.virtual_memory().total
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text().strip()) != "max":
-        total = min(total, int(text))
-    return total // processes_per_node
+    return usable_memory() // processes_per_node

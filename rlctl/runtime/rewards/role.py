@@ -170,10 +170,6 @@ class EarlyScoring:
         assert isinstance(text, str), "one row is decoded"
         self.scoring.add(row, prompt, text)
 
-    def advance(self) -> None:
-        """Send responses to the workers and collect scores, without waiting."""
-        self.scoring.advance()
-
     def finish(self, rollouts: Rollouts) -> None:
         """Use the scores for `rollouts`, which has the rows that were added."""
         self._reward.expect(rollouts, self.scoring)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import wait
+from concurrent.futures import Future, as_completed
 from typing import TYPE_CHECKING
 
 from rlctl.data_prep.rows import PromptRow
@@ -36,11 +35,11 @@ class Scoring:
         self._results: list[list[CallResult | None]] = [
             [None] * len(groups) for _ in pool.functions
         ]
-        self._open: dict[int, tuple[int, list[int]]] = {}  # function and rows of each task
-        self._num_tasks = 0
+        # Function and rows of each call of a worker.
+        self._open: dict[Future[list[CallResult]], tuple[int, list[int]]] = {}
 
     def add(self, row: int, prompt: PromptRow, response: str) -> None:
-        """Score the response `response` of a row; see `advance`.
+        """Begin to score the response `response` of a row.
 
         Raises ConfigError if no function scores the row's data source.
         """
@@ -59,26 +58,14 @@ class Scoring:
         if self._missing[group] == 0 and group in self._members:
             self._run(sorted(self._members[group]), scores_groups=True)
 
-    def advance(self, wait_s: float = 0.0) -> None:
-        """Send waiting calls to the workers and collect results, waiting for at most `wait_s`."""
-        lanes = self._pool.lanes
-        for lane in lanes:
-            for number, results in lane.advance():
-                if number in self._open:  # else it belongs to a batch that was given up
-                    self._record(*self._open.pop(number), results)
-        if wait_s > 0 and self._open:
-            first = min(lane.deadline for lane in lanes) - time.monotonic()
-            connections = [each for lane in lanes for each in lane.connections]
-            wait(connections, max(0.0, min(first, wait_s)))
-
     def finish(self, on_result: OnResult | None = None) -> RewardReport:
         """Wait for all results and return the report."""
         if any(self._missing.values()):
             raise InternalError("rows were neither added to the scoring nor skipped")
-        while self._open:
-            self.advance(wait_s=60.0)
+        for number, future in enumerate(as_completed(self._open), start=1):
+            self._record(*self._open[future], future.result())
             if on_result is not None:
-                on_result(self._num_tasks - len(self._open), self._num_tasks)
+                on_result(number, len(self._open))
         return build_report(self._pool.functions, self._results, len(self._groups))
 
     def _run(self, rows: list[int], *, scores_groups: bool) -> None:
@@ -93,9 +80,7 @@ class Scoring:
             if direct is not None:
                 self._record(index, rows, call_reward(direct, calls))
                 continue
-            number = self._pool.submit(index, calls)
-            self._open[number] = (index, rows)
-            self._num_tasks += 1
+            self._open[self._pool.submit(index, calls)] = (index, rows)
 
     def _record(self, index: int, rows: list[int], results: Sequence[CallResult]) -> None:
         for row, result in zip(rows, results, strict=True):

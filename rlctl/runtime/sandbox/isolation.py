@@ -17,16 +17,11 @@ import struct
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 from rlctl.runtime.sandbox.limits import die_with
 
 _NEW_USER, _NEW_NET, _NEW_PID = 0x10000000, 0x40000000, 0x20000000  # flags of unshare(2)
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # syscall numbers, on every platform
-_VERSION, _PATH_BENEATH = 1, 1
-_WRITES = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12))  # write, remove, make
-_REFER, _TRUNCATE = (2, 1 << 13), (3, 1 << 14)  # first version, and the right
 
 # By machine: its number for seccomp, and its syscalls socket, memfd_create and shmget.
 _MACHINES = {
@@ -40,19 +35,6 @@ _NUMBER, _MACHINE, _ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
 _KILL, _ALLOW, _ERROR = 0x80000000, 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
 _AF_UNIX = 1
-
-
-class _Ruleset(ctypes.Structure):
-    """struct landlock_ruleset_attr."""
-
-    _fields_ = [("fs", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]
-
-
-class _PathBeneath(ctypes.Structure):
-    """struct landlock_path_beneath_attr."""
-
-    _pack_ = 1
-    _fields_ = [("access", ctypes.c_uint64), ("parent", ctypes.c_int32)]
 
 
 class _Filter(ctypes.Structure):
@@ -115,30 +97,6 @@ def enter_namespaces() -> bool:
         return True
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os._exit(status if status >= 0 else 128 - status)
-
-
-def restrict_files(folder: Path) -> None:
-    """Forbid to write outside of `folder`, where the kernel has Landlock."""
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    version = libc.syscall(_CREATE_RULESET, None, 0, _VERSION)
-    if version < 1:
-        return
-    writes = _WRITES + sum(right for first, right in (_REFER, _TRUNCATE) if version >= first)
-    rules = _Ruleset(writes, 0, 0)
-    ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(rules), ctypes.sizeof(rules), 0)
-    if ruleset < 0:
-        return
-    to_file = (1 << 1) + (_TRUNCATE[1] if version >= _TRUNCATE[0] else 0)
-    for path, access in ((folder, writes), (Path(os.devnull), to_file)):
-        parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        rule = _PathBeneath(access, parent)
-        libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0)
-        os.close(parent)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    libc.syscall(_RESTRICT_SELF, ruleset, 0)
-    os.close(ruleset)
 
 
 def restrict_calls(*, deny_network: bool) -> bool:

@@ -17,6 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from rlctl.runs.process import die_with_parent
+from rlctl.runtime.sandbox.landlock import forbid_signals
+
+if TYPE_CHECKING:  # the workers do not load it
+    from rlctl.recipes.schema.limits import ProcessLimits
 
 GIB = 2**30
 _MIN_MEMORY = 2 * GIB  # of the default: enough for Python with torch
@@ -38,12 +45,7 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
 _COUNTED = re.compile(r"^(?:Pss_Anon|Pss_Shmem|SwapPss): +(\d+) kB", re.MULTILINE)
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-_PR_SET_CHILD_SUBREAPER = 36
-_PR_SET_NO_NEW_PRIVS = 38
-_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446  # syscall numbers, on every platform
-_LANDLOCK_VERSION = 1  # flag: return the version of the interface
-_LANDLOCK_SIGNALS = (6, 1 << 1)  # first version with signals, and their bit in `scoped`
+_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,13 @@ class Limits:
     memory: int | None = None
     file_size: int = GIB
     open_files: int = 1024
+
+    @classmethod
+    def from_config(cls, limits: ProcessLimits, num_processes: int) -> Self:
+        """Return the limits of each of `num_processes`."""
+        memory = None if limits.memory_gb is None else int(limits.memory_gb * GIB)
+        size = int(limits.file_gb * GIB)
+        return cls(memory or default_memory(num_processes), size, limits.open_files)
 
 
 def allowed_environment(
@@ -86,14 +95,24 @@ def withheld_variable(error: str, further: Iterable[str] = ()) -> str | None:
     return None if found[1] in allowed_environment(os.environ, further) else found[1]
 
 
-def default_memory(num_processes: int) -> int:
-    """Return the memory limit of each of `num_processes`: a share of the machine's, in bytes."""
+def container_memory() -> int | None:
+    """Return the memory limit of this container in bytes; None: there is none."""
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return None if text == "max" else int(text)
+
+
+def usable_memory() -> int:
+    """Return the bytes of memory of this machine, or of this container if they are fewer."""
     import psutil
 
-    total, bound = psutil.virtual_memory().total, Path("/sys/fs/cgroup/memory.max")
-    if bound.is_file() and (text := bound.read_text().strip()) != "max":
-        total = min(total, int(text))
-    return max(_MIN_MEMORY, total // num_processes)
+    total = psutil.virtual_memory().total
+    return min(total, container_memory() or total)
+
+
+def default_memory(num_processes: int) -> int:
+    """Return the memory limit of each of `num_processes`: a share of the machine's, in bytes."""
+    return max(_MIN_MEMORY, usable_memory() // num_processes)
 
 
 def restrict(limits: Limits) -> None:
@@ -110,7 +129,7 @@ def restrict(limits: Limits) -> None:
         hard = resource.getrlimit(kind)[1]
         lower = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
         resource.setrlimit(kind, (lower, lower))
-    _forbid_signals()
+    forbid_signals()
 
 
 def limit_cpu(wall_s: float) -> None:
@@ -132,14 +151,15 @@ def die_with(parent: int, number: signal.Signals) -> None:
 
     It does so when the parent's thread that started this process ends. Exits if `parent` is gone.
     """
-    _prctl(_PR_SET_PDEATHSIG, number)
+    die_with_parent(number)
     if os.getppid() != parent:
         sys.exit()
 
 
 def adopt_orphans() -> None:
     """Make orphaned descendants children of this process instead of init's (Linux only)."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_children(worker: int) -> None:
@@ -180,38 +200,3 @@ def usage(pid: int) -> tuple[int, int]:
             counted = _COUNTED.findall((process / "smaps_rollup").read_text())
             size += 1024 * sum(map(int, counted))
     return number, size
-
-
-class _Ruleset(ctypes.Structure):
-    """struct landlock_ruleset_attr."""
-
-    _fields_ = [
-        ("handled_access_fs", ctypes.c_uint64),
-        ("handled_access_net", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    ]
-
-
-def _forbid_signals() -> None:
-    """Allow signals to this process and its descendants only, with Landlock (Linux 6.12).
-
-    No-op elsewhere.
-    """
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    version, bit = _LANDLOCK_SIGNALS
-    if libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION) < version:
-        return
-    rules = _Ruleset(0, 0, bit)
-    size = ctypes.sizeof(rules)
-    descriptor = libc.syscall(_LANDLOCK_CREATE_RULESET, ctypes.byref(rules), size, 0)
-    if descriptor >= 0:
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-        libc.syscall(_LANDLOCK_RESTRICT_SELF, descriptor, 0)
-        os.close(descriptor)
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

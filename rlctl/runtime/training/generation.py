@@ -54,7 +54,7 @@ def with_episodes(
         size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
         engines = ColocatedEngines(actor, num_ranks, size)
     overlaps = config.reward.overlap and not config.async_training.eager  # it has its own way
-    early = reward if reward is not None and overlaps and reward.pool.lanes else None
+    early = reward if reward is not None and overlaps and reward.pool.has_workers else None
     if not config.actor_rollout_ref.rollout.multi_turn.enable:
         yield _overlapped(config, roles, engines, num_ranks, sampling, early)
         return

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rlctl.errors import ConfigError, InternalError, ResourceError
-from rlctl.runtime.agents.environments import worker_process
+from rlctl.runtime.agents.environments import pool as environments
 from rlctl.runtime.agents.environments.pool import (
     PROGRAM,
     EnvironmentFailed,
@@ -23,6 +23,7 @@ from rlctl.runtime.agents.environments.pool import (
     Timeouts,
 )
 from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
+from rlctl.runtime.sandbox import worker_process
 from rlctl.runtime.sandbox.limits import Limits
 from tests.processes import gone, scopes_signals
 from tests.progress import wait_until
@@ -225,7 +226,7 @@ async def play_or_lost(pool: EnvironmentPool) -> str:
 def test_environment_that_hangs_costs_its_deadline_and_holds_no_other(
     mine: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("rlctl.runtime.agents.environments.pool.GRACE_S", 0.0)
+    monkeypatch.setattr("rlctl.runtime.sandbox.worker_process.GRACE_S", 0.0)
 
     async def run() -> None:
         hanging = asyncio.create_task(play(pool, "hang", key="hanging"))
@@ -271,7 +272,7 @@ def test_tool_that_never_replies_costs_its_own_deadline(mine: str) -> None:
 def test_worker_with_many_hanging_threads_is_retired(
     mine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "MAX_ABANDONED", 2)
+    monkeypatch.setattr(environments, "MAX_ABANDONED", 2)
 
     async def pid_after(hanging: int) -> str:
         remote = await pool.open({}, f"k{hanging}")
@@ -293,7 +294,7 @@ def test_worker_with_many_hanging_threads_is_retired(
     params = {"tools": [f"{mine}:tool"], "max_parallel_calls": 3}
     with EnvironmentPool("tools", params, timeouts=Timeouts(3, 300)) as pool:
         asyncio.run(run())
-        assert len(pool._processes) == 1
+        wait_until(lambda: len(pool.workers.workers) == 1, os.getpid(), "the retired one ends")
 
         async def leave() -> None:
             await pool.open({}, "left")
@@ -305,19 +306,20 @@ def test_worker_with_many_hanging_threads_is_retired(
 
         asyncio.run(leave())
         asyncio.run(later())
-        assert len(pool._processes) == 1  # the retired one waited for no episode of an old loop
+        # The retired one waits for no episode of an old loop.
+        wait_until(lambda: len(pool.workers.workers) == 1, os.getpid(), "the retired one ends")
 
 
 def test_worker_whose_loop_is_blocked_is_replaced(
     mine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(worker_process, "PING_S", 0.2)
-    monkeypatch.setattr(worker_process, "SILENCE_S", 5.0)
+    monkeypatch.setattr(environments, "SILENCE_S", 5.0)
 
     async def run() -> None:
         [failure] = await play(pool, "block")
         assert failure.startswith("lost: the event loop of the environment worker was blocked")
-        monkeypatch.setattr(worker_process, "SILENCE_S", 300.0)
+        monkeypatch.setattr(environments, "SILENCE_S", 300.0)
         assert await play(pool, "ok") == ["ok"]
 
     with EnvironmentPool(f"{mine}:Mine", timeouts=LONG, logs=tmp_path) as pool:
@@ -349,14 +351,14 @@ def test_loop_that_ends_in_the_middle_leaves_no_episode(mine: str, tmp_path: Pat
     async def leave() -> None:
         await pool.open({}, "left")
         task = asyncio.create_task(play(pool, "hang", key="cancelled"))
-        while len(pool._workers[0].episodes) < 2:
+        while len(next(iter(pool._episodes.values()))) < 2:
             await asyncio.sleep(0.01)
         task.cancel()
 
     with EnvironmentPool(f"{mine}:Mine", timeouts=LONG, logs=tmp_path) as pool:
         asyncio.run(leave())
         assert asyncio.run(play(pool, "ok")) == ["ok"]
-        assert not pool._workers[0].episodes
+        assert not any(pool._episodes.values())
     log = (tmp_path / "environment-0.log").read_text()
     assert (log.count("closed after 0"), log.count("closed after 1")) == (1, 2)
 

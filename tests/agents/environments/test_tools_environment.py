@@ -12,7 +12,6 @@ import pytest
 
 from rlctl import plugins
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments import calls
 from rlctl.runtime.agents.environments.calculator import calculate
 from rlctl.runtime.agents.environments.function_tools import schema_of
 from rlctl.runtime.agents.environments.protocol import MalformedCall, Step, ToolCall, Turn
@@ -22,6 +21,7 @@ from rlctl.runtime.agents.environments.tools_environment import (
     ToolsParams,
     without_none,
 )
+from rlctl.runtime.sandbox import calls
 
 SOURCE = '''
 import asyncio, time

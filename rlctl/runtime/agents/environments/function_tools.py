@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.calls import call
 from rlctl.runtime.agents.environments.protocol import ToolSchema
 from rlctl.runtime.agents.environments.tool import EpisodeInfo, ToolResult, as_text
+from rlctl.runtime.sandbox.calls import call
 from rlctl.runtime.sandbox.user_code import import_file
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ConfigError, MissingExtraError
-from rlctl.runtime.agents.environments.calls import call_limit, limited
 from rlctl.runtime.agents.environments.protocol import ToolSchema
 from rlctl.runtime.agents.environments.tool import EpisodeInfo, Tool, ToolResult
+from rlctl.runtime.sandbox.calls import call_limit, limited
 from rlctl.runtime.sandbox.errors import error_text
 
 _HINT = '{"mcpServers": {"name": {"command": "...", "args": []}}}, or {"url": "..."} for the server'

@@ -12,7 +12,7 @@ from rlctl import plugins
 from rlctl.errors import MissingExtraError
 from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
 from rlctl.runtime.agents.environments.tool import as_text
-from rlctl.runtime.agents.environments.wire import MAX_MESSAGE
+from rlctl.runtime.sandbox.messages import MAX_REPLY
 
 _FACTS = ("reward", "done", "metadata")  # of an observation; the rest is what the policy sees
 
@@ -60,7 +60,7 @@ class OpenEnvEnvironment:
 
         url = self._params.url.rstrip("/").replace("http", "ws", 1)
         url = url if url.endswith("/ws") else f"{url}/ws"
-        self._socket = await connect(url, max_size=MAX_MESSAGE, ping_interval=None)
+        self._socket = await connect(url, max_size=MAX_REPLY, ping_interval=None)
         extra = row.get("extra_info") or {}
         seed = {} if extra.get("seed") is None else {"seed": extra["seed"]}
         arguments = {**self._params.reset, **seed, **(extra.get("reset_kwargs") or {})}

@@ -1,8 +1,8 @@
 """Pool of worker processes that host the environments of episodes.
 
-The pool lives as long as the run. Each step of training runs an event loop of its own, to which the
-pool attaches itself with the first call. A worker that exits or whose event loop is blocked is
-killed and replaced, and its episodes fail as "lost". No worker outlives the program.
+The pool lives as long as the run, while each step of training runs an event loop of its own. A
+worker that exits or whose event loop is blocked is killed and replaced, and its episodes fail as
+"lost". No worker outlives the program.
 """
 
 from __future__ import annotations
@@ -10,28 +10,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from rlctl.errors import InternalError
+from rlctl.errors import RlctlError
 from rlctl.recipes import schema
-from rlctl.runtime.agents.environments.calls import CLOSE_S
+from rlctl.runtime.agents.environments.host import EnvironmentHost
 from rlctl.runtime.agents.environments.program import ProgramEnvironment
 from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
-from rlctl.runtime.agents.environments.wire import step_from_json, turn_to_json
-from rlctl.runtime.agents.environments.worker_process import EnvironmentWorker, WorkerLost
-from rlctl.runtime.sandbox.limits import GIB, Limits, default_memory
+from rlctl.runtime.agents.environments.wire import step_from_json
+from rlctl.runtime.sandbox import worker_process
+from rlctl.runtime.sandbox.calls import CLOSE_S
+from rlctl.runtime.sandbox.limits import Limits, default_memory
+from rlctl.runtime.sandbox.worker_pool import WorkerPool
+from rlctl.runtime.sandbox.worker_process import RequestFailed, Worker, WorkerLost
 
 LOG = logging.getLogger(__name__)
 
 DEFAULT_ENVIRONMENT = "tools"
 PROGRAM = f"{ProgramEnvironment.__module__}:{ProgramEnvironment.__qualname__}"
-# Time beyond a turn's deadline. A tool's own deadline must come first, also on a busy machine.
-GRACE_S = 2.0
+SILENCE_S = 15.0  # of the event loop of a worker; a blocked one delays all of its episodes
+# A worker with this many calls that exceeded their deadline and still run gets no new episodes.
+MAX_ABANDONED = 16
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,8 @@ class RemoteEnvironment:
     `messages` is the result of `reset`, `tools` what the policy may call.
     """
 
-    def __init__(self, worker: EnvironmentWorker, key: str, timeouts: Timeouts) -> None:
-        self._worker, self._key, self._timeouts = worker, key, timeouts
+    def __init__(self, pool: EnvironmentPool, worker: Worker, key: str, timeouts: Timeouts) -> None:
+        self._pool, self._worker, self._key, self._timeouts = pool, worker, key, timeouts
         self._is_closed = False
         self.messages: list[Message] | str | None = None
         self.tools: list[ToolSchema] = []
@@ -72,7 +75,7 @@ class RemoteEnvironment:
 
     async def step(self, turn: Turn) -> Step:
         """Return the environment's reply to a turn of the policy."""
-        return step_from_json(await self._request("step", turn=turn_to_json(turn)))
+        return step_from_json(await self._request("step", turn=turn))
 
     async def score(self) -> float | dict[str, float] | None:
         """Return the score of the finished episode; None if the reward functions score it."""
@@ -83,51 +86,21 @@ class RemoteEnvironment:
         if self._is_closed:
             return
         self._is_closed = True
-        reply = self._worker.post(op="close", episode=self._key)
-        self._worker.episodes.discard(self._key)
-        limit = min(CLOSE_S, self._timeouts.turn_s)
-        try:
-            error = (await _within(reply, limit)).get("error")
-        except TimeoutError:
-            error = f"did not end within {limit:g} s"
-        except WorkerLost:
-            return  # the pool has reported it
-        if error:
-            LOG.warning("closing an environment failed: %s", error)
+        limit_s = min(CLOSE_S, self._timeouts.turn_s)
+        await self._pool.workers.call(self._pool.end_episode, self._worker, self._key, limit_s)
 
     async def _request(self, op: str, **data: Any) -> Any:
         """Send a request and return its result."""
-        limit = self._timeouts.turn_s
-        try:
-            posted = self._worker.post(op=op, episode=self._key, **data)
-            reply = await _within(posted, limit + GRACE_S)
-        except TimeoutError:
-            raise EnvironmentFailed("timeout", f"{op} took longer than {limit:g} s") from None
-        except WorkerLost as lost:
-            raise EnvironmentFailed("lost", str(lost)) from None
-        except (TypeError, ValueError) as error:  # the row is too long or has no JSON form
-            raise EnvironmentFailed("error", str(error)) from None
-        if "error" in reply:
-            raise EnvironmentFailed("error", f"{op}: {reply['error']}")
-        return reply["result"]
-
-
-async def _within(reply: asyncio.Future[Any], seconds: float) -> Any:
-    """Return a reply. Raises TimeoutError after `seconds`, at half the cost of asyncio.timeout."""
-
-    def expire() -> None:
-        if not reply.done():
-            reply.set_exception(TimeoutError())
-
-    timer = reply.get_loop().call_later(seconds, expire)
-    try:
-        return await reply
-    finally:
-        timer.cancel()
+        arguments = {"episode": self._key, **data}
+        request = partial(self._pool.request, self._worker, op, self._timeouts.turn_s, arguments)
+        return await self._pool.workers.call(request)
 
 
 class EnvironmentPool:
-    """Worker processes for one kind of environment; `close()` it or use it as a context manager."""
+    """Worker processes for one kind of environment; `close()` it or use it as a context manager.
+
+    `tools` are those that are known before an episode; empty if they depend on its row.
+    """
 
     def __init__(
         self,
@@ -149,24 +122,23 @@ class EnvironmentPool:
         cannot be loaded, ResourceError if a worker does not start.
         """
         self._timeouts = timeouts or Timeouts()
-        self._env = tuple(env)
-        limits = limits or Limits(default_memory(num_workers), open_files=65536)
-        self._setup = {
-            "environment": environment,
-            "params": dict(params or {}),
-            "defaults": dict(defaults or {}),
-            "limits": asdict(limits),
-            "call_s": min(self._timeouts.call_s, self._timeouts.turn_s),
-        }
-        self._workers: list[EnvironmentWorker] = []  # that get episodes
-        self._processes: list[EnvironmentWorker] = []  # all that may still live
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._finalizer = weakref.finalize(self, _kill_all, self._processes)
+        self._settings = {"params": dict(params or {}), "defaults": dict(defaults or {})}
+        self._active: list[Worker] = []  # that get episodes
+        self._episodes: dict[Worker, set[str]] = {}  # of these, and of those that get no more
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the episodes
+        self.tools: list[ToolSchema] = []
+        self.workers = WorkerPool(
+            "environment",
+            partial(
+                EnvironmentHost, environment, min(self._timeouts.call_s, self._timeouts.turn_s)
+            ),
+            limits or Limits(default_memory(num_workers), open_files=65536),
+            self._load,
+            tuple(env),
+        )
+        paths = [logs and logs / f"environment-{number}.log" for number in range(num_workers)]
         try:
-            for number in range(num_workers):
-                self._add(logs and logs / f"environment-{number}.log")
-            for worker in self._workers:
-                worker.start()
+            self.workers.submit(self._start, paths).result()
         except BaseException:
             self.close()
             raise
@@ -178,9 +150,8 @@ class EnvironmentPool:
         Settings of the environment that have the name of a key of `multi_turn` have its value
         unless `agent.params` sets them. Raises as the constructor.
         """
-        agent, limits = rollout.agent, rollout.agent.limits
+        agent = rollout.agent
         number = agent.num_workers or len(os.sched_getaffinity(0))
-        memory = None if limits.memory_gb is None else int(limits.memory_gb * GIB)
         environment, params = agent.environment or DEFAULT_ENVIRONMENT, agent.params
         if agent.program is not None:
             environment, params = PROGRAM, {"program": agent.program}
@@ -192,25 +163,16 @@ class EnvironmentPool:
             timeouts=Timeouts(agent.timeouts.call_s, agent.timeouts.turn_s),
             logs=logs,
             env=agent.env,
-            limits=Limits(
-                memory or default_memory(number), int(limits.file_gb * GIB), limits.open_files
-            ),
+            limits=Limits.from_config(agent.limits, number),
         )
-
-    @property
-    def tools(self) -> list[ToolSchema]:
-        """Tools that are known before an episode; empty if they depend on its row."""
-        return self._workers[0].description.get("tools", []) if self._workers else []
 
     async def open(self, row: Row, key: str, timeouts: Timeouts | None = None) -> RemoteEnvironment:
         """Start the episode of `row` on the worker with the fewest; `key` must be unique.
 
         Raises EnvironmentFailed if its `reset` fails; nothing needs to be closed then.
         """
-        self._attach()
-        worker = self._choose()
-        worker.episodes.add(key)
-        remote = RemoteEnvironment(worker, key, timeouts or self._timeouts)
+        worker = await self.workers.call(self._place, key, asyncio.get_running_loop())
+        remote = RemoteEnvironment(self, worker, key, timeouts or self._timeouts)
         try:
             await remote.reset(row)
         except BaseException:
@@ -218,10 +180,37 @@ class EnvironmentPool:
             raise
         return remote
 
+    async def request(
+        self, worker: Worker, op: str, limit_s: float, arguments: Mapping[str, Any]
+    ) -> Any:
+        """Return the result of a request of an episode. Raises EnvironmentFailed."""
+        try:
+            return await worker.request(op, limit_s + worker_process.GRACE_S, **arguments)
+        except TimeoutError:
+            raise EnvironmentFailed("timeout", f"{op} took longer than {limit_s:g} s") from None
+        except RequestFailed as failure:
+            raise EnvironmentFailed("error", f"{op}: {failure}") from None
+        except (WorkerLost, RlctlError) as lost:
+            reason = f"{lost}{worker.see_log}"
+            self._remove(worker, reason)
+            raise EnvironmentFailed("lost", reason) from None
+
+    async def end_episode(self, worker: Worker, key: str, limit_s: float) -> None:
+        """Close an environment; report a failure of it."""
+        self._episodes.get(worker, set()).discard(key)
+        try:
+            async with asyncio.timeout(limit_s):
+                await worker.request("close", None, episode=key)
+        except TimeoutError:
+            LOG.warning("closing an environment failed: did not end within %g s", limit_s)
+        except RequestFailed as failure:
+            LOG.warning("closing an environment failed: %s", failure)
+        except (WorkerLost, RlctlError):
+            pass  # the pool has reported it
+
     def close(self) -> None:
         """Kill the workers. Further episodes are refused."""
-        self._finalizer()
-        self._workers.clear()
+        self.workers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -229,65 +218,61 @@ class EnvironmentPool:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _add(self, log: Path | None) -> EnvironmentWorker:
-        worker = EnvironmentWorker(self._setup, log, self._env)
-        self._workers.append(worker)
-        self._processes.append(worker)
+    async def _start(self, logs: Sequence[Path | None]) -> None:
+        await asyncio.gather(*(self._add(log).started for log in logs))
+
+    async def _load(self, worker: Worker) -> None:
+        await worker.request("load", worker_process.START_S, **self._settings)
+        self.tools = await worker.request("describe", worker_process.START_S)
+
+    def _add(self, log: Path | None) -> Worker:
+        worker = self.workers.start(log)
+        worker.silence_s = SILENCE_S
+        self._active.append(worker)
+        self._episodes[worker] = set()
         return worker
 
-    def _attach(self) -> None:
-        """Attach the workers to the running loop, and close the episodes of an earlier one."""
-        loop = asyncio.get_running_loop()
-        if loop is self._loop:
-            return
-        if not self._finalizer.alive:
-            raise InternalError("the environment pool is closed")
-        self._loop = loop
-        for worker in [each for each in self._processes if not each.is_lost]:
-            worker.attach(self._on_lost)
-            for key in worker.episodes:
-                worker.post(op="close", episode=key)
-            worker.episodes.clear()
+    async def _place(self, key: str, loop: asyncio.AbstractEventLoop) -> Worker:
+        """Return the worker of a new episode; end the episodes of an earlier `loop`."""
+        if loop is not self._loop:
+            self._loop = loop
+            for worker, keys in self._episodes.items():
+                for old in keys:
+                    self.workers.submit(self.end_episode, worker, old, CLOSE_S)
+                keys.clear()
+        worker = self._choose()
+        self._episodes[worker].add(key)
+        return worker
 
-    def _choose(self) -> EnvironmentWorker:
-        """Return the worker with the fewest episodes; replace those that accept none."""
-        for worker in [each for each in self._workers if not each.accepts]:
-            LOG.warning(
-                "an environment worker with %d calls that do not end is replaced",
-                worker.num_abandoned,
-            )
-            self._replace(worker)
-        for worker in [each for each in self._processes if each not in self._workers]:
-            if not worker.episodes and not worker.is_lost:
-                worker.lose("the environment worker is replaced")
-        if not self._workers:
+    def _choose(self) -> Worker:
+        """Return the worker with the fewest episodes; replace those that get no more."""
+        for worker in list(self._active):
+            if worker.is_lost:  # while it was idle
+                self._remove(worker, f"the environment worker exited{worker.see_log}")
+            elif worker.num_abandoned >= MAX_ABANDONED:
+                LOG.warning(
+                    "an environment worker with %d calls that do not end is replaced",
+                    worker.num_abandoned,
+                )
+                self._active.remove(worker)
+                self._add(worker.log)
+        for worker in [each for each in self._episodes if each not in self._active]:
+            if not self._episodes[worker]:
+                del self._episodes[worker]
+                self.workers.submit(worker.lose, "the environment worker is replaced")
+        if not self._active:
             raise EnvironmentFailed("lost", "no environment worker is left")
-        return min(self._workers, key=lambda worker: len(worker.episodes))
+        return min(self._active, key=lambda worker: len(self._episodes[worker]))
 
-    def _replace(self, worker: EnvironmentWorker) -> None:
-        self._workers.remove(worker)
-        self._add(worker.log).attach(self._on_lost)
-
-    def _on_lost(self, worker: EnvironmentWorker, reason: str) -> None:
-        """Replace a worker that is lost, unless it never became ready, and end its process."""
-        if worker in self._workers:
-            LOG.warning("%s; episodes lost: %d", reason, len(worker.episodes))
-            if worker.worker is None:
-                self._workers.remove(worker)
-            else:
-                self._replace(worker)
-        assert self._loop is not None, "a worker is lost on a loop"
-        self._loop.run_in_executor(None, self._end, worker)
-
-    def _end(self, worker: EnvironmentWorker) -> None:
-        worker.kill()
-        with suppress(ValueError):  # the pool has been closed since
-            self._processes.remove(worker)
-
-
-def _kill_all(workers: list[EnvironmentWorker]) -> None:
-    """Kill and forget all workers. A plain function: a finalizer must not refer to the pool."""
-    for worker in list(workers):
-        worker.terminate()
-    while workers:
-        workers.pop().kill()
+    def _remove(self, worker: Worker, reason: str) -> None:
+        """Report a worker that is lost, and replace it unless it never became ready."""
+        if worker not in self._episodes:
+            return
+        LOG.warning("%s; episodes lost: %d", reason, len(self._episodes.pop(worker)))
+        if worker not in self._active:
+            return
+        self._active.remove(worker)
+        if worker.started.exception() is None:
+            self._add(worker.log)
+        else:
+            self.workers.submit(worker.lose, "the environment worker did not start")

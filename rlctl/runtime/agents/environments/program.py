@@ -13,8 +13,8 @@ from pydantic import Field
 
 from rlctl import plugins
 from rlctl.errors import ConfigError, MissingExtraError
-from rlctl.runtime.agents.environments.calls import call, is_async
 from rlctl.runtime.agents.environments.protocol import Row, Step, ToolSchema, Turn
+from rlctl.runtime.sandbox.calls import call, is_async
 from rlctl.runtime.sandbox.user_code import load_named
 
 ENDPOINT = "endpoint"  # key of the row with base_url and api_key

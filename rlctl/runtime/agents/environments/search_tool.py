@@ -16,9 +16,9 @@ from pydantic import Field
 
 from rlctl import plugins
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.calls import call
 from rlctl.runtime.agents.environments.protocol import ToolSchema
 from rlctl.runtime.agents.environments.tool import EpisodeInfo, ToolResult
+from rlctl.runtime.sandbox.calls import call
 
 _WORD = re.compile(r"\w+")
 _K1, _B = 1.5, 0.75  # weights of repeated words and of long texts

@@ -13,9 +13,9 @@ from typing import Any, TypedDict
 from pydantic import Field
 
 from rlctl import plugins
-from rlctl.runtime.agents.environments.calls import call
 from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
 from rlctl.runtime.agents.environments.stand_ins import provide
+from rlctl.runtime.sandbox.calls import call
 from rlctl.runtime.sandbox.user_code import load_named
 
 

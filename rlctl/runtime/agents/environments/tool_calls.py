@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pydantic import Field
 
 from rlctl import plugins
-from rlctl.runtime.agents.environments.calls import call_limit, limited
 from rlctl.runtime.agents.environments.protocol import (
     MalformedCall,
     Message,
@@ -27,6 +26,7 @@ from rlctl.runtime.agents.environments.tool import (
     truncated,
 )
 from rlctl.runtime.agents.environments.toolset import ToolSet
+from rlctl.runtime.sandbox.calls import call_limit, limited
 
 
 class CallParams(plugins.Params):

@@ -15,12 +15,12 @@ from typing import Any
 
 from pydantic import Field
 
-from rlctl.runtime.agents.environments.calls import call
 from rlctl.runtime.agents.environments.function_tools import FunctionTool
 from rlctl.runtime.agents.environments.protocol import Row, Step, ToolSchema, Turn
 from rlctl.runtime.agents.environments.tool import EpisodeInfo, accepted
 from rlctl.runtime.agents.environments.tool_calls import CallParams, ToolCalls
 from rlctl.runtime.agents.environments.toolset import tool_set
+from rlctl.runtime.sandbox.calls import call
 from rlctl.runtime.sandbox.user_code import load_named
 
 _KIND = "environments"

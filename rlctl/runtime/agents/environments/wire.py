@@ -2,42 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rlctl.runtime.agents.environments.protocol import MalformedCall, Step, ToolCall, ToolUse, Turn
-
-# Longest message in bytes. Messages are JSON: unpickling would run code that a tool has written.
-MAX_MESSAGE = 8 * 2**20
-
-
-def encode(message: object) -> bytes:
-    """Return `message` as JSON. Raises ValueError if it is too long."""
-    data = _ENCODER.encode(message).encode()
-    if len(data) > MAX_MESSAGE:
-        raise ValueError(f"the message has {len(data)} bytes, and {MAX_MESSAGE} are allowed")
-    return data
-
-
-def turn_to_json(turn: Turn) -> dict[str, Any]:
-    """Return `turn` as a dictionary, which shares the arguments of its calls."""
-    return {
-        "text": turn.text,
-        "calls": [vars(each) for each in turn.calls],
-        "malformed": [vars(each) for each in turn.malformed],
-    }
-
-
-def turn_from_json(data: Mapping[str, Any]) -> Turn:
-    """Return the turn of `turn_to_json`."""
-    return Turn(
-        data["text"],
-        tuple(ToolCall(**each) for each in data["calls"]),
-        tuple(MalformedCall(**each) for each in data["malformed"]),
-    )
+from rlctl.runtime.agents.environments.protocol import Step, ToolUse
 
 
 def step_to_json(step: Step) -> dict[str, Any]:
@@ -92,15 +62,3 @@ def checked_number(value: Any, name: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{name} is {number}, not a finite number")
     return number
-
-
-def _plain(value: Any) -> Any:
-    """Return the Python value of a NumPy scalar or array, the text of anything else."""
-    for name in ("item", "tolist"):
-        convert = getattr(value, name, None)
-        if convert is not None and (name == "tolist" or getattr(value, "ndim", 1) == 0):
-            return convert()
-    return str(value)
-
-
-_ENCODER = json.JSONEncoder(default=_plain)

@@ -8,12 +8,12 @@ from typing import Any
 
 from rlctl import plugins
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.calls import call
 from rlctl.runtime.agents.environments.protocol import Message, Step
 from rlctl.runtime.agents.environments.tool import accepted
 from rlctl.runtime.agents.environments.verl.imports import load_class
 from rlctl.runtime.agents.environments.verl.tools import entries_of
 from rlctl.runtime.agents.environments.wire import checked_number
+from rlctl.runtime.sandbox.calls import call
 
 
 def interactions_of_config(path: str) -> dict[str, Any]:

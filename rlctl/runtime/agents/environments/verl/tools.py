@@ -15,12 +15,12 @@ from typing import Any
 import yaml
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.calls import call
 from rlctl.runtime.agents.environments.mcp_tools import tools_of_servers
 from rlctl.runtime.agents.environments.protocol import ToolSchema
 from rlctl.runtime.agents.environments.tool import EpisodeInfo, Tool, ToolResult, accepted, as_text
 from rlctl.runtime.agents.environments.verl.imports import load_class
 from rlctl.runtime.agents.environments.verl.schemas import OpenAIFunctionToolSchema
+from rlctl.runtime.sandbox.calls import call
 
 _MCP = "mcp"  # `config.type` of servers whose tools are used
 

@@ -44,7 +44,7 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
-async def limited(work: Awaitable[T], seconds: float) -> T:
+async def limited(work: Awaitable[T], seconds: float | None) -> T:
     """Return the result of `work`. Raises TimeoutError after `seconds`, also if it cannot stop."""
     task = asyncio.ensure_future(work)
     try:

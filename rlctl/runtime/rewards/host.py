@@ -1,0 +1,139 @@
+"""Reward functions in a worker process: their import, and calls with time limits.
+
+Synchronous functions are called one at a time in the main thread, where an alarm interrupts a call
+that hangs in Python. All asynchronous functions of a run share the event loop of one process, so
+that limits of requests are those of the run. A call's time limit begins when the call does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.rewards.functions import (
+    Call,
+    CallResult,
+    LoadedReward,
+    RewardSpec,
+    RewardTimeout,
+    Traits,
+    call_async,
+    call_reward,
+    is_user_code,
+    to_failure,
+)
+from rlctl.runtime.rewards.loading import load_reward
+from rlctl.runtime.rewards.request_limits import RequestSettings
+from rlctl.runtime.sandbox.calls import limited
+from rlctl.runtime.sandbox.limits import limit_cpu
+from rlctl.runtime.sandbox.user_code import user_line
+
+if TYPE_CHECKING:
+    from rlctl.runtime.rewards.chat_client import ChatClient
+
+# Interval at which the event loop shows the alarm that it is not blocked.
+TICK_S = 1.0
+TIMEOUT_HINT = "reward.timeout_s=N allows more time"
+
+
+class RewardHost:
+    """Host of the reward functions in one worker; `timeout_s` limits a call."""
+
+    def __init__(self, timeout_s: float, requests: RequestSettings) -> None:
+        self._timeout_s, self._requests = timeout_s, requests
+        self._rewards: list[LoadedReward] = []
+        self._client: ChatClient | None = None
+        self._calls: set[asyncio.Task[list[CallResult]]] = set()  # of users' code
+        self._ticking: asyncio.Task[None] | None = None
+
+    def load(self, spec: RewardSpec, import_s: float) -> Traits:
+        """Load the next function; raise ConfigError if the import of user code exceeds a limit."""
+        if not is_user_code(spec.function):
+            self._rewards.append(load_reward(spec))
+            return self._rewards[-1].traits
+        try:
+            with _time_limit(import_s):
+                self._rewards.append(load_reward(spec))
+        except RewardTimeout as timeout:
+            raise ConfigError(
+                f"the import of the reward function {spec.function!r} {timeout}",
+                where=user_line(timeout, spec.function),
+                hint=TIMEOUT_HINT,
+            ) from timeout
+        return self._rewards[-1].traits
+
+    def call(self, tasks: Sequence[tuple[int, Sequence[Call]]]) -> Iterator[list[CallResult]]:
+        """Call synchronous functions, by position, each for one call or those of a group."""
+        for index, calls in tasks:
+            try:
+                with _time_limit(self._timeout_s):
+                    results = call_reward(self._rewards[index], calls)
+            except RewardTimeout as error:  # raised between the end of the call and the block's
+                results = [to_failure(error)] * len(calls)
+            yield results
+
+    async def call_async(self, index: int, calls: Sequence[Call]) -> list[CallResult]:
+        """Call an asynchronous function, by position, for one call or those of a group."""
+        if self._client is None:
+            from rlctl.runtime.rewards import chat_client  # with ssl and SQLite
+
+            self._client = chat_client.install(self._requests)
+            signal.signal(signal.SIGALRM, self._interrupt)
+            self._ticking = asyncio.create_task(self._tick())
+        reward = self._rewards[index]
+        if reward.traits.limits_requests:
+            return await self._limited(reward, calls, None)
+        async with self._client.limiter.slot(self._requests.tokens_per_call):
+            return await self._limited(reward, calls, self._timeout_s)
+
+    async def _limited(
+        self, reward: LoadedReward, calls: Sequence[Call], timeout_s: float | None
+    ) -> list[CallResult]:
+        """Run a call as a task, which need not end when it is cancelled."""
+        task = asyncio.ensure_future(call_async(reward, calls))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        try:
+            return await limited(task, timeout_s)
+        except RewardTimeout as timeout:  # raised by the alarm at the end of the call
+            failure = to_failure(timeout)
+        except TimeoutError:
+            failure = to_failure(RewardTimeout(f"took longer than {timeout_s:g} s"))
+        except asyncio.CancelledError:
+            failure = to_failure(RuntimeError("the call was cancelled"))
+        return [failure] * len(calls)
+
+    async def _tick(self) -> None:
+        """Postpone the alarm and the limit of CPU time for as long as the loop is not blocked."""
+        while True:
+            signal.setitimer(signal.ITIMER_REAL, self._timeout_s + TICK_S)
+            limit_cpu(self._timeout_s + TICK_S)
+            await asyncio.sleep(TICK_S)
+
+    def _interrupt(self, signum: int, frame: object) -> None:
+        """Raise RewardTimeout in a call that blocks the loop."""
+        del signum, frame
+        if asyncio.current_task() in self._calls:
+            raise RewardTimeout(f"blocked the event loop for longer than {self._timeout_s:g} s")
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise RewardTimeout in the block after `seconds`, and limit its CPU time."""
+
+    def raise_timeout(signum: int, frame: object) -> None:
+        del signum, frame
+        raise RewardTimeout(f"took longer than {seconds:g} s")
+
+    # Set for every block: a library may have replaced the handler (math-verify does).
+    signal.signal(signal.SIGALRM, raise_timeout)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    limit_cpu(seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)

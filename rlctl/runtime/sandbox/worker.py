@@ -1,0 +1,150 @@
+"""Worker process of users' code: it calls the methods that requests name on one object, the host.
+
+Requests are processed in turn, in the main thread and without an event loop, until the first one
+of an asynchronous method. From then on each is a task of one event loop, so one that waits delays
+no other. It imports neither torch nor Ray, unless the users' code does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import inspect
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from rlctl.errors import RlctlError
+from rlctl.runtime.sandbox import calls
+from rlctl.runtime.sandbox.errors import error_text, error_to_json
+from rlctl.runtime.sandbox.guard import run_guarded
+from rlctl.runtime.sandbox.limits import restrict
+from rlctl.runtime.sandbox.messages import read_request, receive_request, reply_frame
+
+# Dumps the stacks of all threads to the log. The controller sends it to a loop that is blocked.
+DUMP_SIGNAL = signal.SIGUSR1
+PING = "ping"  # a request that every host answers
+_MAX_TRACEBACKS = 100  # in the log of one process
+
+
+class Request(NamedTuple):
+    """Call of the host's method `op`.
+
+    The first request has the `limits` of the process and a function that returns its `host`.
+    """
+
+    number: int
+    op: str
+    arguments: Mapping[str, Any]
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve the socket `descriptor`, under a guard, until `parent` closes it or exits."""
+    run_guarded(lambda: _work(descriptor), descriptor, parent)
+
+
+def _work(descriptor: int) -> None:
+    """Report the process, then process requests."""
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    with _ending_process(), socket.socket(fileno=descriptor) as connection:
+        request: Request = receive_request(connection)
+        restrict(request.arguments["limits"])
+        server = _Server(request.arguments["host"]())
+        connection.sendall(server.reply(request.number, {"result": os.getpid()}))
+        while True:
+            request = receive_request(connection)
+            if server.is_async(request):
+                asyncio.run(_serve(server, connection, request))
+            for reply in server.process(request):
+                connection.sendall(reply)
+
+
+async def _serve(server: _Server, connection: socket.socket, request: Request) -> None:
+    """Process `request` and all later ones as tasks; exit when the connection closes."""
+    with _ending_process():
+        reader, writer = await asyncio.open_connection(sock=connection)
+
+        async def reply(request: Request) -> None:
+            writer.write(await server.process_async(request))
+
+        tasks = set[asyncio.Task[None]]()  # the loop itself keeps no reference
+        while True:
+            task = asyncio.create_task(reply(request))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            request = await read_request(reader)
+
+
+class _Server:
+    """Calls of the methods of `host`, and their replies.
+
+    A reply is {"id", "abandoned", and "result" or "error"}. "problems" are those of an error that
+    is an `RlctlError`.
+    """
+
+    def __init__(self, host: object) -> None:
+        self._host = host
+        self._num_tracebacks = 0
+
+    def is_async(self, request: Request) -> bool:
+        """Return True if the request must be processed on an event loop."""
+        return inspect.iscoroutinefunction(getattr(self._host, request.op))
+
+    def process(self, request: Request) -> Iterator[bytes]:
+        """Yield the reply to a request, or one for each item of a method that is a generator."""
+        try:
+            result = getattr(self._host, request.op)(**request.arguments)
+            for item in result if inspect.isgenerator(result) else [result]:
+                yield self.reply(request.number, {"result": item})
+        except Exception as error:
+            yield self.reply(request.number, self._failure(error))
+
+    async def process_async(self, request: Request) -> bytes:
+        """Return the reply to a request of an asynchronous method."""
+        try:
+            method = None if request.op == PING else getattr(self._host, request.op)
+            outcome = {"result": method and await method(**request.arguments)}
+        except asyncio.CancelledError:
+            outcome = {"error": "cancelled"}
+        except Exception as error:
+            outcome = self._failure(error)
+        return self.reply(request.number, outcome)
+
+    def reply(self, number: int, outcome: Mapping[str, Any]) -> bytes:
+        """Return the message of an outcome; one that cannot be sent becomes an error."""
+        base = {"id": number, "abandoned": calls.num_abandoned()}
+        try:
+            return reply_frame({**base, **outcome})
+        except (TypeError, ValueError) as error:  # too long, or keys that JSON does not have
+            return reply_frame({**base, "error": str(error)})
+
+    def _failure(self, error: Exception) -> dict[str, Any]:
+        """Return the outcome of a call that raised; its traceback goes to the log."""
+        if isinstance(error, RlctlError):
+            return {"error": error_text(error), "problems": error_to_json(error)}
+        self._num_tracebacks += 1
+        if self._num_tracebacks <= _MAX_TRACEBACKS:
+            traceback.print_exception(error)
+            sys.stderr.flush()
+        return {"error": error_text(error)}
+
+
+@contextmanager
+def _ending_process() -> Iterator[None]:
+    """End the process after the block: calls that hang can be neither ended nor joined."""
+    status = 1
+    try:
+        yield
+    except (asyncio.IncompleteReadError, ConnectionError):
+        status = 0  # the parent has exited or has closed the pool
+    except BaseException as error:
+        traceback.print_exception(error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
