@@ -14,9 +14,8 @@ from rlctl.recipes.schema.algorithm import (
 from rlctl.recipes.schema.critic import Critic
 from rlctl.recipes.schema.data import Data, WeightedFile
 from rlctl.recipes.schema.fields import Section
-from rlctl.recipes.schema.model import Model
+from rlctl.recipes.schema.model import FSDP, Model
 from rlctl.recipes.schema.policy import (
-    FSDP,
     Actor,
     ActorRolloutRef,
     Optim,
@@ -29,7 +28,7 @@ from rlctl.recipes.schema.policy import (
 )
 from rlctl.recipes.schema.reward import CustomRewardFunction, Reward
 from rlctl.recipes.schema.reward_model import RewardModel
-from rlctl.recipes.schema.sweep import Sweep
+from rlctl.recipes.schema.sweep import RayInit, RayKwargs, Sweep
 from rlctl.recipes.schema.trainer import (
     Alarms,
     AsyncTraining,
@@ -37,8 +36,6 @@ from rlctl.recipes.schema.trainer import (
     Mismatch,
     Placement,
     Profile,
-    RayInit,
-    RayKwargs,
     Timeouts,
     Tracking,
     Trainer,

@@ -8,9 +8,9 @@ from rlctl.recipes.schema.fields import (
     LossAggregation,
     PositiveFloat,
 )
-from rlctl.recipes.schema.model import Model
+from rlctl.recipes.schema.model import FSDP, Model
 from rlctl.recipes.schema.optim import Optim
-from rlctl.recipes.schema.policy import FSDP, Updates
+from rlctl.recipes.schema.policy import Updates
 
 
 class Critic(Updates):

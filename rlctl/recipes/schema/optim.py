@@ -10,9 +10,11 @@ from rlctl.recipes.schema.fields import (
     Betas,
     Fraction,
     NonNegativeFloat,
+    Not,
     PositiveFloat,
     Section,
     Text,
+    UnusedIf,
 )
 
 
@@ -26,17 +28,17 @@ class Optim(Section):
         description="steps of linear warm-up, the first with lr 0, counted from the role's first "
         "update; -1 or 0 = by lr_warmup_steps_ratio"
     )
-    lr_warmup_steps_ratio: Fraction = Field(
+    lr_warmup_steps_ratio: Annotated[Fraction, UnusedIf({".lr_warmup_steps": Not(-1, 0)})] = Field(
         description="warm-up as a fraction of the steps that update the role, if lr_warmup_steps "
         "is not set"
     )
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = Field(
         description="learning rate schedule after the warm-up"
     )
-    min_lr_ratio: Fraction = Field(
+    min_lr_ratio: Annotated[Fraction, UnusedIf({".lr_scheduler_type": "constant"})] = Field(
         description="final learning rate as a fraction of lr, for cosine and linear"
     )
-    num_cycles: PositiveFloat = Field(
+    num_cycles: Annotated[PositiveFloat, UnusedIf({".lr_scheduler_type": Not("cosine")})] = Field(
         description="waves of the cosine; 0.5 = one fall from the peak to the minimum"
     )
     optimizer: Text = Field(

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from rlctl.recipes.schema.fields import (
+    NO_REWARD_MODEL,
     Count,
     Floats,
     Fraction,
     NonNegativeInt,
+    Not,
     PositiveFloat,
+    ProcessLimits,
     Section,
     Share,
     Text,
     Texts,
+    UnusedIf,
 )
-from rlctl.recipes.schema.limits import ProcessLimits
 from rlctl.recipes.schema.reward_model import RewardModel
+
+_CUSTOM = UnusedIf({"reward.custom_reward_function.path": Not(None)})
 
 
 class CustomRewardFunction(Section):
@@ -27,8 +32,12 @@ class CustomRewardFunction(Section):
     path: Text | None = Field(
         description="Python file with a reward function; null = use reward.functions"
     )
-    name: Text = Field(description="name of the function in that file")
-    reward_kwargs: dict[str, Any] = Field(description="extra keyword arguments of the function")
+    name: Annotated[Text, UnusedIf({".path": None})] = Field(
+        description="name of the function in that file"
+    )
+    reward_kwargs: Annotated[dict[str, Any], UnusedIf({".path": None})] = Field(
+        description="extra keyword arguments of the function"
+    )
 
 
 class JudgeModel(Section):
@@ -62,12 +71,14 @@ class Judge(Section):
 class Reward(Section):
     """Settings of `reward`."""
 
-    functions: Texts | None = Field(
+    functions: Annotated[Texts | None, _CUSTOM] = Field(
         description="reward functions for all rows: names, `module:function` or "
         "`file.py:function`; null = the scorer of each row's data source"
     )
-    weights: Floats | None = Field(description="one weight per function; null = 1 each")
-    params: dict[str, dict[str, Any]] = Field(
+    weights: Annotated[Floats | None, _CUSTOM, UnusedIf({".functions": None})] = Field(
+        description="one weight per function; null = 1 each"
+    )
+    params: Annotated[dict[str, dict[str, Any]], _CUSTOM] = Field(
         description="settings per reward function, such as {gsm8k: {method: flexible}}"
     )
     timeout_s: PositiveFloat = Field(
@@ -108,4 +119,4 @@ class Reward(Section):
         description="file of that cache, which runs may share; null = in the run's folder"
     )
     judge: Judge
-    reward_model: RewardModel
+    reward_model: Annotated[RewardModel, NO_REWARD_MODEL]

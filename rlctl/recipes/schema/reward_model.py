@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlctl.recipes.schema.fields import Count, PositiveFloat, Section
-from rlctl.recipes.schema.model import Model
+from rlctl.recipes.schema.fields import Count, PositiveFloat, Section, UnusedIf
+from rlctl.recipes.schema.model import FSDP, Model
 from rlctl.recipes.schema.optim import Optim
-from rlctl.recipes.schema.policy import FSDP
 
 
 class RewardModel(Section):
@@ -37,7 +36,7 @@ class RewardModel(Section):
     use_dynamic_bsz: bool = Field(
         description="fill micro-batches up to the token budget, sorted by length"
     )
-    micro_batch_size_per_gpu: Count | None = Field(
+    micro_batch_size_per_gpu: Annotated[Count | None, UnusedIf({".use_dynamic_bsz": True})] = Field(
         description="rows per forward pass and rank if use_dynamic_bsz is false; "
         "null = by token budget"
     )
