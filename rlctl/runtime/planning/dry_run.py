@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlctl.errors import RlctlError
 from rlctl.files import free_space
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import ACTOR, CRITIC, REWARD_LEARNER
 from rlctl.recipes.unused_keys import report_unused_keys
-from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.tokenizer import render_prompt
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.batch_plan import Batches, plan_batches
@@ -83,9 +78,8 @@ class DryRun:
 
 def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
     """Run the checks of a start and return the report. Raises the same errors; writes nothing."""
-    with tempfile.TemporaryDirectory(prefix="rlctl-") as scratch, _without_path(scratch):
-        plan = make_plan(recipe, inline, data_root=Path(scratch))
-        unused = report_unused_keys(recipe, plan.roles, strict=strict)
+    plan = make_plan(recipe, inline)
+    unused = report_unused_keys(recipe, plan.roles, strict=strict)
     config, rows = plan.config, plan.loader.prompts.rows
     specs = reward_specs(config.reward, plan.data_sources)
     last = {key: chain[-1] for key, chain in recipe.origins.items()}
@@ -115,20 +109,6 @@ def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
         ),
         idle=unused,
     )
-
-
-@contextmanager
-def _without_path(scratch: str) -> Iterator[None]:
-    """Name the quickstart's data in errors, instead of a folder that will be gone."""
-    try:
-        yield
-    except RlctlError as error:
-        generated = f"{scratch}/{quickstart.FOLDER}/"
-        error.problems = [
-            replace(each, where=each.where and each.where.replace(generated, "quickstart: "))
-            for each in error.problems
-        ]
-        raise
 
 
 def _tracker(name: str, tracking: schema.Tracking) -> str:

@@ -86,7 +86,7 @@ def _trained(config: Config) -> Role:
 
 def _resolve(recipe: Recipe) -> Config:
     config = with_models(recipe.config)
-    quickstart.write_data(config, Path(config.trainer.run_dir))
+    quickstart.write_data(config)
     return config
 
 

@@ -14,6 +14,7 @@ from rlctl.recipes.stored import Change, changes, edits
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import CONFIG_FILE
 from rlctl.runtime.checkpoint.store import config_hash
+from rlctl.runtime.data import quickstart
 from rlctl.runtime.training.run_folder import input_hashes
 
 
@@ -52,9 +53,11 @@ def changed_files(record: RunRecord, config: schema.Config) -> list[str]:
     record of an earlier version of rlctl does not have are not compared.
     """
     before = {**record.data, **record.reward_code, **record.models}
+    with quickstart.readable(config) as existing:
+        inputs = input_hashes(existing)
     changed = [
         path
-        for field, hashes in input_hashes(config).items()
+        for field, hashes in inputs.items()
         if getattr(record, field)
         for path, digest in hashes.items()
         if digest not in ([before[path]] if path in before else before.values())
