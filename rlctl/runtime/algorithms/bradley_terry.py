@@ -25,7 +25,7 @@ from rlctl.runtime.algorithms.pair_losses import PairRows
 from rlctl.runtime.algorithms.pair_metrics import pair_metrics
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Rollouts, Scored
-from rlctl.runtime.data.pairs import Pairs
+from rlctl.runtime.data.conversations import Pairs
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import Metrics, merge
 

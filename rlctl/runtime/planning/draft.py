@@ -28,14 +28,14 @@ from rlctl.runtime.algorithms.references import routed_models
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
 from rlctl.runtime.checkpoint.store import checkpoint_at
+from rlctl.runtime.data.conversations import Pairs
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
-from rlctl.runtime.data.pairs import Pairs
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.planning import mesh, preflight, router_check
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.error_collector import ErrorCollector, Part
-from rlctl.runtime.planning.model_runs import with_runs
+from rlctl.runtime.planning.evaluation import with_runs
 from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS, check_reward
 from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_memory
 from rlctl.runtime.planning.role_models import (
