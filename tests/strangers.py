@@ -5,8 +5,9 @@
     python -m tests.strangers bare --python 3.13
     python -m tests.strangers all --full             # training runs as long as the pages have them
 
-Each environment is made by uv in an empty folder. In it run the commands of README, quickstart and
-tutorial in their order, every `--help`, and the plain use of the other commands. Rules: no internal
+Each environment is made by uv in an empty folder. In it run the commands of README and quickstart
+in their order and the plain use of the other commands, and in another folder at the same time the
+commands of the tutorial and every `--help`. Rules: no internal
 error, no traceback, an expected exit code; exit code 6 names an extra that is not installed, and
 writes no run. Needs the package index; hubs and accounts are not needed.
 """
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -241,16 +243,20 @@ def try_environment(stranger: Stranger, wheel: Path) -> None:
         f"{stranger.name} on Python {stranger.python}: {', '.join(stranger.extras) or 'no extras'}"
     )
     stranger.install(wheel)
-    first = ["rlctl prep gsm8k --source official --out ~/data/gsm8k", "rlctl train ppo"]
-    plain = PLAIN.strip().splitlines()
+    work = ["rlctl prep gsm8k --source official --out ~/data/gsm8k", "rlctl train ppo"]
+    tutorial: list[str] = []
     for page in PAGES:
-        folder = stranger.folder / ("tutorial" if "tutorial" in page else "work")
-        if not folder.exists():
-            write_files(folder)
-        for command in [*(first if page == PAGES[0] else ()), *commands_of(page)]:
+        (tutorial if "tutorial" in page else work).extend(commands_of(page))
+    work += PLAIN.strip().splitlines()
+    tutorial += help_pages()
+
+    def run_all(name: str, commands: list[str]) -> None:
+        write_files(folder := stranger.folder / name)
+        for command in commands:
             stranger.run(command, folder)
-    for command in [*plain, *help_pages()]:
-        stranger.run(command, stranger.folder / "work")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run_all, ("work", "tutorial"), (work, tutorial)))
 
 
 def main() -> int:

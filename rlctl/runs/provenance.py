@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import platform
 import subprocess
@@ -41,6 +42,7 @@ def installed_versions() -> dict[str, str | None]:
     }
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

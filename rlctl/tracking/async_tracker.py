@@ -162,13 +162,17 @@ class AsyncTracker:
         wanted = {step for step in self.steps if self.full_replay or step >= self.first}
         self.missed.update(wanted)  # until they are replayed
         unrecorded = wanted.copy()
-        for step, calls in replay(self.run, wanted):
-            if self.disabled_reason is not None:
-                return
-            self.missed.discard(step)
-            unrecorded.discard(step)
-            for call in calls:
-                self._apply(call)
+        try:
+            for step, calls in replay(self.run, wanted):
+                if self.disabled_reason is not None:
+                    return
+                self.missed.discard(step)
+                unrecorded.discard(step)
+                for call in calls:
+                    self._apply(call)
+        except OSError as error:
+            self._disable(f"the run's record cannot be read: {error}")
+            return
         self.missed -= unrecorded  # such as step 0 of a run that was not validated before it
         while (call := self._queue.get()) is not None:
             self._apply(call)

@@ -48,6 +48,7 @@ def is_right(text: str | None, truth: str) -> bool:
 async def chat(task: Mapping[str, Any], client: Any) -> dict[str, float]:
     """Ask all problems in one conversation."""
     assert [each.id async for each in client.models.list()] == ["policy"]
+    assert (await client.models.retrieve("policy")).id == "policy"
     messages: list[Any] = []
     right = 0
     for question, truth in questions(task):

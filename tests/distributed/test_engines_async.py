@@ -23,18 +23,24 @@ from tests.warm_workers import warm_workers
 
 pytestmark = [pytest.mark.extra("vllm"), pytest.mark.slow]
 
-# Records its maximum number of concurrent prompts, and crashes if the file `die` exists.
+# Records its maximum number of concurrent prompts, of which the first three wait for each other
+# while the file `wait` exists, and crashes if the file `die` exists.
 ENGINE = """
-import os, pathlib, signal
+import os, pathlib, signal, threading
 from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 
 FOLDER = pathlib.Path(__file__).parent
 
 class Engine(VLLMEngine):
     in_flight = most = 0
+    three = threading.Event()
 
     def generate(self, prompt_ids, sampling):
         self.in_flight += len(prompt_ids)
+        if self.in_flight >= 3:
+            self.three.set()
+        if (FOLDER / "wait").exists():
+            self.three.wait(60)
         self.most = max(self.most, self.in_flight)
         responses = super().generate(prompt_ids, sampling)
         try:
@@ -95,7 +101,9 @@ def same(first: Rollouts, second: Rollouts) -> bool:
 def test_async_mode_generates_the_responses_of_sync_mode(stages: tuple[Stage, Stage]) -> None:
     """Before and after an update, and after the loss of an engine with prompts in flight."""
     single, whole = stages
+    (single.folder / "wait").touch()
     first = single.generate(seed=1)
+    (single.folder / "wait").unlink()
     assert same(first, whole.generate(seed=1))
     assert {int(path.read_text()) for path in single.folder.glob("*.most")} == {
         3

@@ -231,3 +231,21 @@ def test_keys_that_change_nothing_are_dropped_with_a_notice() -> None:
         "grad_offload=true",
         "default_hdfs_dir=null",
     ]
+
+
+def test_parts_are_read_again_after_changes(project: Path) -> None:
+    """Also if a new file comes before the part in the search path."""
+
+    def weight_decay() -> float:
+        config = compose(project / "team" / "team_grpo.yaml", [path]).config
+        return config.actor_rollout_ref.actor.optim.weight_decay
+
+    path = f"hydra.searchpath=[{project / 'mine'}]"
+    assert weight_decay() == 0.2
+    write(project / "shared" / "optim" / "gentle.yaml", "defaults: [adamw, _self_]\n")
+    assert weight_decay() == 0.01
+    write(
+        project / "mine" / "optim" / "gentle.yaml",
+        "defaults: [adamw, _self_]\nweight_decay: 0.3\n",
+    )
+    assert weight_decay() == 0.3

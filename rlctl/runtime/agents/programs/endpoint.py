@@ -53,6 +53,7 @@ class Endpoint:
         app.router.add_post(_CHAT, self._chat)
         app.router.add_post(_MESSAGES, self._message)
         app.router.add_get(_MODELS, self._models)
+        app.router.add_get(f"{_MODELS}/{{name:.+}}", self._model)
         # A program that goes away cancels its request.
         self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
@@ -94,8 +95,12 @@ class Endpoint:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         self._session(request)
-        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rlctl"}
-        return web.json_response({"object": "list", "data": [model]})
+        return web.json_response({"object": "list", "data": [_described(MODEL)]})
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        """Describe a model. Each name is that of the policy, as it is in requests."""
+        self._session(request)
+        return web.json_response(_described(request.match_info["name"]))
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         session, asked = self._session(request), ChatRequest.parse(await _body(request))
@@ -115,6 +120,10 @@ class Endpoint:
         return await _streamed(
             request, [f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events]
         )
+
+
+def _described(model: str) -> dict[str, Any]:
+    return {"id": model, "object": "model", "created": 0, "owned_by": "rlctl"}
 
 
 async def _streamed(request: web.Request, events: Sequence[str]) -> web.StreamResponse:
