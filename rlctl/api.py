@@ -67,9 +67,10 @@ def train(
         run.state  # "finished"
     """
     from rlctl.recipes.unused_keys import report_unused_keys
-    from rlctl.runtime.resume import plan_train
+    from rlctl.runtime.resume import plan_train, start_workers
 
     composed = compose(recipe, overrides) if isinstance(recipe, str | Path) else recipe
+    start_workers(composed, inline)
     planned = plan_train(composed, inline)
     for line in report_unused_keys(composed, planned.plan.roles, strict=strict):
         LOG.warning(line)
@@ -99,10 +100,12 @@ def resume(
 
         rlctl.resume("@last", ["trainer.total_training_steps=4"], inline=True)
     """
-    from rlctl.runtime.resume import ResumeOptions, plan_resume
+    from rlctl.runtime.resume import ResumeOptions, compose_resumed, plan_resume, start_workers
 
     folder = _run_of(run, root).path
-    planned = plan_resume(folder, overrides, ResumeOptions(from_step, fork, force, inline))
+    composed = compose_resumed(folder, overrides, fork)
+    start_workers(composed, inline)
+    planned = plan_resume(folder, composed, ResumeOptions(from_step, fork, force, inline))
     return _run(planned, folder, progress, end_by, on_end)
 
 
@@ -180,7 +183,7 @@ def sweep(
     from rlctl.sweeps.results import results
 
     plan = make_sweep_plan(verb, str(recipe), overrides)
-    return results(launch.start(plan, view or _no_view))
+    return results(launch.start(plan, view or (lambda *_: None)))
 
 
 def resume_sweep(sweep: SweepDir, *, view: View | None = None) -> SweepResult:
@@ -191,7 +194,7 @@ def resume_sweep(sweep: SweepDir, *, view: View | None = None) -> SweepResult:
     from rlctl.sweeps import launch
     from rlctl.sweeps.results import results
 
-    return results(launch.resume(sweep, view or _no_view))
+    return results(launch.resume(sweep, view or (lambda *_: None)))
 
 
 def open_run(run: str | Path = "@last", root: Path | None = None) -> Run:
@@ -295,6 +298,3 @@ def _without_console(plan: Plan) -> Plan:
 
 def _run_of(run: str | Path | Run, root: Path | None) -> Run:
     return open_run(run, root) if isinstance(run, str | Path) else run
-
-
-def _no_view(*_: object) -> None: ...

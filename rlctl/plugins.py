@@ -7,7 +7,9 @@ rewards, engines, environments, tools, tool_parsers, loggers, samplers and datas
 A plug-in (a class or a function) may have two attributes:
 
     Params               a subclass of `Params`: the settings that the plug-in accepts
-    unused_keys(config)  the config keys that the plug-in does not use: key or pattern -> reason
+    unused_keys          the config keys that the plug-in does not use, or a function of the config
+                         that returns them: key or pattern -> reason. It is a text, empty if being
+                         selected is the reason, or `Unused` if other keys decide
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -128,10 +131,23 @@ def load_with_params(kind: str, name: str, values: Mapping[str, Any], key: str) 
     return plugin if params is None else partial(plugin, params=params)
 
 
-def unused_keys(plugin: Any, config: Any) -> Mapping[str, str]:
+@dataclass(frozen=True)
+class Unused:
+    """Reason why a plug-in does not use a key; `causes` are the keys that decide about it."""
+
+    reason: str
+    causes: tuple[str, ...] = ()
+
+
+def unused_keys(plugin: Any, config: Any) -> dict[str, Unused]:
     """Return the config keys, or fnmatch patterns, that the plug-in does not use, with reasons."""
-    declared: Callable[[Any], Mapping[str, str]] | None = getattr(plugin, "unused_keys", None)
-    return declared(config) if declared else {}
+    declared: Any = getattr(plugin, "unused_keys", {})
+    if callable(declared):
+        declared = declared(config)
+    return {
+        key: reason if isinstance(reason, Unused) else Unused(reason)
+        for key, reason in declared.items()
+    }
 
 
 def suggestion(given: str, known: Sequence[str]) -> str:

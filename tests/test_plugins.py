@@ -131,5 +131,5 @@ def test_a_plugin_without_params_refuses_settings() -> None:
 
 
 def test_unused_keys_are_optional() -> None:
-    assert plugins.unused_keys(_part, "why") == {"actor.clip_*": "why"}
+    assert plugins.unused_keys(_part, "why") == {"actor.clip_*": plugins.Unused("why")}
     assert plugins.unused_keys(plugins.load, None) == {}

@@ -80,9 +80,9 @@ def explained(incomplete: str) -> list[str]:
 
 def reward_kind(incomplete: str) -> list[str]:
     """Complete the kinds of reward of `rlctl new`."""
-    from rlctl.runtime.rewards.stubs import KINDS
+    from rlctl.runtime.project.draft import REWARDS
 
-    return [kind for kind in KINDS if kind.startswith(incomplete)]
+    return [kind for kind in REWARDS if kind.startswith(incomplete)]
 
 
 def bundled_model(incomplete: str) -> list[str]:

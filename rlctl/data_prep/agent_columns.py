@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from rlctl.data_prep.unsupported_columns import has_content
+from rlctl.data_prep.row_columns import has_content
 from rlctl.errors import Problem, UsageError
 from rlctl.plugins import Params
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,26 @@ class RawData:
                     values[name] = value
         return [Column(name, kind_of(value), value) for name, value in values.items()]
 
-    @property
-    def has_rows(self) -> bool:
-        """True if the records are rows of verl's layout already."""
-        return not row_faults(self.records[0], "prompt", "data_source")
+    def suggest_prompt(self) -> str | None:
+        """Return the column that holds the prompts, by its name, or None."""
+        return _named(_PROMPTS, [each for each in self.columns() if each.kind in ("text", "chat")])
+
+    def suggest_answer(self, prompt: str) -> str | None:
+        """Return the column that holds the answers: by its name, or the only one left.
+
+        It is the prompt's if the chat there ends with a message of the assistant.
+        """
+        columns = self.columns()
+        left = [
+            column
+            for column in columns
+            if column.kind in ("text", "number") and column.name != prompt
+        ]
+        if named := _named(_ANSWERS, left):
+            return named
+        if any(each.name == prompt and ends_with_response(each.example) for each in columns):
+            return prompt
+        return left[0].name if len(left) == 1 else None
 
 
 def find_raw(source: str, validation: str | None) -> RawData:
@@ -86,7 +102,8 @@ def find_raw(source: str, validation: str | None) -> RawData:
     ):
         held_out = next(filter(None, (split_files(source, each) for each in VALIDATIONS)), [])
         held_out = [] if held_out == training else held_out
-    records = [record for _, record in islice(_records(training), _SAMPLE)]
+    read = chain.from_iterable(map(read_records, training))
+    records = [record for _, record in islice(read, _SAMPLE)]
     if not records:
         raise ConfigError("the data has no records", where=source)
     if not all(isinstance(each, dict) for each in records):
@@ -107,11 +124,6 @@ def _files(source: str, split: str) -> list[Path]:
     return found
 
 
-def _records(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
-    for file in files:
-        yield from read_records(file)
-
-
 def _flat(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in record.items():
         yield name, value
@@ -128,36 +140,9 @@ def kind_of(value: Any) -> str:
     return "number" if isinstance(value, int | float) else "other"
 
 
-def suggest_prompt(columns: Sequence[Column]) -> str | None:
-    """Return the column that holds the prompts, by its name, or None."""
-    return _named(_PROMPTS, [each for each in columns if each.kind in ("text", "chat")])
-
-
-def suggest_answer(columns: Sequence[Column], prompt: str) -> str | None:
-    """Return the column that holds the answers: by its name, or the only one left.
-
-    It is the prompt's if the chat there ends with a message of the assistant.
-    """
-    left = [each for each in columns if each.kind in ("text", "number") and each.name != prompt]
-    if named := _named(_ANSWERS, left):
-        return named
-    if any(each.name == prompt and ends_with_response(each.example) for each in columns):
-        return prompt
-    return left[0].name if len(left) == 1 else None
-
-
 def _named(names: Sequence[str], columns: Sequence[Column]) -> str | None:
     by_name = {each.name.lower(): each.name for each in reversed(columns)}
     return next((by_name[name] for name in names if name in by_name), None)
-
-
-def answers_of(data: RawData, fields: Fields) -> list[str]:
-    """Return the final answers of the sample. Raises ConfigError for a record without one."""
-    try:
-        rows = [row_of(record, 0, fields) for record in data.records]
-    except ValueError as error:
-        raise ConfigError(str(error), where=str(data.training[0])) from error
-    return [final_answer(str(row.ground_truth)) for row in rows]
 
 
 def is_number(text: str) -> bool:
@@ -191,6 +176,14 @@ class RowMaker:
     instruction: str = ""
     whole: bool = False
 
+    def answers(self) -> list[str]:
+        """Return the final answers of the sample. Raises ConfigError for a record without one."""
+        try:
+            rows = [row_of(record, 0, self.fields) for record in self.data.records]
+        except ValueError as error:
+            raise ConfigError(str(error), where=str(self.data.training[0])) from error
+        return [final_answer(str(row.ground_truth)) for row in rows]
+
     def splits(self) -> dict[str, RowSource]:
         """Return the rows for training (`train`) and validation (`val`), which are streamed."""
         if self.data.validation:
@@ -213,23 +206,16 @@ class RowMaker:
         return list(islice(self._rows(self.data.training), count))
 
     def _rows(self, files: Sequence[Path]) -> Iterator[PromptRow]:
-        index = 0
-        for file in files:
-            for row in self._read(file):
-                row.extra_info["index"] = index
-                index += 1
-                yield self._finished(row)
-
-    def _read(self, file: Path) -> Iterator[PromptRow]:
-        if not self._is_made:
-            return rows_from_records([file], self.fields)
-        return stream_rows(file)
-
-    @property
-    def _is_made(self) -> bool:
-        """True if the records are rows already, and their own columns were chosen."""
-        own = (self.fields.prompt_key, self.fields.answer_key) == (_PROMPTS[0], _ANSWERS[0])
-        return own and self.data.has_rows
+        chosen = (self.fields.prompt_key, self.fields.answer_key)
+        if chosen == (_PROMPTS[0], _ANSWERS[0]) and not row_faults(
+            self.data.records[0], "prompt", "data_source"
+        ):  # rows already
+            rows = chain.from_iterable(map(stream_rows, files))
+        else:
+            rows = rows_from_records(files, self.fields)
+        for index, row in enumerate(rows):
+            row.extra_info["index"] = index
+            yield self._finished(row)
 
     def _finished(self, row: PromptRow) -> PromptRow:
         """Return the row without an assistant's last message, and with the final answer."""

@@ -43,8 +43,13 @@ from rlctl.data_prep.records import (
     readable_parquet,
     stream_parquet,
 )
-from rlctl.data_prep.row_columns import JSON_COLUMNS, arrow_tables
-from rlctl.data_prep.unsupported_columns import CHECKED, column_problems, unsupported_fields
+from rlctl.data_prep.row_columns import (
+    CHECKED,
+    JSON_COLUMNS,
+    arrow_tables,
+    column_problems,
+    unsupported_fields,
+)
 from rlctl.errors import ConfigError, Problem, cannot_write
 from rlctl.files import replacing
 from rlctl.storage import local

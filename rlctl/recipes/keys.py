@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
 from rlctl.recipes.schema import Config, Section
+from rlctl.recipes.schema.fields import UnusedIf
 
 _PLURAL = re.compile(r"(?<=[a-z])(?= [≥>≤<]|$)")
 _PRIMITIVES = {
@@ -35,6 +36,7 @@ class Key:
     help: str
     choices: tuple[str, ...] = ()
     nullable: bool = False
+    unused_if: tuple[UnusedIf, ...] = ()  # with one that holds, the key has no effect
 
 
 @cache
@@ -56,14 +58,21 @@ def known_key(name: str) -> Key | None:
     return None
 
 
-def model_keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
-    """Yield the fields of a model as keys below `prefix`, those of its sections included."""
+def model_keys(
+    model: type[BaseModel], prefix: str, section_unused_if: Sequence[UnusedIf] = ()
+) -> Iterator[Key]:
+    """Yield the fields of a model as keys below `prefix`, those of its sections included.
+
+    `section_unused_if` applies to all keys but those that decide about it.
+    """
     for name, field in model.model_fields.items():
         annotation: Any = field.annotation
         dotted = f"{prefix}{name}"
+        unused_if = [each for each in section_unused_if if dotted not in each.values]
+        unused_if += [each.below(prefix) for each in field.metadata if isinstance(each, UnusedIf)]
         if isinstance(annotation, type) and issubclass(annotation, Section):
             yield Key(dotted, "section", "section", "")
-            yield from model_keys(annotation, f"{dotted}.")
+            yield from model_keys(annotation, f"{dotted}.", unused_if)
             continue
         parts = _members(annotation)
         limits = [*field.metadata, Field(json_schema_extra=field.json_schema_extra)]
@@ -83,6 +92,7 @@ def model_keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
             field.description or "",
             choices,
             nullable,
+            tuple(unused_if),
         )
 
 

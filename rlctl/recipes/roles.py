@@ -36,6 +36,8 @@ class Role:
     dynamic_bsz_key: str | None = None  # key that selects micro-batches by token budget
     own_pool_only: bool = False  # built only where its pool is not the actor's
     adapter_base: bool = False  # served by the actor's base model where that has LoRA adapters
+    decided_by: tuple[str, ...] = ()  # keys that decide whether the role is built
+    unused_keys: tuple[str, ...] = ()  # patterns of keys without effect if the role is not built
 
     def pool(self, placement: Placement) -> str | None:
         """Return the pool in which the role is placed; None where it has none."""
@@ -106,6 +108,12 @@ REFERENCE = Role(
     passes="log_prob",
     dynamic_bsz_key="actor_rollout_ref.ref.log_prob_use_dynamic_bsz",
     adapter_base=True,
+    decided_by=(
+        "algorithm.name",
+        "algorithm.use_kl_in_reward",
+        "actor_rollout_ref.actor.use_kl_loss",
+    ),
+    unused_keys=("actor_rollout_ref.ref.*", "trainer.placement.reference"),
 )
 CRITIC = Role(
     name="critic",
@@ -119,6 +127,8 @@ CRITIC = Role(
     learns=True,
     passes="ppo",
     dynamic_bsz_key="critic.use_dynamic_bsz",
+    decided_by=("algorithm.name", "algorithm.adv_estimator"),
+    unused_keys=("critic.*", "trainer.placement.critic", "trainer.critic_warmup", "algorithm.lam"),
 )
 
 _REWARD_MODEL = "reward.reward_model"
@@ -144,6 +154,11 @@ REWARD_LEARNER = replace(
     kind="new_classifier",
     replaces=(ACTOR.name, REWARD_MODEL.name),
     learns=True,
+    decided_by=("algorithm.name",),
+    unused_keys=tuple(
+        f"{_REWARD_MODEL}.{key}"
+        for key in ("optim.*", "ppo_mini_batch_size", "grad_clip", "model.lora_*")
+    ),
 )
 
 ROLES = (ACTOR, REWARD_LEARNER, ROLLOUT, REFERENCE, CRITIC, REWARD_MODEL)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from itertools import chain
+from functools import partial
 from typing import Any
 
 from rlctl import plugins
 from rlctl.errors import Problem, RlctlError, raise_problems
+from rlctl.recipes.keys import known_key
 from rlctl.recipes.layers import Origin, Recipe, UnusedKey
+from rlctl.recipes.roles import ROLES
 from rlctl.recipes.slots import SLOTS, lookup
-from rlctl.recipes.unused_key_rules import ROLE_RULES, RULES
 from rlctl.recipes.validate import load_config
 
 Origins = Mapping[str, Sequence[Origin]]
-_DOTTED = re.compile(r"\w+(?:\.\w+)+")
+Declared = tuple[str, str, plugins.Unused]  # selecting key, pattern of keys, reason
 
 
 def report_unused_keys(recipe: Recipe, roles: Collection[str] | None, *, strict: bool) -> list[str]:
@@ -46,7 +46,7 @@ def unused_keys(
     None, roles are not considered. `keys` limits the report to these keys.
     """
     found: list[UnusedKey] = []
-    declared: list[tuple[str, str, str]] | None = None
+    declared: list[Declared] | None = None
     for key in origins if keys is None else [key for key in keys if key in origins]:
         setting = origins[key][-1]
         if setting.level == 1:
@@ -67,27 +67,37 @@ def unused_keys(
 def _reasons(
     key: str, container: Mapping[str, Any], origins: Origins, roles: Collection[str] | None
 ) -> Iterator[tuple[Sequence[str], str]]:
-    """Yield the reasons of the table why a key has no effect, each with the keys that cause it."""
-    for rule in ROLE_RULES if roles is not None else ():
-        if rule.role.name not in (roles or ()) and _matches(key, rule.keys):
+    """Yield why a key has no effect by the schema and roles, each with the keys that cause it."""
+    for role in ROLES if roles is not None else ():
+        if role.name not in (roles or ()) and any(
+            fnmatchcase(key, each) for each in role.unused_keys
+        ):
             named = [
                 _describe(cause, container, origins)
-                for cause in rule.causes
+                for cause in role.decided_by
                 if lookup(container, cause) is not True
             ]
-            yield rule.causes, f"no {rule.role.name} is built ({', '.join(named)})"
-    for rule in RULES:
-        if (
-            _matches(key, rule.keys)
-            and all(holds(lookup(container, cause)) for cause, holds in rule.causes)
-            and all(len({lookup(container, key) for key in keys}) < 2 for keys in rule.alike)
-        ):
-            causes = [*(cause for cause, _ in rule.causes), *chain.from_iterable(rule.alike)]
+            yield role.decided_by, f"no {role.name} is built ({', '.join(named)})"
+    known = known_key(key)
+    for condition in known.unused_if if known else ():
+        if condition.holds(partial(lookup, container)):
+            causes = condition.causes
             yield causes, " and ".join(_describe(cause, container, origins) for cause in causes)
 
 
-def _declared_by_plugins(container: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield selecting key, pattern and reason of the keys that selected plug-ins do not use.
+def _plugin_reasons(
+    key: str, container: Mapping[str, Any], origins: Origins, declared: Sequence[Declared]
+) -> Iterator[tuple[Sequence[str], str]]:
+    """Yield the reasons that plug-ins declare, each with the keys that cause it."""
+    for selecting, pattern, unused in declared:
+        if fnmatchcase(key, pattern):
+            selection = _describe(selecting, container, origins)
+            reason = f"{selection}: {unused.reason}" if unused.reason else selection
+            yield (selecting, *unused.causes), reason
+
+
+def _declared_by_plugins(container: Mapping[str, Any]) -> Iterator[Declared]:
+    """Yield the keys that selected plug-ins do not use.
 
     Yields nothing for an incomplete configuration or for plug-ins that cannot be loaded: these are
     reported elsewhere.
@@ -98,22 +108,8 @@ def _declared_by_plugins(container: Mapping[str, Any]) -> Iterator[tuple[str, st
             for name in filter(slot.is_loaded_here, slot.selected(container)):
                 with suppress(RlctlError):
                     plugin = plugins.load(slot.kind, name)
-                    for pattern, reason in plugins.unused_keys(plugin, config).items():
-                        yield slot.key, pattern, reason
-
-
-def _plugin_reasons(
-    key: str,
-    container: Mapping[str, Any],
-    origins: Origins,
-    declared: Sequence[tuple[str, str, str]],
-) -> Iterator[tuple[Sequence[str], str]]:
-    """Yield the reasons that plug-ins declare. Keys named in a reason count as causes."""
-    for selecting, pattern, reason in declared:
-        if fnmatchcase(key, pattern):
-            causes = [selecting, *(word for word in _DOTTED.findall(reason) if word in origins)]
-            selection = _describe(selecting, container, origins)
-            yield causes, selection if selecting in reason else f"{selection}: {reason}"
+                    for pattern, unused in plugins.unused_keys(plugin, config).items():
+                        yield slot.key, pattern, unused
 
 
 def _describe(cause: str, container: Mapping[str, Any], origins: Origins) -> str:
@@ -127,7 +123,3 @@ def _describe(cause: str, container: Mapping[str, Any], origins: Origins) -> str
 def _level(key: str, origins: Origins) -> int:
     chain = origins.get(key, ())
     return chain[-1].level if chain else 1
-
-
-def _matches(key: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(key, pattern) for pattern in patterns)

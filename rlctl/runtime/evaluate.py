@@ -21,9 +21,8 @@ from rlctl.runtime.algorithms.pair_metrics import pair_metrics
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm, request_settings
 from rlctl.runtime.cluster.inline import InlinePool
-from rlctl.runtime.data.conversations import Conversations
+from rlctl.runtime.data.conversations import Conversations, Pairs
 from rlctl.runtime.data.loader import PromptSet
-from rlctl.runtime.data.pairs import Pairs
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.planning.devices import inline_rank_info
 from rlctl.runtime.planning.evaluation import no_responses

@@ -23,6 +23,7 @@ from rlctl.runtime.checkpoint.remote_copy import keep_remote_copy
 from rlctl.runtime.cluster.health import OnLost
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.cluster.pools import Pool, Pools
+from rlctl.runtime.data import quickstart
 from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.rewards.role import RuleReward
@@ -118,14 +119,9 @@ def _reward(plan: Plan, run: RunDir, pools: Pools) -> AbstractContextManager[Rul
 
 
 def _collector(plan: Plan) -> Collector:
-    config = plan.config
-    return Collector.from_config(
-        plan.loader,
-        plan.algorithm,
-        config.algorithm,
-        config.data.gen_batch_size,
-        config.reward.failed == "drop",
-    )
+    config, drops = plan.config, plan.config.reward.failed == "drop"
+    size = config.data.gen_batch_size
+    return Collector.from_config(plan.loader, plan.algorithm, config.algorithm, size, drops)
 
 
 def _max_staleness(plan: Plan) -> int:
@@ -141,6 +137,7 @@ def _open_run(
 
     `stack` records the end of the run, and copies it.
     """
+    quickstart.write_data(plan.config)
     inputs = input_hashes(plan.config)
     with deferred_signals():  # else a stop here would leave a folder without an end
         run = open_run(plan.recipe, plan.config, start, inputs)
@@ -291,7 +288,7 @@ def _close(
 
 @contextmanager
 def _oom_event(run: RunDir) -> Iterator[None]:
-    """Record a proposed micro-batch limit when memory runs out; `--retries` resumes with it."""
+    """Record a proposed limit when memory runs out; `--retries` resumes with it."""
     try:
         yield
     except DeviceMemoryError as error:

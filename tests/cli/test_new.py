@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rlctl.cli.commands import new
-from rlctl.data_prep.raw_data import final_answer, find_raw, suggest_answer, suggest_prompt
+from rlctl.data_prep.raw_data import final_answer, find_raw
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.rewards import stubs
+from rlctl.runtime.project.files import reward_source
 from rlctl.runtime.sandbox.user_code import import_file
 
 RECORDS = [
@@ -183,10 +184,11 @@ def test_rows_of_verls_layout_keep_their_fields(here: Path) -> None:
 def test_columns_and_final_answers_are_found(here: Path) -> None:
     chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     (here / "x.json").write_text(json.dumps([{"messages": chat, "x": "so \\boxed{1}"}] * 2))
-    columns = find_raw("x.json", None).columns()
-    assert suggest_prompt(columns) == "messages"
-    assert suggest_answer(columns, "messages") == "messages"
-    assert suggest_answer([columns[1]], "messages") == "x"
+    raw = find_raw("x.json", None)
+    assert raw.suggest_prompt() == "messages"
+    assert raw.suggest_answer("messages") == "messages"
+    alone = replace(raw, records=[{"x": "so"}])
+    assert alone.suggest_answer("messages") == "x"
     options = ["--answer-key", "x", "--reward", "exact", "--json"]
     done = run("mine", "--data", "x.json", "--yes", *options)
     assert done.exit_code == 0, done.output
@@ -208,7 +210,7 @@ def test_columns_and_final_answers_are_found(here: Path) -> None:
     ],
 )
 def test_each_stub_scores(here: Path, kind: str, right: str, wrong: str, truth: str) -> None:
-    (here / "reward.py").write_text(stubs.source(kind))
+    (here / "reward.py").write_text(reward_source(kind))
     score: Any = import_file(here / "reward.py", "reward").compute_score
     results = [score("d", text, truth, extra_info={})["score"] for text in (right, wrong)]
     assert results == [1.0, 0.0]

@@ -14,8 +14,8 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.model.four_bit import is_4bit
-from rlctl.runtime.planning.adapter_check import check_adapters
 from rlctl.runtime.planning.devices import Devices
+from rlctl.runtime.planning.role_models import check_adapters
 from rlctl.runtime.workers.background import await_written, begin_writing
 from tests.distributed.ranks import rank_info
 from tests.distributed.test_gradient import experience

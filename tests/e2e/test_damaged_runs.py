@@ -10,7 +10,7 @@ import pytest
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.resume import ResumeOptions, ResumePlan, plan_resume
+from rlctl.runtime.resume import ResumeOptions, ResumePlan, compose_resumed, plan_resume
 from rlctl.runtime.training.run_folder import input_hashes, open_run
 from tests.e2e.command import metrics, rlctl
 from tests.small_disk import small_disk, use_up_inodes
@@ -48,7 +48,8 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 def plan(run: Path, *overrides: str, force: bool = False, fork: str | None = None) -> ResumePlan:
-    return plan_resume(run, overrides, ResumeOptions(inline=True, force=force, fork=fork))
+    recipe = compose_resumed(run, overrides, fork)
+    return plan_resume(run, recipe, ResumeOptions(inline=True, force=force, fork=fork))
 
 
 def reopened(resumed: ResumePlan) -> RunDir:

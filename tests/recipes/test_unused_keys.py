@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from itertools import chain
 
 import pytest
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.recipes.keys import schema_keys
+from rlctl.recipes.roles import ROLES
 from rlctl.recipes.search_path import library_recipes
-from rlctl.recipes.unused_key_rules import ROLE_RULES, RULES
 from rlctl.recipes.unused_keys import report_unused_keys, unused_keys
 
 FILES = ("data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m")
@@ -26,15 +25,15 @@ def unused(
     return [str(each) for each in found]
 
 
-def test_rules_name_existing_keys() -> None:
-    keys = [key.name for key in schema_keys().values() if key.kind != "section"]
-    for rule in (*RULES, *ROLE_RULES):
-        for pattern in rule.keys:
+def test_conditions_name_existing_keys() -> None:
+    keys = {key.name for key in schema_keys().values() if key.kind != "section"}
+    conditions = [each for key in schema_keys().values() for each in key.unused_if]
+    assert conditions
+    assert {cause for each in conditions for cause in each.causes} <= keys
+    for role in ROLES:
+        assert set(role.decided_by) <= keys
+        for pattern in role.unused_keys:
             assert any(fnmatchcase(key, pattern) for key in keys), pattern
-    for rule in RULES:
-        causes = (*(cause for cause, _ in rule.causes), *chain.from_iterable(rule.alike))
-        assert all(cause in keys for cause in causes), rule
-    assert all(cause in keys for rule in ROLE_RULES for cause in rule.causes)
 
 
 @pytest.mark.parametrize(

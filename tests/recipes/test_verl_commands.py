@@ -16,32 +16,20 @@ from rlctl.recipes.verl.config_names import recipe_of
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF = "actor_rollout_ref.ref"
 
-# Arguments of examples/{grpo,rloo,reinforce_plus_plus}_trainer at verl's commit 3f38806, and of
-# the first GRPO script (03aefba).
-GRPO = """
-algorithm.adv_estimator=grpo data.train_files=$HOME/data/gsm8k/train.parquet
-data.val_files=$HOME/data/gsm8k/test.parquet
-data.train_batch_size=1024 data.max_prompt_length=512 data.max_response_length=1024
-data.filter_overlong_prompts=True
-data.truncation='error' actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct
-actor_rollout_ref.actor.optim.lr=1e-6
-actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.actor.ppo_mini_batch_size=256
-actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=40 actor_rollout_ref.actor.use_kl_loss=True
-actor_rollout_ref.actor.kl_loss_coef=0.001 actor_rollout_ref.actor.kl_loss_type=low_var_kl
-actor_rollout_ref.actor.entropy_coeff=0
-actor_rollout_ref.model.enable_gradient_checkpointing=True
-actor_rollout_ref.actor.fsdp_config.param_offload=False
-actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
-actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=40
-actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.name=vllm
-actor_rollout_ref.rollout.gpu_memory_utilization=0.6 actor_rollout_ref.rollout.n=5
-actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=40
-actor_rollout_ref.ref.fsdp_config.param_offload=True
-algorithm.use_kl_in_reward=False trainer.critic_warmup=0 trainer.logger=['console','wandb']
-trainer.project_name='verl_grpo_example_gsm8k' trainer.experiment_name='qwen2_7b_function_rm'
-trainer.n_gpus_per_node=8
-trainer.nnodes=1 trainer.save_freq=20 trainer.test_freq=5 trainer.total_epochs=15
-"""
+COMMANDS = json.loads((Path(__file__).parents[1] / "data" / "verl_commands.json").read_text())
+
+
+def overrides_of(args: list[str]) -> list[str]:
+    """Return the overrides of a published command, with files in place of its variables."""
+    files = {"TRAIN": "t.parquet", "TEST": "v.parquet", "MODEL": "m", "REWARD": "r.py"}
+    return [
+        re.sub(r"\b(TRAIN|TEST|MODEL|REWARD)\b", lambda match: files[match[1]], arg)
+        for arg in args
+        if not arg.startswith("--config")
+    ]
+
+
+# Arguments of the first GRPO script of verl, at commit 03aefba.
 FIRST_GRPO = """
 data.train_files=$HOME/data/gsm8k/train.parquet data.val_files=$HOME/data/gsm8k/test.parquet
 data.train_batch_size=1024
@@ -62,63 +50,19 @@ trainer.project_name='verl_grpo_example_gsm8k'
 trainer.experiment_name='deepseek_llm_7b_function_rm' trainer.n_gpus_per_node=8
 trainer.nnodes=1 trainer.save_freq=-1 trainer.total_epochs=15
 """
-RLOO = """
-algorithm.adv_estimator=rloo data.train_files=$HOME/data/gsm8k/train.parquet
-data.val_files=$HOME/data/gsm8k/test.parquet
-data.train_batch_size=1024 data.max_prompt_length=512 data.max_response_length=1024
-data.filter_overlong_prompts=True
-data.truncation='error' actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct
-actor_rollout_ref.actor.optim.lr=1e-6
-actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.actor.ppo_mini_batch_size=256
-actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=80 actor_rollout_ref.actor.use_kl_loss=False
-actor_rollout_ref.model.enable_gradient_checkpointing=True
-actor_rollout_ref.actor.fsdp_config.param_offload=False
-actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
-actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=160
-actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.name=vllm
-actor_rollout_ref.rollout.gpu_memory_utilization=0.6 actor_rollout_ref.rollout.n=5
-actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=160
-actor_rollout_ref.ref.fsdp_config.param_offload=True
-algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl algorithm.kl_ctrl.kl_coef=0.001
-trainer.critic_warmup=0
-trainer.logger=['console','wandb'] trainer.project_name='verl_rloo_example_gsm8k'
-trainer.experiment_name='qwen2_7b_function_rm'
-trainer.n_gpus_per_node=8 trainer.nnodes=1 trainer.save_freq=-1 trainer.test_freq=5
-trainer.total_epochs=15
-"""
-REINFORCE = """
-algorithm.adv_estimator=reinforce_plus_plus
-data.train_files="['/h/data/gsm8k/train.parquet', '/h/data/math/train.parquet']"
-data.val_files="['/h/data/gsm8k/test.parquet', '/h/data/math/test.parquet']"
-data.train_batch_size=1024 data.max_prompt_length=1024 data.max_response_length=1024
-data.filter_overlong_prompts=True
-data.truncation='error' actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct
-actor_rollout_ref.actor.optim.lr=3e-6
-actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.actor.ppo_mini_batch_size=1024
-actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 actor_rollout_ref.actor.use_kl_loss=True
-actor_rollout_ref.actor.kl_loss_coef=0.001 actor_rollout_ref.actor.kl_loss_type=mse
-actor_rollout_ref.actor.entropy_coeff=0
-actor_rollout_ref.model.enable_gradient_checkpointing=True
-actor_rollout_ref.actor.fsdp_config.param_offload=False
-actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
-actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16
-actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.name=vllm
-actor_rollout_ref.rollout.gpu_memory_utilization=0.6 actor_rollout_ref.rollout.n=8
-actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16
-actor_rollout_ref.ref.fsdp_config.param_offload=True
-algorithm.use_kl_in_reward=False trainer.critic_warmup=0 trainer.logger=['console','wandb']
-trainer.project_name='verl_grpo_example_gsm8k' trainer.experiment_name='qwen2_7b_function_rm'
-trainer.n_gpus_per_node=16
-trainer.nnodes=1 trainer.save_freq=-1 trainer.test_freq=5 trainer.total_epochs=15
-"""
 
 
 @pytest.mark.parametrize(
-    ("command", "estimator", "n"),
-    [(GRPO, "grpo", 5), (RLOO, "rloo", 5), (REINFORCE, "reinforce_plus_plus", 8)],
+    ("script", "estimator", "n"),
+    [
+        ("gmpo_trainer/run_qwen2_5-7b_math", "grpo", 5),
+        ("rloo_trainer/run_qwen2-7b", "rloo", 5),
+        ("reinforce_plus_plus_trainer/run_qwen2-7b_math_rf", "reinforce_plus_plus", 8),
+    ],
 )
-def test_command_composes(command: str, estimator: str, n: int) -> None:
-    words = shlex.split(command)
+def test_command_composes(script: str, estimator: str, n: int) -> None:
+    (args,) = (each["args"] for each in COMMANDS if each["script"] == f"examples/{script}.sh")
+    words = overrides_of(args)
     recipe = compose("ppo_trainer", words)
     config = recipe.config
     assert {each.kind for each in recipe.verl} == {"dropped"}
@@ -497,22 +441,13 @@ def test_wrong_key_gets_the_right_suggestion(key: str, meant: str) -> None:
     assert only(f"{key}=3").hint == f"did you mean {meant}?"
 
 
-COMMANDS = json.loads((Path(__file__).parents[1] / "data" / "verl_commands.json").read_text())
-
-
 def composes(args: list[str], recipe: str) -> tuple[bool, list[str]]:
     """True if the arguments compose, else the messages of the problems."""
-    places = {"TRAIN": "t.parquet", "TEST": "v.parquet", "MODEL": "m", "REWARD": "r.py"}
     config_name = next((a.partition("=")[2] for a in args if a.startswith("--config-name")), None)
-    overrides = [
-        re.sub(r"\b(TRAIN|TEST|MODEL|REWARD)\b", lambda m: places[m[1]], each)
-        for each in args
-        if not each.startswith("--config")
-    ]
     try:
         if config_name is not None:
             recipe = recipe_of("ppo", None, config_name)
-        compose(recipe, overrides)
+        compose(recipe, overrides_of(args))
     except RlctlError as error:
         return False, [problem.message for problem in error.problems]
     return True, []

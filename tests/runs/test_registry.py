@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.cli.views.compare import print_comparison
+from rlctl.cli.commands.compare import print_comparison
 from rlctl.errors import ConflictError, NotFoundError, UsageError
 from rlctl.runs import digests, trash
 from rlctl.runs.compare import compare

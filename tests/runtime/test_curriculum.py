@@ -13,9 +13,8 @@ from rlctl.errors import ConfigError
 from rlctl.plugins import load_with_params
 from rlctl.recipes.compose import compose
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
-from rlctl.runtime.data.mixture import MixedSampler, Part
 from rlctl.runtime.data.row_table import Rows
-from rlctl.runtime.data.samplers import StatefulSampler, sequential_order
+from rlctl.runtime.data.samplers import MixedSampler, Part, StatefulSampler, sequential_order
 from rlctl.runtime.training.collector import Collector
 from tests.runtime.test_collector import SIZE, FakeAlgorithm, collector, ground_truths
 

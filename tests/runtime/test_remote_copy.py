@@ -12,8 +12,7 @@ from rlctl.errors import ConflictError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.remote_copy import RemoteCopy, _plain_files, check_remote_copy
 from rlctl.runtime.checkpoint.remote_fetch import pull
-from rlctl.runtime.checkpoint.retention import Retention
-from rlctl.runtime.checkpoint.store import CONFIG, STATE, CheckpointStore
+from rlctl.runtime.checkpoint.store import CONFIG, STATE, CheckpointStore, Retention
 
 EVERYTHING = Retention(None, None, True, 1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlctl.runtime.checkpoint.retention import Retention
+from rlctl.runtime.checkpoint.store import Retention
 
 SCORES: dict[int, dict[str, float | None]] = {
     10: {"acc": 0.5},

@@ -13,8 +13,7 @@ from rlctl.errors import RlctlError
 from rlctl.runtime.batch import Scored
 from rlctl.runtime.roles import Published, Roles
 from rlctl.runtime.training.clock import Clock
-from rlctl.runtime.training.rollout_source import Collected, InStep, OneStepAhead
-from rlctl.runtime.training.staleness import with_staleness
+from rlctl.runtime.training.rollout_source import Collected, InStep, OneStepAhead, with_staleness
 from tests.numerics.batches import scored_batch
 
 

@@ -1,12 +1,24 @@
-"""`rlctl compare`: settings and metrics of several runs, side by side."""
+"""x"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import csv
+import sys
+from collections.abc import Sequence
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.table import Table
 
+from rlctl.cli.console import notice, stdout, table
 from rlctl.cli.options import Json, Root, RunNames
+from rlctl.cli.views.runs import SHOWN_METRICS, short
+from rlctl.monitoring.text import percent_or_number
+
+if TYPE_CHECKING:
+    from rlctl.runs.compare import Comparison
+
 
 app = typer.Typer(add_completion=False)
 
@@ -53,7 +65,6 @@ def compare(
     """
     from rlctl import api
     from rlctl.cli.console import print_json
-    from rlctl.cli.views.compare import print_comparison, print_curves
     from rlctl.cli.views.sweep import show_sweep
     from rlctl.errors import NotFoundError
     from rlctl.sweeps.record import SweepDir
@@ -75,3 +86,98 @@ def compare(
         print_curves(comparison, metrics, form)
     else:
         print_comparison(comparison, changed, form)
+
+
+Form = Literal["table", "csv", "markdown"]
+
+_WITH_BEST = ("val-core/", "critic/score", "train/loss")
+
+
+def print_comparison(comparison: Comparison, changed: bool, form: Form) -> None:
+    """Print the settings and the most important metrics; `changed`: only differences were kept."""
+    names, seeds = _names(comparison), _differ_in_seeds(comparison)
+    if comparison.settings:
+        rows = [[key, *map(short, row)] for key, row in comparison.settings.items()]
+        _print(table(["setting", *names], rows), form)
+    elif changed:
+        notice("the runs have the same settings")
+    shown = [name for name in comparison.metrics if name.startswith("val-core/")]
+    shown += [name for name in SHOWN_METRICS if name in comparison.metrics]
+    rows = [row for metric in shown for row in _metric_rows(comparison, metric, seeds)]
+    if rows:
+        if comparison.settings:
+            stdout().print()
+        columns = [*names, *(["mean ± std"] if seeds else [])]
+        _print(table(["metric", "", "step", *columns], rows, right=["step", *columns]), form)
+    hidden = len(comparison.metrics) - len(shown)
+    if hidden:
+        notice(f"{hidden} more metrics: --json prints all, --metric NAME prints one step by step")
+
+
+def print_curves(comparison: Comparison, metrics: Sequence[str], form: Form) -> None:
+    """Print one table per metric, with a row per step."""
+    names = _names(comparison)
+    for metric in metrics:
+        rows = [
+            [str(step), *("-" if value is None else f"{value:.5g}" for value in values)]
+            for step, values in comparison.curves[metric].items()
+        ]
+        _print(table([metric, *names], rows, right=names), form)
+
+
+def _metric_rows(comparison: Comparison, metric: str, seeds: bool) -> list[list[str]]:
+    row = comparison.metrics[metric]
+    step = "-" if row.step is None else str(row.step)
+    rows = [[metric, "at step", step, *_figures(metric, row.at, seeds)]]
+    if list(row.last) != list(row.at):
+        rows.append(["", "at the end", "", *_figures(metric, row.last, seeds)])
+    if metric.startswith(_WITH_BEST):
+        steps = ["" if step is None else f" @{step}" for step in row.best_step]
+        best = [percent_or_number(metric, value) for value in row.best]
+        shown = list(map("".join, zip(best, steps, strict=True)))
+        rows.append(["", "best", "", *shown, *_figures(metric, row.best, seeds)[len(shown) :]])
+    return rows
+
+
+def _figures(metric: str, values: Sequence[float | None], seeds: bool) -> list[str]:
+    """Return the values as text; with `seeds` also their mean and standard deviation."""
+    shown = [percent_or_number(metric, value) for value in values]
+    known = [value for value in values if value is not None]
+    if seeds:
+        spread = [mean(known), stdev(known)] if len(known) > 1 else []
+        shown.append(" ± ".join(percent_or_number(metric, value) for value in spread) or "-")
+    return shown
+
+
+def _differ_in_seeds(comparison: Comparison) -> bool:
+    """Return True if the runs have the same settings apart from their names and seeds."""
+    differing = {
+        key
+        for key, values in comparison.settings.items()
+        if any(value != values[0] for value in values) and key != "trainer.experiment_name"
+    }
+    return bool(differing) and all(key.rpartition(".")[2] == "seed" for key in differing)
+
+
+def _print(built: Table, form: Form) -> None:
+    """Print a table, or the same cells as CSV or Markdown."""
+    if form == "table":
+        stdout().print(built)
+        return
+    rows = [[str(column.header) for column in built.columns]]
+    rows += [
+        list(map(str, row)) for row in zip(*(each.cells for each in built.columns), strict=True)
+    ]
+    if form == "csv":
+        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+        return
+    rows.insert(1, ["---"] * len(rows[0]))
+    for row in rows:
+        sys.stdout.write(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n")
+
+
+def _names(comparison: Comparison) -> list[str]:
+    """Return the names of the runs, with their projects if two runs share a name."""
+    short_names = [run.partition("/")[2] for run in comparison.runs]
+    unique = len(set(short_names)) == len(short_names)
+    return short_names if unique else list(comparison.runs)

@@ -1,16 +1,18 @@
-"""`rlctl fit`: the fewest devices and the largest micro-batch for a model."""
+"""x"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlctl.cli import complete
+from rlctl.cli.console import stdout, table
 from rlctl.cli.options import Json, Root
 from rlctl.cli.startup import announce
 from rlctl.errors import ResourceError, UsageError
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
     from rlctl.runtime.planning.fit import Fit, Search
     from rlctl.runtime.planning.trial import Trial
+
 
 app = typer.Typer(add_completion=False)
 
@@ -135,12 +138,11 @@ def _print(
     as_json: bool,
 ) -> None:
     from rlctl.cli.console import print_json
-    from rlctl.cli.views import fit as view
 
     if not as_json:
-        view.show(fits, chosen, search.usable, search.device.name, shlex.join(command))
+        show_fits(fits, chosen, search.usable, search.device.name, shlex.join(command))
         if tried is not None and chosen is not None:
-            view.show_trial(tried, chosen, search.device.memory)
+            show_trial(tried, chosen, search.device.memory)
         return
     print_json(
         {
@@ -238,4 +240,45 @@ def _nothing_fits(search: Search, fits: list[Fit], device: str) -> ResourceError
         hint=f"fits, but trains otherwise: {proposed}"
         if proposed
         else "more --devices or --nodes, a larger --device, a smaller model or shorter responses",
+    )
+
+
+_GIB = 2**30
+
+
+def show_fits(
+    fits: Sequence[Fit], chosen: Fit | None, usable: int, device: str, command: str
+) -> None:
+    """Print a row per mesh, and the command with the overrides of the chosen one."""
+    columns = ["devices", "nodes", "saving memory", "rows", "tokens", "peak", "fits"]
+    rows = [
+        (
+            f"{each.mesh.devices}",
+            f"{each.mesh.nodes}",
+            each.savings if each.rows else "-",
+            f"{each.rows:,}" if each.rows else "-",
+            f"{each.tokens:,}" if each.rows else "-",
+            f"{each.peak / _GIB:.1f} GiB" if each.peak else "-",
+            "← cheapest" if each is chosen else "yes" if each.rows else each.reason or "no",
+        )
+        for each in fits
+    ]
+    stdout().print(table(columns, rows, right=columns[:2] + columns[3:6]))
+    stdout().print(
+        f"\nestimated, per device; {usable / _GIB:.1f} GiB of {device} are used, the rest is left "
+        "for the framework",
+        markup=False,
+    )
+    if chosen is not None:
+        stdout().print(f"\n{command} \\\n  " + " \\\n  ".join(map(shlex.quote, chosen.overrides)))
+
+
+def show_trial(trial: Trial, fit: Fit, memory: int) -> None:
+    """Print the result of a trial beside the estimate."""
+    assert trial.peak is not None, "the trial succeeded"
+    stdout().print(
+        f"\ntried: one step with micro-batches of {fit.rows:,} rows took {trial.seconds:.0f} s and "
+        f"{trial.peak / _GIB:.2f} GiB at its peak, of {memory / _GIB:.1f} GiB "
+        f"(estimated: {fit.peak / _GIB:.2f} GiB without the framework)",
+        markup=False,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rlctl.cli import complete
-from rlctl.cli.new_choices import Chosen, Options, choose
+from rlctl.cli.console import print_json, print_problems, stderr, stdout, table
 from rlctl.cli.options import Json
-from rlctl.cli.questions import Questions
+from rlctl.cli.startup import announce
+from rlctl.errors import RlctlError
+from rlctl.terminal import visible
 
 if TYPE_CHECKING:
-    from rlctl.recipes.new_recipe import NewRecipe
+    from rlctl.runtime.project.draft import Draft
+    from rlctl.runtime.project.files import Project
 
 app = typer.Typer(add_completion=False)
 
@@ -29,7 +34,7 @@ Examples:
     --answer-key answer --reward number --model Qwen/Qwen2.5-0.5B-Instruct --devices 1
 """
 _NUM_SHOWN = 3
-_NUM_MEASURED = 1000  # prompts whose tokens are counted
+_EXAMPLE = 60  # characters of a value
 
 Folder = Annotated[
     Path | None,
@@ -124,76 +129,79 @@ def new(
     Asks for what the options leave open, on a terminal only. Writes DIR/DIR.yaml, DIR/reward.py and
     the rows as DIR/train.parquet and DIR/val.parquet, then shows what a start would do.
     """
-    from rlctl.cli.views.new import print_next, print_rows
+    from rlctl.cli.views.data import print_row, row_entry
+    from rlctl.runtime.project.files import Project
 
-    questions = Questions(yes)
-    options = Options(
-        *(folder, data, val, prompt_key, answer_key, reward, model, devices),
-        instruction=instruction,
-        force=force,
-    )
-    chosen = choose(questions, options)
-    entries = _entries(chosen)
-    if not as_json:
-        print_rows(entries)
-    questions.confirm(f"Write the recipe, the reward and the data to {chosen.folder}?")
-    recipe = _write(chosen, algorithm)
-    report = _dry_run(recipe, as_json)
+    if folder is not None and not force:
+        Project(folder, algorithm).refuse_existing()
+    options = {
+        "data": data,
+        "prompt_key": prompt_key,
+        "answer_key": answer_key,
+        "reward": reward,
+        "model": model,
+        "devices": None if devices is None else str(devices),
+    }
+    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
+    draft = _answers(options, val, yes, can_ask)
+    project = Project(folder or draft.default_folder, algorithm)
+    if not force:
+        project.refuse_existing()
+    rows = draft.rows(instruction)
+    entries = [
+        row_entry(index, row, draft.tokenizer) for index, row in enumerate(rows.first(_NUM_SHOWN))
+    ]
+    for entry in () if as_json else entries:
+        print_row(entry)
+    question = f"Write the recipe, the reward and the data to {project.folder}?"
+    if can_ask and not yes and not typer.confirm(question, True, err=True):
+        raise typer.Exit(1)
+    project.write(draft, rows)
+    report = _dry_run(project, as_json)
     if as_json:
-        from rlctl.cli.console import print_json
-
-        files = {"recipe": recipe.path, "reward": recipe.reward}
-        files |= {split: recipe.split(split) for split in ("train", "val")}
-        print_json({"command": recipe.command, **files, "rows": entries, "dry_run": report})
+        made = {"command": project.command, **project.files, "rows": entries}
+        print_json({**made, "dry_run": report})
     else:
-        print_next(recipe)
+        files = project.files
+        stdout().print(f"\nchange     {files['recipe']}, {files['reward']}", markup=False)
+        stdout().print(f"start      {project.command}", markup=False)
 
 
-def _entries(chosen: Chosen) -> list[dict[str, Any]]:
-    """Return the first rows as the model will see them."""
-    from rlctl.cli.views.data import row_entry
+def _answers(
+    options: Mapping[str, str | None], val: str | None, accept: bool, can_ask: bool
+) -> Draft:
+    """Return the answers to all questions; show the columns before questions about them."""
+    from rlctl.runtime.project.draft import DATA, QUESTIONS, Draft
 
-    rows = chosen.maker.first(_NUM_SHOWN)
-    return [row_entry(index, row, chosen.tokenizer) for index, row in enumerate(rows)]
-
-
-def _write(chosen: Chosen, algorithm: str) -> NewRecipe:
-    """Write data, reward and recipe; nothing unless all records can be converted."""
-    from rlctl.data_prep.rows import write_rows
-    from rlctl.files import write_text
-    from rlctl.quickstart import FOLDERS
-    from rlctl.recipes.new_recipe import NewRecipe
-    from rlctl.runtime.data.tokenizer import encode_prompt
-    from rlctl.runtime.rewards import stubs
-
-    splits = chosen.maker.splits()
-    measured = chosen.maker.first(_NUM_MEASURED)
-    longest = max(len(encode_prompt(chosen.tokenizer, row.prompt)) for row in measured)
-    recipe = NewRecipe(
-        verb=algorithm,
-        folder=chosen.folder,
-        data=chosen.source,
-        model=chosen.model,
-        is_small=chosen.model in FOLDERS,
-        devices=chosen.devices,
-        num_rows=len(splits["train"]),
-        prompt_length=-(-longest * 5 // 4 // 32) * 32,  # a quarter more than was seen
-    )
-    for name, rows in splits.items():
-        write_rows(recipe.split(name), rows)
-    write_text(recipe.reward, stubs.source(chosen.reward))
-    write_text(recipe.path, recipe.text())
-    return recipe
+    draft, ask = Draft(val, announce), _ask if can_ask else None
+    draft.fill([DATA], options, accept, ask)
+    if draft.raw and can_ask and None in (options["prompt_key"], options["answer_key"]):
+        rows = [
+            (str(number), visible(each.name), each.kind, visible(f"{each.example!s:.{_EXAMPLE}}"))
+            for number, each in enumerate(draft.raw.columns(), 1)
+        ]
+        stderr().print(table(["", "column", "kind", "value"], rows, right=[""]))
+    draft.fill(QUESTIONS, options, accept, ask)
+    draft.raise_missing()
+    return draft
 
 
-def _dry_run(recipe: NewRecipe, as_json: bool) -> dict[str, Any] | None:
+def _ask(question: str, suggestion: str | None, parse: Callable[[str], Any]) -> Any:
+    """Ask until `parse` takes what is typed."""
+    while True:
+        try:
+            return parse(typer.prompt(question, default=suggestion, err=True).strip())
+        except RlctlError as error:
+            print_problems(error.problems)
+
+
+def _dry_run(project: Project, as_json: bool) -> dict[str, Any] | None:
     """Check the recipe as a start would; print the report, or return it for JSON."""
-    from rlctl.cli.startup import announce
     from rlctl.cli.views import dry_run as view
     from rlctl.recipes.compose import compose
 
-    announce(f"wrote {recipe.path}; checking it")
-    composed = compose(str(recipe.path), [])
+    announce(f"wrote {project.files['recipe']}; checking it")
+    composed = compose(str(project.files["recipe"]), [])
     with view.problems_as_json(as_json):
         from rlctl.runtime.planning.dry_run import dry_run
 

@@ -1,7 +1,4 @@
-"""`rlctl prep`: write the parquet files that training reads.
-
-The commands are the plug-ins of kind `datasets`: the fields of their settings become options.
-"""
+"""x"""
 
 from __future__ import annotations
 
@@ -15,7 +12,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from rlctl import plugins
+from rlctl.cli.console import stderr, table
 from rlctl.cli.options import Json
+from rlctl.monitoring.text import plural
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -140,7 +139,6 @@ def _write(
     Writes nothing unless every split is valid.
     """
     from rlctl.cli.console import print_json
-    from rlctl.cli.views.prep import print_summary
     from rlctl.data_prep.rows import write_rows
     from rlctl.errors import UsageError
 
@@ -210,3 +208,33 @@ def _summary(path: Path, rows: RowSource, lengths: Lengths | None) -> dict[str, 
         "prompt_tokens": tokens,
         "sha256": digest,
     }
+
+
+_BAR_WIDTH = 40
+
+
+def print_summary(
+    summary: Mapping[str, Mapping[str, Any]],
+    lengths: Mapping[str, Lengths],
+    max_prompt_length: int | None,
+) -> None:
+    """Print one line per written file, and the histogram of prompt lengths where counted."""
+    for split, entry in summary.items():
+        dropped = f", {entry['num_dropped']} longer than {max_prompt_length} tokens dropped"
+        stderr().print(
+            f"{entry['file']}: {plural(entry['num_rows'], 'row')}"
+            f"{dropped if max_prompt_length else ''}, sha256 {entry['sha256'][:12]}",
+            markup=False,
+        )
+        if split in lengths:
+            _print_histogram(lengths[split])
+
+
+def _print_histogram(lengths: Lengths) -> None:
+    bins = lengths.histogram()
+    most = max(count for *_, count in bins)
+    rows = [
+        (f"  {first}-{last}", str(count), "█" * round(_BAR_WIDTH * count / most))
+        for first, last, count in bins
+    ]
+    stderr().print(table(["  prompt tokens", "rows", ""], rows, right=["rows"]))

@@ -11,14 +11,13 @@ from rlctl.recipes.schema.algorithm import (
     OverlongBuffer,
     RolloutCorrection,
 )
-from rlctl.recipes.schema.critic import Critic
 from rlctl.recipes.schema.data import Data, WeightedFile
 from rlctl.recipes.schema.fields import Section
-from rlctl.recipes.schema.model import Model
+from rlctl.recipes.schema.model import FSDP, Model
 from rlctl.recipes.schema.policy import (
-    FSDP,
     Actor,
     ActorRolloutRef,
+    Critic,
     Optim,
     PolicyLoss,
     Ref,
@@ -27,9 +26,8 @@ from rlctl.recipes.schema.policy import (
     Updates,
     ValKwargs,
 )
-from rlctl.recipes.schema.reward import CustomRewardFunction, Reward
-from rlctl.recipes.schema.reward_model import RewardModel
-from rlctl.recipes.schema.sweep import Sweep
+from rlctl.recipes.schema.reward import CustomRewardFunction, Reward, RewardModel
+from rlctl.recipes.schema.sweep import RayInit, RayKwargs, Sweep
 from rlctl.recipes.schema.trainer import (
     Alarms,
     AsyncTraining,
@@ -37,8 +35,6 @@ from rlctl.recipes.schema.trainer import (
     Mismatch,
     Placement,
     Profile,
-    RayInit,
-    RayKwargs,
     Timeouts,
     Tracking,
     Trainer,

@@ -10,11 +10,11 @@ from rlctl.recipes.schema.fields import (
     Count,
     Fraction,
     PositiveFloat,
+    ProcessLimits,
     Section,
     Text,
     Texts,
 )
-from rlctl.recipes.schema.limits import ProcessLimits
 
 
 class MultiTurn(Section):

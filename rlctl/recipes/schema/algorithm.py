@@ -13,7 +13,13 @@ from rlctl.recipes.schema.fields import (
     PositiveFloat,
     Section,
     Text,
+    UnusedIf,
 )
+
+_NO_WEIGHTS = UnusedIf({".rollout_is": None})
+_NO_REJECTION = UnusedIf({".rollout_rs": None})
+_OWN_LOG_PROBS = UnusedIf({".bypass_mode": False})
+_CLIPPED = UnusedIf({".bypass_mode": True, ".loss_type": "ppo_clip"})
 
 
 class KLControl(Section):
@@ -25,8 +31,12 @@ class KLControl(Section):
     kl_coef: NonNegativeFloat = Field(
         description="coefficient β of the KL in the reward; the initial one if adaptive"
     )
-    horizon: Count = Field(description="time constant of the adaptive coefficient, in rows")
-    target_kl: PositiveFloat = Field(description="target KL of the adaptive coefficient")
+    horizon: Annotated[Count, UnusedIf({".type": "fixed"})] = Field(
+        description="time constant of the adaptive coefficient, in rows"
+    )
+    target_kl: Annotated[PositiveFloat, UnusedIf({".type": "fixed"})] = Field(
+        description="target KL of the adaptive coefficient"
+    )
 
 
 class FilterGroups(Section):
@@ -59,24 +69,24 @@ class RolloutCorrection(Section):
     rollout_is: Literal["token", "sequence"] | None = Field(
         description="importance weights π_train/π_rollout per token or per row; null = off"
     )
-    rollout_is_batch_normalize: bool = Field(
+    rollout_is_batch_normalize: Annotated[bool, _NO_WEIGHTS, _CLIPPED] = Field(
         description="divide the bounded weights by their mean over the batch"
     )
-    rollout_is_threshold: (
-        PositiveFloat | Annotated[str, Field(pattern=r"^[\d.eE+-]+_[\d.eE+-]+$")]
-    ) = Field(description="upper bound of the weights; `lo_hi` = zero weight outside the range")
+    rollout_is_threshold: Annotated[
+        PositiveFloat | Annotated[str, Field(pattern=r"^[\d.eE+-]+_[\d.eE+-]+$")], _NO_WEIGHTS
+    ] = Field(description="upper bound of the weights; `lo_hi` = zero weight outside the range")
     rollout_rs: Text | None = Field(
         description="criteria that reject tokens or rows by divergence of trainer and engine: "
         "token, seq_sum, seq_mean or seq_max with _k1, _k2 or _k3, comma-separated; null = off"
     )
-    rollout_rs_threshold_lower: PositiveFloat | None = Field(
+    rollout_rs_threshold_lower: Annotated[PositiveFloat | None, _NO_REJECTION] = Field(
         description="lower bound of the ratio of one k1 criterion; null = by rollout_rs_threshold"
     )
     rollout_token_veto_threshold: PositiveFloat | None = Field(
         description="reject rows in which a token has a ratio π_train/π_rollout below this; "
         "null = off"
     )
-    rollout_rs_threshold: PositiveFloat | Text | None = Field(
+    rollout_rs_threshold: Annotated[PositiveFloat | Text | None, _NO_REJECTION] = Field(
         description="one entry per criterion: accepted ratio (k1; x means 1/x to x, or `lo_hi`) "
         "or largest divergence (k2, k3)"
     )
@@ -84,7 +94,7 @@ class RolloutCorrection(Section):
         description="old log-probs without a pass of their own: true = the engine's; loglinear = "
         "between the engine's and those in training, by the staleness of the token"
     )
-    loss_type: Literal["ppo_clip", "reinforce"] = Field(
+    loss_type: Annotated[Literal["ppo_clip", "reinforce"], _OWN_LOG_PROBS] = Field(
         description="loss in bypass mode: ppo_clip = the configured policy loss, with the ratio to "
         "the engine; reinforce = −w·A·log π with the weights of rollout_is"
     )
@@ -117,14 +127,16 @@ class Algorithm(Section):
     use_kl_in_reward: bool = Field(
         description="subtract the KL to the reference from the token rewards"
     )
-    kl_penalty: Text = Field(
+    kl_penalty: Annotated[Text, UnusedIf({".use_kl_in_reward": False})] = Field(
         description="estimator of the KL in the reward: kl, abs, mse, low_var_kl, …"
     )
-    kl_ctrl: KLControl
+    kl_ctrl: Annotated[KLControl, UnusedIf({".use_kl_in_reward": False})]
     use_pf_ppo: bool = Field(
         description="draw the rows of a step again with probabilities by score (PF-PPO)"
     )
-    pf_ppo: PFPPO
-    filter_groups: FilterGroups
-    overlong_buffer: OverlongBuffer
+    pf_ppo: Annotated[PFPPO, UnusedIf({".use_pf_ppo": False})]
+    filter_groups: Annotated[FilterGroups, UnusedIf({"algorithm.filter_groups.enable": False})]
+    overlong_buffer: Annotated[
+        OverlongBuffer, UnusedIf({"algorithm.overlong_buffer.enable": False})
+    ]
     rollout_correction: RolloutCorrection

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.schema.fields import (
+    NO_VALIDATION,
     Count,
     CountOrAll,
     OneOrMany,
@@ -16,7 +17,11 @@ from rlctl.recipes.schema.fields import (
     Seed,
     Text,
     Texts,
+    UnusedIf,
 )
+
+_FILTERED = UnusedIf({".filter_overlong_prompts": True})
+_NO_FILTER = UnusedIf({"algorithm.filter_groups.enable": False})
 
 
 class WeightedFile(Section):
@@ -38,11 +43,13 @@ class Data(Section):
         description="validation prompts, likewise without weights; null = no validation"
     )
     train_batch_size: Count = Field(description="prompts per step, each with rollout.n responses")
-    gen_batch_size: Count | None = Field(
+    gen_batch_size: Annotated[Count | None, _NO_FILTER] = Field(
         description="prompts generated at a time by dynamic sampling (algorithm.filter_groups); "
         "null = train_batch_size"
     )
-    val_batch_size: Count | None = Field(description="prompts per validation batch; null = all")
+    val_batch_size: Annotated[Count | None, NO_VALIDATION] = Field(
+        description="prompts per validation batch; null = all"
+    )
     max_prompt_length: Count = Field(description="longest prompt in tokens, chat template included")
     max_response_length: Count = Field(description="longest response in tokens")
     prompt_key: Text = Field(description="column with the chat (a list of {role, content})")
@@ -53,15 +60,19 @@ class Data(Section):
         description="column with the data source, which selects the scorer and validation group"
     )
     shuffle: bool = Field(description="shuffle the training prompts in each epoch")
-    seed: Seed = Field(description="seed of the data order")
+    seed: Annotated[Seed, UnusedIf({".shuffle": False})] = Field(
+        description="seed of the data order"
+    )
     filter_overlong_prompts: bool = Field(
         description="drop and count prompts longer than max_prompt_length"
     )
-    truncation: Literal["error", "left", "right", "middle"] = Field(
+    truncation: Annotated[Literal["error", "left", "right", "middle"], _FILTERED] = Field(
         description="treatment of overlong prompts that were not dropped"
     )
     train_max_samples: CountOrAll = Field(description="limit of training prompts; -1 = all")
-    val_max_samples: CountOrAll = Field(description="limit of validation prompts; -1 = all")
+    val_max_samples: Annotated[CountOrAll, NO_VALIDATION] = Field(
+        description="limit of validation prompts; -1 = all"
+    )
     apply_chat_template_kwargs: dict[str, Any] = Field(
         description="extra variables for the chat template, such as {enable_thinking: false}"
     )

@@ -1,7 +1,10 @@
-"""Base class and shared value types of the schema."""
+"""Base class, conditions and shared types of the schema."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -14,6 +17,46 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+
+class Not(tuple[Any, ...]):
+    """Any value except these."""
+
+    def __new__(cls, *values: Any) -> Not:
+        return super().__new__(cls, values)
+
+
+@dataclass(frozen=True, eq=False)
+class UnusedIf:
+    """Values of other keys with which a key, or every key of a section, has no effect.
+
+    `.name` is a key of the same section. The keys of each of `alike` must also have equal values.
+    """
+
+    values: dict[str, Any]
+    alike: tuple[tuple[str, ...], ...] = ()
+
+    def below(self, prefix: str) -> UnusedIf:
+        """Return the condition with the full names of keys, for a section `prefix`."""
+        names = {name: prefix + name[1:] if name[0] == "." else name for name in self.values}
+        return replace(self, values={names[name]: value for name, value in self.values.items()})
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Keys whose values decide."""
+        return (*self.values, *chain.from_iterable(self.alike))
+
+    def holds(self, lookup: Callable[[str], Any]) -> bool:
+        """Return True if the keys have these values."""
+        return all(
+            lookup(key) not in value if isinstance(value, Not) else lookup(key) == value
+            for key, value in self.values.items()
+        ) and all(len({lookup(key) for key in keys}) == 1 for keys in self.alike)
+
+
+NO_VALIDATION = UnusedIf({"data.val_files": None})
+NO_ENGINE_POOL = UnusedIf({"trainer.placement.rollout": None})
+NO_REWARD_MODEL = UnusedIf({"reward.reward_model.enable": False})
 
 
 def _one_or_many(value: Any) -> Any:
@@ -68,3 +111,13 @@ LossAggregation = Literal[
     "seq-mean-token-sum-norm",
     "seq-mean-token-mean",
 ]
+
+
+class ProcessLimits(Section):
+    """Limits of each process that runs rewards, tools or environments."""
+
+    memory_gb: PositiveFloat | None = Field(
+        description="memory in GiB; null = the machine's memory / their number"
+    )
+    file_gb: PositiveFloat = Field(description="size of a file that it writes, in GiB")
+    open_files: Annotated[int, Field(ge=16)] = Field(description="open files and sockets")

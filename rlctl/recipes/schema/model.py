@@ -1,12 +1,28 @@
-"""Section `model` of the policy and the critic."""
+"""Sections `model`, `optim` and `fsdp_config` of the roles."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlctl.recipes.schema.fields import Count, NonNegativeInt, Section, Text, Texts
+from rlctl.recipes.schema.fields import (
+    Betas,
+    Count,
+    CountOrAll,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Not,
+    PositiveFloat,
+    Section,
+    Text,
+    Texts,
+    UnusedIf,
+)
+
+_NO_CHECKPOINTING = UnusedIf({".enable_gradient_checkpointing": False})
+_NO_ADAPTERS = UnusedIf({".lora_rank": 0})
 
 
 class Model(Section):
@@ -34,7 +50,7 @@ class Model(Section):
     enable_gradient_checkpointing: bool = Field(
         description="recompute activations in the backward pass: less memory, more time"
     )
-    gradient_checkpointing_every_n_layers: Count = Field(
+    gradient_checkpointing_every_n_layers: Annotated[Count, _NO_CHECKPOINTING] = Field(
         description="decoder layers of which one is recomputed; 1 = all are, 2 = every other one: "
         "more memory, less time"
     )
@@ -45,19 +61,19 @@ class Model(Section):
     lora_rank: NonNegativeInt = Field(
         description="rank of the LoRA adapters; 0 = train all weights"
     )
-    lora_alpha: Count = Field(
+    lora_alpha: Annotated[Count, _NO_ADAPTERS] = Field(
         description="LoRA scale; adapters are scaled by lora_alpha / lora_rank"
     )
-    target_modules: Texts = Field(
+    target_modules: Annotated[Texts, _NO_ADAPTERS] = Field(
         description="modules with adapters, by name; all-linear = all linear layers but the head"
     )
-    use_rslora: bool = Field(
+    use_rslora: Annotated[bool, _NO_ADAPTERS] = Field(
         description="scale adapters by lora_alpha / √lora_rank (rsLoRA), for high ranks"
     )
-    load_in_4bit: bool = Field(
+    load_in_4bit: Annotated[bool, _NO_ADAPTERS] = Field(
         description="keep the frozen base of adapters in 4 bits (QLoRA); less memory, slower"
     )
-    use_dora: bool = Field(
+    use_dora: Annotated[bool, _NO_ADAPTERS] = Field(
         description="also train the norms of the rows of adapted weights (DoRA); slower"
     )
 
@@ -66,3 +82,88 @@ class Model(Section):
         """File of `custom_chat_template`; None if it is null or the template itself."""
         template = self.custom_chat_template
         return None if template is None or "{{" in template or "{%" in template else template
+
+
+class FSDP(Section):
+    """Fully sharded placement of one model's parameters."""
+
+    param_offload: bool = Field(
+        description="keep parameters in host memory between uses, and the optimizer's state"
+    )
+    optimizer_offload: bool = Field(
+        description="keep the optimizer's state in host memory between updates; on CPUs it always "
+        "is there"
+    )
+    reshard_after_forward: bool = Field(
+        description="free gathered parameters after the forward pass: less memory, a second gather"
+    )
+    fsdp_size: CountOrAll = Field(
+        description="ranks that share one copy of the parameters; -1 = all"
+    )
+    ulysses_sequence_parallel_size: Count = Field(
+        description="ranks that compute the same rows, each a slice of their tokens: less memory "
+        "per rank for long rows; divides the ranks and the attention heads; token budgets are "
+        "multiplied by it"
+    )
+    expert_model_parallel_size: Count = Field(
+        description="ranks over which the experts of a mixture are divided: tokens travel to them, "
+        "instead of weights to tokens; 1, or the ranks that share one copy of the parameters"
+    )
+    tensor_model_parallel_size: Count = Field(
+        description="ranks that split each layer and the vocabulary: less memory per rank; divides "
+        "the ranks, the heads and the vocabulary"
+    )
+    pipeline_model_parallel_size: Count = Field(
+        description="ranks that each have some adjacent layers, through which micro-batches pass "
+        "one after the other: less memory per rank, little communication; divides the ranks; at "
+        "most the number of layers"
+    )
+    pipeline_schedule: Literal["1f1b", "gpipe"] = Field(
+        description="order of forward and backward passes in a pipeline: 1f1b holds the "
+        "activations of as many micro-batches as there are stages, gpipe those of all"
+    )
+    model_dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        description="dtype of the stored weights and gradients; moments are float32, bf16 trains "
+        "as fp32 does, and fp16 is for models that are not trained"
+    )
+
+    @property
+    def ranks_per_row(self) -> int:
+        """Number of ranks that compute the same rows."""
+        sliced = self.ulysses_sequence_parallel_size * self.tensor_model_parallel_size
+        return sliced * self.pipeline_model_parallel_size
+
+
+class Optim(Section):
+    """The optimizer and its learning rate schedule."""
+
+    lr: NonNegativeFloat = Field(description="peak learning rate")
+    weight_decay: NonNegativeFloat = Field(description="decoupled weight decay")
+    betas: Betas = Field(description="decay rates of Adam's first and second moment")
+    lr_warmup_steps: Annotated[int, Field(ge=-1)] = Field(
+        description="steps of linear warm-up, the first with lr 0, counted from the role's first "
+        "update; -1 or 0 = by lr_warmup_steps_ratio"
+    )
+    lr_warmup_steps_ratio: Annotated[Fraction, UnusedIf({".lr_warmup_steps": Not(-1, 0)})] = Field(
+        description="warm-up as a fraction of the steps that update the role, if lr_warmup_steps "
+        "is not set"
+    )
+    lr_scheduler_type: Literal["constant", "cosine", "linear"] = Field(
+        description="learning rate schedule after the warm-up"
+    )
+    min_lr_ratio: Annotated[Fraction, UnusedIf({".lr_scheduler_type": "constant"})] = Field(
+        description="final learning rate as a fraction of lr, for cosine and linear"
+    )
+    num_cycles: Annotated[PositiveFloat, UnusedIf({".lr_scheduler_type": Not("cosine")})] = Field(
+        description="waves of the cosine; 0.5 = one fall from the peak to the minimum"
+    )
+    optimizer: Text = Field(
+        description="class of the optimizer, a name in the module optimizer_impl: AdamW, or "
+        "AdamW8bit of torchao.optim"
+    )
+    optimizer_impl: Text = Field(
+        description="module with the optimizer: torch.optim, torchao.optim, or any on PYTHONPATH"
+    )
+    override_optimizer_config: dict[str, Any] = Field(
+        description="further arguments of the optimizer's constructor, such as {eps: 1.0e-6}"
+    )

@@ -1,4 +1,4 @@
-"""Section `actor_rollout_ref`: model, training, rollout and frozen reference of the policy."""
+"""Sections `actor_rollout_ref` and `critic`: models, training, rollout, frozen reference."""
 
 from __future__ import annotations
 
@@ -8,75 +8,55 @@ from pydantic import Field
 
 from rlctl.recipes.schema.agents import Agent, MultiTurn
 from rlctl.recipes.schema.fields import (
+    NO_ENGINE_POOL,
+    NO_VALIDATION,
     Count,
-    CountOrAll,
     LossAggregation,
     NonNegativeFloat,
+    Not,
     PositiveFloat,
     Section,
     Seed,
     Share,
     Text,
+    UnusedIf,
 )
-from rlctl.recipes.schema.model import Model
-from rlctl.recipes.schema.optim import Optim
+from rlctl.recipes.schema.model import FSDP, Model, Optim
 
-
-class FSDP(Section):
-    """Fully sharded placement of one model's parameters."""
-
-    param_offload: bool = Field(
-        description="keep parameters in host memory between uses, and the optimizer's state"
-    )
-    optimizer_offload: bool = Field(
-        description="keep the optimizer's state in host memory between updates; on CPUs it always "
-        "is there"
-    )
-    reshard_after_forward: bool = Field(
-        description="free gathered parameters after the forward pass: less memory, a second gather"
-    )
-    fsdp_size: CountOrAll = Field(
-        description="ranks that share one copy of the parameters; -1 = all"
-    )
-    ulysses_sequence_parallel_size: Count = Field(
-        description="ranks that compute the same rows, each a slice of their tokens: less memory "
-        "per rank for long rows; divides the ranks and the attention heads; token budgets are "
-        "multiplied by it"
-    )
-    expert_model_parallel_size: Count = Field(
-        description="ranks over which the experts of a mixture are divided: tokens travel to them, "
-        "instead of weights to tokens; 1, or the ranks that share one copy of the parameters"
-    )
-    tensor_model_parallel_size: Count = Field(
-        description="ranks that split each layer and the vocabulary: less memory per rank; divides "
-        "the ranks, the heads and the vocabulary"
-    )
-    pipeline_model_parallel_size: Count = Field(
-        description="ranks that each have some adjacent layers, through which micro-batches pass "
-        "one after the other: less memory per rank, little communication; divides the ranks; at "
-        "most the number of layers"
-    )
-    pipeline_schedule: Literal["1f1b", "gpipe"] = Field(
-        description="order of forward and backward passes in a pipeline: 1f1b holds the "
-        "activations of as many micro-batches as there are stages, gpipe those of all"
-    )
-    model_dtype: Literal["fp32", "bf16", "fp16"] = Field(
-        description="dtype of the stored weights and gradients; moments are float32, bf16 trains "
-        "as fp32 does, and fp16 is for models that are not trained"
-    )
-
-    @property
-    def ranks_per_row(self) -> int:
-        """Number of ranks that compute the same rows."""
-        sliced = self.ulysses_sequence_parallel_size * self.tensor_model_parallel_size
-        return sliced * self.pipeline_model_parallel_size
+_BY_ROWS = UnusedIf({".use_dynamic_bsz": False, ".ppo_micro_batch_size_per_gpu": Not(None)})
+_BY_TOKENS = UnusedIf({".log_prob_use_dynamic_bsz": True})
+_CLIP_RANGE = UnusedIf({".clip_ratio_low": Not(None), ".clip_ratio_high": Not(None)})
+_OTHER_AGGREGATION = UnusedIf({".loss_agg_mode": Not("seq-mean-token-sum-norm")})
+_REINFORCE = UnusedIf(
+    {
+        "algorithm.rollout_correction.bypass_mode": True,
+        "algorithm.rollout_correction.loss_type": "reinforce",
+    }
+)
+_GREEDY = UnusedIf({".do_sample": False})
+_NO_POOL_FOR_ASYNC = UnusedIf({".mode": "async", "trainer.placement.rollout": None})
+_ENGINE_POOL = UnusedIf({"trainer.placement.rollout": Not(None)})
+_EPISODES = UnusedIf({".multi_turn.enable": True})
+_NO_EPISODES = UnusedIf({".multi_turn.enable": False})
+_NO_ADAPTERS = UnusedIf({"actor_rollout_ref.model.lora_rank": 0})
+_DORA = UnusedIf({"actor_rollout_ref.model.use_dora": True})
+# With adapters, the actor's base model is the reference.
+_ADAPTER_BASE = UnusedIf(
+    {".model.lora_rank": Not(0)},
+    (
+        ("trainer.placement.actor", "trainer.placement.reference"),
+        ("actor_rollout_ref.model.path", "actor_rollout_ref.ref.model.path"),
+    ),
+)
 
 
 class PolicyLoss(Section):
     """The policy loss and its settings."""
 
-    loss_mode: Text = Field(description="policy loss: vanilla, gspo, cispo, … or `module:name`")
-    params: dict[str, Any] = Field(description="settings of the policy loss")
+    loss_mode: Annotated[Text, _REINFORCE] = Field(
+        description="policy loss: vanilla, gspo, cispo, … or `module:name`"
+    )
+    params: Annotated[dict[str, Any], _REINFORCE] = Field(description="settings of the policy loss")
 
 
 class Updates(Section):
@@ -85,19 +65,23 @@ class Updates(Section):
     ppo_mini_batch_size: Count = Field(
         description="prompts per update; divides data.train_batch_size"
     )
-    ppo_micro_batch_size_per_gpu: Count | None = Field(
-        description="rows per forward pass and rank if use_dynamic_bsz is false; "
-        "null = by token budget"
+    ppo_micro_batch_size_per_gpu: Annotated[Count | None, UnusedIf({".use_dynamic_bsz": True})] = (
+        Field(
+            description="rows per forward pass and rank if use_dynamic_bsz is false; "
+            "null = by token budget"
+        )
     )
     use_dynamic_bsz: bool = Field(
         description="fill micro-batches up to the token budget, sorted by length"
     )
-    ppo_max_token_len_per_gpu: Count = Field(
+    ppo_max_token_len_per_gpu: Annotated[Count, _BY_ROWS] = Field(
         description="token budget of a micro-batch, prompts and responses"
     )
     ppo_epochs: Count = Field(description="passes over the rollout batch per step")
     shuffle: bool = Field(description="shuffle rows into new mini-batches in each pass")
-    data_loader_seed: Seed = Field(description="seed of the mini-batch shuffle")
+    data_loader_seed: Annotated[Seed, UnusedIf({".shuffle": False})] = Field(
+        description="seed of the mini-batch shuffle"
+    )
 
 
 class RouterReplay(Section):
@@ -112,7 +96,7 @@ class RouterReplay(Section):
 class Actor(Updates):
     """Training of the policy."""
 
-    clip_ratio: NonNegativeFloat = Field(
+    clip_ratio: Annotated[NonNegativeFloat, _CLIP_RANGE] = Field(
         description="PPO's clip range ε, if clip_ratio_low and clip_ratio_high are null"
     )
     clip_ratio_low: NonNegativeFloat | None = Field(
@@ -125,7 +109,7 @@ class Actor(Updates):
         description="ratio bound of the dual clip for negative advantages"
     )
     loss_agg_mode: LossAggregation = Field(description="aggregation of token losses")
-    loss_scale_factor: PositiveFloat | None = Field(
+    loss_scale_factor: Annotated[PositiveFloat | None, _OTHER_AGGREGATION] = Field(
         description="divisor of seq-mean-token-sum-norm; null = data.max_response_length"
     )
     policy_loss: PolicyLoss
@@ -133,8 +117,10 @@ class Actor(Updates):
         description="coefficient of the entropy bonus", allow_inf_nan=False
     )
     use_kl_loss: bool = Field(description="add the KL to the reference to the loss")
-    kl_loss_coef: NonNegativeFloat = Field(description="coefficient of the KL in the loss")
-    kl_loss_type: Text = Field(
+    kl_loss_coef: Annotated[NonNegativeFloat, UnusedIf({".use_kl_loss": False})] = Field(
+        description="coefficient of the KL in the loss"
+    )
+    kl_loss_type: Annotated[Text, UnusedIf({".use_kl_loss": False})] = Field(
         description="estimator of the KL in the loss: kl, abs, mse, low_var_kl, …"
     )
     grad_clip: PositiveFloat = Field(description="maximum gradient norm")
@@ -150,11 +136,11 @@ class Actor(Updates):
 class ValKwargs(Section):
     """Sampling of validation responses."""
 
-    temperature: NonNegativeFloat = Field(
+    temperature: Annotated[NonNegativeFloat, _GREEDY] = Field(
         description="sampling temperature in validation; 0 = greedy"
     )
-    top_p: Share = Field(description="nucleus sampling in validation; 1 = off")
-    top_k: Annotated[int, Field(ge=-1)] = Field(
+    top_p: Annotated[Share, _GREEDY] = Field(description="nucleus sampling in validation; 1 = off")
+    top_k: Annotated[int, Field(ge=-1), _GREEDY] = Field(
         description="top-k sampling in validation; -1 or 0 = off"
     )
     n: Count = Field(description="responses per validation prompt")
@@ -178,7 +164,7 @@ class Rollout(Section):
 
     name: Text = Field(description="engine: auto, hf, vllm, vllm_server, sglang or `module:Name`")
     params: dict[str, Any] = Field(description="settings of the engine plug-in")
-    mode: Literal["sync", "async"] = Field(
+    mode: Annotated[Literal["sync", "async"], _NO_POOL_FOR_ASYNC, _EPISODES] = Field(
         description="requests to a rollout pool: sync = parts of a batch, async = single prompts"
     )
     seed: Seed | None = Field(description="sampling seed; null = trainer.seed")
@@ -195,8 +181,10 @@ class Rollout(Section):
     max_num_seqs: Count = Field(description="maximum rows decoded concurrently")
     max_num_batched_tokens: Count = Field(description="maximum tokens per engine pass")
     enforce_eager: bool = Field(description="disable CUDA graphs: faster start, slower decoding")
-    free_cache_engine: bool = Field(description="release engine memory during training")
-    log_prob_micro_batch_size_per_gpu: Count | None = Field(
+    free_cache_engine: Annotated[bool, _ENGINE_POOL] = Field(
+        description="release engine memory during training"
+    )
+    log_prob_micro_batch_size_per_gpu: Annotated[Count | None, _BY_TOKENS] = Field(
         description="rows per pass of the old log-probs; null = by token budget"
     )
     log_prob_max_token_len_per_gpu: Count = Field(
@@ -205,17 +193,17 @@ class Rollout(Section):
     log_prob_use_dynamic_bsz: bool = Field(
         description="fill passes of the old log-probs up to the token budget"
     )
-    lora_merge: bool | None = Field(
+    lora_merge: Annotated[bool | None, _NO_ADAPTERS, _DORA] = Field(
         description="send LoRA adapters merged into the weights; false = send adapters alone to "
         "engines that compute them (vllm); null = merged on a CPU, where generation is then faster"
     )
-    checkpoint_engine: CheckpointEngine
+    checkpoint_engine: Annotated[CheckpointEngine, NO_ENGINE_POOL]
     engine_kwargs: dict[str, Any] = Field(
         description="extra arguments of the engine's constructor, passed unchanged"
     )
-    val_kwargs: ValKwargs
-    multi_turn: MultiTurn
-    agent: Agent
+    val_kwargs: Annotated[ValKwargs, NO_VALIDATION]
+    multi_turn: Annotated[MultiTurn, _NO_EPISODES]
+    agent: Annotated[Agent, _NO_EPISODES]
 
 
 class RefModel(Section):
@@ -237,7 +225,7 @@ class Ref(Section):
     """The frozen reference policy, or the teacher of a distillation."""
 
     model: RefModel
-    log_prob_micro_batch_size_per_gpu: Count | None = Field(
+    log_prob_micro_batch_size_per_gpu: Annotated[Count | None, _BY_TOKENS] = Field(
         description="rows per pass of the reference; null = by token budget"
     )
     log_prob_max_token_len_per_gpu: Count = Field(
@@ -255,7 +243,7 @@ class ActorRolloutRef(Section):
     model: Model
     actor: Actor
     rollout: Rollout
-    ref: Ref
+    ref: Annotated[Ref, _ADAPTER_BASE]
 
     @property
     def reference_model(self) -> Model:
@@ -270,3 +258,16 @@ class ActorRolloutRef(Section):
         if own.path != self.model.path:
             settings |= {"init": "auto", "lora_rank": 0}
         return self.model.model_copy(update=settings)
+
+
+class Critic(Updates):
+    """Settings of `critic`."""
+
+    model: Model
+    optim: Optim
+    cliprange_value: PositiveFloat = Field(
+        description="value change above which the value loss is clipped"
+    )
+    loss_agg_mode: LossAggregation = Field(description="aggregation of token losses")
+    grad_clip: PositiveFloat = Field(description="maximum gradient norm")
+    fsdp_config: FSDP

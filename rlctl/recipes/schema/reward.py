@@ -1,24 +1,68 @@
-"""Section `reward`: scoring of responses."""
+"""Section `reward`: scoring of responses by functions, a judge or a model."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from rlctl.recipes.schema.fields import (
+    NO_REWARD_MODEL,
     Count,
     Floats,
     Fraction,
     NonNegativeInt,
+    Not,
     PositiveFloat,
+    ProcessLimits,
     Section,
     Share,
     Text,
     Texts,
+    UnusedIf,
 )
-from rlctl.recipes.schema.limits import ProcessLimits
-from rlctl.recipes.schema.reward_model import RewardModel
+from rlctl.recipes.schema.model import FSDP, Model, Optim
+
+
+class RewardModel(Section):
+    """Settings of `reward.reward_model`."""
+
+    enable: bool = Field(description="score responses with a model")
+    model: Model
+    weight: float = Field(
+        description="weight of the model's score in the score of a response", allow_inf_nan=False
+    )
+    rule_weight: float = Field(
+        description="weight of the reward functions' score; 0 = only report it, as the component "
+        "`rule`",
+        allow_inf_nan=False,
+    )
+    normalize: Literal["running", "model"] | None = Field(
+        description="subtract a mean from the model's score and divide by a deviation: running = "
+        "those of all responses so far, model = those that `train rm` wrote into its config.json; "
+        "null = off"
+    )
+    max_length: Count | None = Field(
+        description="longest conversation in tokens of the reward model, cut at its start; null = "
+        "the model's context"
+    )
+    use_dynamic_bsz: bool = Field(
+        description="fill micro-batches up to the token budget, sorted by length"
+    )
+    micro_batch_size_per_gpu: Annotated[Count | None, UnusedIf({".use_dynamic_bsz": True})] = Field(
+        description="rows per forward pass and rank if use_dynamic_bsz is false; "
+        "null = by token budget"
+    )
+    forward_max_token_len_per_gpu: Count = Field(description="token budget of a micro-batch")
+    fsdp_config: FSDP
+    optim: Optim
+    ppo_mini_batch_size: Count = Field(
+        description="pairs per update of `train rm`; divides data.train_batch_size"
+    )
+    grad_clip: PositiveFloat = Field(description="maximum gradient norm of `train rm`")
+
+
+_CUSTOM = UnusedIf({"reward.custom_reward_function.path": Not(None)})
 
 
 class CustomRewardFunction(Section):
@@ -27,8 +71,12 @@ class CustomRewardFunction(Section):
     path: Text | None = Field(
         description="Python file with a reward function; null = use reward.functions"
     )
-    name: Text = Field(description="name of the function in that file")
-    reward_kwargs: dict[str, Any] = Field(description="extra keyword arguments of the function")
+    name: Annotated[Text, UnusedIf({".path": None})] = Field(
+        description="name of the function in that file"
+    )
+    reward_kwargs: Annotated[dict[str, Any], UnusedIf({".path": None})] = Field(
+        description="extra keyword arguments of the function"
+    )
 
 
 class JudgeModel(Section):
@@ -62,12 +110,14 @@ class Judge(Section):
 class Reward(Section):
     """Settings of `reward`."""
 
-    functions: Texts | None = Field(
+    functions: Annotated[Texts | None, _CUSTOM] = Field(
         description="reward functions for all rows: names, `module:function` or "
         "`file.py:function`; null = the scorer of each row's data source"
     )
-    weights: Floats | None = Field(description="one weight per function; null = 1 each")
-    params: dict[str, dict[str, Any]] = Field(
+    weights: Annotated[Floats | None, _CUSTOM, UnusedIf({".functions": None})] = Field(
+        description="one weight per function; null = 1 each"
+    )
+    params: Annotated[dict[str, dict[str, Any]], _CUSTOM] = Field(
         description="settings per reward function, such as {gsm8k: {method: flexible}}"
     )
     timeout_s: PositiveFloat = Field(
@@ -108,4 +158,4 @@ class Reward(Section):
         description="file of that cache, which runs may share; null = in the run's folder"
     )
     judge: Judge
-    reward_model: RewardModel
+    reward_model: Annotated[RewardModel, NO_REWARD_MODEL]

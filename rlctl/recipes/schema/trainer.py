@@ -1,4 +1,4 @@
-"""Sections `trainer`, `async_training`, `ray_kwargs`: duration, placement, timeouts, Ray."""
+"""Sections `trainer` and `async_training`: duration, placement, timeouts."""
 
 from __future__ import annotations
 
@@ -7,29 +7,45 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlctl.recipes.schema.fields import (
+    NO_ENGINE_POOL,
+    NO_REWARD_MODEL,
+    NO_VALIDATION,
     Count,
     CountOrAll,
     Counts,
     NonNegativeFloat,
     NonNegativeInt,
     NonNegativeInts,
+    Not,
     PositiveFloat,
     Section,
     Seed,
     Share,
     Text,
     Texts,
+    UnusedIf,
 )
+
+_NO_CHECKPOINTS = UnusedIf({"trainer.save_freq": -1})
+_ALL_KEPT = UnusedIf({"trainer.max_ckpt_to_keep": None})
+_NOT_BEST = UnusedIf({".metric": None})
+_BYPASS = UnusedIf({"algorithm.rollout_correction.bypass_mode": True})
+_STALE = UnusedIf({"async_training.max_staleness": Not(0)})
+_UNNAMED = UnusedIf({".resume_mode": "auto", ".experiment_name": None})
 
 
 class KeepBest(Section):
     """Checkpoints kept for their metric."""
 
-    metric: Text | None = Field(
+    metric: Annotated[Text | None, _NO_CHECKPOINTS, _ALL_KEPT] = Field(
         description="metric by which best checkpoints are kept besides the newest; null = none"
     )
-    mode: Literal["max", "min"] = Field(description="direction of the metric")
-    k: Count = Field(description="number of best checkpoints to keep")
+    mode: Annotated[Literal["max", "min"], _NOT_BEST, _ALL_KEPT] = Field(
+        description="direction of the metric"
+    )
+    k: Annotated[Count, _NOT_BEST, _ALL_KEPT] = Field(
+        description="number of best checkpoints to keep"
+    )
 
 
 class Placement(Section):
@@ -41,7 +57,7 @@ class Placement(Section):
     )
     reference: Text = Field(description="pool of the frozen reference")
     critic: Text = Field(description="pool of the critic")
-    reward: Text = Field(description="pool of the reward model")
+    reward: Annotated[Text, NO_REWARD_MODEL] = Field(description="pool of the reward model")
     device_fraction: Share = Field(
         description="fraction of a GPU, or of a CPU slot without GPUs, that each process reserves "
         "of a Ray cluster"
@@ -59,14 +75,14 @@ class Timeouts(Section):
     worker_start_s: PositiveFloat = Field(
         description="timeout of the workers' start including model loading, in seconds"
     )
-    rollout_restart_s: PositiveFloat = Field(
+    rollout_restart_s: Annotated[PositiveFloat, NO_ENGINE_POOL] = Field(
         description="timeout of an engine restart if a rollout pool has none left, in seconds"
     )
     call_s: PositiveFloat = Field(description="timeout of one call to the workers, in seconds")
     stop_s: PositiveFloat = Field(
         description="seconds that a stopped run has to finish its step and save"
     )
-    mirror_s: PositiveFloat = Field(
+    mirror_s: Annotated[PositiveFloat, UnusedIf({"trainer.mirror": None})] = Field(
         description="timeout of the last copy to trainer.mirror, in seconds"
     )
 
@@ -93,7 +109,7 @@ class Alarms(Section):
     uniform_groups: Share | None = Field(
         description="alarm if this fraction of groups has equal scores; null = off"
     )
-    validation_falls: PositiveFloat | None = Field(
+    validation_falls: Annotated[PositiveFloat | None, NO_VALIDATION] = Field(
         description="alarm if validation is this fraction below its best while the reward is "
         "higher than it was then; null = off"
     )
@@ -112,10 +128,10 @@ class Alarms(Section):
 class Mismatch(Section):
     """Thresholds of the difference between engine and trainer probabilities."""
 
-    warn: PositiveFloat | None = Field(
+    warn: Annotated[PositiveFloat | None, _STALE] = Field(
         description="alarm if training/rollout_probs_diff_mean reaches this; null = off"
     )
-    halt: NonNegativeFloat | None = Field(
+    halt: Annotated[NonNegativeFloat | None, _BYPASS, _STALE] = Field(
         description="stop above this before the update and save the batch in the attempt's "
         "folder; null = never"
     )
@@ -162,7 +178,9 @@ class Tracking(Section):
 class Trainer(Section):
     """Settings of `trainer`."""
 
-    total_epochs: Count = Field(description="passes over the training prompts")
+    total_epochs: Annotated[Count, UnusedIf({".total_training_steps": Not(None)})] = Field(
+        description="passes over the training prompts"
+    )
     total_training_steps: Count | None = Field(
         description="number of steps; null = by total_epochs"
     )
@@ -188,10 +206,14 @@ class Trainer(Section):
         "processes"
     )
     save_freq: CountOrAll = Field(description="steps between checkpoints; -1 = never")
-    test_freq: CountOrAll = Field(description="steps between validations; -1 = never")
+    test_freq: Annotated[CountOrAll, NO_VALIDATION] = Field(
+        description="steps between validations; -1 = never"
+    )
     val_before_train: bool = Field(description="validate before the first step")
     val_only: bool = Field(description="validate and exit")
-    max_ckpt_to_keep: Count | None = Field(description="newest checkpoints to keep; null = all")
+    max_ckpt_to_keep: Annotated[Count | None, _NO_CHECKPOINTS] = Field(
+        description="newest checkpoints to keep; null = all"
+    )
     keep_best: KeepBest
     critic_warmup: NonNegativeInt = Field(description="initial steps that train only the critic")
     balance_batch: bool = Field(description="balance rows over ranks by cost")
@@ -202,12 +224,12 @@ class Trainer(Section):
     alarms: Alarms
     mismatch: Mismatch
     profile: Profile
-    resume_mode: Literal["disable", "auto", "resume_path"] = Field(
+    resume_mode: Annotated[Literal["disable", "auto", "resume_path"], _UNNAMED] = Field(
         description="disable = start from scratch; auto = resume the run of this project and name "
         "if it exists; resume_path = start a run with the state in resume_from_path"
     )
-    resume_from_path: Text | None = Field(
-        description="checkpoint folder with the initial state of a new run"
+    resume_from_path: Annotated[Text | None, UnusedIf({".resume_mode": Not("resume_path")})] = (
+        Field(description="checkpoint folder with the initial state of a new run")
     )
     run_dir: Text = Field(description="root of all run folders")
     run_dir_access: Literal["owner", "group", "all"] = Field(
@@ -227,7 +249,7 @@ class Trainer(Section):
         description="remote copy of the run on shared storage, such as s3://bucket/runs, at "
         "<this>/<project>/<run>; null = none"
     )
-    log_val_generations: Annotated[int, Field(ge=0)] = Field(
+    log_val_generations: Annotated[int, Field(ge=0), NO_VALIDATION] = Field(
         description="validation samples sent to the trackers"
     )
     tracking: Tracking
@@ -250,30 +272,3 @@ class AsyncTraining(Section):
     def eager(self) -> bool:
         """True if engines generate without a pause."""
         return self.schedule == "eager" and self.max_staleness > 0
-
-
-class RayInit(Section):
-    """Arguments of `ray.init`."""
-
-    address: Text | None = Field(description="address of a running cluster; null = start one here")
-    num_cpus: Count | None = Field(
-        description="cores available to Ray; null = the container's limit"
-    )
-    num_gpus: NonNegativeInt | None = Field(description="GPUs available to Ray; null = all found")
-    object_store_memory: Count | None = Field(
-        description="size of Ray's object store in bytes; null = Ray's default"
-    )
-    include_dashboard: bool = Field(description="start Ray's dashboard")
-    runtime_env: dict[str, Any] = Field(
-        description="Ray's runtime environment of the workers, such as "
-        "{env_vars: {NCCL_DEBUG: INFO}}"
-    )
-
-
-class RayKwargs(Section):
-    """Settings of `ray_kwargs`."""
-
-    ray_init: RayInit
-    timeline_json_file: Text | None = Field(
-        description="file for Ray's timeline, written at the end; null = not written"
-    )

@@ -25,7 +25,7 @@ from rlctl.runtime.algorithms.pair_losses import PairRows
 from rlctl.runtime.algorithms.pair_metrics import pair_metrics
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Rollouts, Scored
-from rlctl.runtime.data.pairs import Pairs
+from rlctl.runtime.data.conversations import Pairs
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import Metrics, merge
 
@@ -78,22 +78,22 @@ class BradleyTerry:
         """The reward model, and no policy."""
         return Needs.REWARD_LEARNER
 
-    @staticmethod
-    def unused_keys(config: schema.Config) -> Mapping[str, str]:
-        """Return the keys about policies and their rewards."""
-        reason = f"algorithm.name is {config.algorithm.name}"
-        settings = REWARD_LEARNER.section
-        keys = (
+    unused_keys: ClassVar = dict.fromkeys(
+        (
             "actor_rollout_ref.actor.*",
             "actor_rollout_ref.rollout.*",
             "actor_rollout_ref.ref.*",
             "algorithm.[!np]*",
             "reward.[!r]*",
-            *(f"{settings}.{key}" for key in ("enable", "weight", "rule_weight", "normalize")),
+            *(
+                f"{REWARD_LEARNER.section}.{key}"
+                for key in ("enable", "weight", "rule_weight", "normalize")
+            ),
             "trainer.mismatch.*",
             "data.max_response_length",
-        )
-        return dict.fromkeys(keys, reason)
+        ),
+        "",
+    )
 
     @cached_property
     def pairs(self) -> Pairs:

@@ -135,8 +135,7 @@ class Distill(Stateless):
     @staticmethod
     def unused_keys(config: schema.Config) -> Mapping[str, str]:
         """Return the keys of the PPO family."""
-        reason = f"algorithm.name is {config.algorithm.name}"
-        unused: dict[str, str] = dict.fromkeys((*PPO_KEYS, "trainer.mismatch.*"), reason)
+        unused: dict[str, str] = dict.fromkeys((*PPO_KEYS, "trainer.mismatch.*"), "")
         if config.algorithm.params.get("teacher_models"):
             reason = "algorithm.params.teacher_models names the teachers"
             unused |= dict.fromkeys(

@@ -6,7 +6,6 @@ the response at `data.chosen_key` with score 1, and the one at `data.rejected_ke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -14,7 +13,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.given_responses import GivenResponses
 from rlctl.runtime.algorithms.online_dpo import OnlineDPO
@@ -35,12 +33,9 @@ class DPO(OnlineDPO):
         """The engine, which generates responses in validation, and the loss's reference."""
         return super().needs & ~(Needs.GROUPS | Needs.COMPARISON)
 
-    @staticmethod
-    def unused_keys(config: schema.Config) -> Mapping[str, str]:
-        """Return the keys of the PPO family, and those of sampling for training."""
-        reason = f"algorithm.name is {config.algorithm.name}"
-        keys = ("trainer.mismatch.*", "actor_rollout_ref.rollout.temperature")
-        return {**OnlineDPO.unused_keys(config), **dict.fromkeys(keys, reason)}
+    unused_keys: ClassVar = dict.fromkeys(
+        (*OnlineDPO.unused_keys, "trainer.mismatch.*", "actor_rollout_ref.rollout.temperature"), ""
+    )
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:  # noqa: ARG002
         """Return the data's responses, truncated to `max_response_length`: 2·B rows."""

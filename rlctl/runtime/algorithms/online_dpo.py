@@ -7,7 +7,6 @@ scores, and updates the policy with a pair loss against the reference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -85,11 +84,7 @@ class OnlineDPO(Stateless):
         needs = Needs.ENGINE | Needs.GROUPS | Needs.COMPARISON
         return needs | Needs.REFERENCE if self.params.uses_reference else needs
 
-    @staticmethod
-    def unused_keys(config: schema.Config) -> Mapping[str, str]:
-        """Return the keys of the PPO family."""
-        reason = f"algorithm.name is {config.algorithm.name}"
-        return dict.fromkeys((*PPO_KEYS, *AGGREGATION_KEYS), reason)
+    unused_keys: ClassVar = dict.fromkeys((*PPO_KEYS, *AGGREGATION_KEYS), "")
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
         """Generate `rollout.n` responses to each prompt and score them."""

@@ -6,7 +6,6 @@ prompt with the current policy, keep the best by score, and fine-tune on them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -68,11 +67,7 @@ class RAFT(Stateless):
         """Responses to each prompt."""
         return Needs.ENGINE | Needs.GROUPS
 
-    @staticmethod
-    def unused_keys(config: schema.Config) -> Mapping[str, str]:
-        """Return the keys of the PPO family."""
-        reason = f"algorithm.name is {config.algorithm.name}"
-        return dict.fromkeys((*PPO_KEYS, *AGGREGATION_KEYS, "trainer.mismatch.*"), reason)
+    unused_keys: ClassVar = dict.fromkeys((*PPO_KEYS, *AGGREGATION_KEYS, "trainer.mismatch.*"), "")
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
         """Generate `rollout.n` responses to each prompt and score them."""

@@ -6,9 +6,8 @@ other algorithms. `learn` makes one optimizer step per mini-batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 
@@ -51,11 +50,8 @@ class SFT(Stateless):
         """The engine: validation generates responses with it."""
         return Needs.ENGINE
 
-    @staticmethod
-    def unused_keys(config: schema.Config) -> Mapping[str, str]:
-        """Return the keys about sampling for training, which SFT does not do."""
-        reason = f"algorithm.name is {config.algorithm.name}"
-        keys = (
+    unused_keys: ClassVar = dict.fromkeys(
+        (
             *PPO_KEYS,
             *AGGREGATION_KEYS,
             "actor_rollout_ref.actor.ppo_epochs",
@@ -63,8 +59,9 @@ class SFT(Stateless):
             "trainer.mismatch.*",
             "async_training.*",
             "actor_rollout_ref.rollout.temperature",
-        )
-        return dict.fromkeys(keys, reason)
+        ),
+        "",
+    )
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:  # noqa: ARG002
         """Return the data's solutions, truncated to `max_response_length`, as scored responses."""

@@ -22,8 +22,14 @@ from rlctl.files import step_name, step_of
 from rlctl.recipes import schema
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, RunDir
-from rlctl.runtime.checkpoint.retention import Retention, metrics_at, metrics_in
-from rlctl.runtime.checkpoint.store import MANIFEST, STATE, CheckpointStore
+from rlctl.runtime.checkpoint.store import (
+    MANIFEST,
+    STATE,
+    CheckpointStore,
+    Retention,
+    metrics_at,
+    metrics_in,
+)
 
 LOG = logging.getLogger(__name__)
 

@@ -22,8 +22,13 @@ from rlctl.errors import ResourceError, RlctlError
 from rlctl.files import free_space, fsync
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.retention import Retention, metrics_at
-from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore, ControllerState
+from rlctl.runtime.checkpoint.store import (
+    CONFIG,
+    CheckpointStore,
+    ControllerState,
+    Retention,
+    metrics_at,
+)
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.background import await_written
 

@@ -1,10 +1,4 @@
-"""Checkpoints of a run: one folder per step, complete or absent.
-
-A checkpoint is written to a temporary folder, listed with sizes and hashes, flushed to disk and
-renamed. It holds the distributed state of each learning role (`actor/`, `critic/`, independent of
-the number of ranks), the controller's state (`state.json`), the configuration (`config.yaml`) and
-the policy in the format of transformers and vLLM (`huggingface/`).
-"""
+"""x"""
 
 from __future__ import annotations
 
@@ -19,6 +13,7 @@ from typing import Any, Self
 
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.files import by_step, put_in_place, step_name
+from rlctl.recipes import schema
 from rlctl.runs.provenance import installed_versions
 from rlctl.runtime.workers.background import WRITING, begin_writing
 
@@ -226,3 +221,57 @@ def config_hash(folder: Path) -> str:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Rule for the checkpoints to keep: the newest, and the best by a metric.
+
+    `newest` is their number; None: all. `metric` is None where no best ones are kept.
+    """
+
+    newest: int | None
+    metric: str | None
+    largest: bool
+    k: int
+
+    @classmethod
+    def from_config(cls, trainer: schema.Trainer) -> Retention:
+        """Return the retention set by `trainer.max_ckpt_to_keep` and `trainer.keep_best`."""
+        best = trainer.keep_best
+        return cls(trainer.max_ckpt_to_keep, best.metric, best.mode == "max", best.k)
+
+    def to_delete(self, metrics: Mapping[int, Mapping[str, float | None]]) -> list[int]:
+        """Return the steps whose checkpoints may be deleted, never the newest.
+
+        `metrics` maps each step with a checkpoint to its metrics. Of equal checkpoints the older
+        one counts as better.
+        """
+        steps = sorted(metrics)
+        if self.newest is None:
+            return []
+        values = {
+            step: value
+            for step in steps
+            if (value := metrics[step].get(self.metric or "")) is not None
+        }
+        best = sorted(
+            values, key=lambda step: (-values[step] if self.largest else values[step], step)
+        )[: self.k]
+        return [step for step in steps[: -self.newest] if step not in best]
+
+
+def metrics_at(checkpoint: Path) -> Mapping[str, float | None]:
+    """Return the metrics of a checkpoint's step; empty, so never best, if they cannot be read."""
+    try:
+        return metrics_in((checkpoint / STATE).read_bytes())
+    except OSError:
+        return {}
+
+
+def metrics_in(state: bytes) -> Mapping[str, float | None]:
+    """Return the metrics in the content of a checkpoint's `state.json`; empty if it is damaged."""
+    try:
+        return dict(json.loads(state)["metrics"])
+    except (ValueError, TypeError, KeyError):
+        return {}

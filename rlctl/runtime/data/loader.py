@@ -24,10 +24,16 @@ from rlctl.data_prep.sources import TRAIN, data_files
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Ragged
-from rlctl.runtime.data.mixture import MixedSampler, Part, mixed_order
 from rlctl.runtime.data.prompt_lengths import prompt_lengths
 from rlctl.runtime.data.row_table import Rows
-from rlctl.runtime.data.samplers import Order, Sampling, StatefulSampler
+from rlctl.runtime.data.samplers import (
+    MixedSampler,
+    Order,
+    Part,
+    Sampling,
+    StatefulSampler,
+    mixed_order,
+)
 from rlctl.runtime.data.tokenizer import encode_prompt
 
 LOG = logging.getLogger(__name__)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,6 +13,7 @@ from rlctl.data_prep.arithmetic import ArithmeticParams, arithmetic
 from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
 from rlctl.data_prep.gridworld import GridworldParams, gridworld
 from rlctl.data_prep.rows import PromptRow, write_rows
+from rlctl.errors import RlctlError
 from rlctl.quickstart import NAME, real_path
 from rlctl.recipes import schema
 from rlctl.recipes.roles import CRITIC
@@ -18,6 +22,7 @@ from rlctl.runs.run_dir import relaxed_umask
 M = TypeVar("M", schema.Model, schema.RefModel)
 
 FOLDER = ".quickstart"
+_SHOWN = "quickstart: "  # in errors, in place of a temporary folder
 _DATA: dict[str, Callable[[], dict[str, list[PromptRow]]]] = {
     NAME: lambda: arithmetic(ArithmeticParams()),
     "quickstart-tools": lambda: arithmetic(ArithmeticParams(val=128, level=4, tools="calculator")),
@@ -28,21 +33,15 @@ _DATA: dict[str, Callable[[], dict[str, list[PromptRow]]]] = {
 
 
 def resolve(config: schema.Config, root: Path) -> schema.Config:
-    """Replace the bundled names by real paths; `write_data` writes the data under `root`."""
-    actor_rollout, critic, data = config.actor_rollout_ref, config.critic, config.data
+    """Replace the bundled names by real paths, those of data below `root`, where none may exist."""
+    actor_rollout, critic = config.actor_rollout_ref, config.critic
+
+    def real_file(file: str, split: str) -> str:
+        return str(_file(file, split, root)) if file in _DATA else file
+
     return config.model_copy(
         update={
-            "data": data.model_copy(
-                update={
-                    "train_files": tuple(
-                        each.model_copy(update={"path": _files((each.path,), "train", root)[0]})
-                        if isinstance(each, schema.WeightedFile)
-                        else _files((each,), "train", root)[0]
-                        for each in data.train_files
-                    ),
-                    "val_files": data.val_files and _files(data.val_files, "val", root),
-                }
-            ),
+            "data": _with_files(config.data, real_file),
             "actor_rollout_ref": actor_rollout.model_copy(
                 update={"model": _model(actor_rollout.model), "ref": _ref(actor_rollout.ref)}
             ),
@@ -52,17 +51,63 @@ def resolve(config: schema.Config, root: Path) -> schema.Config:
     )
 
 
-def write_data(config: schema.Config, root: Path) -> None:
-    """Write the data under `root` that the configuration uses and that is missing."""
-    used = {Path(file) for file in (*config.data.train_paths, *(config.data.val_files or ()))}
-    for name, make in _DATA.items():
-        files = {split: _file(name, split, root) for split in ("train", "val")}
-        if all(file.exists() for file in used & set(files.values())):
-            continue
-        with relaxed_umask(config.trainer.run_dir_access):  # it creates the folder of all runs
-            for split, rows in make().items():
-                files[split].parent.mkdir(parents=True, exist_ok=True)
-                write_rows(files[split], rows)
+def write_data(config: schema.Config) -> None:
+    """Write the data of a resolved configuration that is missing, below the root of the runs."""
+    root = Path(config.trainer.run_dir)
+    with relaxed_umask(config.trainer.run_dir_access):  # it creates the folder of all runs
+        for name in _missing(config.data, root):
+            _write(name, root)
+
+
+@contextmanager
+def readable(config: schema.Config) -> Iterator[schema.Config]:
+    """Yield a resolved configuration with files that exist.
+
+    Data that is missing is in a temporary folder for the time of the block; errors do not name it.
+    """
+    root = Path(config.trainer.run_dir)
+    with tempfile.TemporaryDirectory(prefix="rlctl-") as scratch:
+        files: dict[str, str] = {}
+        for name in _missing(config.data, root):
+            written = _write(name, Path(scratch))
+            files |= {str(_file(name, split, root)): file for split, file in written.items()}
+        data = _with_files(config.data, lambda file, _: files.get(file, file))
+        try:
+            yield config.model_copy(update={"data": data})
+        except RlctlError as error:
+            generated = f"{scratch}/{FOLDER}/"
+            error.problems = [
+                replace(problem, where=problem.where and problem.where.replace(generated, _SHOWN))
+                for problem in error.problems
+            ]
+            raise
+
+
+def _missing(data: schema.Data, root: Path) -> list[str]:
+    """Return the names of data that is used and was not written."""
+    used = {Path(file) for file in (*data.train_paths, *(data.val_files or ()))}
+    files = {name: {_file(name, split, root) for split in ("train", "val")} for name in _DATA}
+    return [name for name in _DATA if any(not file.exists() for file in used & files[name])]
+
+
+def _write(name: str, root: Path) -> dict[str, str]:
+    """Write data below `root` and return its files by split."""
+    files = {split: _file(name, split, root) for split in ("train", "val")}
+    for split, rows in _DATA[name]().items():
+        write_rows(files[split], rows)
+    return {split: str(file) for split, file in files.items()}
+
+
+def _with_files(data: schema.Data, rename: Callable[[str, str], str]) -> schema.Data:
+    """Return the section with other files: `rename` gets a file and its split."""
+    train = tuple(
+        each.model_copy(update={"path": rename(each.path, "train")})
+        if isinstance(each, schema.WeightedFile)
+        else rename(each, "train")
+        for each in data.train_files
+    )
+    val = data.val_files and tuple(rename(file, "val") for file in data.val_files)
+    return data.model_copy(update={"train_files": train, "val_files": val})
 
 
 def _ref(ref: schema.Ref) -> schema.Ref:
@@ -80,10 +125,6 @@ def _model(model: M) -> M:
 def _reward_model(config: schema.Config) -> schema.RewardModel:
     settings = config.reward.reward_model
     return settings.model_copy(update={"model": _model(settings.model)})
-
-
-def _files(files: tuple[str, ...], split: str, root: Path) -> tuple[str, ...]:
-    return tuple(str(_file(file, split, root)) if file in _DATA else file for file in files)
 
 
 def _file(name: str, split: str, root: Path) -> Path:

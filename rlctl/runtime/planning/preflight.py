@@ -253,8 +253,8 @@ def _check_rollout_pool(config: schema.Config, pool: str) -> list[Problem]:
     return problems
 
 
-def check_disk(config: schema.Config, root: Path) -> bool:
-    """Return True; raise `ResourceError` where a checkpoint does not fit on the disk.
+def check_disk(config: schema.Config, root: Path) -> None:
+    """Raise `ResourceError` where a checkpoint does not fit on the disk.
 
     A checkpoint holds the exported weights, and weights and two moments of actor and critic.
     """
@@ -273,7 +273,6 @@ def check_disk(config: schema.Config, root: Path) -> bool:
             "alone trainer.default_local_dir=DIR"
             + (", or trainer.save_freq=-1" if config.trainer.save_freq > 0 else ""),
         )
-    return True
 
 
 def _near(size: int, choices: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""Checks of the models beside the trained one: reference, teachers, critic, reward model."""
+"""Checks of the models of roles: those beside the trained one, optimizers, adapters."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from enum import Flag
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR, REFERENCE, REWARD_MODEL, needed_roles
+from rlctl.recipes.roles import ACTOR, REFERENCE, REWARD_MODEL, Role, needed_roles
 from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.algorithms.references import RoutesRows, routed_models
 from rlctl.runtime.data.tokenizer import tokenizer_of
+from rlctl.runtime.model.four_bit import check_bitsandbytes, check_unsharded, is_4bit
+from rlctl.runtime.model.load import compute_dtype, master_dtype
+from rlctl.runtime.model.lora import check_peft
+from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.model_files import check_architecture, check_tokenizer
 from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.rewards.model_reward import scale_of_model
@@ -65,3 +69,37 @@ def check_routes(algorithm: object, rows: Iterable[PromptRow]) -> None:
     if isinstance(algorithm, RoutesRows) and algorithm.references:
         for row in rows:
             algorithm.reference_of(row)
+
+
+def check_adapters(config: schema.Config, devices: Devices | None, needs: Flag) -> None:
+    """Check that adapters of the roles can be trained.
+
+    Raises:
+        MissingExtraError: peft or bitsandbytes is not installed.
+        ConfigError: a role does not support a base in 4 bits, or `devices` do not.
+    """
+    roles = needed_roles(config, needs)
+    if any(role.model(config).lora_rank > 0 for role in roles):
+        check_peft()
+    if not any(is_4bit(role.model(config)) for role in roles):
+        return
+    check_bitsandbytes()
+    raise_problems([each for role in roles for each in _adapter_problems(config, role)])
+    if devices is not None:
+        fsdp = config.actor_rollout_ref.actor.fsdp_config
+        pool = ACTOR.pool(config.trainer.placement) or ""
+        num_ranks = pool_sizes(config, devices, needs)[pool]
+        compute = compute_dtype(ACTOR.model(config), devices.kind)
+        check_unsharded(num_ranks, master_dtype(fsdp), compute)
+
+
+def _adapter_problems(config: schema.Config, role: Role) -> list[Problem]:
+    model, key = role.model(config), f"{role.model_key}.load_in_4bit"
+    if not is_4bit(model):
+        return []
+    if role.kind != ACTOR.kind:
+        return [Problem(f"{key}=true is for policies", hint=f"set {key}=false")]
+    if model.init != "auto":
+        message = f"{key}=true needs weights to quantize, and init is {model.init}"
+        return [Problem(message, hint=f"set {key}=false")]
+    return []

@@ -1,19 +1,23 @@
-"""Warnings about values that are allowed and can hardly be meant."""
+"""Warnings about values that can hardly be meant, and the check of an episode of one row."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.errors import ConfigError
+from rlctl.data_prep.agent_columns import SINGLE_TURN, agent_problems
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import ConfigError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.roles import needed_roles, rollout_pool
+from rlctl.runtime.agents.build import check_episodes
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.data.tokenizer import render_prompt, stop_token_ids
 from rlctl.runtime.planning.preflight import read_model_config
+from rlctl.runtime.sandbox.isolation import missing_isolation
 
 LOG = logging.getLogger(__name__)
 
@@ -99,3 +103,24 @@ def warn_of_tokens(config: schema.Config, tokenizer: PreTrainedTokenizerBase) ->
             end,
             ", ".join(repr(tokenizer.decode([each])) for each in stops),
         )
+
+
+def check_rows(
+    config: schema.Config, tokenizer: PreTrainedTokenizerBase, rows: Sequence[PromptRow]
+) -> None:
+    """Check tokenizer and rows that responses are sampled for, and the episode of one of them.
+
+    Raises ConfigError for rows that need several turns without `multi_turn.enable`, and as
+    `check_episodes`.
+    """
+    warn_of_tokens(config, tokenizer)
+    rollout = config.actor_rollout_ref.rollout
+    enabled, default = rollout.multi_turn.enable, rollout.agent.default_agent_loop
+    raise_problems(agent_problems(rows, enabled))
+    first = next((row for row in rows if (row.agent_name or default) != SINGLE_TURN), None)
+    if enabled and first is not None:
+        missing = missing_isolation() if "python" in rollout.agent.params.get("tools", ()) else None
+        if missing:
+            LOG.warning("%s (apt install bubblewrap)", missing)
+        stops = stop_token_ids(tokenizer, config.actor_rollout_ref.model.path)
+        check_episodes(config, tokenizer, stops, first)

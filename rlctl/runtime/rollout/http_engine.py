@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from rlctl.errors import ConfigError, Problem, raise_problems
+from rlctl.plugins import Unused
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.rollout.adapters import MERGES
@@ -108,12 +109,13 @@ class HttpEngine(ABC):
         self._open: dict[Future[Completion], Call] = {}
 
     @staticmethod
-    def unused_keys(config: schema.Config) -> dict[str, str]:
+    def unused_keys(config: schema.Config) -> dict[str, str | Unused]:
         """Return the config keys that this engine does not use, with reasons."""
-        unused = dict(MERGES)
+        unused: dict[str, str | Unused] = {**MERGES}
         if config.actor_rollout_ref.rollout.engine_kwargs.get("url") is not None:
             keys = ("gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")
-            unused |= dict.fromkeys(keys, f"{ENGINE_KWARGS}.url is a running server")
+            url = f"{ENGINE_KWARGS}.url"
+            unused |= dict.fromkeys(keys, Unused(f"{url} is a running server", (url,)))
         return {f"actor_rollout_ref.rollout.{key}": reason for key, reason in unused.items()}
 
     @abstractmethod

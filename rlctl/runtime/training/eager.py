@@ -34,8 +34,8 @@ from rlctl.runtime.training.rollout_source import (
     StreamState,
     published_gb,
     result_of,
+    with_staleness,
 )
-from rlctl.runtime.training.staleness import with_staleness
 
 _PAUSE_S = 0.005
 

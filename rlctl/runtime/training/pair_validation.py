@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rlctl.runtime.algorithms.pair_metrics import pair_metrics
 from rlctl.runtime.batch import Rollouts
+from rlctl.runtime.data.conversations import Pairs
 from rlctl.runtime.data.fields import pair_texts
 from rlctl.runtime.data.loader import PromptSet
-from rlctl.runtime.data.pairs import Pairs
 from rlctl.runtime.roles import RewardModel, Roles
 from rlctl.runtime.training.validation import Validation
 from rlctl.tracking.metrics import to_floats

@@ -1,9 +1,4 @@
-"""Sources of a step's rollouts: collected in the step, or one step ahead of it.
-
-One step off: the rollouts of step k + 1 are generated under the weights that step k − 1 left, while
-step k learns. The schedule is a function of the step alone, so a run is repeatable whatever the
-speed of engines and trainer, and without engines of their own it is the same, one after the other.
-"""
+"""x"""
 
 from __future__ import annotations
 
@@ -12,15 +7,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
 
 from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.roles import Published, Roles
 from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.collector import Collector
-from rlctl.runtime.training.staleness import with_staleness
 from rlctl.runtime.training.timed_roles import timed_roles
 
 T = TypeVar("T")
@@ -238,3 +235,29 @@ def result_of(call: Callable[[], T], in_thread: bool = True) -> Future[T]:
     else:
         run()
     return result
+
+
+def with_staleness(
+    scored: Scored, step: int, weights: Tensor | int, limit: int
+) -> tuple[Scored, dict[str, float]]:
+    """Return B rows with the staleness of their tokens when `step` learns from them, and metrics.
+
+    `weights` is the step that left the weights of a token: (T,), or one for all. Those that
+    step − 1 left are the newest. A row is as stale as its oldest sampled token; the metrics have
+    the share of each staleness from 0 to `limit`, and further ones that occur.
+    """
+    ids = scored.response_ids
+    age = (step - 1 - torch.as_tensor(weights)).expand(len(ids.values))
+    sampled = age * scored.response_mask.values.to(age)
+    rows = torch.zeros(len(ids), dtype=age.dtype)
+    rows = rows.scatter_reduce(0, ids.row_of_token, sampled, "amax")
+    return replace(scored, staleness=ids.like(age.clone())), staleness_metrics(rows, limit)
+
+
+def staleness_metrics(staleness: Tensor, limit: int) -> dict[str, float]:
+    """Return mean and maximum of the staleness of rows (B,), and the share of each staleness."""
+    shares = torch.bincount(staleness, minlength=limit + 1) / len(staleness)
+    return {
+        "async/staleness/mean": float(staleness.double().mean()),
+        "async/staleness/max": float(staleness.max()),
+    } | {f"async/staleness/share/{steps}": share for steps, share in enumerate(shares.tolist())}

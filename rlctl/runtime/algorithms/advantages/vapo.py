@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pydantic import Field
 from torch import Tensor
 
 from rlctl.plugins import Params, declare
-from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.advantages.base import AdvantageConfig, AdvantageInputs, estimator
 from rlctl.runtime.algorithms.advantages.gae import advantage_sums
 from rlctl.runtime.algorithms.base import Needs
@@ -21,11 +18,7 @@ class VapoParams(Params):
     critic_lambda: float = Field(default=1.0, ge=0, le=1, description="λ of the critic's returns")
 
 
-def _unused_keys(config: Config) -> Mapping[str, str]:
-    return {"algorithm.lam": f"algorithm.adv_estimator is {config.algorithm.adv_estimator}"}
-
-
-@declare(unused_keys=_unused_keys)
+@declare(unused_keys={"algorithm.lam": ""})
 @estimator(needs=Needs.CRITIC, params=VapoParams, by_group=True)
 def vapo(
     inputs: AdvantageInputs, config: AdvantageConfig, params: VapoParams

@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlctl.errors import Problem, raise_problems
+from rlctl.plugins import Unused
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.rollout.engine import (
@@ -72,12 +73,11 @@ class VLLMEngine:
     adapter_sync, records_routing = staticmethod(adapters.vllm_adapter_sync), True
 
     @staticmethod
-    def unused_keys(config: schema.Config) -> dict[str, str]:
+    def unused_keys(config: schema.Config) -> dict[str, Unused]:
         """Return the config keys that this engine does not use, with reasons."""
-        if config.trainer.device != "cpu":
-            return {}
-        keys = ("enforce_eager", "free_cache_engine")
-        return {f"actor_rollout_ref.rollout.{key}": "trainer.device is cpu" for key in keys}
+        keys = ("enforce_eager", "free_cache_engine") if config.trainer.device == "cpu" else ()
+        unused = Unused("trainer.device is cpu", ("trainer.device",))
+        return {f"actor_rollout_ref.rollout.{key}": unused for key in keys}
 
     def __init__(
         self, llm: LLM, spec: EngineSpec, policy: PreTrainedModel | None, *, owns_group: bool

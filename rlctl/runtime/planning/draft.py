@@ -1,0 +1,276 @@
+"""Checks of a plan, over a draft whose parts are made when a check first needs them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from rlctl.data_prep.rows import PromptRow
+from rlctl.data_prep.sources import TRAIN, VALIDATION, data_files
+from rlctl.errors import ConfigError, UsageError, raise_problems
+from rlctl.plugins import load
+from rlctl.recipes import schema
+from rlctl.recipes.compose import Recipe
+from rlctl.recipes.recorded import missing_secrets
+from rlctl.recipes.roles import (
+    REWARD_LEARNER,
+    Role,
+    rollout_pool,
+    trained_role,
+)
+from rlctl.runs.naming import check_free
+from rlctl.runtime.algorithms.base import Algorithm, Needs
+from rlctl.runtime.algorithms.references import routed_models
+from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
+from rlctl.runtime.checkpoint.store import checkpoint_at
+from rlctl.runtime.data.conversations import Pairs
+from rlctl.runtime.data.loader import PromptLoader, PromptSet
+from rlctl.runtime.data.row_table import Rows
+from rlctl.runtime.data.tokenizer import tokenizer_of
+from rlctl.runtime.planning import mesh, preflight, router_check
+from rlctl.runtime.planning.devices import Devices, pool_sizes
+from rlctl.runtime.planning.error_collector import ErrorCollector, Part
+from rlctl.runtime.planning.evaluation import with_runs
+from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS, check_reward
+from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_memory
+from rlctl.runtime.planning.role_models import (
+    check_adapters,
+    check_models,
+    check_optimizers,
+    check_routes,
+)
+from rlctl.runtime.planning.unusual_values import check_rows, unusual_values
+from rlctl.runtime.training.pair_validation import PairValidator
+from rlctl.runtime.training.validation import Validator
+from rlctl.tracking.loggers import preflight as check_logger
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class Draft:
+    """Plan in the making; a part is made when a check first needs it."""
+
+    recipe: Recipe
+    config: schema.Config
+    data: schema.Data  # with files that exist
+    inline: bool
+    run: Path | None
+    errors: ErrorCollector = field(default_factory=ErrorCollector)
+
+    @Part
+    def devices(self) -> Devices:
+        """Devices of the run."""
+        return Devices.from_config(self.config.trainer)
+
+    @property
+    def known_devices(self) -> Devices | None:
+        """The devices, None if there are not as many."""
+        return self.errors.run(lambda: self.devices)
+
+    @Part
+    def algorithm(self) -> Algorithm:
+        """Build the algorithm, whose number of steps is not known yet."""
+        return load_algorithm(self.config, 1)
+
+    @property
+    def needs(self) -> Needs:
+        """Needs of the algorithm."""
+        return self.algorithm.needs
+
+    @property
+    def data_needs(self) -> Needs:
+        """Needs of the algorithm; if it cannot be loaded, those of one that samples responses."""
+        needs = self.errors.run(lambda: self.needs)
+        return Needs.GROUPS if needs is None else needs
+
+    @property
+    def samples(self) -> bool:
+        """True if responses are sampled in training, and scored."""
+        return Needs.GROUPS in self.data_needs
+
+    @property
+    def role(self) -> Role:
+        """Role that is trained."""
+        return trained_role(self.config, self.data_needs)
+
+    @Part
+    def memory(self) -> MemoryPlan:
+        """Memory of the roles."""
+        sizes = pool_sizes(self.config, self.devices, self.needs)
+        references = routed_models(self.algorithm)
+        return plan_memory(self.config, self.devices, sizes, self.needs, references)
+
+    @Part
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Tokenizer of the model that reads the data."""
+        model = self.role.model(self.config)
+        if not model.tokenizer_path and preflight.is_missing(model.path):
+            raise_problems(preflight.check_model(self.config, self.role))
+        return tokenizer_of(model)
+
+    @Part
+    def loader(self) -> PromptLoader:
+        """Training prompts."""
+        return _load_train(self.config, self.data, self.tokenizer, self.samples)
+
+    @Part
+    def pairs(self) -> Pairs:
+        """Reader of pairs."""
+        return Pairs.from_config(self.config.reward.reward_model, self.data)
+
+    @Part
+    def validator(self) -> Validator | PairValidator | None:
+        """Validation prompts; None without validation."""
+        data, tokenizer = self.data, self.tokenizer
+        if data.val_files is None:
+            return None
+        prompts = PromptSet.load(data.val_files, data, tokenizer, data.val_max_samples, VALIDATION)
+        if self.role is REWARD_LEARNER:
+            return PairValidator(prompts, data.val_batch_size, self.pairs)
+        return Validator(prompts, data.val_batch_size, tokenizer, self.config.trainer.seed)
+
+    @Part
+    def scored_rows(self) -> list[PromptRow]:
+        """First rows of each kind that is scored, without a tokenizer those of the files."""
+        run, data = self.errors.run, self.data
+        if run(lambda: self.tokenizer) is not None:
+            return first_scored_rows(
+                self.samples, run(lambda: self.loader), run(lambda: self.validator)
+            )
+        train = [run(_first_rows, file, data, TRAIN) or [] for file in data.train_paths]
+        val = [run(_first_rows, file, data, VALIDATION) or [] for file in data.val_files or ()]
+        return [row for rows in ([*train, *val] if self.samples else val) for row in rows]
+
+
+def _check_surroundings(draft: Draft) -> None:
+    """Check the name of the run, its remote copy, and that engine and loggers can be used."""
+    trainer, run = draft.config.trainer, draft.errors.run
+    name = trainer.experiment_name
+    if draft.run is None:
+        run(check_free, Path(trainer.run_dir), trainer.project_name, name)
+    if trainer.mirror is not None:
+        run(check_remote_copy, trainer.mirror, trainer.project_name, name, draft.run)
+    run(load, "engines", draft.config.actor_rollout_ref.rollout.name)
+    if trainer.resume_mode == "resume_path":
+        run(checkpoint_at, trainer.resume_from_path)
+    for unused in sorted(set(trainer.tracking.modes) - set(trainer.logger)):
+        LOG.warning(
+            f"trainer.tracking.modes.{unused} has no effect: {unused} is not in trainer.logger"
+        )
+    for logger in trainer.logger:
+        run(check_logger, logger, trainer.tracking.modes.get(logger))
+
+
+def _check_inline(draft: Draft) -> None:
+    if draft.inline and draft.devices.total > 1:
+        raise UsageError(
+            f"--inline runs one process, but the configuration asks for {draft.devices.total}",
+            hint="trainer.n_gpus_per_node=1",
+            fix=("trainer.n_gpus_per_node", "trainer.n_gpus_per_node=1"),
+        )
+
+
+def _check_pools(draft: Draft) -> None:
+    config, devices, needs = draft.config, draft.devices, draft.needs
+    ranks, engines = pool_sizes(config, devices, needs), rollout_pool(config, needs)
+    if draft.inline and engines is not None:
+        draft.errors.add(
+            UsageError(
+                "--inline runs one process, but trainer.placement.rollout puts engines into others",
+                hint="leave one out",
+            )
+        )
+    problems = preflight.check_placement(config, devices, list(ranks), engines)
+    raise_problems([*problems, *mesh.check_sizes(config, ranks, needs)])
+
+
+def _check_memory(draft: Draft) -> None:
+    for warning in (*draft.memory.warnings, *unusual_values(draft.config, draft.needs)):
+        LOG.warning(warning)
+    sizes = pool_sizes(draft.config, draft.devices, draft.needs)
+    raise_problems(check_capacity(draft.memory, draft.devices, sizes))
+
+
+def _check_pairs(draft: Draft) -> None:
+    if draft.role is REWARD_LEARNER:
+        draft.errors.run(lambda: draft.pairs.check(draft.loader.prompts.rows))
+        draft.errors.run(
+            lambda: draft.pairs.check(draft.validator.prompts.rows if draft.validator else [])
+        )
+
+
+def _check_rewards(draft: Draft) -> None:
+    if draft.role is REWARD_LEARNER:
+        return
+    draft.errors.run(check_reward, draft.config, draft.scored_rows, draft.data_needs)
+    if draft.samples:
+        check_rows(draft.config, draft.tokenizer, draft.scored_rows)
+
+
+# In the order of their problems. Each may use parts of the draft that cannot be made.
+CHECKS: tuple[Callable[[Draft], object], ...] = (
+    lambda draft: raise_problems(missing_secrets(draft.recipe.config)),
+    _check_surroundings,
+    lambda draft: setattr(draft, "config", with_runs(draft.config)),
+    lambda draft: draft.devices,
+    _check_inline,
+    lambda draft: preflight.check_software(draft.config, draft.devices, draft.inline),
+    lambda draft: draft.algorithm,
+    lambda draft: check_adapters(draft.config, draft.known_devices, draft.needs),
+    lambda draft: check_optimizers(draft.config, draft.needs),
+    lambda draft: router_check.check_routers(
+        draft.config, draft.known_devices and draft.known_devices.kind, draft.algorithm
+    ),
+    _check_pools,
+    _check_memory,
+    lambda draft: raise_problems(preflight.check_model(draft.config, draft.role)),
+    lambda draft: check_models(draft.config, draft.algorithm),
+    lambda draft: preflight.check_disk(draft.config, Path(draft.config.trainer.run_dir)),
+    lambda draft: draft.tokenizer,
+    lambda draft: draft.loader,
+    lambda draft: check_routes(draft.algorithm, draft.loader.prompts.rows),
+    lambda draft: draft.validator,
+    _check_pairs,
+    _check_rewards,
+)
+
+
+def first_scored_rows(
+    samples: bool, loader: PromptLoader | None, validator: Validator | PairValidator | None
+) -> list[PromptRow]:
+    """Return the first rows of each kind that is scored."""
+    sets = [loader.prompts] if loader and samples else []
+    sets += [validator.prompts] if isinstance(validator, Validator) else []
+    return [row for each in sets for row in each.rows.first_of_each_kind(NUM_REWARD_ROWS)]
+
+
+def _first_rows(file: str, data: schema.Data, split: str) -> list[PromptRow]:
+    rows = Rows.concat([Rows.load(path, data) for path in data_files(file, split)])
+    return rows.first_of_each_kind(NUM_REWARD_ROWS)
+
+
+def _load_train(
+    config: schema.Config, data: schema.Data, tokenizer: PreTrainedTokenizerBase, samples: bool
+) -> PromptLoader:
+    key = "data.train_batch_size"
+    prompts = PromptSet.load_train(data, tokenizer)
+    if len(prompts) < data.train_batch_size:
+        mini = config.actor_rollout_ref.actor.ppo_mini_batch_size
+        raise ConfigError(
+            f"{len(prompts)} training prompts do not fill one batch: {key}={data.train_batch_size}",
+            hint=f"{key}={len(prompts)} or less",
+            fix=(key, f"{key}={len(prompts) // mini * mini or len(prompts)}"),
+        )
+    loader = PromptLoader.from_config(prompts, data)
+    if loader.stateful is not None and not samples:
+        raise ConfigError(
+            f"data.sampler={data.sampler} learns from scores, and {config.algorithm.name} has none",
+            hint="leave data.sampler out",
+        )
+    return loader

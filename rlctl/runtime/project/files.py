@@ -1,0 +1,86 @@
+"""Files that `rlctl new` writes: data, reward function and recipe."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from rlctl.data_prep.raw_data import RowMaker
+from rlctl.data_prep.rows import write_rows
+from rlctl.errors import ConflictError
+from rlctl.files import write_text
+from rlctl.quickstart import FOLDERS
+from rlctl.runtime.project.draft import OWN, Draft
+
+_NUM_MEASURED = 1000  # prompts whose tokens are counted
+_MAX_BATCH = 128  # prompts of a step
+_SMALL = {"lr": 2.0e-4, "response_length": 64}  # for the bundled models
+_LARGE = {"lr": 1.0e-6, "response_length": 512}
+
+
+@dataclass(frozen=True)
+class Project:
+    """Files of a project; paths are relative to the folder in which rlctl is started."""
+
+    folder: Path
+    algorithm: str
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """Files of the recipe, the reward function, and the rows of each split."""
+        names = {"recipe": f"{self.folder.name}.yaml", "reward": "reward.py"}
+        names |= {split: f"{split}.parquet" for split in ("train", "val")}
+        return {part: self.folder / name for part, name in names.items()}
+
+    @property
+    def command(self) -> str:
+        """Command that starts the run."""
+        return f"rlctl train {self.algorithm} --recipe {shlex.quote(str(self.files['recipe']))}"
+
+    def refuse_existing(self) -> None:
+        """Raise ConflictError if a file of the project exists."""
+        if existing := [str(file) for file in self.files.values() if file.exists()]:
+            raise ConflictError(
+                f"existing files would be overwritten: {', '.join(existing)}",
+                hint="name another folder, or overwrite them with --force",
+            )
+
+    def write(self, draft: Draft, rows: RowMaker) -> None:
+        """Write data, reward and recipe; nothing unless all records can be converted."""
+        from rlctl.runtime.data.tokenizer import encode_prompt  # imports transformers
+
+        assert draft.tokenizer is not None, "nothing is missing"
+        splits = rows.splits()
+        measured = rows.first(_NUM_MEASURED)
+        longest = max(len(encode_prompt(draft.tokenizer, row.prompt)) for row in measured)
+        batch = min(_MAX_BATCH, 2 ** (len(splits["train"]).bit_length() - 1))
+        for name, split in splits.items():
+            write_rows(self.files[name], split)
+        write_text(self.files["reward"], reward_source(draft.reward or OWN))
+        recipe = _render(
+            "recipe.yaml",
+            project=self,
+            draft=draft,
+            num_rows=len(splits["train"]),
+            batch=batch,
+            prompt_length=-(-longest * 5 // 4 // 32) * 32,  # a quarter more than was seen
+            **(_SMALL if draft.model in FOLDERS else _LARGE),
+        )
+        write_text(self.files["recipe"], recipe)
+
+
+def reward_source(kind: str) -> str:
+    """Return the text of the reward function of a kind."""
+    return _render("reward.py", kind=kind)
+
+
+def _render(template: str, **values: Any) -> str:
+    path = Path(__file__).with_name(f"{template}.jinja")
+    environment = jinja2.Environment(keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    environment.filters["quoted"] = lambda value: json.dumps(str(value), ensure_ascii=False)
+    return environment.from_string(path.read_text(encoding="utf-8")).render(values)
