@@ -13,6 +13,7 @@ import torch
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Loss
+from rlctl.runtime.algorithms.old_log_probs import PassBefore
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
@@ -47,15 +48,7 @@ class Recorder:
         return LogProbs(Ragged.from_rows(OLD[: len(batch)]), None), self.update(batch, lr)
 
 
-class PassBefore(PPO):
-    """PPO with a pass for the old log-probs, as with a KL in the reward."""
-
-    @property
-    def in_own_pass(self) -> bool:
-        return False
-
-
-def ppo(*overrides: str, kind: type[PPO] = PPO) -> PPO:
+def ppo(*overrides: str, pass_before: bool = False) -> PPO:
     grpo = [
         "algorithm.adv_estimator=grpo",
         "actor_rollout_ref.rollout.n=2",
@@ -63,14 +56,18 @@ def ppo(*overrides: str, kind: type[PPO] = PPO) -> PPO:
     ]
     sizes = ["data.train_files=[t]", "actor_rollout_ref.model.path=m", "data.train_batch_size=2"]
     sizes.append("actor_rollout_ref.actor.ppo_mini_batch_size=2")
-    return kind.from_config(compose("ppo_trainer", [*grpo, *sizes, *overrides]).config, num_steps=1)
+    config = compose("ppo_trainer", [*grpo, *sizes, *overrides]).config
+    algorithm = PPO.from_config(config, num_steps=1)
+    if pass_before and not algorithm.correction.bypass:  # as with a KL in the reward
+        algorithm = replace(algorithm, update=PassBefore(algorithm.correction))
+    return algorithm
 
 
 def learned(
     *overrides: str, actor: Recorder | None = None
 ) -> tuple[PPO, Experience, dict[str, float]]:
     """Run one step with two groups of two responses; return the update batch and metrics."""
-    algorithm = ppo(*overrides, kind=PassBefore)
+    algorithm = ppo(*overrides, pass_before=True)
     actor = actor or Recorder()
     scored = scored_batch(ENGINE)
     metrics = algorithm.learn(scored, Roles(cast(Any, actor), cast(Any, None)), 1)
@@ -213,9 +210,9 @@ def test_later_epochs_use_the_log_probs_of_the_first_update(shuffle: bool) -> No
             return self.compute_log_probs(batch), metrics
 
     updates: list[list[Experience]] = []
-    for kind, num_passes in ((PPO, 2), (PassBefore, 4)):
+    for pass_before, num_passes in ((False, 2), (True, 4)):
         actor = Knowing()
-        algorithm = ppo(*settings, kind=kind)
+        algorithm = ppo(*settings, pass_before=pass_before)
         algorithm.learn(scored_batch(ENGINE), Roles(cast(Any, actor), cast(Any, None)), 1)
         assert (len(actor.learned), actor.num_passes) == (6, num_passes)
         updates.append(actor.learned)

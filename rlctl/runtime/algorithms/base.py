@@ -175,11 +175,8 @@ def training_temperature(needs: Needs, rollout: schema.Rollout) -> float:
     return rollout.temperature if Needs.GROUPS in needs else 1.0
 
 
-def mini_batches(
-    experience: Experience, rows_per_prompt: int, role: schema.Updates, step: int
-) -> Sequence[Experience]:
-    """Return the mini-batches of `ppo_epochs` passes over the batch of a step."""
-    cuts = mini_batch_rows(experience, rows_per_prompt, role, step)
+def cut(experience: Experience, cuts: Sequence[Tensor]) -> Sequence[Experience]:
+    """Return the mini-batches of rows `cuts`, (N,) int64 each; one has all rows in their order."""
     return experience.chunk(cuts) if len(cuts) > 1 else [experience]
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from rlctl.recipes import schema
+from rlctl.runtime.algorithms.base import Needs, cut
 from rlctl.runtime.algorithms.correction import Correction, proximal
 from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens
 from rlctl.runtime.algorithms.stats import entropy_metric
@@ -19,42 +22,119 @@ from rlctl.runtime.roles import Actor, Total
 from rlctl.tracking.metrics import Metrics
 
 
-def replayed(old: LogProbs, scored: Scored) -> tuple[LogProbs, Scored]:
-    """Return `old`, and the batch with the experts of its pass where they are recorded."""
-    return old, scored if old.routing is None else replace(scored, routing=old.routing)
+class PolicyUpdate(Protocol):
+    """Way in which the updates of a step get the policy that they compare with."""
+
+    def compute_old_log_probs(self, actor: Actor, scored: Scored) -> tuple[LogProbs | None, Scored]:
+        """Return the log-probs before the step, and the batch that they belong to.
+
+        None: each update computes those of its rows.
+        """
+        ...
+
+    def update(
+        self, actor: Actor, experience: Experience, cuts: Sequence[Tensor], lr: float
+    ) -> list[Metrics]:
+        """Update the actor with the mini-batches of rows `cuts`, (N,) int64 each."""
+        ...
 
 
-def first_update(
-    experience: Experience, cuts: Sequence[Tensor], actor: Actor, correction: Correction, lr: float
-) -> tuple[list[Experience], list[Metrics]]:
-    """Update with the rows `cuts[0]`; return the other mini-batches, ready, and metrics.
+@dataclass(frozen=True)
+class PassBefore(PolicyUpdate):
+    """Updates after a pass over all rows; the experts that it records are replayed."""
 
-    `cuts` are the rows of all mini-batches, (N,) int64. The forward pass of the first update has
-    the old log-probs of its rows, which later epochs need, too; other rows have a pass before it.
+    correction: Correction
+
+    def compute_old_log_probs(self, actor: Actor, scored: Scored) -> tuple[LogProbs | None, Scored]:
+        old = actor.compute_log_probs(scored)
+        return old, scored if old.routing is None else replace(scored, routing=old.routing)
+
+    def update(
+        self, actor: Actor, experience: Experience, cuts: Sequence[Tensor], lr: float
+    ) -> list[Metrics]:
+        return [actor.update(batch, lr) for batch in cut(experience, cuts)]
+
+
+class Bypass(PassBefore):
+    """Updates that compare with the engine's log-probs, without a pass."""
+
+    def compute_old_log_probs(
+        self,
+        actor: Actor,
+        scored: Scored,  # noqa: ARG002
+    ) -> tuple[LogProbs | None, Scored]:
+        return LogProbs(scored.rollout_log_probs, None), scored
+
+    def update(
+        self, actor: Actor, experience: Experience, cuts: Sequence[Tensor], lr: float
+    ) -> list[Metrics]:
+        metrics: list[Metrics] = []
+        for batch in cut(experience, cuts):
+            if self.correction.needs_mini_batch:
+                now = actor.compute_log_probs(batch)
+                batch, found = corrected(batch, now, self.correction)
+                metrics.append(found)
+            metrics.append(actor.update(batch, lr))
+        return metrics
+
+
+class OwnPass(PassBefore):
+    """Updates of which the first computes the old log-probs of its rows itself.
+
+    Later epochs need them, too. Other rows have a pass before the first update, because the weights
+    are those of the rollouts only until then.
     """
-    first, *later = cuts
-    is_first = torch.zeros(len(experience), dtype=torch.bool)
-    is_first[first] = True
-    others = (~is_first).nonzero().squeeze(1)
-    own, metrics, parts = experience.select(first), list[Metrics](), list[Experience]()
-    if len(others):
-        batch = experience.select(others)
-        batch, found = _with_old_log_probs(batch, actor.compute_log_probs(batch), actor, correction)
+
+    def compute_old_log_probs(
+        self,
+        actor: Actor,
+        scored: Scored,  # noqa: ARG002
+    ) -> tuple[LogProbs | None, Scored]:
+        return None, scored
+
+    def update(
+        self, actor: Actor, experience: Experience, cuts: Sequence[Tensor], lr: float
+    ) -> list[Metrics]:
+        first, *later = cuts
+        is_first = torch.zeros(len(experience), dtype=torch.bool)
+        is_first[first] = True
+        others = (~is_first).nonzero().squeeze(1)
+        own, metrics, parts = experience.select(first), list[Metrics](), list[Experience]()
+        if len(others):
+            batch = experience.select(others)
+            old = actor.compute_log_probs(batch)
+            batch, found = _with_old_log_probs(batch, old, actor, self.correction)
+            metrics.append(found)
+            parts.append(batch)
+        if any(bool(is_first[rows].any()) for rows in later):
+            old, found = actor.update_with_log_probs(own, lr)
+            # The update has reported the metrics of the correction.
+            parts.append(_with_old_log_probs(own, old, actor, self.correction)[0])
+            others = torch.cat([others, first])
+        else:
+            found = actor.update(own, lr)
         metrics.append(found)
-        parts.append(batch)
-    if any(bool(is_first[rows].any()) for rows in later):
-        old, found = actor.update_with_log_probs(own, lr)
-        # The update has reported the metrics of the correction.
-        parts.append(_with_old_log_probs(own, old, actor, correction)[0])
-        others = torch.cat([others, first])
-    else:
-        found = actor.update(own, lr)
-    metrics.append(found)
-    if not later:
-        return [], metrics
-    place = torch.empty(len(experience), dtype=torch.int64)
-    place[others] = torch.arange(len(others))
-    return Experience.concat(parts).chunk([place[rows] for rows in later]), metrics
+        if not later:
+            return metrics
+        position = torch.empty(len(experience), dtype=torch.int64)
+        position[others] = torch.arange(len(others))
+        batches = Experience.concat(parts).chunk([position[rows] for rows in later])
+        return metrics + [actor.update(batch, lr) for batch in batches]
+
+
+def choose_update(config: schema.Config, needs: Needs, correction: Correction) -> PolicyUpdate:
+    """Return the way of updates for an estimator with these needs.
+
+    Old log-probs come from an update's own pass unless they are needed before it: for advantages,
+    weights of the global batch, and to be replayed.
+    """
+    if correction.bypass:
+        return Bypass(correction)
+    algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
+    before = algorithm.use_kl_in_reward or algorithm.use_pf_ppo
+    before |= Needs.SUM_PI_SQUARED in needs or correction.needs_batch
+    before |= actor.router_replay.mode == "R2"
+    return PassBefore(correction) if before else OwnPass(correction)
 
 
 def _with_old_log_probs(

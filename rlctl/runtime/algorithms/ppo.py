@@ -25,8 +25,8 @@ from rlctl.runtime.algorithms.aggregate import aggregate, count, divided
 from rlctl.runtime.algorithms.base import (
     Loss,
     Needs,
+    cut,
     mini_batch_rows,
-    mini_batches,
     sample,
     sampling_seed,
     step_seed,
@@ -35,7 +35,13 @@ from rlctl.runtime.algorithms.correction import Correction
 from rlctl.runtime.algorithms.divided import compute_advantages
 from rlctl.runtime.algorithms.kl_controllers import KLController, make_kl_controller
 from rlctl.runtime.algorithms.kl_estimators import KLEstimator, load_kl_estimator
-from rlctl.runtime.algorithms.old_log_probs import compared_with, corrected, first_update, replayed
+from rlctl.runtime.algorithms.old_log_probs import (
+    PassBefore,
+    PolicyUpdate,
+    choose_update,
+    compared_with,
+    corrected,
+)
 from rlctl.runtime.algorithms.policy_filtration import draw_rows
 from rlctl.runtime.algorithms.policy_losses.base import (
     ClipRange,
@@ -78,6 +84,7 @@ class PPO:
     critic_warmup: int
     kl: KLController
     correction: Correction
+    update: PolicyUpdate
 
     @classmethod
     def from_config(cls, config: schema.Config, num_steps: int) -> Self:
@@ -112,6 +119,7 @@ class PPO:
             critic_warmup=warmup,
             kl=make_kl_controller(algorithm.kl_ctrl),
             correction=correction,
+            update=choose_update(config, estimator.needs, correction),
         )
 
     @property
@@ -135,49 +143,37 @@ class PPO:
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Compute log-probs, values and advantages; update critic and actor in mini-batches."""
-        learns = step > self.critic_warmup
-        own_pass = self.in_own_pass and learns
-        old: LogProbs | None = None
-        if self.correction.bypass:
-            old = LogProbs(scored.rollout_log_probs, None)
-        elif not own_pass:
-            old, scored = replayed(roles.actor.compute_log_probs(scored), scored)
+        policy = self.policy_update(step)
+        old, scored = policy.compute_old_log_probs(roles.actor, scored)
         ref = roles.reference.compute_log_probs(scored) if Needs.REFERENCE in self.needs else None
         values = roles.critic.compute_values(scored) if Needs.CRITIC in self.needs else None
         experience, metrics = compute_advantages(self, roles.actor, scored, old, ref, values)
-        if self.algorithm.use_pf_ppo:
-            scores = self._with_penalty(scored.scores, scored)
-            drawn = draw_rows(scores, self.algorithm.pf_ppo, step_seed(self.seed, step))
-            experience = replace(experience.select(drawn), group=experience.group)  # cut as before
-        updates: list[Metrics] = []
-        if Needs.CRITIC in self.needs:
-            for batch in mini_batches(experience, self.responses_per_prompt, self.critic, step):
-                updates.append(roles.critic.update(batch, self.critic_lr(step - 1)))
-        if learns:
+        experience = self._reweighted(experience, step)
+        updates = [metrics]
+        if values is not None:
+            lr, cuts = self.critic_lr(step - 1), self._cuts(experience, self.critic, step)
+            updates += [roles.critic.update(batch, lr) for batch in cut(experience, cuts)]
+        if step > self.critic_warmup:
             lr = self.actor_lr(step - self.critic_warmup - 1)
-            if own_pass:  # the weights are those of the rollouts only until the first update
-                cuts = mini_batch_rows(experience, self.responses_per_prompt, self.actor, step)
-                batches, found = first_update(experience, cuts, roles.actor, self.correction, lr)
-                updates += found
-            else:
-                batches = mini_batches(experience, self.responses_per_prompt, self.actor, step)
-            for batch in batches:
-                if self.correction.needs_mini_batch:
-                    now = roles.actor.compute_log_probs(batch)
-                    batch, corrections = corrected(batch, now, self.correction)
-                    updates.append(corrections)
-                updates.append(roles.actor.update(batch, lr))
-        return merge([metrics, *updates])
+            cuts = self._cuts(experience, self.actor, step)
+            updates += policy.update(roles.actor, experience, cuts, lr)
+        return merge(updates)
 
-    @property
-    def in_own_pass(self) -> bool:
-        """True if the old log-probs of a first mini-batch are those of its own forward pass.
+    def policy_update(self, step: int) -> PolicyUpdate:
+        """Return the way of the actor's updates; during the critic's warm-up there is none."""
+        warms_up = step <= self.critic_warmup and not self.correction.bypass
+        return PassBefore(self.correction) if warms_up else self.update
 
-        They are needed before it for advantages, weights of the global batch, and to be replayed.
-        """
-        before = self.algorithm.use_kl_in_reward or self.algorithm.use_pf_ppo
-        before |= Needs.SUM_PI_SQUARED in self.estimator.needs or self.correction.needs_batch
-        return not (before or self.actor.router_replay.mode == "R2")
+    def _cuts(self, experience: Experience, role: schema.Updates, step: int) -> list[Tensor]:
+        return mini_batch_rows(experience, self.responses_per_prompt, role, step)
+
+    def _reweighted(self, experience: Experience, step: int) -> Experience:
+        """Draw rows by their score if PF-PPO is used; mini-batches are cut as without it."""
+        if not self.algorithm.use_pf_ppo:
+            return experience
+        scores = self._with_penalty(experience.scores, experience)
+        drawn = draw_rows(scores, self.algorithm.pf_ppo, step_seed(self.seed, step))
+        return replace(experience.select(drawn), group=experience.group)
 
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
         """Return pg − entropy_coeff · entropy + kl_loss_coef · KL(policy, reference), aggregated.
@@ -239,7 +235,7 @@ class PPO:
     ) -> tuple[Experience, Metrics]:
         """Return the batch with token rewards, advantages and returns, and metrics; see `Total`.
 
-        Without `old`, the update computes old log-probs in its own pass: see `in_own_pass`.
+        Without `old`, the update computes old log-probs in its own pass: see `choose_update`.
         """
         mask, metrics = scored.response_mask, Metrics()
         if scored.greedy_scores is not None:
