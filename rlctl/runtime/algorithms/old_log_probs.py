@@ -60,8 +60,8 @@ class Bypass(PassBefore):
 
     def compute_old_log_probs(
         self,
-        actor: Actor,
-        scored: Scored,  # noqa: ARG002
+        actor: Actor,  # noqa: ARG002  # the other kinds need it
+        scored: Scored,
     ) -> tuple[LogProbs | None, Scored]:
         return LogProbs(scored.rollout_log_probs, None), scored
 
@@ -87,8 +87,8 @@ class OwnPass(PassBefore):
 
     def compute_old_log_probs(
         self,
-        actor: Actor,
-        scored: Scored,  # noqa: ARG002
+        actor: Actor,  # noqa: ARG002  # the other kinds need it
+        scored: Scored,
     ) -> tuple[LogProbs | None, Scored]:
         return None, scored
 
