@@ -173,7 +173,7 @@ def test_programs_are_scored_after_generation_with_a_notice(
 ) -> None:
     actor = create_autospec(DisaggregatedActor, instance=True)
     reward = create_autospec(RuleReward, instance=True)
-    reward.pool = SimpleNamespace(lanes=["a process"])
+    reward.pool = SimpleNamespace(has_workers=True)
     passed: list[object] = []
 
     def agent_actor(*args: object) -> tuple[object, Callable[[], None]]:

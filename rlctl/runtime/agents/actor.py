@@ -74,7 +74,6 @@ class ColocatedEngines(TurnEngines):
         return [each for part in completed[::size] for each in part]
 
     def end_exchange(self) -> None:
-        """See `TurnEngines`."""
         self.workers.end_exchange()
 
 
@@ -200,7 +199,6 @@ class AgentActor(DelegatingActor):
         return ProgramRun(endpoint, self.settings, row, *args)
 
     def check_failures(self, rollouts: Rollouts) -> None:
-        """See `Player`."""
         once = first_rows(rollouts.episode_of_row)
         self._check_failures(list(compress(rollouts.episodes, once)))
 

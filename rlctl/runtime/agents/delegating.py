@@ -18,65 +18,50 @@ class DelegatingActor(Actor):
         self.actor = actor
 
     def update_weights(self) -> None:
-        """See `Actor`."""
         self.actor.update_weights()
 
     def publish_weights(self) -> Published:
-        """See `Actor`."""
         return self.actor.publish_weights()
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
-        """See `Actor`."""
         return self.actor.generate_sequences(prompts, seed=seed, validate=validate, greedy=greedy)
 
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
-        """See `Actor`."""
         return self.actor.compute_log_probs(batch)
 
     def compute_base_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """See `Actor`."""
         return self.actor.compute_base_log_probs(batch, top_k)
 
     def compute_average_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """See `Actor`."""
         return self.actor.compute_average_log_probs(batch, top_k)
 
     def update_average(self, decay: float) -> None:
-        """See `Actor`."""
         self.actor.update_average(decay)
 
     def map_groups(self, batch: G, function: Callable[[G, Total], R]) -> R:
-        """See `Actor`."""
         return self.actor.map_groups(batch, function)
 
     def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
-        """See `Actor`."""
         return self.actor.update(batch, lr, max_probs_diff)
 
     def update_with_log_probs(
         self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
     ) -> tuple[LogProbs, Metrics]:
-        """See `Actor`."""
         return self.actor.update_with_log_probs(batch, lr, max_probs_diff)
 
     def save(self, folder: Path) -> None:
-        """See `LearningRole`."""
         self.actor.save(folder)
 
     def state_bytes(self) -> int:
-        """See `LearningRole`."""
         return self.actor.state_bytes()
 
     def load(self, folder: Path) -> None:
-        """See `LearningRole`."""
         self.actor.load(folder)
 
     def export(self, folder: Path) -> None:
-        """See `Actor`."""
         self.actor.export(folder)
 
     def pop_oom_retries(self) -> list[OomRetry]:
-        """See `ModelRole`."""
         return self.actor.pop_oom_retries()

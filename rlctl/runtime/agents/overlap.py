@@ -54,7 +54,6 @@ class OverlappedActor(DelegatingActor):
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
-        """See `Actor`."""
         params = self.sampling.params(prompts.group, seed, validate, greedy)
         requests = to_requests(prompts.prompt_ids, params, self.context_length)
         scoring = self.reward.begin(prompts.repeat(params.n))

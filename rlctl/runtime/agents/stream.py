@@ -46,7 +46,6 @@ class SingleTurns(Player):
     async def play(
         self, prompts: Prompts, seed: int, validate: bool, greedy: bool, schedule: Schedule
     ) -> Rollouts:
-        """See `Player`."""
         params = self.sampling.params(prompts.group, seed, validate, greedy)
         requests = [
             replace(each, affinity=-1)
@@ -160,7 +159,6 @@ class StreamedActor(DelegatingActor):
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
-        """See `Actor`."""
         rollouts = self.stream.submit(prompts, seed, validate, greedy).result()
         self.stream.player.check_failures(rollouts)
         return rollouts

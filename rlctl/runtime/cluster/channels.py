@@ -194,7 +194,6 @@ class LinkChannel(StoreChannel):
         return super().close(version, num_parts)
 
     def send(self, bucket: Bucket) -> None:
-        """See `WeightChannel`."""
         self.num_buckets += 1
         self._wait()
         for number, engine in self._remaining().items():

@@ -82,13 +82,11 @@ class DisaggregatedActor(DelegatingActor):
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
-        """See `Actor`."""
         return self.engines.generate_sequences(prompts, seed=seed, validate=validate, greedy=greedy)
 
     def exchange(
         self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int] = ()
     ) -> list[Completion]:
-        """See `TurnEngines`."""
         with self._lock:
             return self.engines.exchange(requests, limit, cancelled)
 
@@ -96,7 +94,6 @@ class DisaggregatedActor(DelegatingActor):
         """See `TurnEngines`. The engines keep their memory: they share it with no other role."""
 
     def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
-        """See `Actor`."""
         if self.published is None:
             self.engines.mark_stale()
         return self.trainer.update(batch, lr, max_probs_diff)
@@ -104,13 +101,11 @@ class DisaggregatedActor(DelegatingActor):
     def update_with_log_probs(
         self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
     ) -> tuple[LogProbs, Metrics]:
-        """See `Actor`."""
         if self.published is None:
             self.engines.mark_stale()
         return self.trainer.update_with_log_probs(batch, lr, max_probs_diff)
 
     def load(self, folder: Path) -> None:
-        """See `LearningRole`."""
         self.published = None
         self.engines.mark_stale()
         self.trainer.load(folder)

@@ -64,7 +64,6 @@ class EngineProcess(Process):
 
     @ray.method(concurrency_group=_WEIGHTS)
     def end(self, sync_id: int, num_buckets: int, version: int, num_parts: int) -> None:
-        """See `RolloutWorker.end`."""
         self.workers[ROLLOUT.name].end(sync_id, num_buckets, version, num_parts)
 
     def load_stored(self, buckets: list[ray.ObjectRef], version: int) -> float:

@@ -233,7 +233,6 @@ class RelayedTransport(GroupTransport):
         self.ranks = [slice(start, end) for start, end in pairwise(ends)]
 
     def send_each(self, method: str, calls: Sequence[Arguments]) -> list[Any]:
-        """See `Transport`."""
         with self.order:
             results = [
                 relay.send_each.remote(self.role, method, calls[ranks])

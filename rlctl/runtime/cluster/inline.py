@@ -22,17 +22,14 @@ class InlinePool(Pool):
         self.process.join(self.process.address())
 
     def spawn(self, role: str, worker: type[W], *args: object, **kwargs: object) -> W:
-        """See `Pool`."""
         self.process.build(role, worker, *args, **kwargs)
         return self.process.workers[role]
 
     def start_trace(self, spec: TraceSpec, ranks: Sequence[int] | None) -> None:
-        """See `Pool`."""
         if ranks is None or 0 in ranks:
             self.process.start_trace(spec)
 
     def write_trace(self, prefix: Path, ranks: Sequence[int] | None) -> list[Path]:
-        """See `Pool`."""
         return [self.process.write_trace(prefix)] if ranks is None or 0 in ranks else []
 
     @property

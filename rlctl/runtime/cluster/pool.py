@@ -112,11 +112,9 @@ class RayPool(Pool):
         return self._gather(results, what, self.spec.call_timeout_s)
 
     def start_trace(self, spec: TraceSpec, ranks: Sequence[int] | None) -> None:
-        """See `Pool`."""
         self.gather([each.start_trace.remote(spec) for each in self._of(ranks)], "start of a trace")
 
     def write_trace(self, prefix: Path, ranks: Sequence[int] | None) -> list[Path]:
-        """See `Pool`."""
         return self.gather(
             [each.write_trace.remote(prefix) for each in self._of(ranks)], "writing a trace"
         )

@@ -123,11 +123,9 @@ class ResourcePool(Pool):
         return bind(worker, InlineTransport(role, self.pool.process))
 
     def start_trace(self, spec: TraceSpec, ranks: Sequence[int] | None = None) -> None:
-        """See `Pool`."""
         self.pool.start_trace(spec, ranks)
 
     def write_trace(self, prefix: Path, ranks: Sequence[int] | None = None) -> list[Path]:
-        """See `Pool`."""
         return self.pool.write_trace(prefix, ranks)
 
     def close(self) -> None:

@@ -149,11 +149,9 @@ class ModelReward(Reward):
             return None
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Reward`."""
         return {} if self.scale is None else self.scale.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Reward`."""
         if self.scale is not None:
             self.scale.load_state_dict(state)
 

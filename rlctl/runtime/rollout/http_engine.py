@@ -138,7 +138,6 @@ class HttpEngine(ABC):
 
     @property
     def num_open(self) -> int:
-        """See `RolloutEngine.num_open`."""
         return len(self._open)
 
     def submit(self, requests: Sequence[Request]) -> None:

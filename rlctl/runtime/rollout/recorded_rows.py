@@ -37,7 +37,6 @@ class RecordedRows(RunningRows):
         self._records: dict[tuple[int, int], list[Tensor]] = {}  # (N, L, K), by key and index
 
     def join(self, parts: Sequence[Part]) -> None:
-        """See `RunningRows`."""
         with self._routers.recording() as recording:
             super().join(parts)
         # Contexts without a cache are computed first.
@@ -51,7 +50,6 @@ class RecordedRows(RunningRows):
                 self._records[part.request.key, index] = [context]
 
     def advance(self) -> None:
-        """See `RunningRows`."""
         with self._routers.recording() as recording:
             super().advance()
         if self.rows:
@@ -70,6 +68,5 @@ class RecordedRows(RunningRows):
         return finished
 
     def cancel(self, keys: Collection[int]) -> None:
-        """See `RunningRows`."""
         super().cancel(keys)
         self._records = {row: own for row, own in self._records.items() if row[0] not in keys}

@@ -75,7 +75,6 @@ class SGLangServer(HttpServer):
         self.wait_for("/health_generate", timeout_s)
 
     def check_running(self) -> None:
-        """See `HttpServer`."""
         if self.process is not None and self.process.poll() is not None:
             raise ResourceError(
                 f"the SGLang server exited during startup with code {self.process.returncode}",

@@ -61,7 +61,6 @@ class _Ready(DelegatingActor):
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
-        """See `Actor`."""
         if greedy:
             return self.actor.generate_sequences(prompts, seed, validate, greedy)
         return self.rollouts

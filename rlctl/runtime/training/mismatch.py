@@ -46,12 +46,10 @@ class CheckedActor(DelegatingActor):
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
-        """See `Actor`."""
         self._is_sampling_policy = True
         return self.actor.generate_sequences(prompts, seed=seed, validate=validate, greedy=greedy)
 
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
-        """See `Actor`."""
         log_probs = self.actor.compute_log_probs(batch)
         if self._is_sampling_policy:
             check_rollout(batch, log_probs, self.limit, self.actor)

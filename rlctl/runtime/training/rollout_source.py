@@ -124,7 +124,6 @@ class InStep(RolloutSource):
         self.quiet = nullcontext()
 
     def take(self, step: int) -> tuple[Scored, dict[str, float]]:
-        """See `RolloutSource`."""
         left, self.ahead = self.ahead, None
         if left is None:
             return self.collector.collect(self.roles, step)
@@ -132,7 +131,6 @@ class InStep(RolloutSource):
         return scored, left.metrics | metrics
 
     def end_step(self) -> dict[str, float]:
-        """See `RolloutSource`."""
         return {}
 
 
@@ -188,7 +186,6 @@ class OneStepAhead(RolloutSource):
         return scored, now.metrics | metrics
 
     def end_step(self) -> dict[str, float]:
-        """See `RolloutSource`."""
         learned = time.perf_counter()
         if self._next is not None:
             with self.trainer_clock.phase("wait_rollouts"):

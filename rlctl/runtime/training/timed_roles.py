@@ -47,38 +47,32 @@ class TimedActor(DelegatingActor):
         self.clock = clock
 
     def update_weights(self) -> None:
-        """See `Actor`."""
         with self.clock.phase("update_weights"):
             self.actor.update_weights()
 
     def publish_weights(self) -> Published:
-        """See `Actor`."""
         with self.clock.phase("update_weights"):
             return self.actor.publish_weights()
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
-        """See `Actor`."""
         with self.clock.phase("gen"):
             return self.actor.generate_sequences(
                 prompts, seed=seed, validate=validate, greedy=greedy
             )
 
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
-        """See `Actor`."""
         with self.clock.phase("old_log_prob"):
             return self.actor.compute_log_probs(batch)
 
     def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
-        """See `Actor`."""
         with self.clock.phase("update_actor"):
             return self.actor.update(batch, lr, max_probs_diff)
 
     def update_with_log_probs(
         self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
     ) -> tuple[LogProbs, Metrics]:
-        """See `Actor`."""
         with self.clock.phase("update_actor"):
             return self.actor.update_with_log_probs(batch, lr, max_probs_diff)
 
@@ -91,29 +85,23 @@ class TimedCritic(Critic):
         self.clock = clock
 
     def compute_values(self, batch: Rollouts) -> Ragged:
-        """See `Critic`."""
         with self.clock.phase("values"):
             return self.wrapped.compute_values(batch)
 
     def update(self, batch: Rollouts, lr: float) -> Metrics:
-        """See `Critic`."""
         with self.clock.phase("update_critic"):
             return self.wrapped.update(batch, lr)
 
     def save(self, folder: Path) -> None:
-        """See `LearningRole`."""
         self.wrapped.save(folder)
 
     def state_bytes(self) -> int:
-        """See `LearningRole`."""
         return self.wrapped.state_bytes()
 
     def load(self, folder: Path) -> None:
-        """See `LearningRole`."""
         self.wrapped.load(folder)
 
     def pop_oom_retries(self) -> list[OomRetry]:
-        """See `ModelRole`."""
         return self.wrapped.pop_oom_retries()
 
 
@@ -125,12 +113,10 @@ class TimedReference(Reference):
         self.clock = clock
 
     def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """See `Reference`."""
         with self.clock.phase("ref"):
             return self.wrapped.compute_log_probs(batch, top_k)
 
     def pop_oom_retries(self) -> list[OomRetry]:
-        """See `ModelRole`."""
         return self.wrapped.pop_oom_retries()
 
 
@@ -142,7 +128,6 @@ class TimedReward(Reward):
         self.clock = clock
 
     def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:
-        """See `Reward`."""
         with self.clock.phase("reward"):
             return self.wrapped.compute_scores(rollouts, validate)
 
@@ -155,12 +140,10 @@ class TimedRewardModel(RewardModel):
         self.clock = clock
 
     def compute_rewards(self, batch: Rollouts) -> Ragged:
-        """See `RewardModel`."""
         with self.clock.phase("rm_scores"):
             return self.wrapped.compute_rewards(batch)
 
     def pop_oom_retries(self) -> list[OomRetry]:
-        """See `ModelRole`."""
         return self.wrapped.pop_oom_retries()
 
 
@@ -172,26 +155,20 @@ class TimedRewardLearner(TimedRewardModel, RewardLearner):
         self.learner = learner
 
     def update(self, batch: Rollouts, lr: float) -> Metrics:
-        """See `RewardLearner`."""
         with self.clock.phase("update_rm"):
             return self.learner.update(batch, lr)
 
     def set_scale(self, mean: float, std: float) -> None:
-        """See `RewardLearner`."""
         self.learner.set_scale(mean, std)
 
     def save(self, folder: Path) -> None:
-        """See `LearningRole`."""
         self.learner.save(folder)
 
     def state_bytes(self) -> int:
-        """See `LearningRole`."""
         return self.learner.state_bytes()
 
     def load(self, folder: Path) -> None:
-        """See `LearningRole`."""
         self.learner.load(folder)
 
     def export(self, folder: Path) -> None:
-        """See `ExportingRole`."""
         self.learner.export(folder)

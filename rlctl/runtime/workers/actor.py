@@ -147,14 +147,12 @@ class ActorWorker(ExportingWorker, Actor):
 
     @dispatch(Dispatch.RANK_ZERO)
     def publish_weights(self) -> Published:
-        """See `Actor`."""
         return Published(self.learner.num_updates)
 
     @dispatch(Dispatch.RANKS)
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
-        """See `Actor`."""
         engine = self._ready_engine()
         engine.wake()
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
@@ -212,33 +210,28 @@ class ActorWorker(ExportingWorker, Actor):
 
     @dispatch(Dispatch.SPLIT)
     def compute_log_probs(self, batch: Rollouts) -> LogProbs:
-        """See `Actor`."""
         with_squares = Needs.SUM_PI_SQUARED in self.spec.algorithm.needs
         replay = self.spec.actor.router_replay.mode
         return score(self.learner, self.policy, batch, self.infer_budget, with_squares, replay)
 
     @dispatch(Dispatch.SPLIT)
     def compute_base_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """See `Actor`."""
         batch = replace(batch, routing=None)  # another policy chooses its own experts
         with without_adapters(self.policy):
             return self.learner.infer_policy(self.policy, batch, self.infer_budget, top_k)
 
     @dispatch(Dispatch.SPLIT)
     def compute_average_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """See `Actor`."""
         batch = replace(batch, routing=None)
         with self._average().in_place_of_weights():
             return self.learner.infer_policy(self.policy, batch, self.infer_budget, top_k)
 
     @dispatch(Dispatch.GROUPS)
     def map_groups(self, batch: G, function: Callable[[G, Total], R]) -> R:
-        """See `Actor`."""
         return function(batch, self.learner.sum_over_ranks)
 
     @dispatch(Dispatch.BROADCAST)
     def update_average(self, decay: float) -> None:
-        """See `Actor`."""
         self._average().update(decay)
 
     def _average(self) -> Average:
@@ -247,14 +240,12 @@ class ActorWorker(ExportingWorker, Actor):
 
     @dispatch(Dispatch.SPLIT)
     def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
-        """See `Actor`."""
         return self._learn(batch, lr, max_probs_diff)[0]
 
     @dispatch(Dispatch.SPLIT)
     def update_with_log_probs(
         self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
     ) -> tuple[LogProbs, Metrics]:
-        """See `Actor`."""
         metrics, log_probs = self._learn(batch, lr, max_probs_diff, keep=True)
         assert log_probs is not None
         return LogProbs(log_probs, None), metrics
@@ -279,7 +270,6 @@ class ActorWorker(ExportingWorker, Actor):
 
     @dispatch(Dispatch.BROADCAST)
     def load(self, folder: Path) -> None:
-        """See `Actor`."""
         self.engine_is_stale = True
         super().load(folder)
 

@@ -64,7 +64,6 @@ class ModelWorker(Worker, ModelRole):
 
     @classmethod
     def ranks_per_row(cls, *args: Any, **kwargs: Any) -> int:
-        """See `Worker`."""
         del kwargs
         spec: ShardedSpec = args[0]
         return spec.fsdp.ranks_per_row

@@ -63,8 +63,6 @@ class CriticWorker(LearningWorker, Critic):
 
     @dispatch(Dispatch.SPLIT)
     def compute_values(self, batch: Rollouts) -> Ragged:
-        """See `Critic`."""
-
         def forward(sequences: Sequences) -> tuple[Tensor]:
             return (self.model(sequences),)
 
@@ -73,8 +71,6 @@ class CriticWorker(LearningWorker, Critic):
 
     @dispatch(Dispatch.SPLIT)
     def update(self, batch: Rollouts, lr: float) -> Metrics:
-        """See `Critic`."""
-
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
             return self.spec.algorithm.value_loss(self.model(sequences), part)
 

@@ -64,5 +64,4 @@ class ReferenceWorker(ModelWorker, Reference):
 
     @dispatch(Dispatch.SPLIT)
     def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """See `Reference`."""
         return self.learner.infer_policy(self.policy, batch, self.budget, top_k)

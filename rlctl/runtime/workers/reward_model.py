@@ -63,7 +63,6 @@ class RewardModelWorker(ModelWorker, RewardModel):
 
     @dispatch(Dispatch.SPLIT)
     def compute_rewards(self, batch: Rollouts) -> Ragged:
-        """See `RewardModel`."""
         return _scores(self.model, self.learner, batch, self.budget)
 
 
@@ -81,13 +80,10 @@ class RewardLearnerWorker(ExportingWorker, RewardLearner):
 
     @dispatch(Dispatch.SPLIT)
     def compute_rewards(self, batch: Rollouts) -> Ragged:
-        """See `RewardModel`."""
         return _scores(self.model, self.learner, batch, self.budget)
 
     @dispatch(Dispatch.SPLIT)
     def update(self, batch: Rollouts, lr: float) -> Metrics:
-        """See `RewardLearner`."""
-
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
             return self.spec.algorithm.score_loss(self.model(sequences), part)
 
@@ -96,7 +92,6 @@ class RewardLearnerWorker(ExportingWorker, RewardLearner):
 
     @dispatch(Dispatch.BROADCAST)
     def set_scale(self, mean: float, std: float) -> None:
-        """See `RewardLearner`."""
         write_scale(self.model.hf.config, mean, std)
 
 

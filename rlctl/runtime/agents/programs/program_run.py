@@ -100,7 +100,6 @@ class ProgramRun(EpisodeRun):
         await super()._close()
 
     async def complete(self, request: ChatRequest) -> ChatReply:
-        """See `Session`."""
         task = asyncio.current_task()
         assert task is not None, "a handler of the server"
         self._requests.add(task)
