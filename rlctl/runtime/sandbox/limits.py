@@ -23,7 +23,7 @@ from rlctl.runs.process import die_with_parent
 from rlctl.runtime.sandbox.landlock import forbid_signals
 
 if TYPE_CHECKING:  # the workers do not load it
-    from rlctl.recipes.schema.limits import ProcessLimits
+    from rlctl.recipes.schema.fields import ProcessLimits
 
 GIB = 2**30
 _MIN_MEMORY = 2 * GIB  # of the default: enough for Python with torch
