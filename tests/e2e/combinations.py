@@ -190,7 +190,9 @@ def check_counts(combination: Combination, folder: Path) -> None:
     if options["agents"] == "" and are_all_kept and options["sampler"] == "":
         assert [*prompts.values()] == [ROLLOUTS] * STEPS * SIZE, prompts
     calls = [each for each in scratch.iterdir() if each.name.startswith(("calls", "failing"))]
-    if calls and options["async"] != "eager" and options["agents"] in ("", "tools"):
+    counts = options["async"] != "eager" and options["agents"] in ("", "tools")
+    # With one file it is that of the plan of a refused combination. DAPO draws until groups suffice.
+    if len(calls) == 2 and counts and options["algorithm"] != "dapo":
         responses = ROLLOUTS + 1 if options["algorithm"] == "remax" else ROLLOUTS  # and greedy ones
         wanted = batches * SIZE * responses + len(lines["generations"])
         tried, found = (len(each.read_text().splitlines()) for each in sorted(calls, reverse=True))
