@@ -191,7 +191,7 @@ def check_counts(combination: Combination, folder: Path) -> None:
         assert [*prompts.values()] == [ROLLOUTS] * STEPS * SIZE, prompts
     calls = [each for each in scratch.iterdir() if each.name.startswith(("calls", "failing"))]
     counts = options["async"] != "eager" and options["agents"] in ("", "tools")
-    # A single file is of the plan of a refused combination. DAPO draws until groups suffice.
+    # A single file is left by a refused combination. DAPO draws until groups suffice.
     if len(calls) == 2 and counts and options["algorithm"] != "dapo":
         responses = ROLLOUTS + 1 if options["algorithm"] == "remax" else ROLLOUTS  # and greedy ones
         wanted = batches * SIZE * responses + len(lines["generations"])
