@@ -1,4 +1,7 @@
-"""x"""
+"""Arrow tables of prompt rows, with the types that all rows share.
+
+Columns of verl's data files for images, videos and audio are refused, unless they have no content.
+"""
 
 from __future__ import annotations
 

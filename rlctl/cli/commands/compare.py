@@ -1,4 +1,4 @@
-"""x"""
+"""`rlctl compare`: settings and metrics of several runs, side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""x"""
+"""`rlctl fit`: the fewest devices and the largest micro-batch for a model."""
 
 from __future__ import annotations
 

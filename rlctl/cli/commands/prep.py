@@ -1,4 +1,7 @@
-"""x"""
+"""`rlctl prep`: write the parquet files that training reads.
+
+The commands are the plug-ins of kind `datasets`: the fields of their settings become options.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""x"""
+"""Settings of one configuration that were given under verl's names, and what became of them.
+
+verl's section `distillation` adds the divergence to the policy loss unless `use_task_rewards` is
+false, and its default estimator is k3. Both are refused, also where a default asks for them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""x"""
+"""Checkpoints of a run: one folder per step, complete or absent.
+
+A checkpoint is written to a temporary folder, listed with sizes and hashes, flushed to disk and
+renamed. It holds the distributed state of each learning role (`actor/`, `critic/`, independent of
+the number of ranks), the controller's state (`state.json`), the configuration (`config.yaml`) and
+the policy in the format of transformers and vLLM (`huggingface/`). Older ones are deleted unless
+`max_ckpt_to_keep` or `keep_best` keeps them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""x"""
+"""Conversations in the words of a model that did not write them: rendered again, and tokenized.
+
+`Pairs` reads those of preference pairs for a reward model.
+"""
 
 from __future__ import annotations
 

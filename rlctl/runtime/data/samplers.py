@@ -1,4 +1,9 @@
-"""x"""
+"""Orders of the prompts in an epoch, and samplers with a state, selected by `data.sampler`.
+
+An order is a function `(num_prompts, epoch, seed) -> order`, a permutation (num_prompts,) int64.
+It must depend on these arguments only, so that a resumed run continues in the same order. A sampler
+with a state is a class; see `StatefulSampler`. Files with weights are mixed by `MixedSampler`.
+"""
 
 from __future__ import annotations
 

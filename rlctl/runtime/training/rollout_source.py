@@ -1,4 +1,10 @@
-"""x"""
+"""Sources of a step's rollouts: collected in the step, or one step ahead of it.
+
+One step off: the rollouts of step k + 1 are generated under the weights that step k − 1 left, while
+step k learns. The schedule is a function of the step alone, so a run is repeatable whatever the
+speed of engines and trainer, and without engines of their own it is the same, one after the other.
+Rows state how many steps older than the newest weights those are that generated them.
+"""
 
 from __future__ import annotations
 
