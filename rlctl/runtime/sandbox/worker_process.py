@@ -112,6 +112,12 @@ class Worker:
         return self._is_ending or self.process.poll() is not None
 
     @property
+    def was_ready(self) -> bool:
+        """True if the start has succeeded."""
+        started = self.started
+        return started.done() and not started.cancelled() and started.exception() is None
+
+    @property
     def see_log(self) -> str:
         """Reference to the log for an error, if there is one."""
         return "" if self.log is None else f"; see {self.log}"

@@ -411,6 +411,19 @@ def test_worker_that_exits_while_starting_is_refused(mine: str) -> None:
         EnvironmentPool(f"{mine}:Mine")
 
 
+def test_worker_that_exits_while_starting_gets_no_episode(mine: str) -> None:
+    """Before the pool knows the result of its start."""
+
+    async def place(pool: EnvironmentPool) -> bool:
+        worker = pool._add(None)
+        worker.process.kill()
+        worker.process.wait()
+        return pool._choose() is not worker
+
+    with EnvironmentPool(f"{mine}:Mine") as pool:
+        assert pool.workers.submit(place, pool).result(300)
+
+
 @pytest.fixture
 def program(mine: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program in the middle of an episode whose environment has started a process."""

@@ -272,7 +272,7 @@ class EnvironmentPool:
         if worker not in self._active:
             return
         self._active.remove(worker)
-        if worker.started.exception() is None:
+        if worker.was_ready:
             self._add(worker.log)
         else:
             self.workers.submit(worker.lose, "the environment worker did not start")
