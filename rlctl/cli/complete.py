@@ -80,7 +80,7 @@ def explained(incomplete: str) -> list[str]:
 
 def reward_kind(incomplete: str) -> list[str]:
     """Complete the kinds of reward of `rlctl new`."""
-    from rlctl.runtime.project.draft import REWARDS
+    from rlctl.runtime.project.rewards import REWARDS
 
     return [kind for kind in REWARDS if kind.startswith(incomplete)]
 

@@ -18,8 +18,8 @@ from rlctl.errors import RlctlError
 from rlctl.terminal import visible
 
 if TYPE_CHECKING:
-    from rlctl.runtime.project.draft import Draft
     from rlctl.runtime.project.files import Project
+    from rlctl.runtime.project.questions import Answers
 
 app = typer.Typer(add_completion=False)
 
@@ -143,20 +143,20 @@ def new(
         "devices": None if devices is None else str(devices),
     }
     can_ask = sys.stdin.isatty() and sys.stderr.isatty()
-    draft = _answers(options, val, yes, can_ask)
-    project = Project(folder or draft.default_folder, algorithm)
+    answers = _answer(options, val, yes, can_ask)
+    project = Project(folder or answers.default_folder, algorithm)
     if not force:
         project.refuse_existing()
-    rows = draft.rows(instruction)
+    rows = answers.rows(instruction)
     entries = [
-        row_entry(index, row, draft.tokenizer) for index, row in enumerate(rows.first(_NUM_SHOWN))
+        row_entry(index, row, answers.tokenizer) for index, row in enumerate(rows.first(_NUM_SHOWN))
     ]
     for entry in () if as_json else entries:
         print_row(entry)
     question = f"Write the recipe, the reward and the data to {project.folder}?"
     if can_ask and not yes and not typer.confirm(question, True, err=True):
         raise typer.Exit(1)
-    project.write(draft, rows)
+    project.write(answers, rows)
     report = _dry_run(project, as_json)
     if as_json:
         made = {"command": project.command, **project.files, "rows": entries}
@@ -167,23 +167,23 @@ def new(
         stdout().print(f"start      {project.command}", markup=False)
 
 
-def _answers(
+def _answer(
     options: Mapping[str, str | None], val: str | None, accept: bool, can_ask: bool
-) -> Draft:
+) -> Answers:
     """Return the answers to all questions; show the columns before questions about them."""
-    from rlctl.runtime.project.draft import DATA, QUESTIONS, Draft
+    from rlctl.runtime.project.questions import DATA, QUESTIONS, Answers
 
-    draft, ask = Draft(val, announce), _ask if can_ask else None
-    draft.fill([DATA], options, accept, ask)
-    if draft.raw and can_ask and None in (options["prompt_key"], options["answer_key"]):
+    answers, ask = Answers(val, announce), _ask if can_ask else None
+    answers.fill([DATA], options, accept, ask)
+    if answers.raw and can_ask and None in (options["prompt_key"], options["answer_key"]):
         rows = [
             (str(number), visible(each.name), each.kind, visible(f"{each.example!s:.{_EXAMPLE}}"))
-            for number, each in enumerate(draft.raw.columns(), 1)
+            for number, each in enumerate(answers.raw.columns(), 1)
         ]
         stderr().print(table(["", "column", "kind", "value"], rows, right=[""]))
-    draft.fill(QUESTIONS, options, accept, ask)
-    draft.raise_missing()
-    return draft
+    answers.fill(QUESTIONS, options, accept, ask)
+    answers.raise_missing()
+    return answers
 
 
 def _ask(question: str, suggestion: str | None, parse: Callable[[str], Any]) -> Any:

@@ -15,7 +15,8 @@ from rlctl.data_prep.rows import write_rows
 from rlctl.errors import ConflictError
 from rlctl.files import write_text
 from rlctl.quickstart import FOLDERS
-from rlctl.runtime.project.draft import OWN, Draft
+from rlctl.runtime.project.questions import Answers
+from rlctl.runtime.project.rewards import OWN
 
 _NUM_MEASURED = 1000  # prompts whose tokens are counted
 _MAX_BATCH = 128  # prompts of a step
@@ -50,26 +51,26 @@ class Project:
                 hint="name another folder, or overwrite them with --force",
             )
 
-    def write(self, draft: Draft, rows: RowMaker) -> None:
+    def write(self, answers: Answers, rows: RowMaker) -> None:
         """Write data, reward and recipe; nothing unless all records can be converted."""
         from rlctl.runtime.data.tokenizer import encode_prompt  # imports transformers
 
-        assert draft.tokenizer is not None, "nothing is missing"
+        assert answers.tokenizer is not None, "nothing is missing"
         splits = rows.splits()
         measured = rows.first(_NUM_MEASURED)
-        longest = max(len(encode_prompt(draft.tokenizer, row.prompt)) for row in measured)
+        longest = max(len(encode_prompt(answers.tokenizer, row.prompt)) for row in measured)
         batch = min(_MAX_BATCH, 2 ** (len(splits["train"]).bit_length() - 1))
         for name, split in splits.items():
             write_rows(self.files[name], split)
-        write_text(self.files["reward"], reward_source(draft.reward or OWN))
+        write_text(self.files["reward"], reward_source(answers.reward or OWN))
         recipe = _render(
             "recipe.yaml",
             project=self,
-            draft=draft,
+            answers=answers,
             num_rows=len(splits["train"]),
             batch=batch,
             prompt_length=-(-longest * 5 // 4 // 32) * 32,  # a quarter more than was seen
-            **(_SMALL if draft.model in FOLDERS else _LARGE),
+            **(_SMALL if answers.model in FOLDERS else _LARGE),
         )
         write_text(self.files["recipe"], recipe)
 

@@ -14,25 +14,18 @@ from rlctl.data_prep.raw_data import RawData, RowMaker, find_raw, is_number, kin
 from rlctl.data_prep.records import value_at
 from rlctl.errors import MissingExtraError, UsageError
 from rlctl.quickstart import NAME
+from rlctl.runtime.project.rewards import OWN, REWARDS
 from rlctl.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# What a reward function rewards, and the sentence after every prompt that asks for its form.
-REWARDS = {
-    "exact": ("the text after `Answer:`", 'End with "Answer:" and the answer alone.'),
-    "number": ("the last number, as in GSM8K", ""),
-    "math": ("a mathematically equal final answer", "Put the final answer in \\boxed{}."),
-    "own": ("a function to change", ""),
-}
-OWN = "own"  # gets whole solutions instead of final answers
 _HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
 Ask = Callable[[str, str | None, Callable[[str], Any]], Any]  # text, suggestion, parser
 
 
-class Draft:
+class Answers:
     """Answers to the questions in their order; suggestions follow from earlier answers.
 
     `announce` is called before something slow. An open answer is None.
@@ -172,7 +165,7 @@ def _num_gpus() -> int:
     return len(visible_gpus())
 
 
-def _read_count(_: Draft, text: str) -> int:
+def _read_count(_: Answers, text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise UsageError(f"{text!r} is no number of devices", hint="1 or more")
     return int(text)
@@ -180,46 +173,46 @@ def _read_count(_: Draft, text: str) -> int:
 
 @dataclass(frozen=True)
 class Question:
-    """Question whose answer is the attribute `name` of a draft, after those it `needs`."""
+    """Question whose answer is the attribute `name` of `Answers`, after those it `needs`."""
 
     name: str
     option: str
     text: str
-    suggest: Callable[[Draft], str | None]
-    parse: Callable[[Draft, str], Any]
+    suggest: Callable[[Answers], str | None]
+    parse: Callable[[Answers, str], Any]
     needs: tuple[str, ...] = ()
 
 
 DATA = Question(
     *("data", "--data FILE", "Data: a file, the folder of a data set, or owner/name on the hub"),
     lambda _: None,
-    Draft.read_data,
+    Answers.read_data,
 )
 QUESTIONS = (
     Question(
         *("prompt_key", "--prompt-key COLUMN", "Column of the prompts"),
-        lambda draft: draft.raw and draft.raw.suggest_prompt(),
-        partial(Draft.read_column, kinds=("text", "chat")),
+        lambda answers: answers.raw and answers.raw.suggest_prompt(),
+        partial(Answers.read_column, kinds=("text", "chat")),
         ("data",),
     ),
     Question(
         *("answer_key", "--answer-key COLUMN", "Column of the right answers"),
-        lambda draft: draft.raw and draft.raw.suggest_answer(draft.prompt_key or ""),
-        partial(Draft.read_column, kinds=("text", "number", "chat")),
+        lambda answers: answers.raw and answers.raw.suggest_answer(answers.prompt_key or ""),
+        partial(Answers.read_column, kinds=("text", "number", "chat")),
         ("data",),
     ),
     Question(
         *("reward", "--reward KIND"),
         "Rewarded: " + ", ".join(f"{kind} ({text})" for kind, (text, _) in REWARDS.items()),
-        Draft.suggest_reward,
-        Draft.read_reward,
+        Answers.suggest_reward,
+        Answers.read_reward,
         ("prompt_key", "answer_key"),
     ),
     Question(
         *("model", "--model DIR"),
         "Model: a folder, owner/name on the hub, or quickstart (small, inside rlctl)",
         lambda _: _HUB_MODEL if _num_gpus() else NAME,
-        Draft.read_model,
+        Answers.read_model,
     ),
     Question(
         *("devices", "--devices N", "GPUs, or processes on a CPU"),
