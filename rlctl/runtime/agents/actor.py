@@ -131,7 +131,7 @@ class AgentActor(DelegatingActor):
         self.engine_load.total_s += schedule.load.total_s
         self.engine_load.busy_s += schedule.load.busy_s
         self._check_failures(episodes)
-        # One row stands for an episode where nothing is learned: the last that its program began.
+        # Without learning an episode has one row: the last that its program started.
         shape, all_samples = self.sampling.routing, not (validate or greedy)
         rollouts = _rollouts(rows, runs, episodes, shape, all_samples)
         if scoring is not None:

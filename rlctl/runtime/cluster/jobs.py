@@ -60,9 +60,9 @@ def submit(address: str, name: str, words: Sequence[str], project: Path) -> None
                 _with_deadline(lambda: client.submit_job(**job), address)
                 return
             except (ValueError, RuntimeError, ResourceError) as error:
-                if "already" in str(error) and sent:
-                    return
                 if "already" in str(error):
+                    if sent:
+                        return
                     raise ConflictError(
                         f"the cluster has a job named {name!r}",
                         where=address,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,12 +16,7 @@ from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded import missing_secrets
-from rlctl.recipes.roles import (
-    REWARD_LEARNER,
-    Role,
-    rollout_pool,
-    trained_role,
-)
+from rlctl.recipes.roles import REWARD_LEARNER, Role, rollout_pool, trained_role
 from rlctl.runs.naming import check_free
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.references import routed_models
@@ -99,12 +94,16 @@ class Draft:
         """Role that is trained."""
         return trained_role(self.config, self.data_needs)
 
+    @property
+    def pool_sizes(self) -> Mapping[str, int]:
+        """Processes of each pool on all nodes."""
+        return pool_sizes(self.config, self.devices, self.needs)
+
     @Part
     def memory(self) -> MemoryPlan:
         """Memory of the roles."""
-        sizes = pool_sizes(self.config, self.devices, self.needs)
         references = routed_models(self.algorithm)
-        return plan_memory(self.config, self.devices, sizes, self.needs, references)
+        return plan_memory(self.config, self.devices, self.pool_sizes, self.needs, references)
 
     @Part
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -167,6 +166,11 @@ def _check_surroundings(draft: Draft) -> None:
         run(check_logger, logger, trainer.tracking.modes.get(logger))
 
 
+def _find_runs(draft: Draft) -> None:
+    """Replace the names of runs in the configuration by the folders of their models."""
+    draft.config = with_runs(draft.config)
+
+
 def _check_inline(draft: Draft) -> None:
     if draft.inline and draft.devices.total > 1:
         raise UsageError(
@@ -177,8 +181,8 @@ def _check_inline(draft: Draft) -> None:
 
 
 def _check_pools(draft: Draft) -> None:
-    config, devices, needs = draft.config, draft.devices, draft.needs
-    ranks, engines = pool_sizes(config, devices, needs), rollout_pool(config, needs)
+    config, needs, ranks = draft.config, draft.needs, draft.pool_sizes
+    engines = rollout_pool(config, needs)
     if draft.inline and engines is not None:
         draft.errors.add(
             UsageError(
@@ -186,15 +190,14 @@ def _check_pools(draft: Draft) -> None:
                 hint="leave one out",
             )
         )
-    problems = preflight.check_placement(config, devices, list(ranks), engines)
+    problems = preflight.check_placement(config, draft.devices, list(ranks), engines)
     raise_problems([*problems, *mesh.check_sizes(config, ranks, needs)])
 
 
 def _check_memory(draft: Draft) -> None:
     for warning in (*draft.memory.warnings, *unusual_values(draft.config, draft.needs)):
         LOG.warning(warning)
-    sizes = pool_sizes(draft.config, draft.devices, draft.needs)
-    raise_problems(check_capacity(draft.memory, draft.devices, sizes))
+    raise_problems(check_capacity(draft.memory, draft.devices, draft.pool_sizes))
 
 
 def _check_pairs(draft: Draft) -> None:
@@ -217,7 +220,7 @@ def _check_rewards(draft: Draft) -> None:
 CHECKS: tuple[Callable[[Draft], object], ...] = (
     lambda draft: raise_problems(missing_secrets(draft.recipe.config)),
     _check_surroundings,
-    lambda draft: setattr(draft, "config", with_runs(draft.config)),
+    _find_runs,
     lambda draft: draft.devices,
     _check_inline,
     lambda draft: preflight.check_software(draft.config, draft.devices, draft.inline),

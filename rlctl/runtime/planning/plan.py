@@ -11,10 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.rows import PromptRow
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
-from rlctl.recipes.roles import (
-    needed_roles,
-    rollout_pool,
-)
+from rlctl.recipes.roles import needed_roles, rollout_pool
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data import quickstart
@@ -89,8 +86,7 @@ def make_plan(recipe: Recipe, inline: bool, run: Path | None = None) -> Plan:
         draft.errors.raise_all()
     trainer = config.trainer
     num_steps = trainer.total_training_steps or trainer.total_epochs * draft.loader.steps_per_epoch
-    sizes = pool_sizes(draft.config, draft.devices, draft.needs)
-    check_profile(trainer.profile, sizes, num_steps)
+    check_profile(trainer.profile, draft.pool_sizes, num_steps)
     return Plan(
         recipe=recipe,
         config=draft.config,
