@@ -1,4 +1,4 @@
-"""Time of `rlctl runs` with 10,000 runs. Targets: 1 s, 5 s without an index, an index of 60 MB.
+"""Time of `rlctl runs` with 10,000 runs. Targets: 1 s, 5 s without an index, an index of 40 MB.
 
     python -m benchmarks.runs [RUNS [ROUNDS]]
 

@@ -2,6 +2,7 @@
 
 The folders are authoritative. One table has the digest of each file as compressed JSON, with the
 stamp of the file (inode, size, modification time): the digest is computed again when that differs.
+Digests of the same file are much alike, so the first one is the dictionary of their compression.
 The index may be deleted at any time and is shared by processes.
 """
 
@@ -27,13 +28,14 @@ INDEX_FILE = ".index.sqlite"
 # Begins every stamp, so that digests of another layout are computed again.
 _LAYOUT = zlib.crc32(
     repr(
-        ["plain", *SERIES]
+        ["dictionary", *SERIES]
         + [field.name for kind in (RunRecord, DriverProcess, RunSummary) for field in fields(kind)]
     ).encode()
 )
 _LOCK_TIMEOUT_S = 2.0  # for another process's write; without the index a listing is only slower
 _FEW = 100  # up to this number runs are looked up one by one
-_LEVEL = 1  # of compression
+_LEVEL = 3  # of compression
+_DICTIONARY = ""  # in place of a run's name: the row with the dictionary of a file's digests
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS digests"
     " (file TEXT, run TEXT, stamp TEXT, value BLOB, UNIQUE (file, run))"
@@ -69,19 +71,21 @@ class Index:
             if now is not None and then != now:
                 changed[run] = now
         stored = self._guard(lambda: self._select(part, changed), {}) if changed else {}
-        fresh: list[tuple[str, str, str, bytes]] = []
+        _, dictionary = stored.get(_DICTIONARY, ("", b""))
+        fresh: list[tuple[str, str, Any]] = []
         for run, now in changed.items():
             then, packed = stored.get(run, ("", b""))
-            digest = _unpack(packed) if then == now or (part.grows and _same_layout(then)) else None
+            is_usable = then == now or (part.grows and _same_layout(then))
+            digest = _unpack(packed, dictionary) if is_usable else None
             if then != now or digest is None:
                 path = Path(folders[run], part.file)
                 digest = part.digest(path) if digest is None else part.digest(path, digest)
-                fresh.append((part.file, run, now, _pack(digest)))
+                fresh.append((run, now, digest))
             digests[run] = digest
             if part.small:
                 memory[run] = now, digest
         if fresh:
-            self._guard(lambda: self._store(fresh), None)
+            self._guard(lambda: self._store(part, fresh), None)
         return digests
 
     def forget_others(self, runs: Mapping[str, Any]) -> None:
@@ -90,7 +94,7 @@ class Index:
         def delete() -> None:
             query = "SELECT run FROM digests WHERE file = ?"
             stored = {run for (run,) in self._open().execute(query, (RECORD.file,))}
-            if gone := stored - runs.keys():
+            if gone := stored - runs.keys() - {_DICTIONARY}:
                 with self._open() as connection:
                     query = "DELETE FROM digests WHERE run = ?"
                     connection.executemany(query, [(run,) for run in gone])
@@ -111,18 +115,30 @@ class Index:
         self._guard(delete, None)
 
     def _select(self, part: Part, runs: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
-        """Return stamps and packed digests by run, of all runs if `runs` are many."""
+        """Return stamps and packed digests by run, of all runs if `runs` are many.
+
+        The dictionary is among them.
+        """
         query = "SELECT run, stamp, value FROM digests WHERE file = ?"
         if len(runs) > _FEW:
             rows = self._open().execute(query, (part.file,))
         else:
-            marks = ", ".join("?" * len(runs))
-            rows = self._open().execute(f"{query} AND run IN ({marks})", (part.file, *runs))
+            names = (_DICTIONARY, *runs)
+            marks = ", ".join("?" * len(names))
+            rows = self._open().execute(f"{query} AND run IN ({marks})", (part.file, *names))
         return {run: (then, packed) for run, then, packed in rows}
 
-    def _store(self, rows: Sequence[tuple[str, str, str, bytes]]) -> None:
+    def _store(self, part: Part, digests: Sequence[tuple[str, str, Any]]) -> None:
+        """Store runs with their stamps and digests; another process may store some as well."""
+        first = (part.file, _DICTIONARY, str(_LAYOUT), _json(digests[0][2]))
+        query = "SELECT value FROM digests WHERE file = ? AND run = ?"
         with self._open() as connection:
-            connection.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?)", rows)
+            connection.execute("INSERT OR IGNORE INTO digests VALUES (?, ?, ?, ?)", first)
+            (dictionary,) = connection.execute(query, first[:2]).fetchone()
+            connection.executemany(
+                "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?)",
+                ((part.file, run, now, _pack(digest, dictionary)) for run, now, digest in digests),
+            )
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -174,16 +190,22 @@ def _connect(file: Path) -> sqlite3.Connection:
     return connection
 
 
-def _pack(digest: Any) -> bytes:
-    """Compress a digest; values that only YAML has, such as dates, become text.
+def _json(digest: Any) -> bytes:
+    """Return the JSON of a digest; values that only YAML has, such as dates, become text.
 
     orjson would lose infinities.
     """
-    return zlib.compress(json.dumps(digest, default=str).encode(), _LEVEL)
+    return json.dumps(digest, default=str).encode()
 
 
-def _unpack(packed: bytes) -> Any:
+def _pack(digest: Any, dictionary: bytes) -> bytes:
+    packer = zlib.compressobj(_LEVEL, zdict=dictionary)
+    return packer.compress(_json(digest)) + packer.flush()
+
+
+def _unpack(packed: bytes, dictionary: bytes) -> Any:
+    """Return a digest; None if it was packed with another dictionary."""
     try:
-        return parse_json(zlib.decompress(packed))
-    except zlib.error:
+        return parse_json(zlib.decompressobj(zdict=dictionary).decompress(packed))
+    except (zlib.error, ValueError):
         return None

@@ -122,6 +122,7 @@ def test_index_reads_only_changed_files(root, monkeypatch):
 def test_index_can_be_deleted(root, damage):
     before = [run.key for run in RunStore(root).runs()]
     index = root / INDEX_FILE
+    assert index.exists()
     RunStore(root).reindex()
     if damage == "missing":
         index.unlink()
@@ -151,6 +152,28 @@ def test_index_returns_what_the_files_say(root):
     }
     for _ in range(2):  # from the files, then from the index
         assert {text: names(RunStore(root), text) for text in expressions} == expressions
+
+
+def test_digests_of_another_dictionary_are_computed_again(root):
+    """Another process may clear and refill the index at any moment."""
+    RunStore(root).reindex()
+    with sqlite3.connect(root / INDEX_FILE) as connection:
+        connection.execute("UPDATE digests SET value = ? WHERE run = ''", (b"of another process",))
+    assert [run.key for run in RunStore(root).runs()] == ["p/c", "p/b", "p/a"]
+    assert names(RunStore(root), f"{ACC} == 0.5") == ["a"]
+    assert names(RunStore(root), "actor.lr < 1e-3") == ["c", "b"]
+
+
+def test_index_is_compact(root):
+    """Digests of runs that differ in few values share the rest."""
+    config = "".join(f"key_{number}: {'x' * 40}\n" for number in range(400))
+    for number in range(50):
+        make(root, f"run-{number}", number, 1e-3, [0.1] * 3)
+        (root / "p" / f"run-{number}" / "config.yaml").write_text(f"{config}seed: {number}\n")
+    store = RunStore(root)
+    store.reindex()
+    assert names(store, "seed == 7") == ["run-7"]
+    assert (root / INDEX_FILE).stat().st_size < 4 * len(config) + 50 * 2000
 
 
 READER = """
