@@ -66,6 +66,7 @@ def shard(
         split_layers(model, stage)
     if sequence > 1:
         model.sequence_group = _sequence_group(rank_info, sequence, tensor)
+    offloads = fsdp.param_offload and rank_info.device != "cpu"  # else they are there already
     options = {
         "mesh": mesh,
         "ignored_params": experts,
@@ -74,7 +75,7 @@ def shard(
             reduce_dtype=torch.promote_types(compute_dtype, torch.float32),
         ),
         "reshard_after_forward": fsdp.reshard_after_forward,
-        "offload_policy": CPUOffloadPolicy() if fsdp.param_offload else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
     }
     for block in [*decoder_layers(model.hf), model]:
         sharded = fully_shard(block, **options)
