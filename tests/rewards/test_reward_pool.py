@@ -227,6 +227,18 @@ def test_close_kills_the_workers_and_a_closed_pool_raises(
         pool.score(rows(1), ["x"])
 
 
+def test_worker_that_exits_while_idle_is_replaced_without_a_failed_call(
+    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
+) -> None:
+    with RewardPool([spec("length")], timeout_s=300, num_processes=1) as pool:
+        worker = pool.workers.pool.workers[0]
+        assert worker.pid is not None
+        worker.process.kill()
+        worker.process.wait()
+        assert has_exited(worker.pid)  # it dies with its guard, somewhat later
+        assert pool.score(rows(3), ["a", "bb", "ccc"]).scores == [1.0, 2.0, 3.0]
+
+
 def test_built_in_scorer_is_fast(rows: Callable[[int], list[PromptRow]]) -> None:
     steps = [PromptRow("", [], "44")] * 256
     responses = [
