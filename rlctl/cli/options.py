@@ -9,11 +9,13 @@ import typer
 
 from rlctl.cli import complete
 
+RUNS_VARIABLE = "RLCTL_RUNS"
+
 Root = Annotated[
     Path | None,
     typer.Option(
         "--root",
-        envvar="RLCTL_RUNS",
+        envvar=RUNS_VARIABLE,
         help="Folder of all runs; by default `runs`.",
         show_default=False,
     ),

@@ -20,6 +20,7 @@ from rlctl.runs.sync import run_info
 from rlctl.runtime.algorithms.base import Needs, sampling_seed
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.checkpoint.remote_copy import keep_remote_copy
+from rlctl.runtime.cluster.access import address_of
 from rlctl.runtime.cluster.health import OnLost
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.cluster.pools import Pool, Pools
@@ -222,7 +223,8 @@ def _open_ray_pools(
             pool = judges = RayPool(spec)
         else:
             pool = workers[name] = RayPool(spec)
-        if ray_kwargs.ray_init.address is not None:  # else the session ends the cluster and them
+        # Else the session ends the cluster and them.
+        if address_of(ray_kwargs.ray_init) is not None:
             stack.callback(pool.close)
     return Pools(workers, engines, judges)
 

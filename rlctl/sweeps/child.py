@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ from rlctl.runs.process import start_rlctl
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import ACTIVE
 from rlctl.runs.run_dir import RECORD_FILE, SWEEP_VARIABLE
+from rlctl.sweeps.cluster import Cluster
 from rlctl.sweeps.record import SweepDir, Trial
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
@@ -57,16 +58,18 @@ class Child:
             f"still runs as process {record.process.pid}" if record is not None and alive else None
         )
 
-    def start(self, sweep: SweepDir, cluster: Sequence[str]) -> None:
-        """Start the process with the overrides `cluster`, which place the run.
+    def start(self, sweep: SweepDir, cluster: Cluster) -> None:
+        """Start the process on `cluster`.
 
         The process receives SIGTERM when this process ends for any reason.
         """
+        overrides = cluster.overrides()
+        variables = {SWEEP_VARIABLE: sweep.record.name, "PYTHONDONTWRITEBYTECODE": ""}
         if (self.folder / RECORD_FILE).exists():
-            words = ["resume", str(self.folder), *cluster]
+            words = ["resume", str(self.folder), *overrides]
         else:
             record = sweep.record
-            own = [*record.fixed, *self.trial.overrides, f"trainer.seed={self.seed}", *cluster]
+            own = [*record.fixed, *self.trial.overrides, f"trainer.seed={self.seed}", *overrides]
             words = ["train", record.verb, "--recipe", record.recipe, "--name", self.name, *own]
         with sweep.log(self.name).open("ab") as log:
             # Ctrl-C reaches only the sweep, which then stops its runs.
@@ -74,7 +77,7 @@ class Child:
                 words,
                 log,
                 cwd=sweep.record.cwd,
-                env=os.environ | {SWEEP_VARIABLE: sweep.record.name, "PYTHONDONTWRITEBYTECODE": ""},
+                env=os.environ | variables | cluster.environment(),
             )
         self.state, self.stop_requested_at = "running", None
 

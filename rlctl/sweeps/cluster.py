@@ -34,7 +34,11 @@ class Cluster(Protocol):
         ...
 
     def overrides(self) -> list[str]:
-        """Return the overrides that place a run on this cluster."""
+        """Return the overrides that a run on this cluster needs."""
+        ...
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that place a run on this cluster; its record does not have them."""
         ...
 
 
@@ -93,11 +97,12 @@ class RayCluster:
         return f"needs {format_resources(need)}, free {format_resources(free)}"
 
     def overrides(self) -> list[str]:
-        """Return the overrides for the address of the cluster and the threads per process."""
-        return [
-            f"ray_kwargs.ray_init.address={self.resources.address()}",
-            f"trainer.num_threads={self.threads}",
-        ]
+        """Return the override for the threads per process."""
+        return [f"trainer.num_threads={self.threads}"]
+
+    def environment(self) -> dict[str, str]:
+        """Return the address of the cluster, which may end before the run is resumed."""
+        return {"RAY_ADDRESS": self.resources.address()}
 
 
 def run_resources(config: schema.Config) -> dict[str, float]:

@@ -16,6 +16,7 @@ from rlctl.recipes.search_path import level_of
 from rlctl.runs.naming import fresh_name
 from rlctl.runs.process import DriverProcess, lock_folder
 from rlctl.runs.record import now, recorded_end
+from rlctl.runtime.cluster.access import address_of
 from rlctl.runtime.rank_info import available_cores
 from rlctl.sweeps.child import Child
 from rlctl.sweeps.cluster import RayCluster, num_processes
@@ -97,7 +98,7 @@ def _run(sweep: SweepDir, config: schema.Config, axes: Sequence[Axis], view: Vie
     settings = schema.Sweep.model_validate(sweep.record.settings)
     study = Study(sweep.storage, axes, settings, sweep.record.total_steps)
     cpus = config.ray_kwargs.ray_init.num_cpus or max(available_cores(), num_processes(config))
-    if config.ray_kwargs.ray_init.address is None and "RAY_ADDRESS" not in os.environ:
+    if address_of(config.ray_kwargs.ray_init) is None:
         os.environ.setdefault(_RECONNECT_S, "10")
     lock = lock_folder(sweep.path)
     if lock is None:

@@ -117,7 +117,7 @@ class Scheduler:
                 continue
             if self._full() or not self._fits(waiting):
                 return
-            waiting.start(self.sweep, self.cluster.overrides())
+            waiting.start(self.sweep, self.cluster)
             log.info("%s starts: %s", waiting.name, " ".join(waiting.trial.overrides))
 
     def _full(self) -> bool:

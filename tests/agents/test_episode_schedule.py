@@ -67,3 +67,38 @@ def test_a_turn_that_was_not_sent_never_reaches_an_engine() -> None:
 
     assert asyncio.run(schedule.run([first, second])) == ["timeout", "stop"]
     assert (engines.cancelled, engines.open) == ([], [])
+
+
+class Recorder(TurnEngines):
+    """Engine that completes every request in the exchange that brings it, and records the keys."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def exchange(
+        self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int]
+    ) -> list[Completion]:
+        self.batches.append([request.key for request in requests])
+        return [
+            Completion(request.key, 0, torch.tensor([2]), torch.zeros(1), "stop")
+            for request in requests
+        ]
+
+
+@pytest.mark.parametrize("delay_s", [0, 0.02])
+def test_requests_of_one_episode_share_no_step(delay_s: float) -> None:
+    """Batches are the same, however late the second of two concurrent requests arrives."""
+    engines = Recorder()
+    schedule = Schedule(engines, fixed=True, num_threads=1)
+
+    async def ask(number: int, key: int, delay_s: float = 0) -> None:
+        await asyncio.sleep(delay_s)
+        decoding = Decoding(1.0, 1.0, -1, (2,))
+        request = Request(key, torch.tensor([3]), decoding, (9,), (0,), affinity=number)
+        await schedule.generate(request)
+
+    async def two_at_a_time(number: int) -> None:
+        await asyncio.gather(ask(number, 10 * number), ask(number, 10 * number + 1, delay_s))
+
+    asyncio.run(schedule.run([partial(two_at_a_time, number) for number in range(3)]))
+    assert engines.batches == [[0, 10, 20], [1, 11, 21]]

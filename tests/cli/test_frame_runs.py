@@ -10,6 +10,8 @@ import pexpect
 import pytest
 import yaml
 
+from rlctl.cli.commands.train import common_settings
+from rlctl.cli.options import RUNS_VARIABLE
 from rlctl.errors import ConfigError
 from rlctl.recipes.search_path import LIBRARY
 from rlctl.runs.record import failure_of
@@ -227,3 +229,18 @@ def test_samples(root):
         == "note: no sample of step 2 matches\n"
     )
     assert rlctl(root, "show", "first", "--right", "--wrong").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["data.seed=1"], ["data.seed=1", 'trainer.run_dir="/a b/runs"']),
+        (["trainer.run_dir=here"], ["trainer.run_dir=here"]),
+        (None, ['trainer.run_dir="/a b/runs"']),
+    ],
+)
+def test_new_runs_are_where_the_other_commands_look(
+    overrides: list[str] | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUNS_VARIABLE, "/a b/runs")
+    assert common_settings(overrides, "x") == [*expected, 'trainer.experiment_name="x"']

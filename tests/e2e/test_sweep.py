@@ -187,6 +187,8 @@ def test_interrupted_sweep_resumes(settings: list[str], tmp_path: Path) -> None:
     assert "lost" in rlctl("sweeps", cwd=tmp_path).stdout
     before = record(first)
     assert before["state"] == "finished"
+    rlctl("resume", second.name, cwd=tmp_path)  # by itself: the sweep's cluster has ended
+    assert record(second)["state"] == "finished"
     rlctl("resume", "sweep", cwd=tmp_path)
     assert [(trial["state"], trial["value"]) for trial in trials(tmp_path, "sweep")] == [
         ("finished", 1e-4),

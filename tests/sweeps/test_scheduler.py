@@ -28,6 +28,9 @@ class FreeCluster:
     def overrides(self) -> list[str]:
         raise AssertionError("no run is started")
 
+    def environment(self) -> dict[str, str]:
+        raise AssertionError("no run is started")
+
 
 def scheduler(folder: Path, axis: str, **changes: Any) -> Scheduler:
     """Return the scheduler of a new sweep over `axis` whose first trial has been drawn."""

@@ -9,12 +9,11 @@ import typer
 from typer.core import TyperGroup
 
 from rlctl.cli import complete, remote
-from rlctl.cli.commands.train import RecipeOption, check_algorithm, starting_recipe
+from rlctl.cli.commands.train import RecipeOption, check_algorithm, common_settings, starting_recipe
 from rlctl.cli.options import DryRunJson, Json, Root
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce
 from rlctl.recipes.verbs import DEFAULT, MODEL, verbs
-from rlctl.suggest import hydra_text
 
 if TYPE_CHECKING:
     from rlctl.recipes.compose import Recipe
@@ -145,11 +144,7 @@ def _add(verb: str, help: str) -> None:
         )
         announce("checking the configuration")
         source = starting_recipe(verb, overrides or [], recipe)
-        settings = [
-            *(overrides or []),
-            *options,
-            *([hydra_text("trainer.experiment_name", name)] if name is not None else []),
-        ]
+        settings = [*common_settings(overrides, name), *options]
         if recipe is not None and verb != DEFAULT:  # which may not have been given
             check_algorithm(verb, recipe, _without_axes(source, settings))
         if address is None:

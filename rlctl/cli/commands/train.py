@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from rlctl.cli import complete, remote
 from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
-from rlctl.cli.options import DryRunJson, Strict
+from rlctl.cli.options import RUNS_VARIABLE, DryRunJson, Strict
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce, until_start
 from rlctl.cli.views.dry_run import problems_as_json
@@ -130,7 +131,7 @@ def _add(verb: str, facts: Verb) -> None:
             recipe, defaults = _verls_recipe(verb, recipe, config_path, config_name)
             overrides = [*defaults, *(overrides or [])]
         source = starting_recipe(verb, overrides or [], recipe)
-        settings = [*(overrides or []), *_own_settings(name, logger)]
+        settings = [*common_settings(overrides, name), *_loggers(logger)]
         limits = Limits(max_time, save_by, retries)
         with until_start(), problems_as_json(as_json):
             composed = _compose(source, settings)
@@ -153,13 +154,22 @@ for name, facts in verbs().items():
     _add(name, facts)
 
 
-def _own_settings(name: str | None, logger: list[str] | None) -> list[str]:
-    """Return the overrides that the options are equivalent to."""
-    settings = [hydra_text("trainer.experiment_name", name)] if name is not None else []
-    if logger:
-        names = dict.fromkeys(["console", *(part for each in logger for part in each.split(","))])
-        settings.append(f"trainer.logger=[{','.join(names)}]")
-    return settings
+def common_settings(overrides: list[str] | None, name: str | None) -> list[str]:
+    """Return the overrides with those of RLCTL_RUNS, unless they select a folder, and of --name."""
+    settings = list(overrides or [])
+    if (root := os.environ.get(RUNS_VARIABLE)) and not any(
+        text.lstrip("+").startswith("trainer.run_dir=") for text in settings
+    ):
+        settings.append(hydra_text("trainer.run_dir", root))
+    return settings + ([hydra_text("trainer.experiment_name", name)] if name is not None else [])
+
+
+def _loggers(logger: list[str] | None) -> list[str]:
+    """Return the override for the options --logger."""
+    if not logger:
+        return []
+    names = dict.fromkeys(["console", *(part for each in logger for part in each.split(","))])
+    return [f"trainer.logger=[{','.join(names)}]"]
 
 
 def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:

@@ -6,6 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
+from rlctl.cli.options import RUNS_VARIABLE
 from rlctl.files import by_step
 from rlctl.monitoring.final_summary import print_summary
 from rlctl.runs.events import alarms_of, read_events
@@ -38,7 +39,7 @@ def _next_commands(run: RunDir, state: str) -> list[str]:
 def _selector(run: RunDir) -> str:
     """Return the run's name, or its folder where other commands would not find the name."""
     name, root = run.record.name, run.path.parent.parent
-    usual = Path(os.environ.get("RLCTL_RUNS") or DEFAULT_ROOT)
+    usual = Path(os.environ.get(RUNS_VARIABLE) or DEFAULT_ROOT)
     same_name = [each for each in root.iterdir() if (each / name).is_dir()]
     try:
         found = root.samefile(usual) and len(same_name) == 1

@@ -150,9 +150,7 @@ class Schedule:
         # OpenMP's number of threads is a setting of each thread.
         with ThreadPoolExecutor(1, "engines", torch.set_num_threads, (self.num_threads,)) as thread:
             while await self._work():
-                requests, self._waiting = self._waiting, []
-                if self.fixed:  # the order decides which share a step
-                    requests.sort(key=lambda each: each.affinity)
+                requests = self._take_requests()
                 cancelled, self._cancelled = self._cancelled, []
                 self.on_progress()
                 began = time.monotonic()
@@ -162,6 +160,26 @@ class Schedule:
                 self.load.busy_s += time.monotonic() - began
                 for each in completions:
                     self._receive(each)
+
+    def _take_requests(self) -> list[Request]:
+        """Return the requests that the engines get now.
+
+        With `fixed` they are one of each episode in the order of the episodes, which decides which
+        share a step. An episode that asks for several at a time gets one after the other: whether
+        the second arrives before a step begins would depend on the clock.
+        """
+        if not self.fixed:
+            requests, self._waiting = self._waiting, []
+            return requests
+        waiting = {request.key for request in self._waiting}
+        submitted = (entry.request for key, entry in self._open.items() if key not in waiting)
+        busy = {request.affinity for request in submitted}
+        requests, later = list[Request](), list[Request]()
+        for request in self._waiting:
+            (later if request.affinity in busy else requests).append(request)
+            busy.add(request.affinity)
+        self._waiting = later
+        return sorted(requests, key=lambda request: request.affinity)
 
     def _receive(self, completion: Completion) -> None:
         """Add a response to those of its request; give them to the caller once all are there."""

@@ -102,7 +102,7 @@ def check_packages(init: schema.RayInit) -> None:
         raise MissingExtraError(
             "RAY_DEBUG_POST_MORTEM=1 needs the package 'debugpy'", hint="pip install 'rlctl[debug]'"
         )
-    address = init.address or os.environ.get("RAY_ADDRESS")
+    address = address_of(init)
     user = f"the Ray cluster at {address}" if address else "Ray's dashboard"
     is_needed = not is_loopback(address) if address else init.include_dashboard or post_mortem()
     missing = [name for name in _CLUSTER_PACKAGES if find_spec(name) is None]
@@ -111,6 +111,11 @@ def check_packages(init: schema.RayInit) -> None:
             f"{user} needs packages that are not installed: {', '.join(missing)}",
             hint="pip install 'rlctl[cluster]'",
         )
+
+
+def address_of(init: schema.RayInit) -> str | None:
+    """Return the address of the cluster to connect to; None if one starts on this machine."""
+    return init.address or os.environ.get("RAY_ADDRESS")
 
 
 def is_loopback(address: str) -> bool:

@@ -20,6 +20,7 @@ from rlctl.runs.logs import format_tails
 from rlctl.runtime import OPENMP_WAIT, SPIN_COUNT
 from rlctl.runtime.cluster import fork_server
 from rlctl.runtime.cluster.access import (
+    address_of,
     check_packages,
     on_loopback,
     protect_token,
@@ -66,7 +67,7 @@ def ray_session(
     import ray
 
     check_packages(init)
-    address = init.address or os.environ.get("RAY_ADDRESS")
+    address = address_of(init)
     options = _options(init, num_threads, address) | {"log_to_driver": log_to_driver}
     folder: Path | None = None
     # Processes of trackers must survive Ray: they record the end of the run.

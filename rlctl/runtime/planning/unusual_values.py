@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +14,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.roles import needed_roles, rollout_pool
 from rlctl.runtime.agents.build import check_episodes
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.cluster.access import address_of
 from rlctl.runtime.data.tokenizer import render_prompt, stop_token_ids
 from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.sandbox.isolation import missing_isolation
@@ -55,8 +55,7 @@ def unusual_values(config: schema.Config, needs: Needs) -> Iterator[str]:
             "async_training.max_staleness=1 saves no time without engines of their own, which "
             "trainer.placement.rollout=POOL gives: generation and training take turns"
         )
-    address = config.ray_kwargs.ray_init.address or os.environ.get("RAY_ADDRESS")
-    if trainer.nnodes > 1 and address is None:
+    if trainer.nnodes > 1 and address_of(config.ray_kwargs.ray_init) is None:
         yield (
             f"trainer.nnodes={trainer.nnodes} needs a running Ray cluster, and none is named: set "
             "RAY_ADDRESS or ray_kwargs.ray_init.address, or start with --address"
