@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -152,9 +153,12 @@ class Stranger:
         if re.match(r"rlctl (train|sweep ppo) ", command) and "--dry-run" not in command:
             words = command if self.full else f"{command} {shlex.join(SHORT)}"
         before = set(folder.glob("runs/*/*"))
+        began = time.monotonic()
         code, output = self._output(words, folder)
+        seconds = time.monotonic() - began
         broken = self._broken(command, code, output, set(folder.glob("runs/*/*")) - before)
-        print(f"  {'FAILED' if broken else 'ok':6} {code:3} {command}", flush=True)
+        state = "FAILED" if broken else "ok"
+        print(f"  {state:6} {code:3} {seconds:4.0f} s  {command}", flush=True)
         if broken:
             self.failures.append(f"{command}\n    {broken}\n    {output.strip()[-1500:]}")
 
@@ -252,7 +256,7 @@ def try_environment(stranger: Stranger, wheel: Path) -> None:
 
     def run_all(name: str, commands: list[str]) -> None:
         write_files(folder := stranger.folder / name)
-        for command in commands:
+        for command in dict.fromkeys(commands):  # the pages repeat some
             stranger.run(command, folder)
 
     with ThreadPoolExecutor(2) as pool:

@@ -58,6 +58,7 @@ def two_steps() -> tuple[list[dict[str, float]], list[float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_values_that_stay_with_the_workers_give_the_same_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,6 +16,7 @@ GSM8K = Path(__file__).parents[1] / "data" / "gsm8k"
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_documented_command_trains_and_logs_to_swanlab(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

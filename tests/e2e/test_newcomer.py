@@ -36,6 +36,7 @@ def play(shell: Shell, mistakes: Sequence[Mistake]) -> None:
     assert not failures, "\n\n".join(failures)
 
 
+@pytest.mark.soak
 def test_looking_around(shell: Shell) -> None:
     play(shell, LOOKING_AROUND)
 

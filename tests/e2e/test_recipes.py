@@ -28,6 +28,9 @@ MORE = {
     "distill": ["+actor_rollout_ref.ref.model.override_config.rms_norm_eps=0.1"],  # any teacher
 }
 
+# Trained by the tests of their algorithms.
+TRAINED = ("ppo", "grpo", "online_dpo", "self_distill", "dpo")
+
 
 def is_embedded(name: str, config: schema.Config) -> bool:
     """Return True for a recipe that trains with the embedded model and nothing else."""
@@ -40,7 +43,12 @@ def is_embedded(name: str, config: schema.Config) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", [each for each in library_recipes() if not each.endswith("_trainer")]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.soak if name in TRAINED else ())
+        for name in library_recipes()
+        if not name.endswith("_trainer")
+    ],
 )
 def test_embedded_recipes_train_and_others_compose(name: str, tmp_path: Path) -> None:
     config = compose(name).config

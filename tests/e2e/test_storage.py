@@ -81,7 +81,7 @@ def bucket() -> str:
     return "s3://shelf"
 
 
-@pytest.fixture(params=["s3", "file"])
+@pytest.fixture(params=["s3", pytest.param("file", marks=pytest.mark.soak)])
 def shared(request: pytest.FixtureRequest, bucket: str, shelf: Path, tmp_path: Path) -> str:
     """Return a URL with the files of `shelf` and a recipe."""
     url = bucket if request.param == "s3" else f"file://{tmp_path}/shared"

@@ -101,6 +101,7 @@ def test_the_recipe_for_users_of_trl_is_complete(tmp_path: Path) -> None:
     assert (config.actor_rollout_ref.rollout.n, config.algorithm.adv_estimator) == (8, "grpo")
 
 
+@pytest.mark.soak
 def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")],

@@ -177,6 +177,7 @@ def test_a_model_that_cannot_be_recorded_decodes_without(
     assert message.endswith("operation not permitted when stream is capturing")
 
 
+@pytest.mark.soak
 def test_memory_that_runs_out_in_a_recording_frees_all_of_them() -> None:
     class Full(Tapes):
         def capture(self, work: Callable[[], None]) -> Callable[[], None]:

@@ -72,6 +72,7 @@ def test_seed_determines_the_values(sampler: str, tmp_path: Path) -> None:
     assert draw("one", 1) == draw("other", 1) != draw("third", 2)
 
 
+@pytest.mark.soak
 def test_interrupted_hyperband_prunes_the_same_trials(tmp_path: Path) -> None:
     """Reopen the study in every trial; a sweep of another name decides the same."""
 

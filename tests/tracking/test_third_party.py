@@ -44,6 +44,7 @@ def rlctl(
     return run_python("-m", "rlctl", *arguments, cwd=folder, env=environment)
 
 
+@pytest.mark.soak
 def test_loggers_are_listed_with_their_package_and_remedy(environment, tmp_path):
     blocker = tmp_path / "block"
     blocker.mkdir()
