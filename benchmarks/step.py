@@ -36,8 +36,7 @@ from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.rewards.gsm8k import score
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.training.clock import Clock
-from rlctl.runtime.training.timed_roles import timed_roles
+from rlctl.tracking.clock import Clock
 
 OVERRIDES = [
     "actor_rollout_ref.actor.use_kl_loss=false",
@@ -160,11 +159,9 @@ def main() -> None:
         with (
             build_reward(plan.config, plan.tokenizer, plan.data_sources) as reward,
             open_pools(plan, Path(folder), print, lambda _kind, **_fields: None) as pools,
+            clock.running(),
         ):
-            roles = timed_roles(
-                build_roles(plan.config, plan.algorithm, plan.tokenizer, pools, reward, print),
-                clock,
-            )
+            roles = build_roles(plan.config, plan.algorithm, plan.tokenizer, pools, reward, print)
             for step in range(1, steps + 3):
                 begin = time.perf_counter()
                 clock.take()

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.main import get_group
+from typer.main import get_command, get_group
 
-from rlctl import __version__
+from rlctl import __version__, plugins
 from rlctl.cli.shells import replace_completion_scripts
+from rlctl.errors import ConfigError
 
 
 class LazyCommand(TyperCommand):
@@ -94,13 +95,47 @@ COMMANDS = tuple(
 )
 
 
+class PluginCommand(LazyCommand):
+    """Command of another package: a `typer.Typer` that is an entry point of `rlctl.commands`."""
+
+    def __init__(self, name: str, package: str) -> None:
+        super().__init__(name, "", f"A command of the package {package}.", "Plug-ins")
+
+    def load(self) -> Any:
+        """Import the package; return the app's only command, or its group of commands."""
+        app = plugins.load("commands", self.name or "")
+        if not isinstance(app, typer.Typer):
+            raise ConfigError(
+                f"the command {self.name!r} is of type {type(app).__name__}",
+                hint="its entry point names a typer.Typer",
+            )
+        found = get_command(app)
+        found.name = self.name
+        return found
+
+
 class RootGroup(TyperGroup):
-    """Top-level command group; only the command that runs is imported."""
+    """Top-level command group; only the command that runs is imported.
+
+    Commands of other packages cannot replace those of rlctl.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for command in COMMANDS:
             self.add_command(command)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        own = super().list_commands(ctx)
+        return [*own, *(name for name in plugins.names("commands") if name not in own)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None if neither rlctl nor another package has it."""
+        command = super().get_command(ctx, cmd_name)
+        if command is None and (package := plugins.packages("commands").get(cmd_name)) is not None:
+            return PluginCommand(cmd_name, package)
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find the command in `args` and import it."""

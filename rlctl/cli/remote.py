@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlctl.errors import UsageError
+from rlctl.errors import Terminated, UsageError
 from rlctl.suggest import hydra_text
 from rlctl.terminal import visible
 
@@ -61,7 +61,6 @@ def run(address: str, detach: bool, name: str, words: Sequence[str]) -> None:
     """Submit the job `name` and, unless `detach`, follow it and exit with its exit code."""
     _check(address)
     from rlctl.cli.console import notice
-    from rlctl.errors import UsageError
     from rlctl.redaction import redact_word
     from rlctl.runtime.cluster import jobs
 
@@ -91,7 +90,7 @@ def follow(address: str, name: str) -> None:
 
     try:
         code = jobs.follow(address, name, lambda text: sys.stderr.write(visible(text)))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         notice(f"the job {name} is still running")
         raise
     raise typer.Exit(code)

@@ -28,8 +28,7 @@ from rlctl.recipes.roles import (
 from rlctl.runtime.agents.programs.chat_api import new_key
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ScoreLoss, ValueLoss
 from rlctl.runtime.algorithms.references import (
-    AverageOfActor,
-    BaseOfActor,
+    ActorAsReference,
     RoutedReference,
     RoutesRows,
 )
@@ -139,7 +138,7 @@ def build_roles(
             on_phase(phase)
     reference: Reference | None = None
     if Needs.AVERAGE in needs:
-        reference = AverageOfActor(actor)
+        reference = ActorAsReference(actor, "average")
     elif REFERENCE in needed:
         reference = _build_reference(config, algorithm, actor, pools, on_phase)
     critic: Critic | None = None
@@ -177,7 +176,7 @@ def _build_reference(
             members[name] = _spawn(role, ReferenceWorker, placement, pools, spec)
         return RoutedReference(members, algorithm.reference_of)
     if is_adapter_base(REFERENCE, config):
-        return BaseOfActor(actor)
+        return ActorAsReference(actor, "base")
     on_phase("building the reference")
     spec = ReferenceSpec.from_config(config, algorithm.needs, REFERENCE.model(config))
     return _spawn(REFERENCE, ReferenceWorker, placement, pools, spec)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -73,6 +73,9 @@ class Published:
     loading_s: float = 0.0
 
 
+# Weights of the policy: as they are, without the LoRA adapters, or their moving average.
+Weights = Literal["current", "base", "average"]
+
 # Sums numbers (N,) float64 over the workers, which all call it.
 Total = Callable[[Tensor], Tensor]
 
@@ -107,19 +110,15 @@ class Actor(ExportingRole, Protocol):
         """
         ...
 
-    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
-        """Return log-probs and entropies of the response tokens under the current weights."""
-        ...
+    def compute_log_probs(
+        self, batch: Rollouts, weights: Weights = "current", top_k: int = 0
+    ) -> LogProbs:
+        """Return log-probs of the response tokens, and entropies under the current weights.
 
-    def compute_base_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """Return log-probs with the LoRA adapters disabled, as `Reference` does.
-
-        Without adapters these are the policy's own log-probs.
+        Other weights serve as a `Reference`: `base` are those with the LoRA adapters disabled, the
+        policy's own if it has none; `average` is the moving average, of `Needs.AVERAGE`. With these
+        also the `top_k` most probable tokens at each position, and their log-probs.
         """
-        ...
-
-    def compute_average_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """Return log-probs under the moving average of the weights, of `Needs.AVERAGE`."""
         ...
 
     def map_groups(self, batch: G, function: Callable[[G, Total], R]) -> R:

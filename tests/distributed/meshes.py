@@ -69,7 +69,7 @@ def train(where: RankInfo, model: str, folder: Path, settings: tuple[str, ...] =
     await_written([folder], timeout_s=60)
     saved, engine = weights(worker), dict(merged_parameters(worker.policy.hf))
     update(worker)
-    updated, base = weights(worker), worker.compute_base_log_probs(experience())
+    updated, base = weights(worker), worker.compute_log_probs(experience(), "base")
     worker.load(folder)
     update(worker)
     return Trained(saved, engine, base.log_probs.values, updated, weights(worker))

@@ -40,7 +40,7 @@ def scores(worker: ActorWorker, *, averaged: bool) -> Tensor:
     batch, info = experience(), worker.rank_info
     own = batch.chunk(split(batch, info.world_size, balanced=False))[info.rank]
     if averaged:
-        return worker.compute_average_log_probs(own).log_probs.values
+        return worker.compute_log_probs(own, "average").log_probs.values
     return worker.compute_log_probs(own).log_probs.values
 
 

@@ -61,7 +61,7 @@ def steps(worker: ActorWorker, batches: list[Experience]) -> list[Any]:
     found: list[Any] = []
     for batch in batches:
         found.append(worker.compute_log_probs(batch).log_probs.values)
-        found.append(worker.compute_base_log_probs(batch).log_probs.values)
+        found.append(worker.compute_log_probs(batch, "base").log_probs.values)
         found.append(torch.tensor(to_floats(worker.update(batch, lr=1e-2))["actor/grad_norm"]))
     return found
 

@@ -55,7 +55,7 @@ def test_adapters_train_on_a_base_in_4_bits(tmp_path: Path) -> None:
     trained = worker.compute_log_probs(batch).log_probs.values
     assert torch.equal(again.compute_log_probs(batch).log_probs.values, trained)
     assert (trained - untrained).abs().max() > 1e-2
-    assert torch.equal(worker.compute_base_log_probs(batch).log_probs.values, untrained)
+    assert torch.equal(worker.compute_log_probs(batch, "base").log_probs.values, untrained)
     worker.update_weights()
     prompts = Ragged(torch.tensor([5, 6, 7, 8, 9]), torch.tensor([2, 3]))
     rollouts = worker.generate_sequences(Prompts(prompts, torch.arange(2), [None, None]), seed=3)  # type: ignore[list-item]

@@ -171,7 +171,7 @@ def update_and_resume(where: RankInfo, model: str, folder: Path, *more: str) -> 
     return {
         "moved": float((trained - untrained).abs().max()),
         "base moved": float(
-            (worker.compute_base_log_probs(batch).log_probs.values - untrained).abs().max()
+            (worker.compute_log_probs(batch, "base").log_probs.values - untrained).abs().max()
         ),
         "mismatch": float(mismatch),
         "resumed": float((again.compute_log_probs(batch).log_probs.values - trained).abs().max()),

@@ -1,4 +1,4 @@
-"""Tests of an installed third-party package with plug-ins of seven kinds, each with a setting."""
+"""Tests of an installed third-party package with plug-ins of eight kinds, most with a setting."""
 
 from __future__ import annotations
 
@@ -65,6 +65,18 @@ def test_run_uses_the_plugins_and_their_settings(environment, tmp_path):
     assert len([line for line in lines if not line.startswith("#")]) == len(rows)
     assert all("actor/leash" in row for row in rows)
     assert {row["critic/score/max"] for row in rows} <= {0.0, 0.25}
+    done = rlctl(environment, tmp_path, "lengths", "--run", "one")
+    means = [f"{row['step']}\t{row['response_length/mean']:.1f}" for row in rows]
+    assert done.stdout.splitlines() == means, done.stderr
+
+
+def test_its_command_is_in_the_help(environment, tmp_path):
+    done = rlctl(environment, tmp_path, "--help")
+    assert "A command of the package rlctl-example-plugins." in done.stdout
+    done = rlctl(environment, tmp_path, "lengths", "--help")
+    assert "mean length of the responses" in done.stdout
+    done = rlctl(environment, tmp_path, "lenghts")
+    assert (done.returncode, "lengths" in done.stderr) == (2, True)
 
 
 def test_wrong_settings_are_refused_before_the_run(environment, tmp_path):

@@ -17,7 +17,7 @@ from rlctl.runtime.agents.actor import ColocatedEngines, RankEngines
 from rlctl.runtime.agents.overlap import OverlappedActor
 from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.algorithms.references import BaseOfActor
+from rlctl.runtime.algorithms.references import ActorAsReference
 from rlctl.runtime.build import build_roles
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pools import Pools
@@ -123,7 +123,7 @@ def test_each_role_is_spawned_in_its_pool(model: Path) -> None:
 def test_adapters_replace_the_reference_model(model: Path) -> None:
     roles, spawned, _ = built(model, Needs.REFERENCE, "actor_rollout_ref.model.lora_rank=4")
     assert [role for _, role, _ in spawned] == ["actor"]
-    assert isinstance(roles.reference, BaseOfActor)
+    assert isinstance(roles.reference, ActorAsReference)
 
 
 def test_engines_in_their_own_pool_start_before_the_other_roles(model: Path) -> None:

@@ -1,18 +1,15 @@
-"""Phase timing, and roles that time their calls."""
+"""Phase timing, and calls that are phases."""
 
 from __future__ import annotations
 
+import threading
 import time
+from typing import Any, cast
 
 import pytest
-import torch
 
-from rlctl.runtime.agents.delegating import DelegatingActor
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scores
-from rlctl.runtime.roles import Actor, Reward, Roles
-from rlctl.runtime.training.clock import Clock
-from rlctl.runtime.training.timed_roles import timed_roles
-from tests.generation import echoed
+from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
+from rlctl.tracking.clock import Clock, timed
 
 
 @pytest.fixture(autouse=True)
@@ -40,37 +37,37 @@ def test_phases_exclude_nested_phases_and_add_up(slept: list[float]) -> None:
     assert clock.take() == {}
 
 
-class SlowActor(DelegatingActor):
-    """Takes 30 ms for a weight sync and 10 ms for generation."""
+class SlowWorker(Worker):
+    """Takes 30 ms for a weight sync and 10 ms for log-probs."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, bool, bool]] = []
-
-    def update_weights(self) -> None:
+    @dispatch(Dispatch.BROADCAST, phase="update_weights")
+    def sync(self) -> None:
         time.sleep(0.03)
 
-    def generate_sequences(
-        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
-    ) -> Rollouts:
-        self.calls.append((seed, validate, greedy))
+    @dispatch(Dispatch.BROADCAST, phase=lambda weights: "ref" if weights == "base" else "old")
+    def score(self, weights: str) -> None:
         time.sleep(0.01)
-        return echoed(prompts)
 
 
-class NoReward(Reward):
-    def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:
-        raise NotImplementedError
+@timed("gen")
+def generate(worker: SlowWorker) -> None:
+    time.sleep(0.02)
+    worker.score("base")
 
 
-def test_weight_sync_and_generation_are_separate_phases() -> None:
+def test_calls_of_workers_are_phases_of_the_running_clock() -> None:
     phases: list[str] = []
-    clock = Clock(phases.append)
-    slow = SlowActor()
-    actor: Actor = timed_roles(Roles(slow, NoReward()), clock).actor
-    prompts = Prompts(Ragged.from_rows([[1, 2], [3]], torch.int64), torch.arange(2), [])
-    actor.update_weights()
-    rollouts = actor.generate_sequences(prompts, seed=5, greedy=True)
-    assert slow.calls == [(5, False, True)]
-    assert rollouts.response_ids.values.tolist() == [1, 2, 3]
-    assert phases == ["update_weights", "gen"]
-    assert clock.take() == pytest.approx({"update_weights": 0.03, "gen": 0.01})
+    clock, worker = Clock(phases.append), SlowWorker(cast(Any, None))
+    worker.sync()  # no clock runs
+    with clock.running():
+        worker.sync()
+        generate(worker)
+        worker.score("current")
+        thread = threading.Thread(target=worker.sync)  # beside the step: none of its time
+        thread.start()
+        thread.join()
+    worker.sync()
+    assert phases == ["update_weights", "gen", "ref", "old"]
+    assert clock.take() == pytest.approx(
+        {"update_weights": 0.03, "gen": 0.02, "ref": 0.01, "old": 0.01}
+    )

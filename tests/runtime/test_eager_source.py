@@ -24,9 +24,9 @@ from rlctl.runtime.algorithms.base import step_seed
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.checkpoint.store import ControllerState
 from rlctl.runtime.roles import Actor, Published, Roles
-from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.eager import Eager
 from rlctl.runtime.training.rollout_source import Collected, StreamState
+from rlctl.tracking.clock import Clock
 
 SIZE = 3  # groups of a step
 ROWS = 2  # responses of a group

@@ -11,8 +11,9 @@ from transformers import AutoTokenizer
 
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
-from rlctl.errors import ConfigError, ResourceError, UsageError
+from rlctl.errors import ConfigError, NotFoundError, ResourceError, UsageError
 from rlctl.recipes.compose import compose
+from rlctl.runs.run_dir import RunDir
 from rlctl.runtime import rank_info
 from rlctl.runtime.planning.plan import Plan, make_plan
 from tests.models import write_tiny_model
@@ -228,3 +229,12 @@ def test_default_threads(
     if in_a_job:
         monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     assert rank_info.default_threads(processes) == threads
+
+
+def test_a_run_without_a_checkpoint_is_one_problem(folder: Path, tmp_path: Path) -> None:
+    RunDir.create(tmp_path, "p", "judge", "rm").write_config("", {})
+    overrides = ["reward.reward_model.enable=true", "reward.reward_model.model.path=judge"]
+    with pytest.raises(NotFoundError) as raised:
+        plan(folder, *overrides, f"trainer.run_dir={tmp_path}")
+    (problem,) = raised.value.problems
+    assert problem.message.startswith("no checkpoint in")

@@ -12,8 +12,8 @@ import torch
 from rlctl.errors import RlctlError
 from rlctl.runtime.batch import Scored
 from rlctl.runtime.roles import Published, Roles
-from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.rollout_source import Collected, InStep, OneStepAhead, with_staleness
+from rlctl.tracking.clock import Clock
 from tests.numerics.batches import scored_batch
 
 

@@ -118,7 +118,7 @@ def test_actor_learns(model: Path, mode: str, share: bool) -> None:
     def work(where: RankInfo) -> dict[str, torch.Tensor]:
         worker = actor(where, model, f"{ACTOR}.loss_agg_mode={mode}")
         before = log_probs(worker.compute_log_probs(batch))
-        top = log_probs(worker.compute_base_log_probs(batch, top_k=3))
+        top = log_probs(worker.compute_log_probs(batch, "base", top_k=3))
         metrics = to_floats(worker.update(batch, lr=1e-2))
         weights = {name: each.detach() for name, each in worker.policy.named_parameters()}
         numbers = {name: torch.tensor(value) for name, value in metrics.items()}

@@ -1,4 +1,4 @@
-"""Plug-ins of seven kinds, each with a setting: see docs/extending.md.
+"""Plug-ins of eight kinds, most with a setting: see docs/extending.md.
 
 They are in one file for brevity. A package would put data sets in a file without torch, so that
 `rlctl prep --help` stays fast.
@@ -6,8 +6,10 @@ They are in one file for brevity. A package would put data sets in a file withou
 
 import random
 
+import typer
 from pydantic import Field
 
+import rlctl
 from rlctl.data_prep.datasets import dataset
 from rlctl.data_prep.rows import PromptRow
 from rlctl.plugins import Params, declare
@@ -137,3 +139,14 @@ class ContainsParams(Params):
 def contains(data_source, solution_str, ground_truth, extra_info=None, *, reward):
     """Return `reward` if the response contains the ground truth, else 0."""
     return reward if str(ground_truth) in solution_str else 0.0
+
+
+app = typer.Typer()
+
+
+@app.command()
+def lengths(run: str = "@last"):
+    """Print the mean length of the responses of each step of a run."""
+    for row in rlctl.open_run(run).history():
+        if "response_length/mean" in row:
+            print(f"{row['step']:g}\t{row['response_length/mean']:.1f}")

@@ -29,6 +29,7 @@ from rlctl.runtime.rewards.role import EarlyScoring, RuleReward
 from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.tracking.clock import timed
 from rlctl.tracking.episodes import Episode
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class AgentActor(DelegatingActor):
         self.engine_load = Load()
         self.states: Counter[str] = Counter()  # of episodes that `play` has begun
 
+    @timed("gen")
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
 from rlctl.runtime.budget import OomRetry
-from rlctl.runtime.roles import Actor, G, Published, R, Total
+from rlctl.runtime.roles import Actor, G, Published, R, Total, Weights
 from rlctl.tracking.metrics import Metrics
 
 
@@ -28,14 +28,10 @@ class DelegatingActor(Actor):
     ) -> Rollouts:
         return self.actor.generate_sequences(prompts, seed=seed, validate=validate, greedy=greedy)
 
-    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
-        return self.actor.compute_log_probs(batch)
-
-    def compute_base_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        return self.actor.compute_base_log_probs(batch, top_k)
-
-    def compute_average_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        return self.actor.compute_average_log_probs(batch, top_k)
+    def compute_log_probs(
+        self, batch: Rollouts, weights: Weights = "current", top_k: int = 0
+    ) -> LogProbs:
+        return self.actor.compute_log_probs(batch, weights, top_k)
 
     def update_average(self, decay: float) -> None:
         self.actor.update_average(decay)

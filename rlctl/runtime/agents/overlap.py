@@ -20,6 +20,7 @@ from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
+from rlctl.tracking.clock import timed
 
 NO_OVERLAP = "responses are scored after generation, although reward.overlap is true: %s"
 _SLICE = Slice(steps=None, seconds=0.1)
@@ -51,6 +52,7 @@ class OverlappedActor(DelegatingActor):
         self.context_length = context_length
         self.reward = reward
 
+    @timed("gen")
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:

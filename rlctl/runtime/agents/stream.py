@@ -18,6 +18,7 @@ from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
+from rlctl.tracking.clock import timed
 
 _CLOSE_S = 5.0  # for the exchange under way: a stopped run must not wait for a hung engine
 
@@ -156,6 +157,7 @@ class StreamedActor(DelegatingActor):
         super().__init__(actor)
         self.stream = stream
 
+    @timed("gen")
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:

@@ -12,7 +12,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.recipes import schema
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import OomRetry
-from rlctl.runtime.roles import Actor, Reference
+from rlctl.runtime.roles import Actor, Reference, Weights
 
 
 @runtime_checkable
@@ -35,30 +35,18 @@ def routed_models(algorithm: object) -> Mapping[str, schema.Model]:
 
 
 @dataclass(frozen=True)
-class _OfActor(Reference):
-    """Base of references that the actor's workers serve."""
+class ActorAsReference(Reference):
+    """Reference that the actor's workers serve, with other weights than those that learn."""
 
     actor: Actor
+    weights: Weights
+
+    def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
+        return self.actor.compute_log_probs(batch, self.weights, top_k)
 
     def pop_oom_retries(self) -> list[OomRetry]:
         """Return an empty list: the actor reports its own OOM retries."""
         return []
-
-
-class BaseOfActor(_OfActor):
-    """Reference served by the frozen base model of an actor with LoRA adapters."""
-
-    def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """Return the log-probs of the response tokens under the base model."""
-        return self.actor.compute_base_log_probs(batch, top_k)
-
-
-class AverageOfActor(_OfActor):
-    """Reference served by the moving average of the actor's weights."""
-
-    def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """Return the log-probs of the response tokens under the averaged weights."""
-        return self.actor.compute_average_log_probs(batch, top_k)
 
 
 @dataclass(frozen=True)

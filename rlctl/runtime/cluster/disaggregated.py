@@ -14,6 +14,7 @@ from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.roles import Published
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.workers.actor import ActorWorker
+from rlctl.tracking.clock import timed
 from rlctl.tracking.metrics import Metrics
 
 if TYPE_CHECKING:  # imports Ray
@@ -43,6 +44,7 @@ class DisaggregatedActor(DelegatingActor):
         """Return the number of engines that get new requests, of which some may be down."""
         return sum(not engine.draining for engine in self.engines.pool.engines)
 
+    @timed("update_weights")
     def update_weights(self) -> None:
         """See `Actor`. Every stale engine gets the trainer's weights, or the published ones."""
         published = self.published
@@ -51,6 +53,7 @@ class DisaggregatedActor(DelegatingActor):
             return
         self.engines.update_weights(self._send if published is None else published.send)
 
+    @timed("update_weights")
     def publish_weights(self) -> Published:
         """See `Actor`. A restarted engine gets the published weights, too.
 
@@ -79,6 +82,7 @@ class DisaggregatedActor(DelegatingActor):
         lost = self.trainer.send_weights(channel)
         return {number: reason for each in lost for number, reason in each.items()}
 
+    @timed("gen")
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:

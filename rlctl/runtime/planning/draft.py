@@ -30,7 +30,6 @@ from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.planning import mesh, preflight, router_check
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.error_collector import ErrorCollector, Part
-from rlctl.runtime.planning.evaluation import with_runs
 from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS, check_reward
 from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_memory
 from rlctl.runtime.planning.role_models import (
@@ -166,11 +165,6 @@ def _check_surroundings(draft: Draft) -> None:
         run(check_logger, logger, trainer.tracking.modes.get(logger))
 
 
-def _find_runs(draft: Draft) -> None:
-    """Replace the names of runs in the configuration by the folders of their models."""
-    draft.config = with_runs(draft.config)
-
-
 def _check_inline(draft: Draft) -> None:
     if draft.inline and draft.devices.total > 1:
         raise UsageError(
@@ -220,7 +214,6 @@ def _check_rewards(draft: Draft) -> None:
 CHECKS: tuple[Callable[[Draft], object], ...] = (
     lambda draft: raise_problems(missing_secrets(draft.recipe.config)),
     _check_surroundings,
-    _find_runs,
     lambda draft: draft.devices,
     _check_inline,
     lambda draft: preflight.check_software(draft.config, draft.devices, draft.inline),

@@ -18,6 +18,7 @@ from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.loader import PromptLoader
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.draft import CHECKS, Draft, first_scored_rows
+from rlctl.runtime.planning.evaluation import with_models
 from rlctl.runtime.planning.role_memory import MemoryPlan
 from rlctl.runtime.rank_info import default_threads
 from rlctl.runtime.rewards.specs import scored_sources
@@ -78,7 +79,7 @@ def make_plan(recipe: Recipe, inline: bool, run: Path | None = None) -> Plan:
     Writes nothing and starts nothing that stays. `run` is the folder of the run that resumes with
     this plan; None: a new run, whose name must be free.
     """
-    config = quickstart.resolve(recipe.config, Path(recipe.config.trainer.run_dir))
+    config = with_models(recipe.config)
     with quickstart.readable(config) as existing:
         draft = Draft(recipe, config, existing.data, inline, run)
         for check in CHECKS:

@@ -22,6 +22,7 @@ from rlctl.runtime.rewards.normalization import Scale, running_scale
 from rlctl.runtime.rewards.role import RULE, RuleReward, check_failed_share
 from rlctl.runtime.roles import Reward, RewardModel
 from rlctl.storage import local
+from rlctl.tracking.clock import timed
 from rlctl.tracking.episodes import Message
 
 LOG = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class ModelReward(Reward):
         share = config.max_failed_share
         return cls(rules, model, tokenizer, conversations, *weights, scale, share)
 
+    @timed("reward")
     def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:
         """See `Reward`. A conversation that the chat template rejects scores 0 and has failed.
 

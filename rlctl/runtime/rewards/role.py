@@ -16,6 +16,7 @@ from rlctl.runtime.batch import Prompts, Rollouts, Scores
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import RewardReport, RewardResult, exceeds
 from rlctl.runtime.rewards.scoring import Scoring
+from rlctl.tracking.clock import timed
 from rlctl.tracking.episodes import Episode
 
 LOG = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class RuleReward:
             scored |= torch.tensor([each.score is not None for each in rollouts.episodes])
         return scored
 
+    @timed("reward")
     def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:  # noqa: ARG002
         """Return score, components and failure of each row, (B,) each.
 

@@ -25,7 +25,6 @@ from rlctl.runtime.agents.stream import Stream
 from rlctl.runtime.algorithms.base import step_seed
 from rlctl.runtime.batch import Batch, Prompts, Rollouts, Scored
 from rlctl.runtime.roles import Actor, Published, Roles
-from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.rollout_source import (
     Collected,
@@ -36,6 +35,7 @@ from rlctl.runtime.training.rollout_source import (
     result_of,
     with_staleness,
 )
+from rlctl.tracking.clock import Clock
 
 _PAUSE_S = 0.005
 
@@ -73,7 +73,7 @@ class Eager(RolloutSource):
 
     Args:
         collector: draws prompts, and scores finished groups.
-        roles: roles without a clock.
+        roles: the roles.
         stream: generates the groups.
         publish: makes the trained weights those that engines load next.
         clock: counts the time that the trainer waits.

@@ -15,7 +15,7 @@ from rlctl.runtime.algorithms.divided import mean_probs_diff
 from rlctl.runtime.algorithms.rollout_mismatch import PROBS_DIFF
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Rollouts
 from rlctl.runtime.batch.stored import fetched
-from rlctl.runtime.roles import REFUSED, Actor
+from rlctl.runtime.roles import REFUSED, Actor, Weights
 from rlctl.tracking.metrics import Metrics
 
 
@@ -49,9 +49,11 @@ class CheckedActor(DelegatingActor):
         self._is_sampling_policy = True
         return self.actor.generate_sequences(prompts, seed=seed, validate=validate, greedy=greedy)
 
-    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
-        log_probs = self.actor.compute_log_probs(batch)
-        if self._is_sampling_policy:
+    def compute_log_probs(
+        self, batch: Rollouts, weights: Weights = "current", top_k: int = 0
+    ) -> LogProbs:
+        log_probs = self.actor.compute_log_probs(batch, weights, top_k)
+        if self._is_sampling_policy and weights == "current":
             check_rollout(batch, log_probs, self.limit, self.actor)
         return log_probs
 

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.roles import Published, Roles
-from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.collector import Collector
-from rlctl.runtime.training.timed_roles import timed_roles
+from rlctl.tracking.clock import Clock
 
 T = TypeVar("T")
 
@@ -143,7 +142,7 @@ class InStep(RolloutSource):
 class OneStepAhead(RolloutSource):
     """Rollouts that are collected while the step before theirs learns.
 
-    `roles` are not timed. `publish` makes the trained weights those of the next generation and
+    `publish` makes the trained weights those of the next generation and
     returns the bytes that each engine loads; `clock` counts the time that the trainer waits.
     `beside`: the engines have a pool of their own, so that a thread can use them. `last` is the
     last step to collect for.
@@ -163,7 +162,7 @@ class OneStepAhead(RolloutSource):
         self.collector = collector
         self.trainer_clock = clock
         self.clock = Clock(lambda _: None)
-        self.roles = timed_roles(roles, self.clock)
+        self.roles = roles
         self.publish = publish
         self.beside = beside
         self.last = last
@@ -211,7 +210,8 @@ class OneStepAhead(RolloutSource):
         return result_of(partial(self._collect, step, weights), self.beside)
 
     def _collect(self, step: int, weights: int) -> Collected:
-        scored, metrics = self.collector.collect(self.roles, step)
+        with self.clock.running():
+            scored, metrics = self.collector.collect(self.roles, step)
         seconds = self.clock.take()
         # The trainer's own part of a weight sync is timed as `update_weights`, in its step.
         self.seconds = {_BESIDE.get(phase, phase): value for phase, value in seconds.items()}

@@ -26,7 +26,6 @@ from rlctl.runtime.checkpoint.saver import Saver
 from rlctl.runtime.checkpoint.store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.checkpoint.stored_rollouts import write_rollouts
 from rlctl.runtime.roles import Roles
-from rlctl.runtime.training.clock import Clock
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.eager import Eager
 from rlctl.runtime.training.mismatch import CheckedActor, RolloutMismatch, record_mismatch
@@ -41,9 +40,9 @@ from rlctl.runtime.training.rollout_source import (
 )
 from rlctl.runtime.training.step_metrics import length_metrics, speed_metrics
 from rlctl.runtime.training.stopping import Stopping
-from rlctl.runtime.training.timed_roles import timed_roles
 from rlctl.runtime.training.validation import Validator, to_samples
 from rlctl.runtime.workers.rng import rng_state
+from rlctl.tracking.clock import Clock
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import write_samples
 from rlctl.tracking.metrics import to_floats
@@ -95,7 +94,7 @@ class Trainer:
         self.config = config
         self.state = state
         self.clock = Clock(context.on_phase)
-        self.roles = timed_roles(context.roles, self.clock)
+        self.roles = context.roles
         halt = None if context.max_staleness else config.mismatch.halt
         if halt is not None and self.roles.actor_role is not None:
             checked = CheckedActor(self.roles.actor, halt)
@@ -107,7 +106,8 @@ class Trainer:
             config.timeouts.stop_s, logger.info, context.run.stop_request, context.end_by
         )
         self.skipped_in_a_row = state.skipped_in_a_row
-        self.source = self._source()
+        with self.clock.running():
+            self.source = self._source()
 
     def _source(self) -> RolloutSource:
         """Return the source of rollouts, one step ahead if that is configured."""
@@ -147,7 +147,7 @@ class Trainer:
         step is finished and saved.
         """
         done = self.state.step
-        with self.stopping, self.saver:
+        with self.stopping, self.saver, self.clock.running():
             if self.state.new_run and (self.config.val_before_train or self.config.val_only):
                 self.context.trackers.log(done, self._validate(done))
             if self.stopping.asked:

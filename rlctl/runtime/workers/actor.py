@@ -25,7 +25,7 @@ from rlctl.runtime.model.lora import add_adapters, without_adapters
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded, shard_of
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.roles import Actor, G, Published, R, Total
+from rlctl.runtime.roles import Actor, G, Published, R, Total, Weights
 from rlctl.runtime.rollout.adapters import adapter_sync
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.exchange import WeightVersions, exchange
@@ -57,6 +57,11 @@ class ActorSpec:
     def fsdp(self) -> schema.FSDP:
         """See `ShardedSpec`."""
         return self.actor.fsdp_config
+
+
+def _phase_of_log_probs(_: object = None, weights: Weights = "current", top_k: int = 0) -> str:
+    del top_k
+    return "old_log_prob" if weights == "current" else "ref"
 
 
 class ActorWorker(ExportingWorker, Actor):
@@ -135,7 +140,7 @@ class ActorWorker(ExportingWorker, Actor):
         engine = load("engines", self.spec.sampling.rollout.name)
         self.engine = yield from start_in_phases(engine, spec, None if separate else self.policy.hf)
 
-    @dispatch(Dispatch.BROADCAST)
+    @dispatch(Dispatch.BROADCAST, phase="update_weights")
     def update_weights(self) -> None:
         """See `Actor`. The engine sleeps again after the next `generate_sequences`."""
         assert self.engine is not None, "this actor's rollout engine was not started"
@@ -145,11 +150,11 @@ class ActorWorker(ExportingWorker, Actor):
             self.engine.load_weights(self.engine_weights.parameters(self.engine_lacks))
             self.engine_is_stale, self.engine_lacks = False, Selection.CHANGING
 
-    @dispatch(Dispatch.RANK_ZERO)
+    @dispatch(Dispatch.RANK_ZERO, phase="update_weights")
     def publish_weights(self) -> Published:
         return Published(self.learner.num_updates)
 
-    @dispatch(Dispatch.RANKS)
+    @dispatch(Dispatch.RANKS, phase="gen")
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
@@ -208,22 +213,17 @@ class ActorWorker(ExportingWorker, Actor):
             channel.send(bucket)
         return [channel.close(self.learner.num_updates, part.count)]
 
-    @dispatch(Dispatch.SPLIT)
-    def compute_log_probs(self, batch: Rollouts) -> LogProbs:
-        with_squares = Needs.SUM_PI_SQUARED in self.spec.algorithm.needs
-        replay = self.spec.actor.router_replay.mode
-        return score(self.learner, self.policy, batch, self.infer_budget, with_squares, replay)
-
-    @dispatch(Dispatch.SPLIT)
-    def compute_base_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
+    @dispatch(Dispatch.SPLIT, phase=_phase_of_log_probs)
+    def compute_log_probs(
+        self, batch: Rollouts, weights: Weights = "current", top_k: int = 0
+    ) -> LogProbs:
+        if weights == "current":
+            with_squares = Needs.SUM_PI_SQUARED in self.spec.algorithm.needs
+            replay = self.spec.actor.router_replay.mode
+            return score(self.learner, self.policy, batch, self.infer_budget, with_squares, replay)
         batch = replace(batch, routing=None)  # another policy chooses its own experts
-        with without_adapters(self.policy):
-            return self.learner.infer_policy(self.policy, batch, self.infer_budget, top_k)
-
-    @dispatch(Dispatch.SPLIT)
-    def compute_average_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        batch = replace(batch, routing=None)
-        with self._average().in_place_of_weights():
+        average = weights == "average"
+        with self._average().in_place_of_weights() if average else without_adapters(self.policy):
             return self.learner.infer_policy(self.policy, batch, self.infer_budget, top_k)
 
     @dispatch(Dispatch.GROUPS)
@@ -238,11 +238,11 @@ class ActorWorker(ExportingWorker, Actor):
         assert self.learner.average is not None, "the algorithm does not declare Needs.AVERAGE"
         return self.learner.average
 
-    @dispatch(Dispatch.SPLIT)
+    @dispatch(Dispatch.SPLIT, phase="update_actor")
     def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
         return self._learn(batch, lr, max_probs_diff)[0]
 
-    @dispatch(Dispatch.SPLIT)
+    @dispatch(Dispatch.SPLIT, phase="update_actor")
     def update_with_log_probs(
         self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
     ) -> tuple[LogProbs, Metrics]:

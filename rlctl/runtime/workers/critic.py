@@ -61,7 +61,7 @@ class CriticWorker(LearningWorker, Critic):
             critic.fsdp_config.ulysses_sequence_parallel_size,
         )
 
-    @dispatch(Dispatch.SPLIT)
+    @dispatch(Dispatch.SPLIT, phase="values")
     def compute_values(self, batch: Rollouts) -> Ragged:
         def forward(sequences: Sequences) -> tuple[Tensor]:
             return (self.model(sequences),)
@@ -69,7 +69,7 @@ class CriticWorker(LearningWorker, Critic):
         (values,) = self.learner.infer(batch, self.budget, forward)
         return values
 
-    @dispatch(Dispatch.SPLIT)
+    @dispatch(Dispatch.SPLIT, phase="update_critic")
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
             return self.spec.algorithm.value_loss(self.model(sequences), part)

@@ -22,6 +22,7 @@ from rlctl.errors import InternalError, UsageError
 from rlctl.runtime.balance import balance, row_cost
 from rlctl.runtime.batch import Batch, Prompts, Ragged, Rollouts
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.tracking import clock
 from rlctl.tracking.metrics import merge
 
 _MARK = "__dispatch__"
@@ -139,6 +140,7 @@ def dispatch(
     *,
     dispatch_fn: DispatchFn | None = None,
     collect_fn: CollectFn | None = None,
+    phase: str | Callable[..., str] | None = None,
 ) -> Callable[[Callable[Concatenate[W, P], R]], Callable[Concatenate[W, P], R]]:
     """Make a worker's method callable on a handle.
 
@@ -146,6 +148,9 @@ def dispatch(
     and the first argument and returns one part per worker (None: all get the same arguments);
     `collect_fn` takes the handle and the results by rank and returns that of the call (None: the
     list). Raises UsageError for neither or both.
+
+    `phase` names the time of a call in the metrics `timing_s/*`, or returns the name for its
+    arguments; None: it is part of another phase.
     """
     if (mode is None) == (dispatch_fn is None and collect_fn is None):
         raise UsageError(
@@ -157,12 +162,14 @@ def dispatch(
     def decorate(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
         @wraps(method)
         def call(worker: W, *args: P.args, **kwargs: P.kwargs) -> R:
-            if worker.transport is None:
-                with torch.profiler.record_function(f"{type(worker).__name__}.{method.__name__}"):
-                    return method(worker, *args, **kwargs)
-            if mode is None:
-                return routing.send(worker, method.__name__, args, kwargs)
-            return worker.transport.send(method.__name__, mode, args, kwargs)
+            name = method.__name__
+            with clock.phase(phase(*args, **kwargs) if callable(phase) else phase):
+                if worker.transport is None:
+                    with torch.profiler.record_function(f"{type(worker).__name__}.{name}"):
+                        return method(worker, *args, **kwargs)
+                if mode is None:
+                    return routing.send(worker, name, args, kwargs)
+                return worker.transport.send(name, mode, args, kwargs)
 
         setattr(call, _MARK, mode or routing)
         return call

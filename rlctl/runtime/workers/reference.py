@@ -62,6 +62,6 @@ class ReferenceWorker(ModelWorker, Reference):
             fsdp.ulysses_sequence_parallel_size,
         )
 
-    @dispatch(Dispatch.SPLIT)
+    @dispatch(Dispatch.SPLIT, phase="ref")
     def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
         return self.learner.infer_policy(self.policy, batch, self.budget, top_k)

@@ -61,7 +61,7 @@ class RewardModelWorker(ModelWorker, RewardModel):
         self.learner = Learner(self.model, rank_info, optim=None)
         self.budget = _budget(settings)
 
-    @dispatch(Dispatch.SPLIT)
+    @dispatch(Dispatch.SPLIT, phase="rm_scores")
     def compute_rewards(self, batch: Rollouts) -> Ragged:
         return _scores(self.model, self.learner, batch, self.budget)
 
@@ -78,11 +78,11 @@ class RewardLearnerWorker(ExportingWorker, RewardLearner):
         )
         self.budget = _budget(settings)
 
-    @dispatch(Dispatch.SPLIT)
+    @dispatch(Dispatch.SPLIT, phase="rm_scores")
     def compute_rewards(self, batch: Rollouts) -> Ragged:
         return _scores(self.model, self.learner, batch, self.budget)
 
-    @dispatch(Dispatch.SPLIT)
+    @dispatch(Dispatch.SPLIT, phase="update_rm")
     def update(self, batch: Rollouts, lr: float) -> Metrics:
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
             return self.spec.algorithm.score_loss(self.model(sequences), part)
