@@ -102,7 +102,11 @@ def request_settings(
         return settings
     spec = JudgeSpec.from_config(config)
     worker, key = judge.spawn(JudgeWorker.__name__, JudgeWorker, spec), new_key()
-    urls = worker.serve([key] * len(judge.nodes), config.trainer.nnodes == 1)
+    from rlctl.runtime.agents.programs.endpoint import LOOPBACK
+
+    one_node = config.trainer.nnodes == 1
+    hosts = [LOOPBACK if one_node else node.split()[0] for node in judge.nodes]
+    urls = worker.serve([(key, host) for host in hosts])
     return replace(settings, engines=tuple(urls), engine_key=key, engine_name=path)
 
 

@@ -207,6 +207,8 @@ def _open_ray_pools(
         if size == 0:
             continue
         log_path = (logs / f"{name}.log").absolute()
+        # As many processes on each node, so that no group of ranks is divided between nodes.
+        is_spread = trainer.nnodes > 1 and name not in (plan.rollout_pool, JUDGE_POOL)
         spec = PoolSpec(
             name,
             size,
@@ -215,6 +217,7 @@ def _open_ray_pools(
             call_limit(trainer.timeouts.call_s),
             trainer.balance_batch,
             trainer.placement.device_fraction,
+            (size // trainer.nnodes,) * trainer.nnodes if is_spread else (),
         )
         if name == plan.rollout_pool:
             pool = engines = EnginePool(spec, trainer.timeouts.rollout_restart_s, event)

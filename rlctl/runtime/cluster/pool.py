@@ -78,9 +78,10 @@ class RayPool(Pool):
         self.group = reserve(spec)
         self.order = Lock()
         self.processes = [self._start(rank) for rank in range(spec.num_processes)]
-        one_host = ray.util.get_node_ip_address() == "127.0.0.1"  # a cluster that rlctl started
+        # Ray's address of the node: that of the host's name is often 127.0.1.1.
+        host = self.nodes[0].split()[0]
         address = self._gather(
-            [self.processes[0].address.remote(one_host)],
+            [self.processes[0].address.remote(host)],
             "the first process of the pool",
             spec.start_timeout_s,
         )[0]

@@ -29,6 +29,21 @@ KEY = "actor_rollout_ref.actor.use_torch_compile"
 _MAX_GRAPHS = 16
 
 
+def enable_compiler() -> None:
+    """Let torch.compile compile in this process, and keep what it has compiled for later runs.
+
+    Workers start without a compiler, because on a CPU only `use_torch_compile` needs it.
+    On a GPU FlexAttention needs it too, and vLLM, which does not start without.
+    """
+    import torch._dynamo.config as dynamo
+
+    dynamo.disable = False
+    os.environ.pop("TORCHDYNAMO_DISABLE", None)
+    # Its default is below TMPDIR, which under Ray is removed at the end of a run.
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "rlctl" / "inductor"))
+
+
 def compile_layers(hf: PreTrainedModel) -> None:
     """Compile the decoder layers of `hf` in place, for passes of packed rows.
 
@@ -37,8 +52,7 @@ def compile_layers(hf: PreTrainedModel) -> None:
     """
     import torch._dynamo.config as dynamo
 
-    dynamo.disable = False  # as it is in workers that compile nothing
-    os.environ.pop("TORCHDYNAMO_DISABLE", None)
+    enable_compiler()
     dynamo.recompile_limit = max(dynamo.recompile_limit, _MAX_GRAPHS)
     leave_out_of_graphs()
     for layer in decoder_layers(hf):

@@ -101,6 +101,12 @@ def attend_dense(
     attention with L = S and without a window.
     """
     if reach.sinks is None:
+        if query.is_cuda and query.dtype == torch.float32:
+            # Its kernels for float32 that need no (L, S) scores want equal numbers of heads.
+            key, value = (
+                states.repeat_interleave(query.shape[1] // states.shape[1], dim=1)
+                for states in (key, value)
+            )
         return F.scaled_dot_product_attention(
             *(query, key, value),
             attn_mask=visible,

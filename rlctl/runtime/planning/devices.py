@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Flag
+from functools import cache
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -13,6 +17,10 @@ from rlctl.errors import ResourceError
 from rlctl.recipes import schema
 from rlctl.recipes.roles import pool_names
 from rlctl.runtime.rank_info import RankInfo, default_threads
+
+LOG = logging.getLogger(__name__)
+
+GPUS_OF_KERNEL = Path("/proc/driver/nvidia/gpus")
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,8 @@ class Devices:
         kind = trainer.device
         if kind == "auto":
             kind = "cuda" if torch.cuda.is_available() else "cpu"
+            if kind == "cpu":
+                _warn_of_unused_gpus()
         found = torch.cuda.device_count() if kind == "cuda" else 1
         per_node = trainer.n_gpus_per_node or found
         if kind == "cuda" and (per_node == 0 or (trainer.nnodes == 1 and per_node > found)):
@@ -50,6 +60,16 @@ class Devices:
                 fix=(works.partition("=")[0], works),
             )
         return cls(kind, trainer.nnodes, per_node)
+
+
+@cache
+def _warn_of_unused_gpus() -> None:
+    """Warn once if the kernel has NVIDIA GPUs that torch cannot use, unless they are hidden."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(GPUS_OF_KERNEL.glob("*")):
+        LOG.warning(
+            "this machine has a GPU that torch cannot use, so trainer.device=auto is the CPU; "
+            "`rlctl doctor` shows versions of torch and driver, trainer.device=cpu accepts it"
+        )
 
 
 def pool_sizes(config: schema.Config, devices: Devices, needs: Flag) -> Mapping[str, int]:

@@ -39,6 +39,7 @@ from rlctl.runtime.planning.role_models import (
     check_routes,
 )
 from rlctl.runtime.planning.unusual_values import check_rows, unusual_values
+from rlctl.runtime.rollout.auto import reason_for_hf
 from rlctl.runtime.training.pair_validation import PairValidator
 from rlctl.runtime.training.validation import Validator
 from rlctl.tracking.loggers import preflight as check_logger
@@ -189,6 +190,9 @@ def _check_pools(draft: Draft) -> None:
 
 
 def _check_memory(draft: Draft) -> None:
+    name, reason = draft.config.actor_rollout_ref.rollout.name, reason_for_hf(draft.devices.kind)
+    if name == "auto" and reason is not None and Needs.ENGINE in draft.needs:
+        LOG.warning(f"rollout.name=auto generates with hf, which is slower than vLLM: {reason}")
     for warning in (*draft.memory.warnings, *unusual_values(draft.config, draft.needs)):
         LOG.warning(warning)
     raise_problems(check_capacity(draft.memory, draft.devices, draft.pool_sizes))

@@ -195,6 +195,7 @@ def check_placement(
             )
         )
     problems += _check_judge(config, devices, sum(sizes.values()))
+    problems += _check_fraction(config.trainer.placement, devices, sizes)
     if devices.kind != "cuda" or sum(sizes.values()) <= devices.per_node:
         return problems
     listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())
@@ -207,6 +208,23 @@ def check_placement(
             hint="set the size of each pool in trainer.placement.pools, or put the roles into one "
             "pool",
         ),
+    ]
+
+
+def _check_fraction(
+    placement: schema.Placement, devices: Devices, sizes: Mapping[str, int]
+) -> list[Problem]:
+    """Return a problem if two ranks of a pool would be on one GPU, which NCCL refuses."""
+    several = [name for name, size in sizes.items() if size > 1]
+    if devices.kind != "cuda" or placement.device_fraction > 0.5 or not several:
+        return []
+    return [
+        Problem(
+            f"with trainer.placement.device_fraction={placement.device_fraction:g} ranks of the "
+            f"pool {several[0]} would share a GPU",
+            where="trainer.placement.device_fraction",
+            hint="1; or one rank in each pool: trainer.n_gpus_per_node=1",
+        )
     ]
 
 

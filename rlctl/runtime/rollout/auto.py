@@ -47,10 +47,15 @@ class AutoEngine:
 
 def select_engine(device: str) -> type[HFEngine] | type[VLLMEngine]:
     """Return the engine class that `auto` uses on `device` ("cpu" or "cuda")."""
+    return VLLMEngine if device == "cuda" and reason_for_hf(device) is None else HFEngine
+
+
+def reason_for_hf(device: str) -> str | None:
+    """Return why `auto` does not use vLLM on a GPU; None if it does, and on a CPU."""
     if device != "cuda":
-        return HFEngine
+        return None
     try:
         check_installed(device)
-    except (ConfigError, MissingExtraError):
-        return HFEngine
-    return VLLMEngine
+    except (ConfigError, MissingExtraError) as error:
+        return str(error)
+    return None

@@ -55,7 +55,7 @@ class SGLangEngine(HttpEngine):
             raise MissingExtraError(
                 "the engine sglang needs the package sglang, or the address of a server",
                 where="actor_rollout_ref.rollout.name",
-                hint="pip install 'sglang>=0.5.3', or run a server in another environment and set "
+                hint="run a server (sglang>=0.5.3) in another environment and set "
                 f"+{ENGINE_KWARGS}.url=http://HOST:PORT",
             )
 

@@ -117,11 +117,14 @@ class ActorWorker(ExportingWorker, Actor):
         """Start the rollout engine up to the next phase.
 
         Returns a description of that phase, which the next call runs; None once the engine is
-        ready.
+        ready. Then it sleeps: the models of other roles are loaded next.
         """
         if self._startup is None:
             self._startup = self._startup_phases()
-        return next(self._startup, None)
+        phase = next(self._startup, None)
+        if phase is None and self.engine is not None:
+            self._let_sleep(self.engine)
+        return phase
 
     def _startup_phases(self) -> Generator[str, None, None]:
         """Build the engine, yielding a description of each phase before it runs."""

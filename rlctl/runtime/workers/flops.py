@@ -116,11 +116,12 @@ class DecoderShape:
 def device_usage(
     config: PretrainedConfig, lengths: list[int], seconds: float, name: str
 ) -> Metrics:
-    """Return peak memory and model FLOPs utilization (MFU) of an update on this process's GPU.
+    """Return peak memory since the last call, and model FLOPs utilization (MFU) of an update.
 
     MFU is weighted by `seconds`: merged, it is the useful work divided by the device time.
     """
     peak_memory = torch.cuda.max_memory_allocated() / 2**30
+    torch.cuda.reset_peak_memory_stats()
     metrics: Metrics = {"perf/max_memory_allocated_gb": Max(peak_memory)}
     shape, peak = DecoderShape.from_config(config), peak_flops(torch.cuda.get_device_name())
     if shape is not None and peak is not None:

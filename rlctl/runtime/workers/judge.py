@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 import threading
 from dataclasses import dataclass
 from typing import Self
@@ -89,15 +88,14 @@ class JudgeWorker(Worker):
         self._stop = asyncio.Event()
 
     @dispatch(Dispatch.EACH)
-    def serve(self, keys: list[str], one_host: bool) -> list[str]:
-        """Start the server of each rank, which accepts its key; return their base URLs.
+    def serve(self, places: list[tuple[str, str]]) -> list[str]:
+        """Start the server of each rank; return their base URLs.
 
-        With `one_host` only processes of this machine can reach it.
+        The list has the key that a rank's server accepts, and the address on which it listens.
         """
-        from rlctl.runtime.agents.programs.endpoint import LOOPBACK, Endpoint
+        from rlctl.runtime.agents.programs.endpoint import Endpoint
 
-        (key,) = keys
-        host = LOOPBACK if one_host else socket.gethostbyname(socket.gethostname())
+        ((key, host),) = places
         started, found = threading.Event(), list[str]()
 
         async def run() -> None:

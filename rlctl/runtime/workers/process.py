@@ -23,6 +23,7 @@ from rlctl.debugging import call_on_breakpoint, mark_breakpoints
 from rlctl.log import log_to_stderr
 from rlctl.runs.run_dir import relax_umask
 from rlctl.runtime.batch.stored import PackedRows, detach
+from rlctl.runtime.model.compiled import enable_compiler
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.heap import keep_freed_memory
 from rlctl.runtime.workers.rng import seed_all
@@ -52,17 +53,18 @@ class Process:
         torch.set_num_threads(rank_info.num_threads)
         if rank_info.device == "cpu":
             keep_freed_memory()
+        else:
+            enable_compiler()
         seed_all(rank_info.seed + rank_info.rank)
         if rank_info.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
 
-    def address(self, one_host: bool = True) -> str:
+    def address(self, host: str = _LOOPBACK) -> str:
         """Return an address for the process group, on which this process listens from now on.
 
-        With `one_host` only processes of this host can reach it.
+        `host` is an address of this machine; by default only its own processes can reach it.
         """
-        host = _LOOPBACK if one_host else socket.gethostbyname(socket.gethostname())
         self._listener = listen(host, self.rank_info.world_size)
         return f"{host}:{self._listener.getsockname()[1]}"
 

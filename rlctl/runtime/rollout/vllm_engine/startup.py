@@ -13,7 +13,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ def prepare(spec: EngineSpec) -> None:
     on_cpu = spec.rank_info.device == "cpu"
     if on_cpu:
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # the engine compiles nothing on a CPU
-    with _quiet():
+    with _quiet(spec):
         from vllm import LLM  # noqa: F401
 
         _inspect_models_in_process()
@@ -74,7 +74,7 @@ def start(spec: EngineSpec) -> LLM:
 
     arguments = engine_arguments(spec) | dict(spec.rollout.engine_kwargs)
     set_num_threads = torch.set_num_threads
-    with _quiet():
+    with _quiet(spec):
         try:
             llm = LLM(**arguments)
             if spec.rollout.tensor_model_parallel_size > 1:
@@ -129,6 +129,8 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
             "gpu_memory_utilization": rollout.gpu_memory_utilization,
             "enable_sleep_mode": rollout.free_cache_engine,
             "enable_return_routed_experts": spec.routing is not None,
+            # Each rank sees one GPU under Ray, and vLLM would look for the others.
+            "disable_custom_all_reduce": rollout.tensor_model_parallel_size > 1,
         }
     if takes_adapters(spec):
         arguments |= adapter_arguments(spec.model)
@@ -222,13 +224,25 @@ def _inspect_models_in_process() -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet(spec: EngineSpec) -> Iterator[None]:
+    """Keep vLLM's output from the terminal; print it if the block raises.
+
+    In a process with a log file it goes there at once, and so do stacks and NCCL's warnings of a
+    process that is killed.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with _captured() if spec.rank_info.log_path is None else nullcontext():
+            yield
+
+
+@contextmanager
+def _captured() -> Iterator[None]:
     """Capture all output of the process, and print it only if the block raises."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [os.dup(1), os.dup(2)]
-    with tempfile.TemporaryFile() as log, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with tempfile.TemporaryFile() as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         failed = True

@@ -1,0 +1,134 @@
+"""What a start on a GPU needs, as far as a machine without one can show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlctl.errors import MissingExtraError
+from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.cluster.session import _options
+from rlctl.runtime.planning import devices
+from rlctl.runtime.planning.devices import Devices
+from rlctl.runtime.planning.preflight import check_placement
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout import auto
+from rlctl.runtime.rollout.engine import EngineSpec
+from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.rollout.vllm_engine.startup import engine_arguments
+from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.process import Process
+from tests.models import write_tiny_model
+
+CPU = RankInfo(0, 1, "cpu", 1, 60.0, False, None)
+GPU = replace(CPU, device="cuda")
+
+
+@pytest.mark.parametrize(("where", "compiles"), [(CPU, False), (GPU, True)])
+def test_workers_compile_on_a_gpu(
+    where: RankInfo, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's workers begin without a compiler. vLLM does not start if this attribute is missing."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    with torch._dynamo.config.patch(disable=True):
+        Process(where)
+        compiled = torch.compile(lambda x: x, fullgraph=True)
+        assert hasattr(compiled, "aot_compile") is compiles
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_ranks_that_share_a_vllm_engine_see_one_gpu_each(size: int) -> None:
+    rollout = f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}"
+    config = compose("ppo", [rollout]).config.actor_rollout_ref
+    spec = EngineSpec(config.model, config.rollout, torch.bfloat16, GPU, 64, seed=0)
+    assert engine_arguments(spec)["disable_custom_all_reduce"] is (size > 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fraction", "per_node", "refused"),
+    [
+        ("cuda", 0.5, 2, True),
+        ("cuda", 0.5, 1, False),
+        ("cuda", 1, 2, False),
+        ("cpu", 0.5, 2, False),
+    ],
+)
+def test_two_ranks_of_a_pool_share_no_gpu(
+    kind: str, fraction: float, per_node: int, refused: bool
+) -> None:
+    config = compose("ppo", [f"trainer.placement.device_fraction={fraction}"]).config
+    problems = check_placement(config, Devices(kind, 1, per_node), ["main"], None)
+    assert [each.where for each in problems] == ["trainer.placement.device_fraction"] * refused
+
+
+def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "0000:01:00.0").mkdir()
+    monkeypatch.setattr(devices, "GPUS_OF_KERNEL", tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    trainer = compose("ppo", ["trainer.device=auto"]).config.trainer
+    for hidden, num_warnings in ((True, 0), (False, 1)):
+        caplog.clear()
+        devices._warn_of_unused_gpus.cache_clear()
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "" if hidden else "0")
+        assert Devices.from_config(trainer).kind == Devices.from_config(trainer).kind == "cpu"
+        assert caplog.text.count("a GPU that torch cannot use") == num_warnings
+    devices._warn_of_unused_gpus.cache_clear()
+
+
+def test_auto_says_why_it_does_not_use_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        raise MissingExtraError("vLLM is not installed")
+
+    monkeypatch.setattr(auto, "check_installed", missing)
+    assert (auto.reason_for_hf("cuda"), auto.select_engine("cuda")) == (
+        "vLLM is not installed",
+        HFEngine,
+    )
+    assert (auto.reason_for_hf("cpu"), auto.select_engine("cpu")) == (None, HFEngine)
+
+
+@pytest.mark.parametrize(
+    ("address", "gloo"), [(None, ""), ("127.0.0.1:6379", ""), ("10.0.0.1:6379", "eth1")]
+)
+def test_interfaces_reach_workers_of_other_machines(
+    address: str | None, gloo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "eth1")
+    variables = _options(compose("ppo").config.ray_kwargs.ray_init, 1, address)["runtime_env"][
+        "env_vars"
+    ]
+    assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"]) == (gloo, "eth1")
+
+
+class Sleeper(HFEngine):
+    """Engine that drops its weights when it sleeps."""
+
+    num_sleeps = 0
+
+    def sleep(self) -> bool:
+        type(self).num_sleeps += 1
+        return True
+
+
+def test_an_engine_sleeps_while_other_models_are_loaded(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path)
+    name = f"actor_rollout_ref.rollout.name={__name__}:Sleeper"
+    config = compose("ppo", [f"actor_rollout_ref.model.path={model}", name]).config
+    part = config.actor_rollout_ref
+    sampling = SamplingConfig(part.rollout, 8, (2,))
+    algorithm = load_algorithm(config, num_steps=1)
+    assert Needs.ENGINE in algorithm.needs
+    worker = ActorWorker(CPU, ActorSpec(part.model, part.actor, sampling, 8, algorithm, 0))
+    worker.start_engine()
+    assert (Sleeper.num_sleeps, worker.engine_is_stale) == (1, True)
+    worker.update_weights()
+    assert not worker.engine_is_stale
