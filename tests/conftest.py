@@ -19,13 +19,8 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, default)
 
 
-# Folders with the longest tests. They begin first, so that the processes end at the same time.
-LONG = ("e2e", "distributed", "tracking", "cli", "board")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests, and skip those marked `extra(name)` if the extra is not installed."""
-    items.sort(key=lambda item: item.path.relative_to(item.config.rootpath).parts[1] not in LONG)
+    """Skip tests marked `extra(name)` if the extra is not installed."""
     for item in items:
         for marker in item.iter_markers("extra"):
             if find_spec(EXTRAS[marker.args[0]]) is None:

@@ -90,8 +90,8 @@ def test_optimal_token_baseline_receives_sum_pi_squared(
     """Compare Σ_v π(v)² of each response token with a plain forward pass of each row."""
     compute, compared = ActorWorker.compute_log_probs, []
 
-    def watch(self: ActorWorker, batch: Rollouts) -> LogProbs:
-        answer = compute(self, batch)
+    def watch(self: ActorWorker, batch: Rollouts, *how: object) -> LogProbs:
+        answer = compute(self, batch, *how)
         assert answer.sum_pi_squared is not None
         for prompt, response, squares in zip(
             batch.prompt_ids.rows(),

@@ -126,7 +126,10 @@ def play(
     ("environment", "params"),
     [("guess.py:Guess", {}), ("skyrl", {"env_class": "guess.py:Guess"})],
 )
-def test_class_of_skyrl_gym(folder: Path, environment: str, params: dict[str, Any]) -> None:
+def test_class_of_skyrl_gym(
+    folder: Path, environment: str, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "skyrl_gym", raising=False)
     prompt = [{"role": "user", "content": "?"}]
     row = {"prompt": prompt, "ground_truth": "7", "extra_info": {"index": 1}}
     params = {**params, "env_config": {"reward": {"bonus": 0.5}}}
