@@ -10,6 +10,7 @@ from rlctl.monitoring.text import format_resources
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.cluster.gpus import cluster_gpus
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.rank_info import default_threads, process_resources
 from rlctl.sweeps.record import SweepRecord, Trial
@@ -108,7 +109,8 @@ class RayCluster:
 def run_resources(config: schema.Config) -> dict[str, float]:
     """Return the Ray resources of one run: those of a process times the number of processes."""
     each = process_resources(
-        Devices.from_config(config.trainer).kind, config.trainer.placement.device_fraction
+        Devices.from_config(config.trainer, cluster_gpus(config)).kind,
+        config.trainer.placement.device_fraction,
     )
     return {name: num_processes(config) * amount for name, amount in each.items()}
 
@@ -117,7 +119,7 @@ def num_processes(config: schema.Config) -> int:
     """Return the number of worker processes of one run."""
     sizes = pool_sizes(
         config,
-        Devices.from_config(config.trainer),
+        Devices.from_config(config.trainer, cluster_gpus(config)),
         load_algorithm(config, 1).needs,
     )
     return sum(sizes.values())

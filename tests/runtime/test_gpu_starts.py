@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlctl.errors import MissingExtraError
+from rlctl.errors import MissingExtraError, ResourceError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.cluster.gpus import ClusterGpus
 from rlctl.runtime.cluster.session import _options
 from rlctl.runtime.planning import devices
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.preflight import check_placement
+from rlctl.runtime.planning.role_memory import memory_of
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout import auto
 from rlctl.runtime.rollout.engine import EngineSpec
@@ -81,6 +83,20 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
         assert Devices.from_config(trainer).kind == Devices.from_config(trainer).kind == "cpu"
         assert caplog.text.count("a GPU that torch cannot use") == num_warnings
     devices._warn_of_unused_gpus.cache_clear()
+
+
+def test_a_driver_without_a_gpu_plans_for_those_of_the_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    trainer = compose("ppo", ["trainer.device=auto"]).config.trainer
+    found = Devices.from_config(trainer, ClusterGpus(8, "H100"))
+    assert (found.kind, found.per_node, found.gpu) == ("cuda", 8, "H100")
+    assert memory_of(found, 8) == 81559 * 2**20
+    assert memory_of(replace(found, gpu="TPU"), 8) is None
+    nine = compose("ppo", ["trainer.device=cuda", "trainer.n_gpus_per_node=9"]).config.trainer
+    with pytest.raises(ResourceError, match="the nodes of the cluster have 8 GPUs"):
+        Devices.from_config(nine, ClusterGpus(8, "H100"))
 
 
 def test_auto_says_why_it_does_not_use_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

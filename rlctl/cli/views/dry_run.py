@@ -40,7 +40,7 @@ def show(recipe: Recipe, *, inline: bool, strict: bool, as_json: bool) -> None:
     for line in report.idle:
         warn(line)
     for pool, peak in report.pool_peaks.items():
-        if peak > report.device_memory:
+        if report.device_memory is not None and peak > report.device_memory:
             warn(
                 f"pool {pool} needs about {_size(peak)} per device, "
                 f"but a device has {_size(report.device_memory)}"
@@ -153,8 +153,9 @@ def _print_memory(report: DryRun) -> None:
     names = [name.replace("_", " ") for name in columns]
     stdout().print(table(["role", "numbers", *names], rows, right=["numbers", *names]))
     for pool, peak in report.pool_peaks.items():
+        size = report.device_memory
         stdout().print(
-            f"pool {pool}: {_size(peak)} at its peak, of {_size(report.device_memory)}",
+            f"pool {pool}: {_size(peak)} at its peak" + (f", of {_size(size)}" if size else ""),
             markup=False,
         )
 

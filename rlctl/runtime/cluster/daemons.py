@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 
 @contextmanager
@@ -35,9 +34,10 @@ def _patch_ray(patches: ExitStack, log_to_driver: bool) -> None:
         "setup_worker_path": str(Path(__file__).with_name("setup_worker.py")),
     }
     absent = ImportError("the dashboard is off")
-    for each in (
-        patch.object(parameter, "RayParams", partial(parameter.RayParams, **settings)),
-        patch.object(services, "start_api_server", return_value=(None, None)),
-        patch.object(utils, "get_dashboard_dependency_error", return_value=absent),
+    for module, name, replacement in (
+        (parameter, "RayParams", partial(parameter.RayParams, **settings)),
+        (services, "start_api_server", lambda *_, **__: (None, None)),
+        (utils, "get_dashboard_dependency_error", lambda: absent),
     ):
-        patches.enter_context(each)
+        patches.callback(setattr, module, name, getattr(module, name))
+        setattr(module, name, replacement)

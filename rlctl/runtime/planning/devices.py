@@ -16,6 +16,7 @@ import torch
 from rlctl.errors import ResourceError
 from rlctl.recipes import schema
 from rlctl.recipes.roles import pool_names
+from rlctl.runtime.cluster.gpus import ClusterGpus
 from rlctl.runtime.rank_info import RankInfo, default_threads
 
 LOG = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class Devices:
     kind: str  # "cpu" or "cuda"
     num_nodes: int
     per_node: int
+    gpu: str | None = None  # name of the GPUs of a cluster, if this machine has none
 
     @property
     def total(self) -> int:
@@ -37,29 +39,33 @@ class Devices:
         return self.num_nodes * self.per_node
 
     @classmethod
-    def from_config(cls, trainer: schema.Trainer) -> Self:
-        """Resolve `trainer.device=auto` and `trainer.n_gpus_per_node=0` on this machine.
+    def from_config(cls, trainer: schema.Trainer, gpus: ClusterGpus | None = None) -> Self:
+        """Resolve `trainer.device=auto` and `trainer.n_gpus_per_node=0`.
 
-        `auto` is the GPU where there is one; 0 is every GPU, or one process on a CPU. Raises
-        `ResourceError` where this machine has fewer GPUs than asked for.
+        `auto` is the GPU where there is one; 0 is every GPU, or one process on a CPU. `gpus` are
+        those of a cluster if this machine has none. Raises ResourceError if there are fewer GPUs
+        than asked for.
         """
         kind = trainer.device
         if kind == "auto":
-            kind = "cuda" if torch.cuda.is_available() else "cpu"
+            kind = "cuda" if gpus is not None or torch.cuda.is_available() else "cpu"
             if kind == "cpu":
                 _warn_of_unused_gpus()
-        found = torch.cuda.device_count() if kind == "cuda" else 1
+        where = "this machine has" if gpus is None else "the nodes of the cluster have"
+        found = 1
+        if kind == "cuda":
+            found = torch.cuda.device_count() if gpus is None else gpus.per_node
         per_node = trainer.n_gpus_per_node or found
         if kind == "cuda" and (per_node == 0 or (trainer.nnodes == 1 and per_node > found)):
             works = f"trainer.n_gpus_per_node={found}" if found else "trainer.device=cpu"
             raise ResourceError(
                 f"trainer.device={trainer.device} and "
                 f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}, "
-                f"but this machine has {found} GPUs",
+                f"but {where} {found} GPUs",
                 hint=works,
                 fix=(works.partition("=")[0], works),
             )
-        return cls(kind, trainer.nnodes, per_node)
+        return cls(kind, trainer.nnodes, per_node, gpus and gpus.name)
 
 
 @cache

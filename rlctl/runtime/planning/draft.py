@@ -23,6 +23,7 @@ from rlctl.runtime.algorithms.references import routed_models
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
 from rlctl.runtime.checkpoint.store import checkpoint_at
+from rlctl.runtime.cluster.gpus import cluster_gpus
 from rlctl.runtime.data.conversations import Pairs
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.row_table import Rows
@@ -61,7 +62,8 @@ class Draft:
     @Part
     def devices(self) -> Devices:
         """Devices of the run."""
-        return Devices.from_config(self.config.trainer)
+        gpus = None if self.inline else cluster_gpus(self.config)
+        return Devices.from_config(self.config.trainer, gpus)
 
     @property
     def known_devices(self) -> Devices | None:

@@ -16,11 +16,11 @@ from rlctl.recipes.unused_keys import report_unused_keys
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.data.tokenizer import render_prompt
 from rlctl.runtime.ops import ceil_div
-from rlctl.runtime.planning.memory import RoleMemory, device_memory
+from rlctl.runtime.planning.memory import RoleMemory
 from rlctl.runtime.planning.mesh import draw_mesh
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS
-from rlctl.runtime.planning.role_memory import PlannedRole
+from rlctl.runtime.planning.role_memory import PlannedRole, memory_of
 from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.tracking.loggers import preflight
 
@@ -153,7 +153,7 @@ class DryRun:
     batches: Batches
     memory: list[RoleMemory]
     pool_peaks: dict[str, int]  # bytes on one device: held by all roles, and the most by one more
-    device_memory: int
+    device_memory: int | None  # None: of GPUs that only the cluster knows
     disk: Disk
     trackers: list[str]
     reward_functions: list[str]
@@ -179,7 +179,7 @@ def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
         batches=plan_batches(plan),
         memory=plan.memory.known(),
         pool_peaks=_pool_peaks(plan),
-        device_memory=device_memory(plan.devices.kind, max(1, processes // plan.devices.num_nodes)),
+        device_memory=memory_of(plan.devices, processes),
         disk=_disk(plan),
         trackers=[_tracker(name, config.trainer.tracking) for name in config.trainer.logger],
         reward_functions=[

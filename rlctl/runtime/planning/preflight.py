@@ -233,6 +233,8 @@ def _check_judge(config: schema.Config, devices: Devices, num_used: int) -> list
     judge = config.reward.judge
     if judge.model.path is None or devices.kind != "cuda" or devices.num_nodes > 1:
         return []
+    if not torch.cuda.is_available():  # they are on another machine
+        return []
     wanted, found = judge.rollout.num_engines, torch.cuda.device_count()
     if num_used + wanted <= found:
         return []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from rlctl.errors import Problem
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, REFERENCE, Role, built_roles, engine_role, rollout_pool
@@ -12,6 +14,7 @@ from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.devices import Devices
+from rlctl.runtime.planning.gpus import GPUS, MIB
 from rlctl.runtime.planning.memory import (
     RoleMemory,
     Storage,
@@ -105,14 +108,23 @@ def _models(
         yield REFERENCE, f"{REFERENCE.name} {name}", model
 
 
+def memory_of(devices: Devices, num_processes: int) -> int | None:
+    """Return the bytes available to each process; None for GPUs that only the cluster knows."""
+    if devices.kind == "cuda" and not torch.cuda.is_available():
+        return GPUS[devices.gpu] * MIB if devices.gpu in GPUS else None
+    return device_memory(devices.kind, max(1, num_processes // devices.num_nodes))
+
+
 def check_capacity(plan: MemoryPlan, devices: Devices, ranks: Mapping[str, int]) -> list[Problem]:
     """Return a problem for each pool whose exact part of the memory exceeds a device.
 
     Exact are the weights and moments of all roles of a pool, and the gradients of one of them.
     Activations and caches are estimates, so only a dry run warns of them.
     """
-    available = device_memory(devices.kind, max(1, sum(ranks.values()) // devices.num_nodes))
+    available = memory_of(devices, sum(ranks.values()))
     problems: list[Problem] = []
+    if available is None:
+        return problems
     for pool, roles in plan.pools().items():
         needed = sum(each.parameters + each.moments for each in roles)
         needed += max(each.gradients for each in roles)
