@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import torch.distributed as dist
 from torch import Tensor, cat
 
 from rlctl.runtime.rank_info import RankInfo
@@ -34,6 +37,30 @@ def on_two_ranks(where: RankInfo, dense: str, mixture: Path) -> list[Tensor]:
             of_role(where, dense, "actor", *mesh(sequence=2), OFFLOAD),
             actors_gradient(where, mixture, 2, *mesh(experts=2)),
         ]
+
+
+def of_replicas(where: RankInfo, model: str) -> tuple[Tensor, int]:
+    """Return the gradient of two replicas, and the number of times that they add gradients."""
+    sums: list[int] = []
+    reduce = dist.all_reduce
+
+    def count(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        sums.append(int(kwargs.get("group") is not None and tensor.numel() > 100))
+        return reduce(tensor, *args, **kwargs)
+
+    replicas = "actor_rollout_ref.actor.fsdp_config.fsdp_size=1"
+    with patch.object(dist, "all_reduce", count):
+        found, _ = gradient(where, model, "actor", "token-mean", 4, (replicas,))
+    return found, sum(sums)
+
+
+def test_replicas_add_their_gradients_once(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path)
+    whole, _ = gradient(rank_info(), str(model), "actor", "token-mean", 1)
+    num_blocks = 3  # two layers, and the parameters outside them
+    for found, num_sums in on_ranks(2, of_replicas, str(model)):
+        assert (whole - found).norm() <= 1e-6 * whole.norm() > 0
+        assert num_sums == num_blocks
 
 
 def test_two_ranks_that_split_the_model_do_not_change_the_gradient(tmp_path: Path) -> None:

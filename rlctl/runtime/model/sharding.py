@@ -149,6 +149,13 @@ def _sequence_group(rank_info: RankInfo, size: int, tensor: int) -> SequenceGrou
     return SequenceGroup(mesh.get_group("sequence"), mesh.get_local_rank("sequence"), size)
 
 
+def has_replicas(model: nn.Module) -> bool:
+    """Return True if the model has several copies, each of them sharded."""
+    parameter = next(model.parameters())
+    names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
+    return "replicate" in (names or ())
+
+
 def is_sharded(model: nn.Module) -> bool:
     """Return True if the model is sharded by FSDP2."""
     return isinstance(model, FSDPModule)

@@ -207,7 +207,7 @@ class Learner:
             results: list[R] = []
             try:
                 parts = (self._packed(batch, rows, counts) for rows in cut)
-                results.extend(passes(self.model, parts, compute))  # one by one
+                results.extend(passes(self.model, parts, len(cut), compute))  # one by one
                 return results, cut
             except RuntimeError as error:
                 if not is_oom(error):

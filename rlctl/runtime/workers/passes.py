@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.pipeline_parallel import Stage, stage_of
 from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.sharding import has_replicas
 from rlctl.runtime.ops import ceil_div
 
 B = TypeVar("B")
@@ -38,19 +40,26 @@ def most_in_run(stages: int) -> int:
 def passes(
     model: PackedModel,
     parts: Iterable[tuple[B, Sequences]],
+    num_parts: int,
     compute: Compute[B, R],
 ) -> Iterator[R]:
     """Yield a result for each micro-batch, from `compute`, and add the gradient of its loss.
 
-    Collective for the stages of a pipeline, which all yield the results of the last one.
+    Collective for the stages of a pipeline, which all yield the results of the last one. Replicas
+    add their gradients once, after the last of the `num_parts` micro-batches.
     """
     stage = stage_of(model)
     if stage is not None:
         yield from _in_stages(model, stage, list(parts), compute)
         return
-    for part, sequences in parts:
+    replicas = has_replicas(model)
+    for number, (part, sequences) in enumerate(parts, 1):
         result, loss = compute(part, sequences)
         if loss is not None:
+            if replicas:
+                assert isinstance(model, FSDPModule), "replicas are FSDP's"
+                model.set_is_last_backward(number == num_parts)
+                model.set_requires_all_reduce(number == num_parts)
             loss.backward()
         yield result
 
