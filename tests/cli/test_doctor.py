@@ -119,6 +119,15 @@ def test_a_cpu_build_on_a_machine_with_gpus_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cuda", "driver", "state"),
+    [("13.0", "570.1", "fault"), ("13.0", "580.65.06", "ok"), ("12.8", "570.1", "ok")],
+)
+def test_a_driver_that_is_too_old_for_torch_is_a_fault(cuda: str, driver: str, state: str) -> None:
+    found = check_torch("2.13.0", cuda, [f"H200, 143771 MiB, {driver}"])
+    assert (found.state, driver in found.message) == (state, True)
+
+
+@pytest.mark.parametrize(
     ("found", "gpus", "state", "message", "remedy"),  # remedy: its beginning
     [
         ({}, 0, "ok", "0.32.0, built for CPUs", None),

