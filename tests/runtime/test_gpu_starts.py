@@ -53,6 +53,19 @@ def test_ranks_that_share_a_vllm_engine_see_one_gpu_each(size: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("where", "number", "given", "fraction"),
+    [(GPU, None, None, 0.5), (GPU, 0, None, 0.9), (GPU, 0, 0.3, 0.3), (CPU, 0, None, 0.5)],
+)
+def test_an_engine_gets_most_of_a_gpu_of_its_own(
+    where: RankInfo, number: int | None, given: float | None, fraction: float
+) -> None:
+    config = compose("ppo").config.actor_rollout_ref
+    rollout = config.rollout.model_copy(update={"gpu_memory_utilization": given})
+    spec = EngineSpec(config.model, rollout, torch.bfloat16, where, 64, seed=0, number=number)
+    assert spec.memory_fraction == fraction
+
+
+@pytest.mark.parametrize(
     ("kind", "fraction", "per_node", "refused"),
     [
         ("cuda", 0.5, 2, True),

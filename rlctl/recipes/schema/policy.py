@@ -175,8 +175,9 @@ class Rollout(Section):
     )
     n: Count = Field(description="responses per prompt")
     tensor_model_parallel_size: Count = Field(description="ranks that share one engine")
-    gpu_memory_utilization: Share = Field(
-        description="fraction of device memory available to the engine"
+    gpu_memory_utilization: Share | None = Field(
+        description="fraction of device memory available to the engine; null = 0.9 on a GPU of "
+        "its own, else 0.5"
     )
     max_num_seqs: Count = Field(description="maximum rows decoded concurrently")
     max_num_batched_tokens: Count = Field(description="maximum tokens per engine pass")

@@ -47,6 +47,12 @@ class EngineSpec:
     on_oom: Callable[[OomRetry], None] = log_oom_retry  # called when the batch size is reduced
     routing: RoutingShape | None = None  # of the experts to record, for engines that record them
 
+    @property
+    def memory_fraction(self) -> float:
+        """Fraction of the device's memory for the engine; more where nothing else is on a GPU."""
+        alone = self.number is not None and self.rank_info.device == "cuda"
+        return self.rollout.gpu_memory_utilization or (0.9 if alone else 0.5)
+
 
 @dataclass(frozen=True, eq=False)
 class SamplingParams(Decoding):

@@ -33,7 +33,7 @@ def launch_arguments(spec: EngineSpec) -> list[str]:
         "--context-length": spec.max_length,
         "--max-running-requests": rollout.max_num_seqs,
         "--max-prefill-tokens": rollout.max_num_batched_tokens,
-        "--mem-fraction-static": rollout.gpu_memory_utilization,
+        "--mem-fraction-static": spec.memory_fraction,
         "--random-seed": spec.seed,
         "--device": spec.rank_info.device,
         "--json-model-override-args": json.dumps(spec.model.override_config),

@@ -126,7 +126,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     else:
         arguments |= {
             "enforce_eager": rollout.enforce_eager,
-            "gpu_memory_utilization": rollout.gpu_memory_utilization,
+            "gpu_memory_utilization": spec.memory_fraction,
             "enable_sleep_mode": rollout.free_cache_engine,
             "enable_return_routed_experts": spec.routing is not None,
             # Each rank sees one GPU under Ray, and vLLM would look for the others.
@@ -165,7 +165,7 @@ def kv_cache_bytes(spec: EngineSpec) -> int:
     blocks_per_row = ceil_div(spec.max_length, _BLOCK)
     wanted = (rollout.max_num_seqs * blocks_per_row + 1) * block  # vLLM reserves one block
     available = psutil.virtual_memory().available
-    allowed = int(available * rollout.gpu_memory_utilization / spec.rank_info.world_size)
+    allowed = int(available * spec.memory_fraction / spec.rank_info.world_size)
     least = (blocks_per_row + 1) * block
     if least > allowed:
         raise ResourceError(
