@@ -45,6 +45,7 @@ class Scheduler:
         """
         for trial in self.study.running():  # started by an earlier process of this sweep
             self._add(trial)
+        self._show()  # their runs may have been resumed by themselves, and have ended
         while self._more() or self._active() or self._processes():
             self._poll()
             self._start_runs()
