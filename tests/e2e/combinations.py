@@ -54,7 +54,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, call
     with open(calls, "a") as file:
         file.write("scored\\n")
     total = sum(map(ord, solution_str))
-    if calls == "failing" and total % 3 == 0:
+    if calls == "failing" and total % 11 == 0:  # rarely in every group of a step
         raise ValueError("no score")
     return {"score": (total % 7) / 6, "even": float(total % 2 == 0)}
 
