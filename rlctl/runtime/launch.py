@@ -226,8 +226,7 @@ def _open_ray_pools(
             pool = judges = RayPool(spec)
         else:
             pool = workers[name] = RayPool(spec)
-        # Else the session ends the cluster and them.
-        if address_of(ray_kwargs.ray_init) is not None:
+        if address_of(ray_kwargs.ray_init) is not None:  # else the session ends it
             stack.callback(pool.close)
     return Pools(workers, engines, judges)
 

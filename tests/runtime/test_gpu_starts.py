@@ -1,4 +1,4 @@
-"""What a start on a GPU needs, as far as a machine without one can show."""
+"""Starts on GPUs, tested on a machine without one."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_driver_without_a_gpu_plans_for_those_of_the_cluster(
     assert memory_of(found, 8) == 81559 * 2**20
     assert memory_of(replace(found, gpu="TPU"), 8) is None
     nine = compose("ppo", ["trainer.device=cuda", "trainer.n_gpus_per_node=9"]).config.trainer
-    with pytest.raises(ResourceError, match="the nodes of the cluster have 8 GPUs"):
+    with pytest.raises(ResourceError, match="each node of the cluster has 8 GPUs"):
         Devices.from_config(nine, ClusterGpus(8, "H100"))
 
 

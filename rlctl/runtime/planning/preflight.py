@@ -20,7 +20,7 @@ from rlctl.runtime.cluster.access import check_packages
 from rlctl.runtime.model.compiled import check_compiler
 from rlctl.runtime.model.tensor_parallel import divisors
 from rlctl.runtime.planning.async_checks import check_async
-from rlctl.runtime.planning.devices import Devices
+from rlctl.runtime.planning.devices import Devices, check_fraction
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.weight_sync import uses_host_memory
 from rlctl.storage import local
@@ -195,7 +195,7 @@ def check_placement(
             )
         )
     problems += _check_judge(config, devices, sum(sizes.values()))
-    problems += _check_fraction(config.trainer.placement, devices, sizes)
+    problems += check_fraction(config.trainer.placement, devices, sizes)
     if devices.kind != "cuda" or sum(sizes.values()) <= devices.per_node:
         return problems
     listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())
@@ -208,23 +208,6 @@ def check_placement(
             hint="set the size of each pool in trainer.placement.pools, or put the roles into one "
             "pool",
         ),
-    ]
-
-
-def _check_fraction(
-    placement: schema.Placement, devices: Devices, sizes: Mapping[str, int]
-) -> list[Problem]:
-    """Return a problem if two ranks of a pool would be on one GPU, which NCCL refuses."""
-    several = [name for name, size in sizes.items() if size > 1]
-    if devices.kind != "cuda" or placement.device_fraction > 0.5 or not several:
-        return []
-    return [
-        Problem(
-            f"with trainer.placement.device_fraction={placement.device_fraction:g} ranks of the "
-            f"pool {several[0]} would share a GPU",
-            where="trainer.placement.device_fraction",
-            hint="1; or one rank in each pool: trainer.n_gpus_per_node=1",
-        )
     ]
 
 

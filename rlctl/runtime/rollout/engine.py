@@ -17,12 +17,7 @@ from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.model.routing import RoutingShape
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.requests import (
-    Completion,
-    Decoding,
-    Request,
-    next_key,
-)
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 
 _log = logging.getLogger(__name__)
 
