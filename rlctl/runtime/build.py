@@ -27,11 +27,7 @@ from rlctl.recipes.roles import (
 )
 from rlctl.runtime.agents.programs.chat_api import new_key
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ScoreLoss, ValueLoss
-from rlctl.runtime.algorithms.references import (
-    ActorAsReference,
-    RoutedReference,
-    RoutesRows,
-)
+from rlctl.runtime.algorithms.references import ActorAsReference, RoutedReference, RoutesRows
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pools import Pool, Pools, W
 from rlctl.runtime.rank_info import available_cores

@@ -142,8 +142,8 @@ class InStep(RolloutSource):
 class OneStepAhead(RolloutSource):
     """Rollouts that are collected while the step before theirs learns.
 
-    `publish` makes the trained weights those of the next generation and
-    returns the bytes that each engine loads; `clock` counts the time that the trainer waits.
+    `publish` makes the trained weights those of the next generation and returns the bytes that each
+    engine loads; `clock` counts the time that the trainer waits.
     `beside`: the engines have a pool of their own, so that a thread can use them. `last` is the
     last step to collect for.
     """
