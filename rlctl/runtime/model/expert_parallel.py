@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.model.exchange import exchange, summed, with_summed_gradient
+from rlctl.runtime.model.mapped import Storage
 
 
 def expert_layers(model: nn.Module) -> Iterator[nn.Module]:
@@ -52,11 +53,11 @@ class _Layout:
         return self.mesh[name].size() if name in (self.mesh.mesh_dim_names or ()) else 1
 
 
-def shard_experts(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> set[nn.Parameter]:
-    """Divide the experts over `mesh`, in place; return their parameters.
+def shard_experts(model: nn.Module, mesh: DeviceMesh, storage: Storage) -> set[nn.Parameter]:
+    """Divide the experts over `mesh`, and move them into `storage`, in place; return them.
 
-    It has dimensions "shard" or "tensor" or both, and "replicate" if there are replicas. Experts
-    compute in `dtype`. Raises ConfigError if there are no experts, or if the ranks do not divide
+    The mesh has dimensions "shard" or "tensor" or both, and "replicate" if there are replicas.
+    Raises ConfigError if there are no experts, or if the ranks do not divide
     their number.
     """
     names = mesh.mesh_dim_names or ()
@@ -72,12 +73,13 @@ def shard_experts(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> set
         if total % number:
             raise ConfigError(f"{number} ranks do not divide the {total} experts of a layer")
         for name, whole in list(module.named_parameters(recurse=False)):
-            own = whole.detach().tensor_split(number)[index].clone()
+            own = whole.detach().tensor_split(number)[index]
+            own = own.to(storage.device, storage.dtype_of(whole), copy=True)
             value = DTensor.from_local(own, mesh, placements, run_check=False)
             sharded = nn.Parameter(value, requires_grad=whole.requires_grad)
             setattr(module, name, sharded)
             found.add(sharded)
-        layout = _Layout(mesh, total // number, dtype)
+        layout = _Layout(mesh, total // number, storage.compute)
         module.forward = torch.compiler.disable(partial(_forward, module, layout))
     return found
 

@@ -17,8 +17,10 @@ from rlctl.errors import ConfigError, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
+from rlctl.runtime.model.files import stored_dtype, weight_files
 from rlctl.runtime.model.fit import REPORTING, misfits, quiet_loading
 from rlctl.runtime.model.four_bit import as_plain, four_bit_options, is_4bit
+from rlctl.runtime.model.mapped import rebuild_buffers
 from rlctl.runtime.model.onednn import use_onednn
 from rlctl.storage import local
 
@@ -41,34 +43,25 @@ _DTYPES = {
 }
 
 
-def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+def load_model(
+    model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int, mapped: bool = False
+) -> PreTrainedModel:
     """Load a model on the CPU (`init: auto`), or initialize it from `seed` (`init: random`).
 
     `kind` "policy" includes the LM head, "backbone" does not; "classifier" has a head with one
     label, which "new_classifier" initializes from `seed` if the files have none. A remote address
-    is downloaded to this machine first. Raises ConfigError if weights are missing or do not fit,
-    or the architecture is unknown.
+    is downloaded to this machine first. With `mapped`, weights stay in their files, in the dtype
+    that they have there, until `Storage.move`; the config says `dtype`.
+
+    Raises ConfigError if weights are missing or do not fit, or the architecture is unknown.
     """
-    auto = auto_class(kind)
-    options = {"trust_remote_code": model.trust_remote_code, "dtype": dtype}
-    override = with_labels(model.override_config, kind)
-    if is_4bit(model):
-        options |= four_bit_options(dtype)
     try:
-        if model.init == "auto":
-            with quiet_loading(), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                both: Any = auto.from_pretrained(
-                    local(model.path), use_safetensors=True, **REPORTING, **options, **override
-                )
-            loaded, info = both
-            raise_problems(misfits(loaded, info, model.path, kind == "new_classifier"))
+        if model.init == "random":
+            loaded = _random(model, kind, dtype, seed)
+        elif mapped and not is_4bit(model):
+            loaded = _mapped(model, kind, dtype, seed)
         else:
-            torch.manual_seed(seed)
-            config = AutoConfig.from_pretrained(
-                local(model.path), trust_remote_code=model.trust_remote_code, **override
-            )
-            loaded = auto.from_config(config, **options)
+            loaded = _from_files(model, kind, dtype, seed)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and is_oom(error):
             raise
@@ -82,6 +75,50 @@ def load_model(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -
         as_plain(loaded)
     use_rlctl_attention(loaded)
     use_onednn(loaded)
+    return loaded
+
+
+def _random(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+    options: dict[str, Any] = four_bit_options(dtype) if is_4bit(model) else {}
+    trust = model.trust_remote_code
+    torch.manual_seed(seed)
+    config = AutoConfig.from_pretrained(
+        local(model.path), trust_remote_code=trust, **with_labels(model.override_config, kind)
+    )
+    return auto_class(kind).from_config(config, trust_remote_code=trust, dtype=dtype, **options)
+
+
+def _from_files(
+    model: schema.Model, kind: Kind, dtype: torch.dtype | str, seed: int
+) -> PreTrainedModel:
+    options = with_labels(model.override_config, kind)
+    if isinstance(dtype, torch.dtype) and is_4bit(model):
+        options |= four_bit_options(dtype)
+    with quiet_loading(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        both: Any = auto_class(kind).from_pretrained(
+            local(model.path),
+            use_safetensors=True,
+            trust_remote_code=model.trust_remote_code,
+            dtype=dtype,
+            **REPORTING,
+            **options,
+        )
+    loaded, info = both
+    raise_problems(misfits(loaded, info, model.path, kind == "new_classifier"))
+    return loaded
+
+
+def _mapped(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+    """Load a model in the dtype of its files, which transformers maps into memory."""
+    files = weight_files(model)
+    if not files:  # on a hub, and not downloaded yet
+        _from_files(model, kind, "auto", seed)
+        files = weight_files(model)
+    stored = stored_dtype(files)
+    loaded = _from_files(model, kind, stored or dtype, seed)
+    if loaded.dtype != dtype:
+        rebuild_buffers(loaded, dtype, auto_class(kind), trust_remote_code=model.trust_remote_code)
     return loaded
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +54,10 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
     check_peft()
     from peft import LoraConfig, inject_adapter_in_model
 
-    names, dtype = list(model.target_modules), next(hf.parameters()).dtype
-    config = LoraConfig(
+    names, config = list(model.target_modules), cast(Any, hf.config)
+    # Weights that are still in their files may have another one.
+    dtype = config.dtype or next(hf.parameters()).dtype
+    settings = LoraConfig(
         r=model.lora_rank,
         lora_alpha=model.lora_alpha,
         use_rslora=model.use_rslora,
@@ -67,7 +69,7 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            inject_adapter_in_model(config, hf, adapter_name=_NAME)
+            inject_adapter_in_model(settings, hf, adapter_name=_NAME)
     except ValueError as error:
         hint = "use all-linear, or names such as [q_proj, v_proj]"
         raise ConfigError(str(error).splitlines()[0], where="target_modules", hint=hint) from error
@@ -148,8 +150,10 @@ def _merged(layer: Any, weight: Tensor) -> Tensor:
         full_tensor(layer.lora_A[_NAME].weight).float(),
     )
     delta = layer.scaling[_NAME] * (b @ a)
+    dtype = layer.lora_B[_NAME].weight.dtype  # the frozen weight may be rounded
+    weight = weight.to(dtype)
     if _NAME not in layer.lora_magnitude_vector:
-        return weight + (delta.T if layer.fan_in_fan_out else delta).to(weight.dtype)
+        return weight + (delta.T if layer.fan_in_fan_out else delta).to(dtype)
     value = (weight.T if layer.fan_in_fan_out else weight).float() + delta
     magnitude = full_tensor(layer.lora_magnitude_vector[_NAME].weight).float()
     value *= (magnitude / torch.linalg.norm(value, dim=1))[:, None]

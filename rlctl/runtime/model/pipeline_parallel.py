@@ -24,6 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.runtime.model.causal_lm import PackedModel, run_backbone
+from rlctl.runtime.model.mapped import Storage
 from rlctl.runtime.model.sequences import Sequences
 
 Schedule = Literal["1f1b", "gpipe"]
@@ -157,8 +158,8 @@ def unsplittable(config: PreTrainedConfig, size: int) -> list[Problem]:
     return []
 
 
-def split_layers(model: PackedModel, stage: Stage) -> None:
-    """Drop the layers of other stages from `model`, in place.
+def split_layers(model: PackedModel, stage: Stage, storage: Storage) -> None:
+    """Drop the layers of other stages from `model`, whose weights move into `storage`, in place.
 
     Raises ConfigError for a model that cannot be split.
     """
@@ -177,7 +178,7 @@ def split_layers(model: PackedModel, stage: Stage) -> None:
             hint="use fsdp_size or tensor_model_parallel_size",
         )
     stage.parameters = {
-        name: Whole(each.shape, each.dtype, each.requires_grad, owners[each])
+        name: Whole(each.shape, storage.dtype_of(each), each.requires_grad, owners[each])
         for each, name in names.items()
     }
     if _is_tied(hf):

@@ -6,8 +6,11 @@ no other state shared by tokens. A model without them would train on wrong log-p
 
 from __future__ import annotations
 
+import copy
+from typing import Any, TypeVar
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
@@ -15,15 +18,60 @@ from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel, predicting, run_backbone
+from rlctl.runtime.model.mapped import Storage
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.sharding import decoder_layers
 from rlctl.runtime.ops import log_probs_from_logits
+
+M = TypeVar("M", PolicyModel, ValueModel, RewardModel)
 
 _LENGTHS = (7, 16, 4)
 _TOLERANCE, _TOLERANCE_HALF = 1e-4, 1e-2  # float32; bfloat16 and float16
 # Rounding errors grow with the size of the model. Two of transformers' own attention kernels show
 # them; a difference of more than this multiple is no rounding.
 _NOISE_FACTOR = 10
+
+
+def first_layers(model: M, storage: Storage) -> M:
+    """Return a copy of a complete model with its first decoder layers, as passes compute them.
+
+    It has two layers or more, so that there is one of each kind. Weights that need no conversion
+    are shared. A model without a list of layers is returned whole.
+    """
+    layers = decoder_layers(model.hf)
+    lists = (
+        (name, module)
+        for name, module in model.hf.named_modules()
+        if layers[:1] == list(module.children())[:1]
+    )
+    path, whole = next(lists, ("", None))
+    holder, _, name = path.rpartition(".")
+    parent = model.hf.get_submodule(holder)
+    if isinstance(whole, nn.ModuleList):
+        setattr(parent, name, whole[: _number_of_kinds(model.hf, whole)])
+    try:
+        memo: dict[int, Any] = {
+            id(each): nn.Parameter(each.detach().to(storage.device, storage.compute), False)
+            for each in model.parameters()
+        }
+        return copy.deepcopy(
+            model, memo | {id(each): each.to(storage.device) for each in model.buffers()}
+        )
+    finally:
+        if isinstance(whole, nn.ModuleList):
+            setattr(parent, name, whole)
+
+
+def _number_of_kinds(hf: PreTrainedModel, layers: nn.ModuleList) -> int:
+    """Return how many of the first layers have one of each kind: two or more."""
+    config = hf.config.get_text_config(decoder=True)
+    types = getattr(config, "layer_types", None) or [""] * len(layers)
+    kinds = [
+        (kind, *(type(module).__name__ for module in layer.modules()))
+        for kind, layer in zip(types, layers, strict=False)
+    ]
+    return max([2, *(kinds.index(kind) + 1 for kind in kinds)])
 
 
 @torch.no_grad()

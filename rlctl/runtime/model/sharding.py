@@ -29,6 +29,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.expert_parallel import shard_experts
 from rlctl.runtime.model.four_bit import dense
+from rlctl.runtime.model.mapped import Storage
 from rlctl.runtime.model.pipeline_parallel import Stage, split_layers, stage_of
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.tensor_parallel import split_model
@@ -37,10 +38,8 @@ from rlctl.runtime.rank_info import RankInfo
 _STAGE = "stage"  # dimension of a mesh
 
 
-def shard(
-    model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, compute_dtype: torch.dtype
-) -> None:
-    """Shard `model` block by block, in place; it is on its device already.
+def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: Storage) -> None:
+    """Move `model` into `storage` and shard it, block by block, in place.
 
     Gradients are summed over ranks, not averaged: the learner divides once, by the global count.
     Raises ConfigError if the sizes of the mesh do not divide the number of ranks.
@@ -48,22 +47,25 @@ def shard(
     sequence, tensor = fsdp.ulysses_sequence_parallel_size, fsdp.tensor_model_parallel_size
     _check_sizes(rank_info, fsdp)
     model.ranks_per_row = fsdp.ranks_per_row
-    if rank_info.world_size == 1 and compute_dtype == next(model.parameters()).dtype:
+    compute_dtype = storage.compute
+    dtypes = {storage.dtype_of(each) for each in model.parameters() if each.is_floating_point()}
+    if rank_info.world_size == 1 and dtypes == {compute_dtype}:
+        storage.move(model)
         return
     mesh, experts = _mesh(rank_info, fsdp), set[nn.Parameter]()
     stage = _stage(mesh, fsdp, compute_dtype) if fsdp.pipeline_model_parallel_size > 1 else None
     mesh = mesh[tuple(each for each in mesh.mesh_dim_names or () if each != _STAGE)]
     if fsdp.expert_model_parallel_size > 1:
-        experts = shard_experts(model.hf, mesh, compute_dtype)
+        experts = shard_experts(model.hf, mesh, storage)
         if not experts:
             raise ConfigError("the model has no experts", hint="expert_model_parallel_size=1")
     elif tensor > 1:
-        shard_experts(model.hf, mesh["tensor"], compute_dtype)
+        shard_experts(model.hf, mesh["tensor"], storage)
     if tensor > 1:
         split_model(model, mesh["tensor"])
         mesh = mesh[tuple(mesh.mesh_dim_names or ())[:-1]]
     if stage is not None:
-        split_layers(model, stage)
+        split_layers(model, stage, storage)
     if sequence > 1:
         model.sequence_group = _sequence_group(rank_info, sequence, tensor)
     offloads = fsdp.param_offload and rank_info.device != "cpu"  # else they are there already
@@ -78,6 +80,7 @@ def shard(
         "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
     }
     for block in [*decoder_layers(model.hf), model]:
+        storage.move(block)
         sharded = fully_shard(block, **options)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)

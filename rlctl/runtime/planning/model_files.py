@@ -6,20 +6,17 @@ import json
 from pathlib import Path
 
 import torch
-from huggingface_hub import try_to_load_from_cache
-from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rlctl.errors import ConfigError, Problem
 from rlctl.recipes import schema
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.attention import use_rlctl_attention
+from rlctl.runtime.model.files import INDEX, SINGLE_FILE, tensors_in, weight_files, weight_folder
 from rlctl.runtime.model.fit import check_fit
 from rlctl.runtime.model.load import Kind
 from rlctl.runtime.planning.model_size import UnknownSizeError, build_on_meta
-from rlctl.storage import local
 
-_SINGLE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _AGAIN = "copy or download the model again"
 
@@ -38,9 +35,11 @@ def check_architecture(
     try:
         built = build_on_meta(config, model, kind)
         if not problems:
-            weights: dict[str, Tensor] = {}
-            for file in _weight_files(model):
-                weights |= _without_data(file)
+            weights = {
+                name: torch.empty(entry["shape"], device="meta")
+                for file in weight_files(model)
+                for name, entry in tensors_in(file).items()
+            }
             problems = check_fit(built, weights, key, kind == "new_classifier") if weights else []
         use_rlctl_attention(built)
     except UnknownSizeError:
@@ -88,13 +87,13 @@ def check_weights(model: schema.Model, key: str) -> list[Problem]:
     `key` is the config key of the model. Models with random weights, and hub models that are not in
     the cache, are not checked.
     """
-    folder = _folder(model)
+    folder = weight_folder(model)
     if folder is None:
         return []
     try:
-        files = _weight_files(model)
+        files = weight_files(model)
     except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
-        text = f"{folder / _INDEX} cannot be read as an index of weights: {error}"
+        text = f"{folder / INDEX} cannot be read as an index of weights: {error}"
         return [Problem(text, key, _AGAIN)]
     if not files:
         return [_no_weights(folder, key)]
@@ -110,33 +109,6 @@ def check_weights(model: schema.Model, key: str) -> list[Problem]:
     ]
 
 
-def _folder(model: schema.Model) -> Path | None:
-    """Return the folder with the weights; None without one, or for random weights."""
-    folder = Path(local(model.path)).expanduser()
-    if model.init != "auto":
-        return None
-    if folder.is_dir():
-        return folder
-    cached = (try_to_load_from_cache(model.path, name) for name in (_SINGLE_FILE, _INDEX))
-    return next((Path(path).parent for path in cached if isinstance(path, str)), None)
-
-
-def _weight_files(model: schema.Model) -> list[Path]:
-    """Return the paths of the weight files, of which some may be missing; empty without any.
-
-    Raises an error that depends on the damage for an index that cannot be read.
-    """
-    folder = _folder(model)
-    if folder is None:
-        return []
-    if (folder / _SINGLE_FILE).is_file():
-        return [folder / _SINGLE_FILE]
-    if not (folder / _INDEX).is_file():
-        return []
-    names = set(json.loads((folder / _INDEX).read_text())["weight_map"].values())
-    return [folder / name for name in sorted(names)]
-
-
 def _no_weights(folder: Path, key: str) -> Problem:
     pickles = [name for name in _PICKLES if (folder / name).is_file()]
     if pickles:
@@ -147,18 +119,10 @@ def _no_weights(folder: Path, key: str) -> Problem:
             "of transformers writes *.safetensors",
         )
     return Problem(
-        f"{folder} holds no weights: neither {_SINGLE_FILE} nor an index of shards",
+        f"{folder} holds no weights: neither {SINGLE_FILE} nor an index of shards",
         key,
         "a folder with *.safetensors, or actor_rollout_ref.model.init=random for random weights",
     )
-
-
-def _without_data(file: Path) -> dict[str, Tensor]:
-    """Return the tensors (N, ...) of a safetensors file by name, on the meta device."""
-    with file.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    header.pop("__metadata__", None)
-    return {name: torch.empty(entry["shape"], device="meta") for name, entry in header.items()}
 
 
 def _damage(file: Path) -> str | None:

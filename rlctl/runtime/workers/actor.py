@@ -74,7 +74,9 @@ class ActorWorker(ExportingWorker, Actor):
     def __init__(self, rank_info: RankInfo, spec: ActorSpec) -> None:
         self.rank_info = rank_info
         self.spec = spec
-        hf = load_model(spec.model, "policy", master_dtype(spec.actor.fsdp_config), spec.seed)
+        hf = load_model(
+            spec.model, "policy", master_dtype(spec.actor.fsdp_config), spec.seed, mapped=True
+        )
         add_adapters(hf, spec.model, spec.seed)
         save_activation_memory(hf, spec.model)
         install_routers(hf, spec.actor.router_replay.mode)

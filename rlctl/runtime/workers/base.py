@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from rlctl.files import apply_umask
@@ -16,7 +17,8 @@ from rlctl.runtime.model.compiled import check_compiler, compile_layers
 from rlctl.runtime.model.four_bit import check_unsharded, is_4bit
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.model.lora import adapter_parameters, merged_parameters, write_adapter
-from rlctl.runtime.model.probe import check_packing
+from rlctl.runtime.model.mapped import Storage
+from rlctl.runtime.model.probe import check_packing, first_layers
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.rank_info import RankInfo
@@ -34,17 +36,20 @@ def prepare(
     rank_info: RankInfo,
     compiled: bool = False,
 ) -> M:
-    """Move `model` to the rank's device, check it, and compile and shard it in place; return it."""
+    """Check `model`, compile and shard it on the rank's device, in place; return it."""
+    device = rank_info.device
+    storage = Storage(device, master_dtype(fsdp), compute_dtype(settings, device))
+    model.eval()
     if is_4bit(settings):
-        check_unsharded(
-            rank_info.world_size, master_dtype(fsdp), compute_dtype(settings, rank_info.device)
-        )
-    model = model.to(rank_info.device)
-    check_packing(model)
+        check_unsharded(rank_info.world_size, storage.trained, storage.compute)
+        model = model.to(device)
+        check_packing(model)
+    else:
+        check_packing(first_layers(model, storage))
     if compiled:
-        check_compiler(rank_info.device)
+        check_compiler(device)
         compile_layers(model.hf)
-    shard(model, rank_info, fsdp, compute_dtype(settings, rank_info.device))
+    shard(model, rank_info, fsdp, storage)
     return model
 
 
@@ -113,9 +118,9 @@ class ExportingWorker(LearningWorker, ExportingRole):
         `folder`.
         """
         hf, rank = self.learner.model.hf, self.learner.rank_info.rank
-        weights = _cpu_copy(merged_parameters(hf), rank)
+        weights = _cpu_copy(merged_parameters(hf), rank, hf.config.dtype)
         is_policy = isinstance(self.learner.model, PolicyModel)
-        adapter = _cpu_copy(adapter_parameters(hf), rank) if is_policy else {}
+        adapter = _cpu_copy(adapter_parameters(hf), rank, hf.config.dtype) if is_policy else {}
 
         def write() -> None:
             hf.save_pretrained(folder, state_dict=weights)
@@ -127,9 +132,12 @@ class ExportingWorker(LearningWorker, ExportingRole):
             self.learner.writer.submit(folder, write)
 
 
-def _cpu_copy(parameters: Iterable[tuple[str, Tensor]], rank: int) -> dict[str, Tensor]:
-    """Return copies in CPU memory on rank 0, and nothing on other ranks. Collective."""
+def _cpu_copy(
+    parameters: Iterable[tuple[str, Tensor]], rank: int, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Return copies in CPU memory in `dtype` on rank 0, and nothing on other ranks. Collective."""
     pairs = (
-        (name, value.to("cpu", copy=True) if rank == 0 else None) for name, value in parameters
+        (name, value.to("cpu", dtype, copy=True) if rank == 0 else None)
+        for name, value in parameters
     )
     return {name: value for name, value in pairs if value is not None}

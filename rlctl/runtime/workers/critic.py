@@ -44,7 +44,9 @@ class CriticWorker(LearningWorker, Critic):
 
     def __init__(self, rank_info: RankInfo, spec: CriticSpec) -> None:
         critic = spec.critic
-        hf = load_model(critic.model, "backbone", master_dtype(critic.fsdp_config), spec.seed)
+        hf = load_model(
+            critic.model, "backbone", master_dtype(critic.fsdp_config), spec.seed, mapped=True
+        )
         add_adapters(hf, critic.model, spec.seed)
         save_activation_memory(hf, critic.model)
         self.spec = spec

@@ -47,7 +47,9 @@ class ReferenceWorker(ModelWorker, Reference):
     """Implements `Reference` on one rank."""
 
     def __init__(self, rank_info: RankInfo, spec: ReferenceSpec) -> None:
-        hf = load_model(spec.model, "policy", master_dtype(spec.ref.fsdp_config), spec.seed)
+        hf = load_model(
+            spec.model, "policy", master_dtype(spec.ref.fsdp_config), spec.seed, mapped=True
+        )
         hf.requires_grad_(False)
         policy = PolicyModel(hf, spec.temperature)
         fsdp = spec.ref.fsdp_config

@@ -100,7 +100,7 @@ def _build(
 ) -> Model:
     """Load, check and shard the model."""
     model = settings.model
-    hf = load_model(model, kind, master_dtype(settings.fsdp_config), seed)
+    hf = load_model(model, kind, master_dtype(settings.fsdp_config), seed, mapped=True)
     if learns:
         add_adapters(hf.base_model, model, seed)  # the head is trained as it is
         save_activation_memory(hf, model)
