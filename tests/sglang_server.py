@@ -181,10 +181,7 @@ def main() -> None:
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
-    parser.add_argument("--refuse", action="store_true")
     options, _ = parser.parse_known_args()
-    if options.refuse:
-        raise SystemExit("server_args: no such model")
     torch.set_num_threads(1)
     config = AutoConfig.from_pretrained(options.model_path)
     dummy = options.load_format == "dummy"

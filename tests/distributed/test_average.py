@@ -74,33 +74,6 @@ def follow(where: RankInfo, model: str, folder: Path) -> tuple[list[Tensor], lis
     return steps, averages
 
 
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_the_average_equals_a_loop_and_is_restored(world_size: int, tmp_path: Path) -> None:
-    write_tiny_model(tmp_path / "model")
-    begin_writing(tmp_path)
-    for steps, averages in on_ranks(
-        world_size, follow, str(tmp_path / "model"), tmp_path / "state"
-    ):
-        expected = steps[0]
-        assert torch.equal(averages[0], expected)
-        for decay, step, found in zip(DECAYS, steps[1:], averages[1:], strict=False):
-            expected = decay * expected + (1 - decay) * step
-            torch.testing.assert_close(found, expected, rtol=0, atol=2e-7)
-        assert torch.equal(averages[-1], averages[-2])
-
-
-def test_a_checkpoint_without_an_average_starts_one(tmp_path: Path) -> None:
-    write_tiny_model(tmp_path / "model")
-    begin_writing(tmp_path)
-    one = actor(rank_info(), str(tmp_path / "model"))
-    update(one)
-    one.save(tmp_path / "state")
-    await_written([tmp_path / "state"], timeout_s=60)
-    worker, average = averaging(rank_info(), str(tmp_path / "model"))
-    worker.load(tmp_path / "state")
-    assert torch.equal(averaged_weights(worker, average), weights(one))
-
-
 def half_average(where: RankInfo, model: str) -> float:
     """Return the change of the average after 200 steps towards weights of bfloat16 that differ."""
     half = ("actor_rollout_ref.actor.fsdp_config.model_dtype=bf16",)
@@ -118,7 +91,35 @@ def half_average(where: RankInfo, model: str) -> float:
     return float((full_tensor(value) - start).norm() / whole.norm())
 
 
-def test_the_average_of_bfloat16_weights_is_float32(tmp_path: Path) -> None:
-    model = str(write_tiny_model(tmp_path))
-    for share in on_ranks(2, half_average, model):
-        assert share == pytest.approx(1 - 0.999**200, rel=1e-2)
+def on_both_ranks(
+    where: RankInfo, model: str, folder: Path
+) -> tuple[tuple[list[Tensor], list[Tensor]], float]:
+    return follow(where, model, folder), half_average(where, model)
+
+
+def test_the_average_equals_a_loop_and_is_restored(tmp_path: Path) -> None:
+    """Also of bfloat16 weights, whose average is float32."""
+    model = str(write_tiny_model(tmp_path / "model"))
+    begin_writing(tmp_path)
+    ranks = on_ranks(2, on_both_ranks, model, tmp_path / "two")
+    assert [share for _, share in ranks] == pytest.approx([1 - 0.999**200] * 2, rel=1e-2)
+    alone = follow(rank_info(), model, tmp_path / "one")
+    for steps, averages in (alone, *(result for result, _ in ranks)):
+        expected = steps[0]
+        assert torch.equal(averages[0], expected)
+        for decay, step, average in zip(DECAYS, steps[1:], averages[1:], strict=False):
+            expected = decay * expected + (1 - decay) * step
+            torch.testing.assert_close(average, expected, rtol=0, atol=2e-7)
+        assert torch.equal(averages[-1], averages[-2])
+
+
+def test_a_checkpoint_without_an_average_starts_one(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "model")
+    begin_writing(tmp_path)
+    one = actor(rank_info(), str(tmp_path / "model"))
+    update(one)
+    one.save(tmp_path / "state")
+    await_written([tmp_path / "state"], timeout_s=60)
+    worker, average = averaging(rank_info(), str(tmp_path / "model"))
+    worker.load(tmp_path / "state")
+    assert torch.equal(averaged_weights(worker, average), weights(one))

@@ -21,6 +21,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from rlctl.__main__ import main
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from rlctl.workers import ResourcePool, Worker, dispatch, session, spawn
@@ -90,17 +91,8 @@ def nodes(run: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_run_uses_both_nodes(settings: list[str], tmp_path: Path) -> None:
-    rlctl(
-        "train",
-        "sft",
-        *settings,
-        "trainer.nnodes=2",
-        "trainer.n_gpus_per_node=1",
-        "--name",
-        "wide",
-        cwd=tmp_path,
-        **WITH_TOKEN,
-    )
+    wide = ["trainer.nnodes=2", "trainer.n_gpus_per_node=1", "--name", "wide"]
+    rlctl("train", "sft", *settings, *wide, cwd=tmp_path, **WITH_TOKEN)
     run = tmp_path / "runs" / "two" / "wide"
     assert len(nodes(run)) == 2
     assert metrics(run)[-1]["actor/grad_norm"] > 0
@@ -147,32 +139,18 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         **TOKEN,
     }
     ports = [free_port() for _ in range(4)]
-    options = [
-        f"--port={ports[0]}",
-        f"--dashboard-port={ports[1]}",
-        f"--ray-client-server-port={ports[2]}",
-        "--include-dashboard=true",
-    ]
-    # The default port is used by another cluster of this machine.
-    options.append(f"--dashboard-agent-listen-port={ports[3]}")
     # A short path: socket paths inside are limited to 107 characters.
     folder = Path("/tmp") / f"rlctl-test-{os.getpid()}"
     command = [
-        binaries / "ray",
-        "start",
-        "--head",
-        "--block",
-        "--num-cpus=2",
-        f"--temp-dir={folder}",
-        "--disable-usage-stats",
-        *options,
+        *(binaries / "ray", "start", "--head", "--block", "--num-cpus=2", f"--temp-dir={folder}"),
+        *("--disable-usage-stats", "--include-dashboard=true", f"--port={ports[0]}"),
+        *(f"--dashboard-port={ports[1]}", f"--ray-client-server-port={ports[2]}"),
+        # The default port is used by another cluster of this machine.
+        f"--dashboard-agent-listen-port={ports[3]}",
     ]
+    silent = subprocess.DEVNULL
     process = subprocess.Popen(
-        command,
-        env=environ,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        command, env=environ, stdout=silent, stderr=silent, start_new_session=True
     )
     url = f"http://127.0.0.1:{ports[1]}"
 
@@ -198,20 +176,12 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_job_runs_with_project_files(dashboard: str, settings: list[str], tmp_path: Path) -> None:
     """The job receives the project's recipe and reward function; its log returns."""
-    (tmp_path / "mine.yaml").write_text(
-        "defaults: [grpo_trainer, _self_]\n"
-        "reward: {custom_reward_function: {path: reward.py, name: score}}\n"
-    )
-    (tmp_path / "reward.py").write_text(
-        "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    return len(solution_str) / 8\n"
-    )
-    own = [text for text in settings if "address" not in text]
+    write_recipe(tmp_path)
     root = f"trainer.run_dir={tmp_path}/runs"
-    train = ["train", "grpo", "--recipe", "mine.yaml", *own, root, "--name", "job"]
-    done = rlctl(*train, "--address", dashboard, cwd=tmp_path, **WITH_TOKEN)
+    done = submit(dashboard, settings, root, "--name", "job", cwd=tmp_path)
     assert "step 1/1" in done.stderr
     assert " INFO " not in done.stderr.replace("\t", " "), "nothing of Ray's log"
     run = tmp_path / "runs" / "two" / "job"
@@ -224,17 +194,39 @@ def test_job_runs_with_project_files(dashboard: str, settings: list[str], tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.soak
 def test_failed_job_returns_its_error(dashboard: str, settings: list[str], tmp_path: Path) -> None:
+    """The job receives the project's recipe, which names the missing file."""
+    write_recipe(tmp_path, "data: {val_files: /nowhere/val.parquet}\n")
+    own = [text for text in settings if "val_files" not in text]
+    done = submit(dashboard, own, "--name", "bad", cwd=tmp_path, code=3)
+    assert "/nowhere/val.parquet" in done.stderr
+    assert " INFO " not in done.stderr.replace("\t", " "), "nothing of Ray's log"
+
+
+def write_recipe(folder: Path, more: str = "") -> None:
+    """Write a recipe with a reward function, which is also in the folder."""
+    (folder / "mine.yaml").write_text(
+        "defaults: [grpo_trainer, _self_]\n"
+        "reward: {custom_reward_function: {path: reward.py, name: score}}\n" + more
+    )
+    (folder / "reward.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return len(solution_str) / 8\n"
+    )
+
+
+def submit(dashboard: str, settings: list[str], *words: str, cwd: Path, code: int = 0) -> Any:
+    """Run the recipe as a job of the cluster; return the command that waited for it."""
     own = [text for text in settings if "address" not in text]
-    bad = ("data.train_files=/nowhere/train.parquet", "--name", "bad", "--address", dashboard)
-    done = rlctl("train", "grpo", *own, *bad, cwd=tmp_path, code=3, **WITH_TOKEN)
-    assert "/nowhere/train.parquet" in done.stderr
+    train = ["train", "grpo", "--recipe", "mine.yaml", *own, *words, "--address", dashboard]
+    return rlctl(*train, cwd=cwd, code=code, **WITH_TOKEN)
 
 
-def test_unreachable_cluster_is_an_error(settings: list[str], tmp_path: Path) -> None:
+def test_unreachable_cluster_is_an_error(
+    settings: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # and does not listen: the port refuses connections
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        done = rlctl("train", "grpo", *settings, "--address", address, cwd=tmp_path, code=7)
-    assert "no Ray cluster replied" in done.stderr
+        assert main(["train", "grpo", *settings, "--address", address]) == 7
+    assert "no Ray cluster replied" in capsys.readouterr().err

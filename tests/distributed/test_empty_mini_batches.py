@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -87,21 +87,6 @@ def updates(where: RankInfo, model: str, role: str) -> tuple[bool, Metrics, bool
     return same(before, between), empty, same(between, after), half
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("role", ROLES)
-def test_nothing_unmasked_takes_no_step(tmp_path: Path, role: str, num_ranks: int) -> None:
-    write_tiny_model(tmp_path)
-    counter = f"{'critic' if role == 'critic' else 'actor'}/empty_mini_batches"
-    results = on_ranks(num_ranks, updates, str(tmp_path), role)
-    assert [empty[counter] for _, empty, _, _ in results] == [1.0, 0.0][:num_ranks]
-    for unchanged, empty, stuck, half in results:
-        assert unchanged
-        assert not any(map(math.isnan, empty.values()))
-        assert not stuck
-        assert counter not in half
-        assert not any(map(math.isnan, half.values()))
-
-
 def few_rows(where: RankInfo, model: str, role: str) -> list[torch.Tensor]:
     """Return the weights after updates with 1 row, then with 3, each a micro-batch of its own."""
     worker = build(where, model, role)
@@ -120,10 +105,23 @@ def few_rows(where: RankInfo, model: str, role: str) -> list[torch.Tensor]:
     return [each.detach().clone() for each in full]
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_fewer_rows_than_ranks(tmp_path: Path, role: str) -> None:
-    write_tiny_model(tmp_path)
-    whole = few_rows(rank_info(), str(tmp_path), role)
-    for of_rank in on_ranks(2, few_rows, str(tmp_path), role):
-        for one, other in zip(of_rank, whole, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+def of_all_roles(where: RankInfo, model: str) -> list[tuple[Any, list[torch.Tensor]]]:
+    return [(updates(where, model, role), few_rows(where, model, role)) for role in ROLES]
+
+
+def test_mini_batches_without_tokens_take_no_step_and_ranks_may_lack_rows(tmp_path: Path) -> None:
+    model = str(write_tiny_model(tmp_path))
+    alone = of_all_roles(rank_info(), model)
+    ranks = on_ranks(2, of_all_roles, model)
+    for number, role in enumerate(ROLES):
+        counter = f"{'critic' if role == 'critic' else 'actor'}/empty_mini_batches"
+        results = [alone[number], *(of_rank[number] for of_rank in ranks)]
+        assert [empty[counter] for (_, empty, _, _), _ in results] == [1.0, 1.0, 0.0], role
+        for (unchanged, empty, stuck, half), weights in results:
+            assert unchanged
+            assert not any(map(math.isnan, empty.values()))
+            assert not stuck
+            assert counter not in half
+            assert not any(map(math.isnan, half.values()))
+            for one, other in zip(weights, alone[number][1], strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-4)

@@ -26,7 +26,7 @@ from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
 from rlctl.runtime.workers.dispatch import split
-from tests.distributed.ranks import on_ranks
+from tests.distributed.ranks import on_ranks, rank_info
 from tests.distributed.test_gradient import LOSS, experience
 from tests.models import write_tiny_model
 
@@ -144,13 +144,23 @@ def test_unknown_or_nonlinear_target_modules_are_an_error(model: Path) -> None:
         add_adapters(load_model(spec, "policy", torch.float32, 0), spec, 0)
 
 
-def update_and_resume(where: RankInfo, model: str, folder: Path, *more: str) -> dict[str, Any]:
+def of_both_kinds(where: RankInfo, model: str, folder: Path) -> list[dict[str, Any]]:
+    """Return the results of LoRA and DoRA in the folders of their names."""
+    return [
+        update_and_resume(where, model, folder / kind, dora=kind == "dora")
+        for kind in ("lora", "dora")
+    ]
+
+
+def update_and_resume(where: RankInfo, model: str, folder: Path, *, dora: bool) -> dict[str, Any]:
     """Update twice, generate, save, and resume in another worker; return what the test checks."""
-    worker = actor(where, model, *more)
+    more = f"actor_rollout_ref.model.use_dora={dora}"
+    worker = actor(where, model, more)
     batch = experience()
     untrained = worker.compute_log_probs(batch).log_probs.values
     worker.update_weights()
     update(worker)
+    folder.mkdir(exist_ok=True)
     begin_writing(folder)
     worker.save(folder / "actor")
     worker.export(folder / "huggingface")
@@ -164,7 +174,7 @@ def update_and_resume(where: RankInfo, model: str, folder: Path, *more: str) -> 
         .abs()
         .max()
     )
-    again = actor(where, model, *more)
+    again = actor(where, model, more)
     again.load(folder / "actor")
     update(again)
     trained = worker.compute_log_probs(batch).log_probs.values
@@ -183,28 +193,34 @@ def update_and_resume(where: RankInfo, model: str, folder: Path, *more: str) -> 
     }
 
 
-@pytest.mark.parametrize(("num_ranks", "dora"), [(1, False), (2, False), (2, True)])
-def test_adapters_train_sync_resume_and_export(
-    model: Path, tmp_path: Path, num_ranks: int, dora: bool
-) -> None:
-    more = f"actor_rollout_ref.model.use_dora={dora}"
-    found = on_ranks(num_ranks, update_and_resume, str(model), tmp_path, more)
+def test_adapters_train_sync_resume_and_export(model: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+    check(model, one, [update_and_resume(rank_info(), str(model), one, dora=False)], dora=False)
+    ranks = on_ranks(2, of_both_kinds, str(model), two)
+    check(model, two / "lora", [lora for lora, _ in ranks], dora=False)
+    check(model, two / "dora", [dora for _, dora in ranks], dora=True)
+
+
+def check(model: Path, folder: Path, results: list[dict[str, Any]], *, dora: bool) -> None:
+    """Check what `update_and_resume` returned, and the files that it wrote."""
     num_parameters = (3 if dora else 2) * 7 * 2
-    for each in found:
-        assert each["moved"] > 1e-2
-        assert each["base moved"] == 0
-        assert each["mismatch"] < 1e-4
-        assert each["resumed"] == 0
+    for result in results:
+        assert result["moved"] > 1e-2
+        assert result["base moved"] == 0
+        assert result["mismatch"] < 1e-4
+        assert result["resumed"] == 0
         # A, B and magnitude of seven linear layers in each of two blocks
-        assert each["in optimizer"] == num_parameters
-    saved = FileSystemReader(tmp_path / "actor").read_metadata().state_dict_metadata
+        assert result["in optimizer"] == num_parameters
+    saved = FileSystemReader(folder / "actor").read_metadata().state_dict_metadata
     assert sum(name.startswith("model.") for name in saved) == num_parameters
     assert all("lora_" in name for name in saved if name.startswith(("model.", "optimizer.state.")))
-    adapter = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    adapter = load_file(folder / "adapter" / "adapter_model.safetensors")
     assert len(adapter) == num_parameters
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "huggingface")
+    merged = AutoModelForCausalLM.from_pretrained(folder / "huggingface")
     loaded = peft.PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(model), str(tmp_path / "adapter")
+        AutoModelForCausalLM.from_pretrained(model), str(folder / "adapter")
     )
     ids = torch.tensor([[1, 5, 9, 20, 3]])
     with torch.no_grad():

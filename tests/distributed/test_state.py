@@ -52,63 +52,52 @@ def weights(worker: ActorWorker) -> torch.Tensor:
     return torch.cat([full_tensor(value).flatten().clone() for value in worker.policy.parameters()])
 
 
-def load_and_update(where: RankInfo, model: str, folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loaded weights, and those after one update, which depends on the moments."""
+def save(worker: ActorWorker, folder: Path) -> None:
+    worker.save(folder)
+    await_written([folder], timeout_s=60)
+
+
+def load_update_and_save(where: RankInfo, model: str, folder: Path) -> list[torch.Tensor]:
+    """Return the loaded weights, and those after an update, which depends on the moments."""
     worker = actor(where, model)
-    worker.load(folder)
-    loaded = weights(worker)
+    worker.load(folder / "one")
+    found = [weights(worker)]
     update(worker)
-    return loaded, weights(worker)
+    save(worker, folder / f"on-{where.world_size}")
+    return [*found, weights(worker)]
 
 
-def test_load_is_bitwise_on_one_rank_and_close_on_two(model: Path, tmp_path: Path) -> None:
+def test_state_moves_from_one_rank_to_two_and_back(model: Path, tmp_path: Path) -> None:
+    """Loading is bitwise on one rank; updates on two are those on one up to rounding."""
     first = actor(rank_info(), str(model))
     untrained = weights(first)
     update(first)
     begin_writing(tmp_path)
-    first.save(tmp_path / "state")
+    first.save(tmp_path / "one")
     saved = weights(first)
     update(first)  # while the thread writes its copy of the state
-    await_written([tmp_path / "state"], timeout_s=60)
+    await_written([tmp_path / "one"], timeout_s=60)
+    expected = weights(first)
     assert not torch.equal(untrained, saved)
-    loaded, updated = load_and_update(rank_info(), str(model), tmp_path / "state")
+    loaded, updated = load_update_and_save(rank_info(), str(model), tmp_path)
     assert torch.equal(loaded, saved)
-    assert torch.equal(updated, weights(first))
-    for loaded, updated in on_ranks(2, load_and_update, str(model), tmp_path / "state"):
+    assert torch.equal(updated, expected)
+    for loaded, updated in on_ranks(2, load_update_and_save, str(model), tmp_path):
         assert torch.equal(loaded, saved)
-        assert (updated - weights(first)).norm() <= 1e-5 * weights(first).norm()
-
-
-def save(where: RankInfo, model: str, from_folder: Path | None, folder: Path) -> torch.Tensor:
-    """Load a state, update, save, and return the weights."""
-    worker = actor(where, model)
-    if from_folder is not None:
-        worker.load(from_folder)
-    update(worker)
-    worker.save(folder)
-    await_written([folder], timeout_s=60)
-    return weights(worker)
-
-
-def test_state_moves_from_one_rank_to_two_and_back(model: Path, tmp_path: Path) -> None:
-    """1 → 2 → 1 gives the weights of three updates on one rank, up to rounding."""
-    begin_writing(tmp_path)
-    straight = actor(rank_info(), str(model))
-    for _ in range(3):
-        update(straight)
-    (one,) = on_ranks(1, save, str(model), None, tmp_path / "one")
-    on_ranks(2, save, str(model), tmp_path / "one", tmp_path / "two")
-    (three,) = on_ranks(1, save, str(model), tmp_path / "two", tmp_path / "three")
-    assert not torch.equal(one, three)
-    assert (three - weights(straight)).norm() <= 1e-5 * three.norm()
+        assert (updated - expected).norm() <= 1e-5 * expected.norm()
+    back = actor(rank_info(), str(model))
+    back.load(tmp_path / "on-2")
+    for worker in (first, back):
+        update(worker)
+    assert not torch.equal(weights(back), updated)
+    assert (weights(back) - weights(first)).norm() <= 1e-5 * weights(first).norm()
 
 
 def test_saving_before_the_first_update_changes_nothing(model: Path, tmp_path: Path) -> None:
     """Saving must not step a fresh optimizer to create its state, as torch's helper does."""
     plain, saved = actor(rank_info(), str(model)), actor(rank_info(), str(model))
     begin_writing(tmp_path)
-    saved.save(tmp_path / "state")
-    await_written([tmp_path / "state"], timeout_s=60)
+    save(saved, tmp_path / "state")
     loaded = actor(rank_info(), str(model))
     loaded.load(tmp_path / "state")
     for worker in (plain, saved, loaded):

@@ -29,16 +29,6 @@ def of_role(where: RankInfo, model: str, role: str, *settings: str) -> Tensor:
     return gradient(where, model, role, "token-mean", micro_batches, (*settings, *PASSES))[0]
 
 
-def on_two_ranks(where: RankInfo, dense: str, mixture: Path) -> list[Tensor]:
-    with float64():
-        return [
-            of_role(where, dense, "critic", *stages(2)),
-            of_role(where, dense, "actor", *mesh(tensor=2)),
-            of_role(where, dense, "actor", *mesh(sequence=2), OFFLOAD),
-            actors_gradient(where, mixture, 2, *mesh(experts=2)),
-        ]
-
-
 def of_replicas(where: RankInfo, model: str) -> tuple[Tensor, int]:
     """Return the gradient of two replicas, and the number of times that they add gradients."""
     sums: list[int] = []
@@ -54,21 +44,26 @@ def of_replicas(where: RankInfo, model: str) -> tuple[Tensor, int]:
     return found, sum(sums)
 
 
-def test_replicas_add_their_gradients_once(tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path)
-    whole, _ = gradient(rank_info(), str(model), "actor", "token-mean", 1)
-    num_blocks = 3  # two layers, and the parameters outside them
-    for found, num_sums in on_ranks(2, of_replicas, str(model)):
-        assert (whole - found).norm() <= 1e-6 * whole.norm() > 0
-        assert num_sums == num_blocks
+def on_two_ranks(
+    where: RankInfo, dense: str, mixture: Path
+) -> tuple[list[Tensor], tuple[Tensor, int]]:
+    with float64():
+        divided = [
+            of_role(where, dense, "critic", *stages(2)),
+            of_role(where, dense, "actor", *mesh(tensor=2)),
+            of_role(where, dense, "actor", *mesh(sequence=2), OFFLOAD),
+            actors_gradient(where, mixture, 2, *mesh(experts=2)),
+        ]
+    return divided, of_replicas(where, dense)
 
 
-def test_two_ranks_that_split_the_model_do_not_change_the_gradient(tmp_path: Path) -> None:
+def test_two_ranks_do_not_change_the_gradient(tmp_path: Path) -> None:
+    """Ranks that split the model, and replicas, which add their gradients once per block."""
     dense, mixture = tmp_path / "dense", tmp_path / "mixture"
     write_tiny_model(dense, "qwen3", vocab_size=264, num_key_value_heads=4)
     tiny_tokenizer().save_pretrained(mixture)
     mixture_model(next(iter(MIXTURES)), vocab_size=264).save_pretrained(mixture)
-    found = on_ranks(2, on_two_ranks, str(dense), mixture)
+    ranks = on_ranks(2, on_two_ranks, str(dense), mixture)
 
     with float64():
         critic = of_role(rank_info(), str(dense), "critic")
@@ -78,7 +73,11 @@ def test_two_ranks_that_split_the_model_do_not_change_the_gradient(tmp_path: Pat
     def check(expected: Tensor, mine: Tensor) -> None:
         assert (expected - mine).norm() <= 1e-6 * expected.norm() > 0
 
-    check(critic, cat([rank[0] for rank in found]))  # each stage has its own layers
-    for rank in found:
-        for expected, mine in zip((actor, actor, experts), rank[1:], strict=True):
+    check(critic, cat([divided[0] for divided, _ in ranks]))  # each stage has its own layers
+    num_blocks = 3  # two layers, and the parameters outside them
+    whole, _ = gradient(rank_info(), str(dense), "actor", "token-mean", 1)
+    for divided, (replica, num_sums) in ranks:
+        for expected, mine in zip((actor, actor, experts), divided[1:], strict=True):
             check(expected, mine)
+        check(whole, replica)
+        assert num_sums == num_blocks

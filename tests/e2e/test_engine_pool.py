@@ -44,7 +44,7 @@ class Engine(HFEngine):
 
     def step(self):
         self.passes = getattr(self, "passes", 0) + 1
-        for file in FOLDER.glob("die-*") if self.passes == 40 else ():
+        for file in FOLDER.glob("die-*") if self.passes == 20 else ():
             try:
                 file.unlink()
             except FileNotFoundError:  # the other engine was faster
@@ -63,25 +63,21 @@ def write_classifier(source: Path, target: Path) -> None:
 
 @pytest.mark.slow
 def test_run_with_a_killed_engine_equals_a_colocated_run(
-    settings: list[str], shelf: Path, tmp_path: Path
+    settings: list[str], shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     write_classifier(shelf / "model", tmp_path / "rm")
     settings = [
         *settings,
         *("reward.reward_model.enable=true", "reward.reward_model.rule_weight=1"),
         f"reward.reward_model.model.path={tmp_path}/rm",
         "actor_rollout_ref.rollout.n=2",
-        "trainer.total_training_steps=3",
-        "trainer.test_freq=3",
     ]
     (tmp_path / "mortal.py").write_text(ENGINE)
     (tmp_path / "die-1").touch()
-    rlctl("train", "ppo", "--inline", "--name", "together", *settings, cwd=tmp_path)
+    assert main(["train", "ppo", "--inline", "--name", "together", *settings]) == 0
     done = rlctl(
-        "train",
-        "ppo",
-        "--name",
-        "apart",
+        *("train", "ppo", "--name", "apart"),
         *settings,
         *("trainer.placement.rollout=engines", "trainer.placement.reward=scores"),
         "trainer.placement.pools={engines: 2, scores: 1}",
@@ -93,12 +89,9 @@ def test_run_with_a_killed_engine_equals_a_colocated_run(
     together, apart = metrics(runs / "together"), metrics(runs / "apart")
     assert [row.keys() for row in together] == [row.keys() for row in apart]
     for one, other in zip(together, apart, strict=True):
-        for name in (
-            name
-            for name in one
-            if not name.startswith(("timing", "perf/", "rollout_corr/", "training/rollout_probs"))
-        ):
-            assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+        for name, value in one.items():
+            if not name.startswith(("timing", "perf/", "rollout_corr/", "training/rollout_probs")):
+                assert other[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
     assert all(row["training/rollout_probs_diff_max"] < 1e-4 for row in apart[1:])
     assert all(row["reward/reward_model/mean"] for row in apart[1:])
     kinds = [
@@ -115,17 +108,11 @@ def test_run_without_engines_fails_and_can_be_resumed(settings: list[str], tmp_p
     (tmp_path / "mortal.py").write_text(ENGINE)
     marker = f"{os.getpid()}-engines"
     overrides = [
-        *settings,
-        *SEPARATE,
-        "actor_rollout_ref.rollout.name=mortal:Engine",
-        "trainer.timeouts.rollout_restart_s=4",
+        *(*settings, *SEPARATE, "trainer.timeouts.rollout_restart_s=4"),
+        *("actor_rollout_ref.rollout.name=mortal:Engine", "actor_rollout_ref.rollout.n=2"),
+        *("trainer.total_training_steps=1000", "trainer.total_epochs=1000"),
+        *("trainer.save_freq=1", "trainer.max_ckpt_to_keep=1"),
     ]
-    overrides += [
-        "actor_rollout_ref.rollout.n=2",
-        "trainer.total_training_steps=1000",
-        "trainer.total_epochs=1000",
-    ]
-    overrides += ["trainer.save_freq=1", "trainer.max_ckpt_to_keep=1"]
     run = tmp_path / "runs" / "quickstart" / "alone"
     process = start("train", "grpo", "--name", "alone", *overrides, cwd=tmp_path, marker=marker)
     wait_for_steps(process, run, 4)
@@ -158,38 +145,19 @@ def test_run_without_engines_fails_and_can_be_resumed(settings: list[str], tmp_p
 def test_invalid_engine_pools_are_refused(
     settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(
-            ["train", "ppo", *settings, "trainer.placement.rollout=x", "trainer.placement.critic=x"]
-        )
-        == 3
-    )
+    same = ["trainer.placement.rollout=x", "trainer.placement.critic=x"]
+    assert main(["train", "ppo", *settings, *same]) == 3
     assert "pool 'x' holds the rollout engines and critic" in capsys.readouterr().err
     assert main(["train", "ppo", "--inline", *settings, *SEPARATE]) == 2
     assert "--inline runs one process" in capsys.readouterr().err
     assert main(["train", "ppo", *settings, *SEPARATE, "actor_rollout_ref.rollout.mode=async"]) == 3
-    said = capsys.readouterr().err
-    assert (
-        "actor_rollout_ref.rollout.mode=async is set, but the engine hf runs one batch at a time"
-        in said
-    )
+    message = "rollout.mode=async is set, but the engine hf runs one batch at a time"
+    assert message in capsys.readouterr().err
 
 
 def test_dry_run_shows_the_engines(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(
-            [
-                "train",
-                "grpo",
-                "--dry-run",
-                "--json",
-                *settings,
-                *SEPARATE,
-                "actor_rollout_ref.rollout.n=2",
-            ]
-        )
-        == 0
-    )
+    words = ["train", "grpo", "--dry-run", "--json", *settings, *SEPARATE]
+    assert main([*words, "actor_rollout_ref.rollout.n=2"]) == 0
     planned = json.loads(capsys.readouterr().out)
     rollout = next(each for each in planned["placement"] if each["role"] == "rollout")
     assert (rollout["pool"], rollout["processes"]) == ("engines", 2)

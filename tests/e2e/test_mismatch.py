@@ -99,45 +99,25 @@ def test_halt_stops_before_learning(
     assert json.loads((run / "run.json").read_text())["exit_code"] == 1
 
 
-def test_warn_raises_an_alarm_and_continues(
+def test_stale_runs_warn_and_are_changed_by_corrections(
     stale: list[str], tmp_path: Path, capsys: Capsys
 ) -> None:
+    """A correction changes only rounding in the first step, whose weights are current."""
     limits = ["trainer.mismatch.warn=0.001", "trainer.mismatch.halt=null"]
-    assert (
-        main(
-            [
-                "train",
-                "ppo",
-                "--inline",
-                "--name",
-                "x",
-                *stale,
-                *limits,
-                "trainer.total_training_steps=4",
-            ]
-        )
-        == 0
-    )
-    alarms = events(tmp_path / "runs" / "quickstart" / "x", "alarm")
-    [alarm] = [each for each in alarms if each["name"] == "rollout_mismatch"]
-    assert (alarm["step"], alarm["limit"]) == (4, 0.001)
-    assert "rollout mismatch" in capsys.readouterr().err
-
-
-def test_correction_changes_only_stale_runs(stale: list[str], tmp_path: Path) -> None:
-    """Change only rounding with a correct engine, and the result with a stale one."""
-    settings = [*stale, "trainer.mismatch.halt=null"]
     on = [
         "algorithm.rollout_correction.rollout_is=token",
         "algorithm.rollout_correction.rollout_is_threshold=2",
     ]
-    for name, overrides in {"off": [], "on": on}.items():
-        assert main(["train", "ppo", "--inline", "--name", name, *settings, *overrides]) == 0
-    off, corrected = (steps(tmp_path / "runs" / "quickstart" / name) for name in ("off", "on"))
+    for name, num_steps, overrides in (("off", 4, []), ("on", 2, on)):
+        given = [*stale, *limits, f"trainer.total_training_steps={num_steps}", *overrides]
+        assert main(["train", "ppo", "--inline", "--name", name, *given]) == 0
+    runs = tmp_path / "runs" / "quickstart"
+    [alarm] = [each for each in events(runs / "off", "alarm") if each["name"] == "rollout_mismatch"]
+    assert (alarm["step"], alarm["limit"]) == (4, 0.001)
+    assert "rollout mismatch" in capsys.readouterr().err
+    off, corrected = (steps(runs / name) for name in ("off", "on"))
     assert corrected[1]["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-4)
     assert corrected[1]["actor/grad_norm"] == pytest.approx(off[1]["actor/grad_norm"], rel=1e-3)
     assert corrected[2]["rollout_corr/rollout_is_std"] > 0.01
-    assert (
-        abs(corrected[2]["actor/grad_norm"] - off[2]["actor/grad_norm"])
-        > 1e-3 * off[2]["actor/grad_norm"]
-    )
+    difference = abs(corrected[2]["actor/grad_norm"] - off[2]["actor/grad_norm"])
+    assert difference > 1e-3 * off[2]["actor/grad_norm"]

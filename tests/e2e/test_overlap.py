@@ -38,12 +38,12 @@ SINGLE = [
 EPISODES = [
     *(
         "tools",
-        "data.train_max_samples=8",
-        "data.train_batch_size=4",
+        "data.train_max_samples=2",
+        "data.train_batch_size=2",
         "data.val_files=null",
         "trainer.num_threads=1",
     ),
-    *("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4"),
+    *("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
     *("trainer.total_training_steps=1", "trainer.save_freq=-1", "trainer.test_freq=-1"),
 ]
 

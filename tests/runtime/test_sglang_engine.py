@@ -87,14 +87,14 @@ def assert_log_probs_of(
         torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-def test_log_probs_match_the_policy(server: Server, folder: Path, temperature: float) -> None:
-    assert_log_probs_of(tiny_model(), attach(server, folder), temperature)
+def test_log_probs_match_the_policy(server: Server, folder: Path) -> None:
+    engine = attach(server, folder)
+    for temperature in (0.6, 0.0):
+        assert_log_probs_of(tiny_model(), engine, temperature)
 
 
 def test_weight_sync_flushes_the_cache(server: Server, folder: Path, tmp_path: Path) -> None:
     engine = attach(server, folder, f"+{KWARGS}.weights_dir={tmp_path}")
-    assert_log_probs_of(tiny_model(), engine)
     policy = tiny_model(seed=2)
     engine.load_weights(policy.named_parameters())
     assert server.calls[-2:] == ["/update_weights_from_disk", "/flush_cache"]
@@ -118,11 +118,11 @@ def test_sleep_releases_weights_and_wake_restores_them(server: Server, folder: P
 def test_seed_per_row(server: Server, folder: Path) -> None:
     engine = attach(server, folder, "actor_rollout_ref.rollout.max_num_seqs=40")
     first, again, other = (
-        engine.generate(prompts(4, 7), sampling(seed=seed, n=20)) for seed in (1, 1, 2)
+        engine.generate(prompts(4, 7), sampling(seed=seed, n=8)) for seed in (1, 1, 2)
     )
     assert torch.equal(first.response_ids.values, again.response_ids.values)
     assert first.response_ids.values.tolist() != other.response_ids.values.tolist()
-    assert len({tuple(row.tolist()) for row in first.response_ids.rows()[:20]}) > 10
+    assert len({tuple(row.tolist()) for row in first.response_ids.rows()[:8]}) > 4
     assert all(0 <= params["sampling_seed"] < 2**31 for params in server.params)
 
 
@@ -238,7 +238,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "__init__.py").touch()
     (tmp_path / "sglang" / "launch_server.py").write_text(
-        "from tests.sglang_server import main\n\nmain()\n"
+        "import sys\n"
+        "if '--refuse' in sys.argv:\n"
+        "    sys.exit('server_args: no such model')\n"
+        "from tests.sglang_server import main\n"
+        "main()\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     monkeypatch.syspath_prepend(tmp_path)
