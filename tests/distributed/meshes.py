@@ -16,8 +16,7 @@ from rlctl.runtime.model.lora import merged_parameters
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.background import await_written
 from tests.distributed.ranks import rank_info
-from tests.distributed.test_gradient import experience
-from tests.distributed.test_state import actor, update, weights
+from tests.workers import actor, experience, update, weights
 
 NUM_RANKS = 4
 SECTIONS = ("actor_rollout_ref.actor", "critic", "reward.reward_model")

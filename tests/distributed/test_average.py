@@ -15,9 +15,7 @@ from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
 from rlctl.runtime.workers.dispatch import split
 from tests.distributed.ranks import on_ranks, rank_info
-from tests.distributed.test_gradient import experience
-from tests.distributed.test_state import actor, update, weights
-from tests.models import write_tiny_model
+from tests.workers import actor, experience, update, weights
 
 DECAYS = (0.5, 0.75)
 
@@ -97,13 +95,12 @@ def on_both_ranks(
     return follow(where, model, folder), half_average(where, model)
 
 
-def test_the_average_equals_a_loop_and_is_restored(tmp_path: Path) -> None:
+def test_the_average_equals_a_loop_and_is_restored(model: Path, tmp_path: Path) -> None:
     """Also of bfloat16 weights, whose average is float32."""
-    model = str(write_tiny_model(tmp_path / "model"))
     begin_writing(tmp_path)
-    ranks = on_ranks(2, on_both_ranks, model, tmp_path / "two")
+    ranks = on_ranks(2, on_both_ranks, str(model), tmp_path / "two")
     assert [share for _, share in ranks] == pytest.approx([1 - 0.999**200] * 2, rel=1e-2)
-    alone = follow(rank_info(), model, tmp_path / "one")
+    alone = follow(rank_info(), str(model), tmp_path / "one")
     for steps, averages in (alone, *(result for result, _ in ranks)):
         expected = steps[0]
         assert torch.equal(averages[0], expected)
@@ -113,13 +110,12 @@ def test_the_average_equals_a_loop_and_is_restored(tmp_path: Path) -> None:
         assert torch.equal(averages[-1], averages[-2])
 
 
-def test_a_checkpoint_without_an_average_starts_one(tmp_path: Path) -> None:
-    write_tiny_model(tmp_path / "model")
+def test_a_checkpoint_without_an_average_starts_one(model: Path, tmp_path: Path) -> None:
     begin_writing(tmp_path)
-    one = actor(rank_info(), str(tmp_path / "model"))
+    one = actor(rank_info(), model)
     update(one)
     one.save(tmp_path / "state")
     await_written([tmp_path / "state"], timeout_s=60)
-    worker, average = averaging(rank_info(), str(tmp_path / "model"))
+    worker, average = averaging(rank_info(), str(model))
     worker.load(tmp_path / "state")
     assert torch.equal(averaged_weights(worker, average), weights(one))

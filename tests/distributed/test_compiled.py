@@ -16,27 +16,19 @@ import torch
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Experience
-from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model import compiled
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.preflight import check_software
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import SamplingParams
-from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.tracking.metrics import to_floats
 from tests.distributed.ranks import on_ranks, rank_info
-from tests.distributed.test_gradient import LOSS, experience
-from tests.models import write_tiny_model
+from tests.workers import LOSS, actor_of, experience
 
 COMPILE = f"{compiled.KEY}=true"
 PLAIN = f"{compiled.KEY}=false"
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing=true"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +41,8 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def actor(where: RankInfo, model: Path | str, *overrides: str) -> ActorWorker:
-    config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *overrides]).config
-    part = config.actor_rollout_ref
-    sampling = SamplingConfig(part.rollout, 8, (2,))
-    algorithm = load_algorithm(config, num_steps=1)
-    return ActorWorker(where, ActorSpec(part.model, part.actor, sampling, 8, algorithm, 0))
+    path = f"actor_rollout_ref.model.path={model}"
+    return actor_of(where, compose("ppo", [path, *LOSS, *overrides]).config)
 
 
 def steps(worker: ActorWorker, batches: list[Experience]) -> list[Any]:

@@ -14,20 +14,16 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.algorithms.ppo import PPO
-from rlctl.runtime.algorithms.sft import SFT
 from rlctl.runtime.batch import Experience
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.dispatch import split
 from rlctl.tracking.metrics import to_floats
 from tests.distributed.ranks import on_ranks, rank_info
-from tests.distributed.test_gradient import LOSS, ROWS, experience
-from tests.models import write_tiny_model
+from tests.workers import LOSS, ROWS, actor_of, experience
 
 ROLES = ("actor", "critic", "sft")
 Metrics = dict[str, float]
@@ -36,13 +32,10 @@ Metrics = dict[str, float]
 def build(where: RankInfo, model: str, role: str) -> ActorWorker | CriticWorker:
     overrides = [f"actor_rollout_ref.model.path={model}", *LOSS]
     config = compose("sft" if role == "sft" else "ppo", overrides).config
-    kind: type[Algorithm] = SFT if role == "sft" else PPO
-    algorithm = kind.from_config(config, num_steps=1)
-    if isinstance(algorithm, PPO) and role == "critic":
+    if role == "critic":
+        algorithm = PPO.from_config(config, num_steps=1)
         return CriticWorker(where, CriticSpec(config.critic, algorithm, 0))
-    part = config.actor_rollout_ref
-    sampling = SamplingConfig(part.rollout, 8, (2,))
-    return ActorWorker(where, ActorSpec(part.model, part.actor, sampling, 8, algorithm, 0))
+    return actor_of(where, config)
 
 
 def state(worker: ActorWorker | CriticWorker) -> list[torch.Tensor]:
@@ -109,10 +102,9 @@ def of_all_roles(where: RankInfo, model: str) -> list[tuple[Any, list[torch.Tens
     return [(updates(where, model, role), few_rows(where, model, role)) for role in ROLES]
 
 
-def test_mini_batches_without_tokens_take_no_step_and_ranks_may_lack_rows(tmp_path: Path) -> None:
-    model = str(write_tiny_model(tmp_path))
-    alone = of_all_roles(rank_info(), model)
-    ranks = on_ranks(2, of_all_roles, model)
+def test_mini_batches_without_tokens_take_no_step_and_ranks_may_lack_rows(model: Path) -> None:
+    alone = of_all_roles(rank_info(), str(model))
+    ranks = on_ranks(2, of_all_roles, str(model))
     for number, role in enumerate(ROLES):
         counter = f"{'critic' if role == 'critic' else 'actor'}/empty_mini_batches"
         results = [alone[number], *(of_rank[number] for of_rank in ranks)]

@@ -22,9 +22,9 @@ from tests.distributed.meshes import (
     train,
 )
 from tests.distributed.ranks import on_ranks, rank_info
-from tests.distributed.test_gradient import experience, gradient
-from tests.distributed.test_state import actor, weights
+from tests.distributed.test_gradient import gradient
 from tests.models import MIXTURES, mixture_model, tiny_tokenizer
+from tests.workers import actor, experience, weights
 
 # Other implementations do not compute in float64.
 EAGER = "actor_rollout_ref.model.override_config.experts_implementation=eager"

@@ -18,9 +18,9 @@ from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.role_models import check_adapters
 from rlctl.runtime.workers.background import await_written, begin_writing
 from tests.distributed.ranks import rank_info
-from tests.distributed.test_gradient import experience
-from tests.distributed.test_lora import actor, config, update
+from tests.distributed.test_lora import actor, config
 from tests.models import write_tiny_model
+from tests.workers import experience, update
 
 FOUR_BIT = "actor_rollout_ref.model.load_in_4bit=true"
 
@@ -36,13 +36,13 @@ def test_adapters_train_on_a_base_in_4_bits(tmp_path: Path) -> None:
     untrained = worker.compute_log_probs(batch).log_probs.values
     plain = actor(rank_info(), model).compute_log_probs(batch).log_probs.values
     assert (untrained - plain).abs().max() > 1e-3  # 4 bits are not 32
-    update(worker)
+    update(worker, lr=1e-2)
     folder = tmp_path / "state"
     folder.mkdir()
     begin_writing(folder)
     worker.export(folder / "huggingface")
     worker.save(folder / "actor")  # the writer takes one job after the other
-    update(worker)
+    update(worker, lr=1e-2)
     await_written([folder / "actor"], timeout_s=60)
     again = actor(rank_info(), model, FOUR_BIT)
     again.load(folder / "actor")
@@ -51,7 +51,7 @@ def test_adapters_train_on_a_base_in_4_bits(tmp_path: Path) -> None:
     assert not hasattr(exported.config, "quantization_config")
     for name, value in again.engine_weights.parameters(Selection.ALL):
         assert torch.equal(saved[name], value)
-    update(again)
+    update(again, lr=1e-2)
     trained = worker.compute_log_probs(batch).log_probs.values
     assert torch.equal(again.compute_log_probs(batch).log_probs.values, trained)
     assert (trained - untrained).abs().max() > 1e-2

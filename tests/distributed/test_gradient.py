@@ -13,75 +13,19 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.distill import Graded
 from rlctl.runtime.algorithms.pair_losses import PairParams, pair_rows
 from rlctl.runtime.algorithms.ppo import PPO
-from rlctl.runtime.batch import Experience, Ragged, Rollouts, Scored
-from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.batch import Ragged, Rollouts, Scored
 from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
-from rlctl.runtime.workers.dispatch import join, split
+from rlctl.runtime.workers.dispatch import split
 from rlctl.tracking.metrics import to_floats
 from tests.configs import configured
 from tests.distributed.ranks import on_ranks, rank_info
-from tests.models import write_tiny_model
+from tests.workers import LOSS, ROWS, actor_of, experience
 
-ROWS = 8
-LOSS = (
-    "actor_rollout_ref.actor.use_kl_loss=true",
-    "actor_rollout_ref.actor.kl_loss_coef=0.1",
-    "actor_rollout_ref.actor.entropy_coeff=0.01",
-    "actor_rollout_ref.rollout.name=hf",
-    "actor_rollout_ref.actor.grad_clip=1000",
-    "critic.grad_clip=1000",
-)
 # Roles of the actor with another algorithm than PPO.
 RECIPES = ("distill", "online_dpo", "raft", "sft", "dpo")
 Cut = tuple[int, int]  # ranks, micro-batches
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    write_tiny_model(folder)
-    return folder
-
-
-def experience() -> Experience:
-    """Return slightly off-policy rows of different lengths, with tool tokens and weights."""
-    draw = torch.Generator().manual_seed(3)
-
-    def ragged(lengths: list[int], scale: float = 0.3, shift: float = 0.0) -> Ragged:
-        return Ragged.from_rows([torch.randn(n, generator=draw) * scale + shift for n in lengths])
-
-    def ids(lengths: list[int]) -> Ragged:
-        return Ragged.from_rows(
-            [torch.randint(3, 60, (n,), generator=draw) for n in lengths], dtype=torch.int64
-        )
-
-    prompts, responses = [3, 7, 5, 4, 9, 3, 6, 8], [1, 12, 5, 20, 3, 8, 2, 15]
-    response_ids = ids(responses)
-    mask = torch.ones(len(response_ids.values))
-    mask[[0, 3, 4, 20, 41]] = 0
-    return Experience(
-        prompt_ids=ids(prompts).select(torch.tensor([0, 0, 1, 1, 2, 2, 3, 7])),
-        group=torch.arange(ROWS) // 2,
-        rows=[],
-        response_ids=response_ids,
-        response_mask=response_ids.like(mask),
-        rollout_log_probs=ragged(responses),
-        finish=["stop"] * ROWS,
-        scores=torch.zeros(ROWS),
-        components={},
-        failed=torch.zeros(ROWS, dtype=torch.bool),
-        rewards=ragged(responses),
-        old_log_probs=ragged(responses, shift=-5.0),
-        advantages=ragged(responses, scale=1.0),
-        ref_log_probs=ragged(responses, shift=-5.0),
-        values=ragged(responses),
-        returns=ragged(responses),
-        is_weights=ragged(responses, scale=0.1, shift=0.9),
-    )
 
 
 def experts(batch: Rollouts) -> Ragged:
@@ -149,16 +93,11 @@ def gradient(
     if role == "distill":
         given.append("actor_rollout_ref.ref.model.path=teacher")
     config = configured(role if role in RECIPES else "ppo", given, sizes)
-    algorithm = load_algorithm(config, num_steps=1)
     if role == "critic":
-        assert isinstance(algorithm, PPO)
+        algorithm = PPO.from_config(config, num_steps=1)
         worker = CriticWorker(where, CriticSpec(config.critic, algorithm, 0))
     else:
-        part = config.actor_rollout_ref
-        spec = ActorSpec(
-            part.model, part.actor, SamplingConfig(part.rollout, 8, (2,)), 8, algorithm, 0
-        )
-        worker = ActorWorker(where, spec)
+        worker = actor_of(where, config)
     gradients: list[torch.Tensor] = []
 
     def keep(*_: object) -> None:
@@ -227,11 +166,7 @@ def test_an_update_returns_the_log_probs_before_it(model: Path) -> None:
         "actor_rollout_ref.actor.use_dynamic_bsz=false",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=3",
     )
-    config = compose("ppo", [*sizes, *LOSS]).config
-    part, algorithm = config.actor_rollout_ref, load_algorithm(config, num_steps=1)
-    sampling = SamplingConfig(part.rollout, 8, (2,))
-    worker = ActorWorker(rank_info(), ActorSpec(part.model, part.actor, sampling, 8, algorithm, 0))
-    batch = experience()
+    worker, batch = actor_of(rank_info(), compose("ppo", [*sizes, *LOSS]).config), experience()
     before = worker.compute_log_probs(batch).log_probs
     found, metrics = worker.update_with_log_probs(batch, lr=1e-2)
     after = worker.compute_log_probs(batch).log_probs
@@ -241,28 +176,10 @@ def test_an_update_returns_the_log_probs_before_it(model: Path) -> None:
     assert to_floats(metrics)["actor/skipped_updates"] == 0
 
 
-def test_join_restores_the_order_of_split() -> None:
-    batch = experience()
-    parts = split(batch, 2, balanced=True)
-    assert sorted(torch.cat(parts).tolist()) == list(range(ROWS))
-    shards = batch.chunk(parts)
-    values = join([shard.advantages for shard in shards], parts, batch)
-    assert torch.equal(values.values, batch.advantages.values)
-    again = join([shard.repeat(3) for shard in shards], parts, batch)
-    assert again.group.tolist() == batch.repeat(3).group.tolist()
-    assert torch.equal(again.response_ids.values, batch.repeat(3).response_ids.values)
-
-
 def test_one_rank_on_a_cpu_trains_in_bfloat16_with_float32_weights(model: Path) -> None:
     overrides = [f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.model.dtype=bf16"]
-    config = compose("ppo", [*overrides, *LOSS]).config
-    part = config.actor_rollout_ref
-    algorithm = load_algorithm(config, num_steps=1)
-    sampling = SamplingConfig(part.rollout, 8, (2,))
     try:
-        worker = ActorWorker(
-            rank_info(), ActorSpec(part.model, part.actor, sampling, 8, algorithm, 0)
-        )
+        worker = actor_of(rank_info(), compose("ppo", [*overrides, *LOSS]).config)
         before = [full_tensor(each).clone() for each in worker.policy.parameters()]
         metrics = worker.update(experience(), lr=1e-2)
         after = [full_tensor(each) for each in worker.policy.parameters()]

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection
@@ -22,20 +21,12 @@ from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.lora import add_adapters, merged_parameters, without_adapters
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
-from rlctl.runtime.workers.dispatch import split
 from tests.distributed.ranks import on_ranks, rank_info
-from tests.distributed.test_gradient import LOSS, experience
-from tests.models import write_tiny_model
+from tests.workers import LOSS, actor_of, experience, update
 
 LORA = ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora_alpha=8"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def config(model: Path | str, *more: str) -> Any:
@@ -43,15 +34,7 @@ def config(model: Path | str, *more: str) -> Any:
 
 
 def actor(where: RankInfo, model: Path | str, *more: str) -> ActorWorker:
-    given = config(model, *more)
-    rollout = given.actor_rollout_ref
-    algorithm = PPO.from_config(given, num_steps=1)
-    worker = ActorWorker(
-        where,
-        ActorSpec(
-            rollout.model, rollout.actor, SamplingConfig(rollout.rollout, 8, (2,)), 8, algorithm, 0
-        ),
-    )
+    worker = actor_of(where, config(model, *more))
     worker.start_engine()
     return worker
 
@@ -59,16 +42,6 @@ def actor(where: RankInfo, model: Path | str, *more: str) -> ActorWorker:
 def sequences() -> Sequences:
     batch = experience()
     return Sequences.from_ragged(batch.prompt_ids, batch.response_ids)
-
-
-def update(worker: ActorWorker) -> None:
-    batch = experience()
-    worker.update(
-        batch.chunk(split(batch, worker.rank_info.world_size, balanced=True))[
-            worker.rank_info.rank
-        ],
-        lr=1e-2,
-    )
 
 
 @pytest.mark.parametrize("kind", [{}, {"use_rslora": True}, {"use_dora": True}])
@@ -159,12 +132,12 @@ def update_and_resume(where: RankInfo, model: str, folder: Path, *, dora: bool) 
     batch = experience()
     untrained = worker.compute_log_probs(batch).log_probs.values
     worker.update_weights()
-    update(worker)
+    update(worker, lr=1e-2)
     folder.mkdir(exist_ok=True)
     begin_writing(folder)
     worker.save(folder / "actor")
     worker.export(folder / "huggingface")
-    update(worker)
+    update(worker, lr=1e-2)
     await_written([folder / "actor"], timeout_s=60)
     prompts = Ragged(torch.tensor([5, 6, 7, 8, 9]), torch.tensor([2, 3]))
     worker.update_weights()
@@ -176,7 +149,7 @@ def update_and_resume(where: RankInfo, model: str, folder: Path, *, dora: bool) 
     )
     again = actor(where, model, more)
     again.load(folder / "actor")
-    update(again)
+    update(again, lr=1e-2)
     trained = worker.compute_log_probs(batch).log_probs.values
     return {
         "moved": float((trained - untrained).abs().max()),

@@ -15,19 +15,18 @@ import torch.distributed as dist
 
 from rlctl.errors import DeviceMemoryError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.balance import TokenCounts
 from rlctl.runtime.batch import Experience, Ragged
 from rlctl.runtime.budget import Budget, OomRetry
 from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import Responses, SamplingParams
-from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.heap import MMAP_THRESHOLD, TOP_PAD, TRIM_THRESHOLD
+from tests import workers
 from tests.distributed.ranks import in_a_process
-from tests.distributed.test_gradient import LOSS
 from tests.models import write_tiny_model
+from tests.workers import LOSS, actor_of
 
 ROWS, PROMPT, RESPONSE, VOCABULARY = 4, 16, 112, 98304
 TOKENS = ROWS * (PROMPT + RESPONSE)
@@ -45,53 +44,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def experience() -> Experience:
-    draw = torch.Generator().manual_seed(3)
-
-    def ragged(shift: float = 0.0) -> Ragged:
-        return Ragged.from_rows(
-            [torch.randn(RESPONSE, generator=draw) * 0.3 + shift for _ in range(ROWS)]
-        )
-
-    def ids(length: int) -> Ragged:
-        return Ragged.from_rows(
-            [torch.randint(3, 60, (length,), generator=draw) for _ in range(ROWS)],
-            dtype=torch.int64,
-        )
-
-    response_ids = ids(RESPONSE)
-    return Experience(
-        prompt_ids=ids(PROMPT),
-        group=torch.arange(ROWS),
-        rows=[],
-        response_ids=response_ids,
-        response_mask=response_ids.like(torch.ones(ROWS * RESPONSE)),
-        rollout_log_probs=ragged(),
-        finish=["stop"] * ROWS,
-        scores=torch.zeros(ROWS),
-        components={},
-        failed=torch.zeros(ROWS, dtype=torch.bool),
-        rewards=ragged(),
-        old_log_probs=ragged(-10.0),
-        advantages=ragged(),
-        ref_log_probs=ragged(-10.0),
-    )
+    rows = range(ROWS)
+    return workers.experience([PROMPT] * ROWS, rows, [RESPONSE] * ROWS, shift=-10.0, masked=())
 
 
 def actor(where: RankInfo, model: str, *overrides: str) -> ActorWorker:
     config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *overrides]).config
-    part = config.actor_rollout_ref
-    algorithm = PPO.from_config(config, num_steps=1)
-    return ActorWorker(
-        where,
-        ActorSpec(
-            part.model,
-            part.actor,
-            SamplingConfig(part.rollout, RESPONSE, (2,)),
-            PROMPT,
-            algorithm,
-            0,
-        ),
-    )
+    return actor_of(where, config, (PROMPT, RESPONSE))
 
 
 def leave(mebibytes: int | None) -> None:

@@ -19,10 +19,10 @@ from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
 from tests.distributed.meshes import NUM_RANKS, PASSES, SECTIONS, float64
 from tests.distributed.ranks import on_ranks, rank_info
-from tests.distributed.test_gradient import experience, gradient
-from tests.distributed.test_state import actor, update, weights
+from tests.distributed.test_gradient import gradient
 from tests.models import write_tiny_model
 from tests.numerics.test_reward_model import gradient as reward_gradient
+from tests.workers import actor, experience, update, weights
 
 ROLES = ("actor", "critic")
 LORA = "actor_rollout_ref.model.lora_rank=4"

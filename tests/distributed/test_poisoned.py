@@ -18,8 +18,7 @@ from rlctl.runtime.model.sharding import trained_state
 from rlctl.runtime.workers.background import await_written, begin_writing
 from rlctl.runtime.workers.safe_load import load_into, read_metadata
 from tests.distributed.ranks import rank_info
-from tests.distributed.test_state import actor, update
-from tests.models import write_tiny_model
+from tests.workers import actor, update
 
 
 class Bomb:
@@ -30,13 +29,6 @@ class Bomb:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, (str(self.path),)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    write_tiny_model(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -18,18 +18,10 @@ from rlctl.runtime.workers.background import begin_writing
 from tests.distributed.meshes import NUM_RANKS, Trained, check_trained, mesh, train
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.distributed.test_gradient import gradient
-from tests.models import write_tiny_model
 from tests.numerics.test_reward_model import gradient as reward_gradient
 
 ROLES = ("actor", "critic", "distill", "sft", "dpo")
 LORA = "actor_rollout_ref.model.lora_rank=4"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    write_tiny_model(folder)
-    return folder
 
 
 class Found(NamedTuple):

@@ -6,50 +6,13 @@ import random
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
-from rlctl.runtime.algorithms.ppo import PPO
-from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
-from rlctl.runtime.workers.dispatch import split
-from tests.configs import configured
 from tests.distributed.ranks import on_ranks, rank_info
-from tests.distributed.test_gradient import LOSS, experience
-from tests.models import write_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    write_tiny_model(folder)
-    return folder
-
-
-def actor(where: RankInfo, model: str, overrides: tuple[str, ...] = ()) -> ActorWorker:
-    config = configured("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS], overrides)
-    rollout = config.actor_rollout_ref
-    algorithm = PPO.from_config(config, num_steps=1)
-    return ActorWorker(
-        where,
-        ActorSpec(
-            rollout.model, rollout.actor, SamplingConfig(rollout.rollout, 8, (2,)), 8, algorithm, 0
-        ),
-    )
-
-
-def update(worker: ActorWorker) -> None:
-    batch, where = experience(), worker.rank_info
-    ranks_per_row = worker.learner.model.ranks_per_row
-    parts = split(batch, where.world_size // ranks_per_row, balanced=True)
-    worker.update(batch.chunk(parts)[where.rank // ranks_per_row], lr=1e-3)
-
-
-def weights(worker: ActorWorker) -> torch.Tensor:
-    return torch.cat([full_tensor(value).flatten().clone() for value in worker.policy.parameters()])
+from tests.workers import actor, update, weights
 
 
 def save(worker: ActorWorker, folder: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.sequences import concat_ragged
-from tests.distributed.test_gradient import experience
+from tests.workers import experience
 
 rows_of_ints = st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=6)
 

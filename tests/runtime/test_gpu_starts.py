@@ -22,11 +22,10 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout import auto
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.vllm_engine.startup import engine_arguments
-from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.process import Process
 from tests.models import write_tiny_model
+from tests.workers import actor_of
 
 CPU = RankInfo(0, 1, "cpu", 1, 60.0, False, None)
 GPU = replace(CPU, device="cuda")
@@ -152,11 +151,8 @@ def test_an_engine_sleeps_while_other_models_are_loaded(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path)
     name = f"actor_rollout_ref.rollout.name={__name__}:Sleeper"
     config = compose("ppo", [f"actor_rollout_ref.model.path={model}", name]).config
-    part = config.actor_rollout_ref
-    sampling = SamplingConfig(part.rollout, 8, (2,))
-    algorithm = load_algorithm(config, num_steps=1)
-    assert Needs.ENGINE in algorithm.needs
-    worker = ActorWorker(CPU, ActorSpec(part.model, part.actor, sampling, 8, algorithm, 0))
+    assert Needs.ENGINE in load_algorithm(config, num_steps=1).needs
+    worker = actor_of(CPU, config)
     worker.start_engine()
     assert (Sleeper.num_sleeps, worker.engine_is_stale) == (1, True)
     worker.update_weights()

@@ -18,9 +18,9 @@ from rlctl.runtime.workers import optimizers
 from rlctl.runtime.workers.background import await_written, begin_writing
 from rlctl.runtime.workers.optimizers import build_optimizer, check_optimizer, set_lr
 from tests.distributed.ranks import on_ranks
-from tests.distributed.test_state import actor, update, weights
 from tests.models import write_tiny_model
 from tests.second_device import NAME, SecondDevice, SecondTensor
+from tests.workers import actor, update, weights
 
 SHAPES = ((8, 4), (), (5,), (7, 8), (3,))
 SECTION = "actor_rollout_ref.actor"

@@ -11,18 +11,19 @@ import torch
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
-from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged
+from rlctl.runtime.batch import Experience, LogProbs, Prompts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.tracking.metrics import to_floats
+from tests import workers
 from tests.distributed.ranks import rank_info
 from tests.generation import sampling
 from tests.models import tiny_model, write_tiny_model
 from tests.second_device import NAME, DeviceError, SecondDevice
+from tests.workers import actor_of
 
 ROWS = 4
 ACTOR = "actor_rollout_ref.actor"
@@ -39,35 +40,7 @@ ADAMW = "optim.override_optimizer_config={fused: false, eps: 1.0}"
 
 
 def experience() -> Experience:
-    draw = torch.Generator().manual_seed(3)
-    lengths = torch.tensor([1, 12, 5, 20])
-    response_ids = Ragged(torch.randint(3, 60, (int(lengths.sum()),), generator=draw), lengths)
-
-    def values(shift: float = 0.0) -> Ragged:
-        return response_ids.like(
-            torch.randn(len(response_ids.values), generator=draw) * 0.3 + shift
-        )
-
-    prompts = [torch.randint(3, 60, (n,), generator=draw) for n in (3, 7)]
-    return Experience(
-        prompt_ids=Ragged.from_rows([each for each in prompts for _ in range(2)]),
-        group=torch.arange(ROWS) // 2,
-        rows=[],
-        response_ids=response_ids,
-        response_mask=response_ids.like(torch.ones(len(response_ids.values))),
-        rollout_log_probs=values(),
-        finish=["stop"] * ROWS,
-        scores=torch.zeros(ROWS),
-        components={},
-        failed=torch.zeros(ROWS, dtype=torch.bool),
-        rewards=values(),
-        old_log_probs=values(-4.0),
-        advantages=values(),
-        ref_log_probs=values(-4.0),
-        values=values(),
-        returns=values(),
-        is_weights=values(1.0),
-    )
+    return workers.experience((3, 7), (0, 0, 1, 1), (1, 12, 5, 20), shift=-4.0, masked=())
 
 
 def actor(where: RankInfo, model: Path, *overrides: str) -> ActorWorker:
@@ -83,10 +56,7 @@ def actor(where: RankInfo, model: Path, *overrides: str) -> ActorWorker:
             *overrides,
         ],
     ).config
-    part = config.actor_rollout_ref
-    sampling = SamplingConfig(part.rollout, 8, (2, 7))
-    algorithm = load_algorithm(config, num_steps=1)
-    return ActorWorker(where, ActorSpec(part.model, part.actor, sampling, 8, algorithm, 0))
+    return actor_of(where, config, stops=(2, 7))
 
 
 def on_both(
