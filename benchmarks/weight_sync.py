@@ -22,8 +22,7 @@ from benchmarks.results import record_rows
 from benchmarks.rollout import build, vllm_engine, vllm_settings
 from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from rlctl.recipes.compose import compose
-from rlctl.runtime.cluster.engine_group import EngineGroup
-from rlctl.runtime.cluster.engine_pool import EnginePool
+from rlctl.runtime.cluster.engine_group import EngineGroup, EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.rank_info import RankInfo

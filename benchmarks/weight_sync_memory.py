@@ -25,7 +25,7 @@ from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from rlctl.recipes.compose import compose
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
-from rlctl.runtime.cluster.engine_pool import EnginePool
+from rlctl.runtime.cluster.engine_group import EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec, RayPool
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.rank_info import RankInfo

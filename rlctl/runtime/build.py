@@ -42,7 +42,6 @@ from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.judge import JudgeSpec, JudgeWorker
 from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
 from rlctl.runtime.workers.reward_model import (
-    RewardLearnerSpec,
     RewardLearnerWorker,
     RewardModelSpec,
     RewardModelWorker,
@@ -123,7 +122,7 @@ def build_roles(
     if REWARD_LEARNER in needed:
         on_phase("building the reward model")
         loss = cast(ScoreLoss, algorithm)
-        own = RewardLearnerSpec(config.reward.reward_model, loss, config.trainer.seed)
+        own = RewardModelSpec(config.reward.reward_model, config.trainer.seed, loss)
         learner = _spawn(REWARD_LEARNER, RewardLearnerWorker, placement, pools, own)
         return Roles(None, reward, reward_learner_role=learner)
     engines: EngineGroup | None = None

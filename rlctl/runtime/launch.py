@@ -181,7 +181,7 @@ def _open_ray_pools(
     on_lost: OnLost,
     stack: ExitStack,
 ) -> Pools:
-    from rlctl.runtime.cluster.engine_pool import EnginePool
+    from rlctl.runtime.cluster.engine_group import EnginePool
     from rlctl.runtime.cluster.pool import PoolSpec, RayPool
     from rlctl.runtime.cluster.session import ray_session
 

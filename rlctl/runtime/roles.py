@@ -36,8 +36,12 @@ class ModelRole(Protocol):
 class LearningRole(ModelRole, Protocol):
     """Role whose weights are trained and saved in checkpoints."""
 
-    def save(self, folder: Path) -> None:
-        """Copy weights, optimizer and random state; write them to `folder` in the background."""
+    def save(self, folder: Path, export: Path | None = None) -> None:
+        """Copy weights, optimizer and random state; write them to `folder` in the background.
+
+        Also write the weights to the folder `export` in transformers format, without a tokenizer;
+        it is complete before `folder`.
+        """
         ...
 
     def state_bytes(self) -> int:
@@ -46,17 +50,6 @@ class LearningRole(ModelRole, Protocol):
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
-        ...
-
-
-class ExportingRole(LearningRole, Protocol):
-    """Role whose model is the result of a run."""
-
-    def export(self, folder: Path) -> None:
-        """Write the weights to `folder` in transformers format, in the background.
-
-        The tokenizer is not included. The folder is complete before any later `save`.
-        """
         ...
 
 
@@ -80,7 +73,7 @@ Weights = Literal["current", "base", "average"]
 Total = Callable[[Tensor], Tensor]
 
 
-class Actor(ExportingRole, Protocol):
+class Actor(LearningRole, Protocol):
     """The policy: generates responses and learns."""
 
     def update_weights(self) -> None:
@@ -181,7 +174,7 @@ class RewardModel(ModelRole, Protocol):
         ...
 
 
-class RewardLearner(RewardModel, ExportingRole, Protocol):
+class RewardLearner(RewardModel, LearningRole, Protocol):
     """A reward model that is trained."""
 
     def update(self, batch: Rollouts, lr: float) -> Metrics:
@@ -268,7 +261,7 @@ class Roles:
         """Return the roles of this run that learn: those that a checkpoint holds."""
         return {role: member for role, member in self._learning().items() if member is not None}
 
-    def trained(self) -> ExportingRole:
+    def trained(self) -> LearningRole:
         """Return the role whose model is the result of the run."""
         return self.actor if self.reward_learner_role is None else self.reward_learner_role
 

@@ -110,7 +110,7 @@ class Stage:
     """Trainer in this process and engines on Ray that fail on request."""
 
     def __init__(self, folder: Path, config: schema.Config, num_engines: int = 2) -> None:
-        from rlctl.runtime.cluster.engine_pool import EnginePool
+        from rlctl.runtime.cluster.engine_group import EnginePool
 
         self.folder, self.config = folder, config
         self.events: list[tuple[str, dict[str, Any]]] = []

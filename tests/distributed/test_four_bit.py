@@ -40,8 +40,7 @@ def test_adapters_train_on_a_base_in_4_bits(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
     begin_writing(folder)
-    worker.export(folder / "huggingface")
-    worker.save(folder / "actor")  # the writer takes one job after the other
+    worker.save(folder / "actor", folder / "huggingface")
     update(worker, lr=1e-2)
     await_written([folder / "actor"], timeout_s=60)
     again = actor(rank_info(), model, FOUR_BIT)

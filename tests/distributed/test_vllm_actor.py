@@ -167,8 +167,7 @@ def load_and_export(worker: ActorWorker, model: Path, folder: Path) -> None:
     worker.update_weights()
     loaded = worker.generate_sequences(asked, seed=1).response_ids.values
     assert torch.equal(loaded, before.response_ids.values)
-    worker.export(folder / "model")
-    worker.save(folder / "after")  # jobs of the writer run in order: the export is written before
+    worker.save(folder / "after", folder / "model")
     await_written([folder / "after"], timeout_s=60)
     written, read = (
         AutoModelForCausalLM.from_pretrained(path).state_dict()

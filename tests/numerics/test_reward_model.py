@@ -24,7 +24,7 @@ from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rewards.normalization import running_scale
 from rlctl.runtime.workers.dispatch import split
-from rlctl.runtime.workers.reward_model import RewardLearnerSpec, RewardLearnerWorker
+from rlctl.runtime.workers.reward_model import RewardLearnerWorker, RewardModelSpec
 from tests.configs import configured
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.models import write_tiny_model
@@ -154,7 +154,7 @@ def gradient(
     config = configured("rm", given, more)
     algorithm = load_algorithm(config, num_steps=1)
     worker = RewardLearnerWorker(
-        where, RewardLearnerSpec(config.reward.reward_model, cast(Any, algorithm), 0)
+        where, RewardModelSpec(config.reward.reward_model, 0, cast(Any, algorithm))
     )
     found: list[torch.Tensor] = []
 

@@ -34,7 +34,9 @@ class Learner:
     def state_bytes(self) -> int:
         return self.num_bytes
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, export: Path | None = None) -> None:
+        if export is not None:
+            (export / "model.safetensors").write_text("1")
         folder.mkdir()
         (folder / "weights").write_text("1")
         if self.failure is None:
@@ -43,9 +45,6 @@ class Learner:
         if self.failure:  # else there is no room for the reason
             (folder / FAILED).write_text(self.failure)
         (folder.parent / WRITING).unlink()
-
-    def export(self, folder: Path) -> None:
-        (folder / "model.safetensors").write_text("1")
 
 
 class Tokenizer:

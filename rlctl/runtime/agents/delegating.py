@@ -47,17 +47,14 @@ class DelegatingActor(Actor):
     ) -> tuple[LogProbs, Metrics]:
         return self.actor.update_with_log_probs(batch, lr, max_probs_diff)
 
-    def save(self, folder: Path) -> None:
-        self.actor.save(folder)
+    def save(self, folder: Path, export: Path | None = None) -> None:
+        self.actor.save(folder, export)
 
     def state_bytes(self) -> int:
         return self.actor.state_bytes()
 
     def load(self, folder: Path) -> None:
         self.actor.load(folder)
-
-    def export(self, folder: Path) -> None:
-        self.actor.export(folder)
 
     def pop_oom_retries(self) -> list[OomRetry]:
         return self.actor.pop_oom_retries()

@@ -89,9 +89,9 @@ class Saver:
             return
         self._pending = step
         self._rollouts = rollouts
-        self.roles.trained().export(aside / "huggingface")
+        trained, export = self.roles.trained(), aside / "huggingface"
         for role, member in self.roles.learning().items():
-            member.save(aside / role.name)
+            member.save(aside / role.name, export if member is trained else None)
         best = self.retention.metric
         if (
             self.retention.newest is not None

@@ -1,4 +1,4 @@
-"""A pool of rollout engines that behaves like one engine and survives the loss of single ones."""
+"""Rollout engines that behave like one and survive the loss of single ones, and their pool."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from rlctl.errors import InternalError
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.cluster.engines import (
     Engine,
+    EngineProcesses,
     OpenTurn,
     Request,
     failure_reason,
 )
 from rlctl.runtime.cluster.live_engines import LiveEngines, place
+from rlctl.runtime.cluster.membership import Membership
+from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.rollout.requests import Completion, Slice
 from rlctl.runtime.rollout.requests import Request as TurnRequest
 from rlctl.runtime.rollout.sampling_params import max_in_flight, num_requests
 from rlctl.runtime.workers.dispatch import join, split
+from rlctl.runtime.workers.rollout import RolloutSpec
+from rlctl.tracking.tracker import Event
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +79,10 @@ class EngineGroup(LiveEngines):
 
         Requests with equal affinity go to the same engine while it lives.
         """
-        self.unplaced += [OpenTurn.of(each, self.version) for each in requests]
+        self.unplaced += [OpenTurn.of(request, self.version) for request in requests]
         self.restart_lost()
         ready = self.ready_for_turns()
-        self.unplaced = [each for each in self.unplaced if each.request.key not in cancelled]
+        self.unplaced = [turn for turn in self.unplaced if turn.request.key not in cancelled]
         for engine in self.pool.engines:
             engine.cancel(cancelled)
         new, self.unplaced = place(self.unplaced, self.pool.engines, ready)
@@ -97,7 +102,9 @@ class EngineGroup(LiveEngines):
                 engine.num_failures = 0
                 finished: list[Completion] = ray.get(result)
                 completions += engine.receive(finished)
-                engine.count(len(finished), sum(len(each.response_ids) for each in finished), began)
+                engine.count(
+                    len(finished), sum(len(response.response_ids) for response in finished), began
+                )
             else:
                 self.mark_failed(engine, reason)
         self.pool.change_members()
@@ -127,7 +134,7 @@ class EngineGroup(LiveEngines):
     def _receive(self, results: dict[int, Rollouts]) -> None:
         """Wait for any result or start and store the results; enforce the call timeout."""
         engines = self.pool.engines
-        starting = [each.start_result for each in engines if each.start_result is not None]
+        starting = [engine.start_result for engine in engines if engine.start_result is not None]
         in_flight = [result for engine in engines for result in engine.in_flight]
         if not starting and not in_flight:
             time.sleep(_POLL_S / 10)
@@ -152,3 +159,40 @@ class EngineGroup(LiveEngines):
                         self.mark_failed(engine, reason)
                 elif now - self._began(engine, request) > limit:
                     self.mark_failed(engine, f"it returned no result within {limit:g} s")
+
+
+class EnginePool:
+    """Pool of rollout engines, one per device."""
+
+    def __init__(self, spec: PoolSpec, restart_timeout_s: float, event: Event) -> None:
+        self.name = spec.name
+        self.engines = EngineProcesses(spec, restart_timeout_s)
+        self.event = event
+        self._membership: Membership | None = None
+
+    def spawn(self, spec: RolloutSpec) -> EngineGroup:
+        """Start an engine in every process, asynchronously; `EngineGroup.wait` waits for them.
+
+        From then on, engines are added and drained by requests in the folder of the log.
+        """
+        group = EngineGroup(self.engines, spec, self.event)
+        log = self.engines.spec.rank_info.log_path
+        if log is not None:
+            self._membership = Membership(self.engines, spec, log.parent, self.event)
+        return group
+
+    def end_changes(self) -> None:
+        """Take no more requests to change the number of engines."""
+        if self._membership is not None:
+            self._membership.close()
+            self._membership = None
+
+    @property
+    def nodes(self) -> list[str]:
+        """The machine of each engine."""
+        return [engine.node for engine in self.engines.engines]
+
+    def close(self) -> None:
+        """Kill the engines and release their devices."""
+        self.end_changes()
+        self.engines.close()

@@ -72,7 +72,7 @@ class EngineProcess(Process):
         Returns the seconds that it took.
         """
         began, timeout_s = time.monotonic(), self.rank_info.timeout_s
-        received = (ray.get(each, timeout=timeout_s) for each in buckets)
+        received = (ray.get(bucket, timeout=timeout_s) for bucket in buckets)
         self.workers[ROLLOUT.name].load_stored(received, version)
         return time.monotonic() - began
 
@@ -160,11 +160,11 @@ class Engine:
     def receive(self, finished: Sequence[Completion]) -> list[Completion]:
         """Return finished responses as those of the caller's requests; forget complete ones."""
         completions = []
-        for each in finished:
-            turn = self.turns[each.key]
-            completions.append(turn.receive(each))
+        for completion in finished:
+            turn = self.turns[completion.key]
+            completions.append(turn.receive(completion))
             if turn.is_complete:
-                del self.turns[each.key]
+                del self.turns[completion.key]
         return completions
 
     def tail(self) -> str:
@@ -236,7 +236,7 @@ class EngineProcesses:
         while self.joined:
             self.engines.append(self.joined[0])  # first: another thread reads both lists
             self.joined.popleft()
-        for engine in [each for each in self.engines if each.draining and each.idle]:
+        for engine in [engine for engine in self.engines if engine.draining and engine.idle]:
             self.engines.remove(engine)
             self._release(engine)
 

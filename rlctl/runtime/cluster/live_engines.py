@@ -56,7 +56,9 @@ class LiveEngines:
     def wait(self) -> None:
         """Wait until all engines are built. Raises RlctlError if one fails to start."""
         pool = self.pool
-        starting = [each.start_result for each in pool.engines if each.start_result is not None]
+        starting = [
+            engine.start_result for engine in pool.engines if engine.start_result is not None
+        ]
         gather(starting, "building the rollout engines", pool.spec.start_timeout_s, pool.tail)
         for engine in pool.engines:
             engine.start_result = None
@@ -81,7 +83,7 @@ class LiveEngines:
             with exchanges:
                 self.restart_lost()
                 self.ready_for_turns()
-                if not any(is_stale(each, self.version) for each in self.pool.engines):
+                if not any(is_stale(engine, self.version) for engine in self.pool.engines):
                     return
             self.rolling.wait(_POLL_S)
 
@@ -103,13 +105,13 @@ class LiveEngines:
         engines, send_weights = self.pool.engines, self.send_weights
         if self.rolling.weights is not None:
             able = self.rolling.advance(engines, self.version, self.mark_failed)
-            is_alive = any(each.version >= 0 for each in engines)
+            is_alive = any(engine.version >= 0 for engine in engines)
             self._check_alive(is_alive, is_loading=self.rolling.is_loading)
             return able
         if send_weights is None:
             raise InternalError("exchange with stale engine weights: call update_weights before it")
         self.sync_weights(send_weights)
-        return [each for each in engines if each.version == self.version]
+        return [engine for engine in engines if engine.version == self.version]
 
     def restart_lost(self) -> None:
         """Start lost engines, and finish or give up starts that are under way."""
@@ -135,10 +137,14 @@ class LiveEngines:
 
     def sync_weights(self, send_weights: SendWeights) -> None:
         """Send weights to ready engines that lack them; give up when all are down for too long."""
-        stale = [each for each in self.pool.engines if each.ready and each.version != self.version]
+        stale = [
+            engine
+            for engine in self.pool.engines
+            if engine.ready and engine.version != self.version
+        ]
         if stale:
             self._send_to(stale, send_weights)
-        self._check_alive(any(each.version == self.version for each in self.pool.engines))
+        self._check_alive(any(engine.version == self.version for engine in self.pool.engines))
 
     def _check_alive(self, is_alive: bool, *, is_loading: bool = False) -> None:
         """Raise RlctlError if no engine is alive for `restart_timeout_s`.
@@ -183,9 +189,9 @@ class LiveEngines:
 
         Raises RlctlError for a request that was lost with `_MAX_FAILURES` engines.
         """
-        turns = [each.missing() for each in engine.turns.values()]
+        turns = [turn.missing() for turn in engine.turns.values()]
         self.unplaced += turns
-        self._num_losses.update(each.request.key for each in turns)
+        self._num_losses.update(turn.request.key for turn in turns)
         requests, tail = list(engine.in_flight.values()), engine.tail()
         self.pool.stop(engine)
         engine.version = -1
@@ -199,8 +205,8 @@ class LiveEngines:
             engine.draining, engine.failure = True, reason
         fate = "removing" if engine.draining else "restarting"
         logger.warning("rollout engine %d is lost (%s); %s it", engine.number, first_line, fate)
-        losses = [each.num_failures for each in requests]
-        losses += [self._num_losses[each.request.key] for each in turns]
+        losses = [request.num_failures for request in requests]
+        losses += [self._num_losses[turn.request.key] for turn in turns]
         if max(losses, default=0) >= _MAX_FAILURES:
             raise RlctlError(
                 f"{_MAX_FAILURES} rollout engines were lost with the same prompts: {reason}",
@@ -217,17 +223,19 @@ def place(
     the engine of its affinity if that can begin it, else to the least busy one.
     """
     new: dict[Engine, list[TurnRequest]] = {engine: [] for engine in ready}
-    members = [each for each in engines if not each.draining]
+    members = [engine for engine in engines if not engine.draining]
     left: list[OpenTurn] = []
     for turn in turns:
-        able = [each for each in ready if not each.draining and each.version >= turn.version]
+        able = [
+            engine for engine in ready if not engine.draining and engine.version >= turn.version
+        ]
         if not able:
             left.append(turn)
             continue
         affinity = turn.request.affinity
         target = members[affinity % len(members)] if affinity >= 0 else None
         if target not in able:
-            target = min(able, key=lambda each: len(each.turns))
+            target = min(able, key=lambda engine: len(engine.turns))
         new[target].append(turn.request)
         target.turns[turn.request.key] = turn
     return new, left

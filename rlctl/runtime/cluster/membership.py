@@ -112,8 +112,8 @@ class Membership:
         except RlctlError as error:
             self._fail(change, error.problems[0].message)
             return
-        members = [each for each in self._engines() if not each.draining]
-        chosen = [each for each in self._engines() if each.number in request.engines]
+        members = [engine for engine in self._engines() if not engine.draining]
+        chosen = [engine for engine in self._engines() if engine.number in request.engines]
         change.engines = chosen or members[len(members) - request.count :]
         for engine in change.engines:
             engine.draining = True
@@ -121,17 +121,19 @@ class Membership:
     def _advance(self, change: _Change) -> None:
         request = change.request
         if request.action == "drain":
-            left = [each for each in change.engines if each in self._engines()]
+            left = [engine for engine in change.engines if engine in self._engines()]
             if not left:
-                for each in change.engines:
-                    self.event("engine_drained", engine=each.number, responses=each.num_responses)
+                for engine in change.engines:
+                    self.event(
+                        "engine_drained", engine=engine.number, responses=engine.num_responses
+                    )
                 self._finish(change, "drained")
             return
-        for group in [each for each in change.groups if _is_reserved(each)]:
+        for group in [pending for pending in change.groups if _is_reserved(pending)]:
             change.groups.remove(group)
             url = next(iter(request.urls[len(change.engines) :]), None)
             change.engines.append(self.pool.join(group, self.spec, url))
-        failed = [each for each in change.engines if each.failure is not None]
+        failed = [engine for engine in change.engines if engine.failure is not None]
         if failed:
             self._fail(change, f"engine {failed[0].number} did not start: {failed[0].failure}")
         elif change.groups and time.monotonic() > change.deadline:
@@ -143,7 +145,7 @@ class Membership:
                 f"{spec.start_timeout_s:g} s (trainer.timeouts.worker_start_s); "
                 f"free: {free_devices(spec)}",
             )
-        elif not change.groups and not any(each.joining for each in change.engines):
+        elif not change.groups and not any(engine.joining for engine in change.engines):
             self._finish(change, "added")
 
     def _finish(self, change: _Change, done: str) -> None:
@@ -160,8 +162,8 @@ class Membership:
 
     def _engines(self) -> list[Engine]:
         """Return the engines, also those that the group has not added yet."""
-        found = {*list(self.pool.joined), *list(self.pool.engines)}
-        return sorted(found, key=lambda each: each.number)
+        engines = {*list(self.pool.joined), *list(self.pool.engines)}
+        return sorted(engines, key=lambda engine: engine.number)
 
     def _status(self) -> PoolStatus:
         engines = [
@@ -176,8 +178,8 @@ class Membership:
             for engine in self._engines()
         ]
         requests = [
-            RequestStatus(each.request.id, each.progress, each.message)
-            for each in self._changes[-_NUM_SHOWN:]
+            RequestStatus(change.request.id, change.progress, change.message)
+            for change in self._changes[-_NUM_SHOWN:]
         ]
         return PoolStatus(engines, requests)
 
@@ -206,4 +208,4 @@ def _wanted(request: EngineRequest) -> str:
 
 def _named(engines: list[Engine]) -> str:
     plural = "s" if len(engines) > 1 else ""
-    return f"engine{plural} {', '.join(str(each.number) for each in engines)}"
+    return f"engine{plural} {', '.join(str(engine.number) for engine in engines)}"

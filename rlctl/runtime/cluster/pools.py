@@ -11,7 +11,7 @@ from rlctl.runtime.workers.dispatch import Worker
 from rlctl.runtime.workers.trace import TraceSpec
 
 if TYPE_CHECKING:
-    from rlctl.runtime.cluster.engine_pool import EnginePool
+    from rlctl.runtime.cluster.engine_group import EnginePool
 
 # A controller with R relays holds about R² references to values per step: 16 for 1,024 ranks.
 RANKS_PER_RELAY = 64

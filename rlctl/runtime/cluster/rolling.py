@@ -65,18 +65,22 @@ class RollingUpdate:
         cannot load them, and the reason.
         """
         self._finish(on_failed)
-        stale = [each for each in engines if is_stale(each, version)]
+        stale = [engine for engine in engines if is_stale(engine, version)]
         if stale and self._loading is None:
             weights = self.weights  # another thread may publish the next ones at any time
             assert weights is not None, "advance comes after the first weights"
             # An engine that has just started has no weights at all.
-            engine = min(stale, key=lambda each: each.version)
+            engine = min(stale, key=lambda engine: engine.version)
             selection = Selection.ALL if engine.version < 0 else Selection.CHANGING
             buckets = weights.buckets_for(selection)
             result = engine.handle.load_stored.remote(buckets, weights.version)
             self._loading = _Load(engine, engine.handle, result, version, time.monotonic())
         busy = None if self._loading is None else self._loading.engine
-        return [each for each in engines if each.ready and each.version >= 0 and each is not busy]
+        return [
+            engine
+            for engine in engines
+            if engine.ready and engine.version >= 0 and engine is not busy
+        ]
 
     def _finish(self, on_failed: Callable[[Engine, str], object]) -> None:
         """End the load that has begun if it is done, too late, or its engine is lost."""

@@ -9,6 +9,8 @@ SGLang reports log-probs at the sampling temperature and before top-k and top-p,
 from __future__ import annotations
 
 import importlib.util
+import json
+from dataclasses import dataclass
 from typing import Any, Self
 
 from transformers import PreTrainedModel
@@ -20,12 +22,19 @@ from rlctl.runtime.rollout.http_engine import (
     ENGINE_KWARGS,
     Call,
     HttpEngine,
+    ServerArguments,
     check_urls,
     own_url,
 )
 from rlctl.runtime.rollout.requests import Completion, Request
-from rlctl.runtime.rollout.sglang_arguments import SGLangArguments, launch_arguments
 from rlctl.runtime.rollout.sglang_server import SGLangServer
+
+
+@dataclass(frozen=True)
+class SGLangArguments(ServerArguments):
+    """Keys of `rollout.engine_kwargs` for this engine; without `url`, ranks start servers."""
+
+    server_args: tuple[str, ...] = ()  # additional arguments of sglang.launch_server
 
 
 class SGLangEngine(HttpEngine):
@@ -70,7 +79,7 @@ class SGLangEngine(HttpEngine):
             server.wait_until_ready(arguments.start_timeout_s)
         else:
             server = SGLangServer.launch(
-                [*launch_arguments(spec), *arguments.server_args], arguments.start_timeout_s
+                [*_launch_arguments(spec), *arguments.server_args], arguments.start_timeout_s
             )
         return cls(server, spec, arguments.weights_dir)
 
@@ -142,3 +151,30 @@ def _params(request: Request, index: int) -> dict[str, Any]:
         "stop_token_ids": list(decoding.stop_token_ids),
         "sampling_seed": request.seeds[index] & 0x7FFFFFFF,
     }
+
+
+def _launch_arguments(spec: EngineSpec) -> list[str]:
+    """Return the arguments of `sglang.launch_server` that follow from the configuration."""
+    rollout = spec.rollout
+    switches = {
+        "--skip-tokenizer-init": True,
+        "--enable-deterministic-inference": True,
+        "--trust-remote-code": spec.model.trust_remote_code,
+        "--disable-cuda-graph": rollout.enforce_eager,
+        "--enable-memory-saver": rollout.free_cache_engine,
+    }
+    values = {
+        "--model-path": spec.model.path,
+        "--load-format": "dummy",
+        "--dtype": str(spec.dtype).removeprefix("torch."),
+        "--context-length": spec.max_length,
+        "--max-running-requests": rollout.max_num_seqs,
+        "--max-prefill-tokens": rollout.max_num_batched_tokens,
+        "--mem-fraction-static": spec.memory_fraction,
+        "--random-seed": spec.seed,
+        "--device": spec.rank_info.device,
+        "--json-model-override-args": json.dumps(spec.model.override_config),
+    }
+    return [str(part) for pair in values.items() for part in pair] + [
+        name for name, on in switches.items() if on
+    ]

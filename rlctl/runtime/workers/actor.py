@@ -33,7 +33,7 @@ from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.startup import start_in_phases
 from rlctl.runtime.rollout.weight_sync import WHOLE, Part, WeightChannel, to_buckets, whole
-from rlctl.runtime.workers.base import ExportingWorker, prepare
+from rlctl.runtime.workers.base import LearningWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner
 from rlctl.runtime.workers.scoring import install_routers, score, with_agreement
@@ -64,7 +64,7 @@ def _phase_of_log_probs(_: object = None, weights: Weights = "current", top_k: i
     return "old_log_prob" if weights == "current" else "ref"
 
 
-class ActorWorker(ExportingWorker, Actor):
+class ActorWorker(LearningWorker, Actor):
     """Implements `Actor` on one rank.
 
     It generates responses only after its engine is started. With separate rollout engines it has

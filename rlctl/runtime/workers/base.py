@@ -22,7 +22,7 @@ from rlctl.runtime.model.probe import check_packing, first_layers
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.roles import ExportingRole, LearningRole, ModelRole
+from rlctl.runtime.roles import LearningRole, ModelRole
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
 from rlctl.runtime.workers.learner import Learner
 
@@ -84,8 +84,14 @@ class LearningWorker(ModelWorker, LearningRole):
     """Base of workers whose model is trained."""
 
     @dispatch(Dispatch.BROADCAST)
-    def save(self, folder: Path) -> None:
-        """See `LearningRole`. Collective; `await_written` waits for the files."""
+    def save(self, folder: Path, export: Path | None = None) -> None:
+        """See `LearningRole`. Collective; `await_written` waits for the files.
+
+        Rank 0 writes the export. Adapters are merged into its weights, and also written to the
+        folder `adapter` next to it.
+        """
+        if export is not None:
+            self._export(export)
         self.learner.save(folder)
 
     @dispatch(Dispatch.BROADCAST)
@@ -106,17 +112,7 @@ class LearningWorker(ModelWorker, LearningRole):
         copies = 3 if self.learner.average is None else 4
         return 4 * copies * sum(parameter.numel() for parameter in trained)
 
-
-class ExportingWorker(LearningWorker, ExportingRole):
-    """Base of workers whose model is the result of a run."""
-
-    @dispatch(Dispatch.BROADCAST)
-    def export(self, folder: Path) -> None:
-        """See `ExportingRole`. Collective; rank 0 writes.
-
-        Adapters are merged into the weights, and also written to the folder `adapter` next to
-        `folder`.
-        """
+    def _export(self, folder: Path) -> None:
         hf, rank = self.learner.model.hf, self.learner.rank_info.rank
         weights = _cpu_copy(merged_parameters(hf), rank, hf.config.dtype)
         is_policy = isinstance(self.learner.model, PolicyModel)

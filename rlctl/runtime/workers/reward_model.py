@@ -19,7 +19,7 @@ from rlctl.runtime.model.reward_model import write_scale
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import RewardLearner, RewardModel
-from rlctl.runtime.workers.base import ExportingWorker, ModelWorker, prepare
+from rlctl.runtime.workers.base import LearningWorker, ModelWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner
 from rlctl.tracking.metrics import Metrics
@@ -27,24 +27,11 @@ from rlctl.tracking.metrics import Metrics
 
 @dataclass(frozen=True)
 class RewardModelSpec:
-    """Settings of a frozen reward model."""
+    """Settings of a reward model."""
 
     reward_model: schema.RewardModel
     seed: int
-
-    @property
-    def fsdp(self) -> schema.FSDP:
-        """See `ShardedSpec`."""
-        return self.reward_model.fsdp_config
-
-
-@dataclass(frozen=True)
-class RewardLearnerSpec:
-    """Settings of a reward model that is trained."""
-
-    reward_model: schema.RewardModel
-    algorithm: ScoreLoss
-    seed: int
+    algorithm: ScoreLoss | None = None  # of a model that is trained
 
     @property
     def fsdp(self) -> schema.FSDP:
@@ -56,36 +43,33 @@ class RewardModelWorker(ModelWorker, RewardModel):
     """Implements `RewardModel` on one rank."""
 
     def __init__(self, rank_info: RankInfo, spec: RewardModelSpec) -> None:
-        settings = spec.reward_model
-        self.model = _build(settings, REWARD_MODEL.kind, rank_info, spec.seed, learns=False)
-        self.learner = Learner(self.model, rank_info, optim=None)
+        self.spec, settings = spec, spec.reward_model
+        learns, fsdp = spec.algorithm is not None, settings.fsdp_config
+        kind = REWARD_LEARNER.kind if learns else REWARD_MODEL.kind
+        self.model = _build(settings, kind, rank_info, spec.seed, learns)
+        optim = settings.optim if learns else None
+        self.learner = Learner(self.model, rank_info, optim, fsdp.optimizer_offload)
         self.budget = _budget(settings)
 
     @dispatch(Dispatch.SPLIT, phase="rm_scores")
     def compute_rewards(self, batch: Rollouts) -> Ragged:
-        return _scores(self.model, self.learner, batch, self.budget)
+        def forward(sequences: Sequences) -> tuple[Tensor]:
+            return (self.model(sequences),)
+
+        (scores,) = self.learner.infer(batch, self.budget, forward, per_row=True)
+        return scores
 
 
-class RewardLearnerWorker(ExportingWorker, RewardLearner):
+class RewardLearnerWorker(RewardModelWorker, LearningWorker, RewardLearner):
     """Implements `RewardLearner` on one rank."""
-
-    def __init__(self, rank_info: RankInfo, spec: RewardLearnerSpec) -> None:
-        self.spec = spec
-        settings = spec.reward_model
-        self.model = _build(settings, REWARD_LEARNER.kind, rank_info, spec.seed, learns=True)
-        self.learner = Learner(
-            self.model, rank_info, settings.optim, settings.fsdp_config.optimizer_offload
-        )
-        self.budget = _budget(settings)
-
-    @dispatch(Dispatch.SPLIT, phase="rm_scores")
-    def compute_rewards(self, batch: Rollouts) -> Ragged:
-        return _scores(self.model, self.learner, batch, self.budget)
 
     @dispatch(Dispatch.SPLIT, phase="update_rm")
     def update(self, batch: Rollouts, lr: float) -> Metrics:
+        algorithm = self.spec.algorithm
+        assert algorithm is not None, "this model is not trained"
+
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
-            return self.spec.algorithm.score_loss(self.model(sequences), part)
+            return algorithm.score_loss(self.model(sequences), part)
 
         grad_clip = self.spec.reward_model.grad_clip
         return self.learner.learn(batch, self.budget, loss, lr, grad_clip, REWARD_MODEL.name)[0]
@@ -116,11 +100,3 @@ def _budget(settings: schema.RewardModel) -> Budget:
         return Budget(key, settings.forward_max_token_len_per_gpu, "tokens", ranks)
     assert REWARD_MODEL.max_rows_key is not None, "the table names the key"
     return Budget(REWARD_MODEL.max_rows_key, settings.micro_batch_size_per_gpu, "rows")
-
-
-def _scores(model: Model, learner: Learner, batch: Rollouts, budget: Budget) -> Ragged:
-    def forward(sequences: Sequences) -> tuple[Tensor]:
-        return (model(sequences),)
-
-    (scores,) = learner.infer(batch, budget, forward, per_row=True)
-    return scores
