@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
-from rlctl.runtime.rollout.engine import SamplingParams
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams
 
 STOP = 2
 
@@ -30,6 +33,16 @@ def sampling(**changes: Any) -> SamplingParams:
         "n": 3,
     }
     return SamplingParams(**(settings | changes))
+
+
+def engine_spec(
+    folder: Path, *overrides: str, timeout_s: float = 60.0, max_length: int = 64
+) -> EngineSpec:
+    """Return the spec of an engine for the model in `folder`, in float32 on a CPU."""
+    words = [f"actor_rollout_ref.model.path={folder}", *overrides]
+    config = compose("grpo", words).config.actor_rollout_ref
+    rank_info = RankInfo(0, 1, "cpu", 1, timeout_s, False, None)
+    return EngineSpec(config.model, config.rollout, torch.float32, rank_info, max_length, seed=0)
 
 
 def full_forward(

@@ -20,13 +20,11 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, MissingExtraError, RlctlError
 from rlctl.plugins import load, names
-from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.routing import OWN, Routers, routing_shape
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
@@ -40,7 +38,7 @@ from rlctl.runtime.rollout.running import RunningRows
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import Bucket, Parameter
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
-from tests.generation import STOP, full_forward, prompts, sampling
+from tests.generation import STOP, engine_spec, full_forward, prompts, sampling
 from tests.models import mixture_model, tiny_model
 
 MAX_LENGTH = 192
@@ -59,21 +57,9 @@ class Kind:
     folder: Path
 
     def spec(self, **changes: Any) -> EngineSpec:
-        settings = [
-            f"actor_rollout_ref.model.path={self.folder}",
-            "data.train_files=none.parquet",
-            f"actor_rollout_ref.rollout.name={self.name}",
-        ]
-        rollout = compose("ppo_trainer", settings).config.actor_rollout_ref
-        rank_info = RankInfo(0, 1, "cpu", 1, 60.0, False, None)
-        return EngineSpec(
-            rollout.model,
-            rollout.rollout.model_copy(update=changes),
-            torch.float32,
-            rank_info,
-            MAX_LENGTH,
-            seed=0,
-        )
+        name = f"actor_rollout_ref.rollout.name={self.name}"
+        spec = engine_spec(self.folder, name, max_length=MAX_LENGTH)
+        return replace(spec, rollout=spec.rollout.model_copy(update=changes))
 
     def build(
         self, model: PreTrainedModel, policy: PreTrainedModel | None, **changes: Any

@@ -153,9 +153,8 @@ def completed(requests: list[Request]) -> list[Completion]:
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(wait=wait, get=get, kill=lambda _: None)
-    for module in (engine_group, live_engines, rolling):
+    for module in (engine_group, live_engines, rolling, engines):
         monkeypatch.setattr(module, "ray", fake)
-    monkeypatch.setattr(engines, "ray", fake)
     monkeypatch.setattr(engine_group, "_POLL_S", 0.01)
     monkeypatch.setattr(live_engines, "gather", lambda *_: None)
 

@@ -122,26 +122,19 @@ def test_steps_are_recorded_once_for_many_batches() -> None:
     assert tapes.num_captured == captured == 1
 
 
-def test_weights_that_are_written_in_place_are_used() -> None:
+@pytest.mark.parametrize(("owned", "num_captured"), [(True, 1), (False, 2)])
+def test_new_weights_are_used(owned: bool, num_captured: int) -> None:
+    """Steps are recorded again only if the weights have moved, instead of being overwritten."""
     tapes, model, other = Tapes(), tiny_model(), tiny_model(seed=1)
     params = sampling(max_tokens=6, stop_token_ids=())
-    engine = HFEngine(model, None, owned=True, capturer=tapes)
+    engine = HFEngine(model, None, owned=owned, capturer=tapes)
     engine.generate(prompts(9, 4), params)
-    engine.load_weights((name, each.detach()) for name, each in other.named_parameters())
+    if owned:
+        engine.load_weights((name, each.detach()) for name, each in other.named_parameters())
+    else:
+        model.load_state_dict(other.state_dict(), assign=True)
     found = engine.generate(prompts(9, 4), params)
-    assert tapes.num_captured == 1
-    expected = HFEngine(other, None).generate(prompts(9, 4), params)
-    assert torch.equal(found.response_ids.values, expected.response_ids.values)
-
-
-def test_weights_that_have_moved_are_recorded_again() -> None:
-    tapes, model, other = Tapes(), tiny_model(), tiny_model(seed=1)
-    params = sampling(max_tokens=6, stop_token_ids=())
-    engine = HFEngine(model, None, capturer=tapes)
-    engine.generate(prompts(9, 4), params)
-    model.load_state_dict(other.state_dict(), assign=True)
-    found = engine.generate(prompts(9, 4), params)
-    assert tapes.num_captured == 2
+    assert tapes.num_captured == num_captured
     expected = HFEngine(other, None).generate(prompts(9, 4), params)
     assert torch.equal(found.response_ids.values, expected.response_ids.values)
 

@@ -10,38 +10,33 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
 from rlctl.errors import RlctlError
-from rlctl.runtime.cluster import engine_group, engines, live_engines, rolling
+from rlctl.runtime.cluster import live_engines, rolling
 from rlctl.runtime.cluster.channels import PublishedWeights
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
-from tests.runtime.test_engine_group import Ref, Setup, completed, get, turns, wait
+from tests.runtime.test_engine_group import Ref, Setup, completed, no_ray, turns  # noqa: F401
 
 SLICE = Slice(None, 0.02)
 
 
 @pytest.fixture(autouse=True)
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Fake Ray and time; return the seconds of each wait."""
-    found: list[float] = []
-    fake = SimpleNamespace(wait=wait, get=get, kill=lambda _: None)
-    for module in (engine_group, live_engines, rolling, engines):
-        monkeypatch.setattr(module, "ray", fake)
-    monkeypatch.setattr(live_engines, "gather", lambda *_: None)
-    monkeypatch.setattr(live_engines, "_POLL_S", 0.001)
-    monkeypatch.setattr(engine_group, "_POLL_S", 0.01)
+def waits(no_ray: None, monkeypatch: pytest.MonkeyPatch) -> list[float]:  # noqa: F811
+    """Return the seconds of each wait, with Ray and time replaced."""
+    seconds: list[float] = []
     plain = rolling.RollingUpdate.wait
-    monkeypatch.setattr(
-        rolling.RollingUpdate,
-        "wait",
-        lambda self, seconds: (found.append(seconds), plain(self, seconds))[1],
-    )
-    return found
+
+    def wait(update: rolling.RollingUpdate, limit: float) -> None:
+        seconds.append(limit)
+        plain(update, limit)
+
+    monkeypatch.setattr(live_engines, "_POLL_S", 0.001)
+    monkeypatch.setattr(rolling.RollingUpdate, "wait", wait)
+    return seconds
 
 
 @dataclass(eq=False)

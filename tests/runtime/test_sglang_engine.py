@@ -15,11 +15,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlctl.__main__ import main
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
-from rlctl.recipes.compose import compose
-from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams, random_streams, to_requests
+from rlctl.runtime.rollout.engine import SamplingParams, random_streams, to_requests
 from rlctl.runtime.rollout.sglang import SGLangEngine
-from tests.generation import STOP, prompts
+from tests.generation import STOP, engine_spec, full_forward, prompts
 from tests.generation import sampling as any_sampling
 from tests.models import tiny_model, write_tiny_model
 from tests.progress import wait_until
@@ -43,24 +41,9 @@ def server(folder: Path) -> Iterator[Server]:
     server.shutdown()
 
 
-def spec(
-    folder: Path, *overrides: str, timeout_s: float = 60.0, max_length: int = 64
-) -> EngineSpec:
-    sizes = [f"actor_rollout_ref.model.path={folder}", "data.train_files=a.parquet"]
-    config = compose("ppo_trainer", [*sizes, *overrides]).config.actor_rollout_ref
-    return EngineSpec(
-        config.model,
-        config.rollout,
-        torch.float32,
-        RankInfo(0, 1, "cpu", 1, timeout_s, False, None),
-        max_length,
-        seed=0,
-    )
-
-
 def attach(server: Server, folder: Path, *overrides: str, **changes: Any) -> SGLangEngine:
     return SGLangEngine.from_spec(
-        spec(folder, f"+{KWARGS}.url={server.url}", *overrides, **changes), None
+        engine_spec(folder, f"+{KWARGS}.url={server.url}", *overrides, **changes), None
     )
 
 
@@ -78,12 +61,7 @@ def assert_log_probs_of(
     for row, (response, log_probs) in enumerate(
         zip(responses.response_ids.rows(), responses.log_probs.rows(), strict=True)
     ):
-        prompt = prompt_ids.rows()[row // 3]
-        with torch.no_grad():
-            logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
-        expected = (
-            (logits / (temperature or 1.0)).log_softmax(-1).gather(1, response[:, None]).squeeze(1)
-        )
+        expected = full_forward(model, prompt_ids.rows()[row // 3], response, temperature or 1.0)
         torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=0)
 
 
@@ -229,7 +207,7 @@ def test_check_refuses_unsupported_settings(
     folder: Path, overrides: list[str], ranks: int, kind: type[RlctlError], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        SGLangEngine.check(spec(folder, *overrides).rollout, "cpu", ranks)
+        SGLangEngine.check(engine_spec(folder, *overrides).rollout, "cpu", ranks)
 
 
 @pytest.fixture
@@ -250,7 +228,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_started_server_is_ended(folder: Path) -> None:
-    engine = SGLangEngine.from_spec(spec(folder), None)
+    engine = SGLangEngine.from_spec(engine_spec(folder), None)
     process, log = engine.server.process, engine.server.log
     assert process is not None
     assert log is not None
@@ -271,7 +249,7 @@ def test_started_server_is_ended(folder: Path) -> None:
 @pytest.mark.usefixtures("installed")
 def test_failed_server_start_is_reported(folder: Path) -> None:
     with pytest.raises(ResourceError, match="exited during startup with code 1") as caught:
-        SGLangEngine.from_spec(spec(folder, f"+{KWARGS}.server_args=[--refuse]"), None)
+        SGLangEngine.from_spec(engine_spec(folder, f"+{KWARGS}.server_args=[--refuse]"), None)
     assert "no such model" in str(caught.value)
 
 

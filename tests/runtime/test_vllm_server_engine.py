@@ -15,13 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlctl.errors import ConfigError, RlctlError
-from rlctl.recipes.compose import compose
 from rlctl.runtime.rollout.engine import EngineSpec, random_streams, to_requests
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.vllm_engine.server import VLLMServer, VLLMServerEngine
 from rlctl.runtime.workers.rollout import RolloutSpec
-from tests.distributed.ranks import rank_info
-from tests.generation import full_forward, prompts, sampling
+from tests.generation import engine_spec, full_forward, prompts, sampling
 from tests.models import tiny_model
 from tests.progress import wait_until
 from tests.vllm_server import Server
@@ -45,10 +43,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def spec(folder: Path, *overrides: str, **changes: Any) -> EngineSpec:
-    words = [f"actor_rollout_ref.model.path={folder}", f"{KEY}.name=vllm_server", *overrides]
-    config = compose("grpo", words).config.actor_rollout_ref
-    built = EngineSpec(config.model, config.rollout, torch.float32, rank_info(), 64, seed=0)
-    return replace(built, **changes)
+    return replace(engine_spec(folder, f"{KEY}.name=vllm_server", *overrides), **changes)
 
 
 def attach(server: Server, folder: Path, *overrides: str, **changes: Any) -> VLLMServerEngine:
