@@ -21,12 +21,13 @@ import grpc
 import psutil
 import pytest
 import ray
+from ray._private import parameter
 from ray.exceptions import ActorUnavailableError
 
 import rlctl.runtime
 from rlctl.errors import MissingExtraError, ResourceError, RlctlError, Terminated
 from rlctl.recipes.compose import compose
-from rlctl.runtime.cluster import access
+from rlctl.runtime.cluster import access, daemons
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.session import _options, ray_session
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
@@ -238,6 +239,19 @@ def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
     os.environ.pop("RAY_AUTH_MODE")  # set by Ray
     tracker.kill()
     tracker.wait()
+
+
+def test_an_unknown_release_of_ray_starts_all_its_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = parameter.RayParams
+    with daemons.fewer_daemons(log_to_driver=False):
+        assert parameter.RayParams is not original
+    monkeypatch.setattr(daemons, "version", lambda _: "2.61.0")
+    with daemons.fewer_daemons(log_to_driver=False):
+        assert parameter.RayParams is original
+    monkeypatch.undo()
+    monkeypatch.delattr(parameter, "RayParams")
+    with daemons.fewer_daemons(log_to_driver=False):
+        assert not hasattr(parameter, "RayParams"), "a release without the name is left as it is"
 
 
 @pytest.mark.parametrize(
