@@ -21,7 +21,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from benchmarks.runs import make_runs
 from rlctl.runs.run_dir import RunDir
-from tests.runs.browser import CHROMIUM
+from tests.browser import CHROMIUM
 
 _VISITS = 5
 _TIMEOUT_MS = 300_000

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Page, expect
 
 from rlctl.errors import InternalError
 from rlctl.runs.labels import read_labels, set_note
@@ -20,13 +21,11 @@ from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.record import SweepDir, SweepRecord
 from tests.board.serving import Served, serving
+from tests.browser import chromium, problems_of
 from tests.progress import wait_until
 from tests.recorded import record
-from tests.runs.browser import CHROMIUM
 from tests.runs.test_report import ACC, EVIL, sample, write_run
 from tests.sweeps.test_study import settings, study
-
-WIDTHS = (1300, 400)
 
 
 @pytest.fixture(scope="module")
@@ -47,29 +46,20 @@ def board(root: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium here")
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+def context() -> Iterator[BrowserContext]:
+    """One for all tests: it keeps the compiled scripts."""
+    with chromium() as browser:
+        yield browser.new_context()
 
 
 @pytest.fixture
-def page(chromium: Browser) -> Iterator[Page]:
+def page(context: BrowserContext) -> Iterator[Page]:
     """A page that must not cause an error, a warning or a dialog of the browser."""
-    page = chromium.new_page(viewport={"width": 1300, "height": 900})
+    page = context.new_page()
+    page.set_viewport_size({"width": 1300, "height": 900})
     page.set_default_timeout(60_000)
     expect.set_options(timeout=60_000)
-    problems: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
-
-    def note(said: ConsoleMessage) -> None:
-        # A refused expression is a response 400, which Chromium reports by itself.
-        if said.type in ("error", "warning") and "status of 400" not in said.text:
-            problems.append(said.text)
-
-    page.on("console", note)
+    problems = problems_of(page)
     yield page
     page.close()
     assert problems == []
@@ -224,14 +214,13 @@ def test_resume_starts_the_command_and_follows_the_run(
 def test_sweep_shows_trials_importance_and_pruned_ones(
     page: Page, board: Served, root: Path
 ) -> None:
-    made, chosen = study(root, ["a=1,2,3", "b=0.1,0.2"]), settings()
+    chosen = settings()
     record = SweepRecord(
         *("s", "demo", "ppo", "ppo", "ppo_trainer", [], ["a=1,2,3", "b=0.1,0.2"]),
         *(chosen.model_dump(), "", 9, 1, [], "", "", DriverProcess.current()),
         state="finished",
     )
     sweep = SweepDir.create(root, record)
-    (root / "study.db").rename(sweep.storage)
     made = study(sweep.path, ["a=1,2,3", "b=0.1,0.2"])
     for number in range(6):
         trial = made.ask()
@@ -262,23 +251,35 @@ def test_sweep_shows_trials_importance_and_pruned_ones(
         *[0.15] * 5,
         1,
     ]
-    found = Axe().run(page).response["violations"]
-    assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+    assert violations(page) == []
 
 
-@pytest.mark.parametrize("query", ["", "?run=demo/first&run=demo/second", "?run=demo/first"])
+LIST, ONE, BOTH = "", "?run=demo/first", "?run=demo/first&run=demo/second"
+
+
+@pytest.mark.parametrize(
+    ("query", "width", "theme"),
+    [
+        *((LIST, 1300, "light"), (LIST, 400, "dark")),
+        *((BOTH, 1300, "light"), (BOTH, 400, "dark"), (ONE, 400, "dark")),
+    ],
+)
 def test_no_violation_of_accessibility_rules_and_no_overflow(
-    page: Page, board: Served, query: str
+    page: Page, board: Served, query: str, width: int, theme: Literal["light", "dark"]
 ) -> None:
-    for width, theme in zip(WIDTHS, ("light", "dark"), strict=True):
-        page.set_viewport_size({"width": width, "height": 900})
-        page.emulate_media(color_scheme=theme)
-        page.goto(f"{board.url}/{query}")
-        assert page.locator("#filter").evaluate("each => each.offsetHeight") <= 80
-        expect(page.locator("#log-note" if query else "#runs tbody tr").first).not_to_be_empty()
-        assert page.evaluate("document.documentElement.dataset.theme") == theme
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        if query:
-            page.get_by_role("button", name="note first").click()
-        found = Axe().run(page).response["violations"]
-        assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=theme)
+    page.goto(f"{board.url}/{query}")
+    assert page.locator("#filter").evaluate("each => each.offsetHeight") <= 80
+    expect(page.locator("#log-note" if query else "#runs tbody tr").first).not_to_be_empty()
+    assert page.evaluate("document.documentElement.dataset.theme") == theme
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    if query:
+        page.get_by_role("button", name="note first").click()
+    assert violations(page) == []
+
+
+def violations(page: Page) -> list[tuple[str, list[str]]]:
+    """Return the accessibility rules that the page violates, and the elements that do."""
+    found = Axe().run(page).response["violations"]
+    return [(each["id"], [node["html"] for node in each["nodes"]]) for each in found]

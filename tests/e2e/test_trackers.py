@@ -3,50 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import struct
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.e2e.command import metrics
 from tests.e2e.killed_runs import WRITTEN, run
-from tests.tracking.real import LOGGERS
+from tests.tracking.real import LOGGERS, STEP, Forks, curves, read, wandb_curves, wandb_history
 
-STEP = "training/global_step"
 IN_STEP_4 = f"35:{WRITTEN}"  # the first phase after step 3; the checkpoint is of step 2
-
-
-def curves(
-    rows: list[dict[str, Any]],
-    rename: tuple[str, str] = ("@", "@"),
-    single: bool = False,
-    leave_out: str = "",
-) -> dict[str, dict[str, float]]:
-    """Return rows of metrics.jsonl by name and step; `single` rounds to 32-bit floats."""
-    found: dict[str, dict[str, float]] = {}
-    for each in rows:
-        for name, value in each.items():
-            if name not in ("step", leave_out) and value is not None:
-                number = struct.unpack("f", struct.pack("f", value))[0] if single else value
-                found.setdefault(name.replace(*rename), {})[str(each["step"])] = number
-    return found
-
-
-def joined_by_step(parts: list[list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
-    """Return W&B's history by name and training step; later values replace earlier ones."""
-    found: dict[str, dict[str, float]] = {}
-    for item in (
-        each["history"]["item"] for part in parts for each in part if each["type"] == "history"
-    ):
-        for name, value in item.items():
-            if not name.startswith(("_", "val/generations", STEP)):
-                found.setdefault(name, {})[str(item[STEP])] = value
-    return found
 
 
 @pytest.mark.soak
@@ -85,11 +51,8 @@ def test_trackers_show_one_complete_curve_after_a_kill(settings: list[str], tmp_
         "offline experiments cannot be continued"
     )
 
-    reader = [sys.executable, "-m", "tests.tracking.real", "read", str(folder)]
-    done = subprocess.run(
-        reader, env=os.environ | home, capture_output=True, text=True, timeout=600, check=True
-    )
-    kept = json.loads(done.stdout)
+    with Forks(tmp_path) as forks:
+        kept = forks.call(read, folder)
     rows = metrics(folder)
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     shown = kept["swanlab"][-1]
@@ -99,7 +62,8 @@ def test_trackers_show_one_complete_curve_after_a_kill(settings: list[str], tmp_
     # removes, or some of its steps as a part of the same run.
     assert len({path.stem for path in folder.glob("wandb/offline-run-*/run-*.wandb")}) == 1
     assert len(kept["wandb"]) in (1, 2)
-    assert joined_by_step(kept["wandb"]) == curves(rows, leave_out=STEP)
+    own = [{name: value for name, value in row.items() if name != STEP} for row in rows]
+    assert wandb_curves(wandb_history(kept["wandb"])) == curves(own)
     assert kept["tensorboard"]["scalars"] == curves(rows, ("@", "_"), single=True)
     assert kept["mlflow"]["scalars"] == curves(rows, ("@", "_at_"))
     assert (kept["trackio"]["runs"], kept["trackio"]["scalars"]) == (1, curves(rows))

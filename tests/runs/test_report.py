@@ -8,12 +8,16 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, Page
 
 from rlctl.recipes.layers import Origin
 from rlctl.runs.events import alarms_of, read_events
+from rlctl.runs.report import page as html
 from rlctl.runs.report.content import content
 from rlctl.runs.report.curves import MAX_POINTS, curves
 from rlctl.runs.run_dir import RunDir
@@ -21,9 +25,9 @@ from rlctl.runs.store import RunStore
 from rlctl.tracking.episodes import Episode, Message, Use
 from rlctl.tracking.metric_table import MetricTable, metric_tables
 from rlctl.tracking.tracker import Sample
+from tests.browser import chromium, problems_of
 from tests.forks import completed
 from tests.recorded import plain_environment, record
-from tests.runs.browser import CHROMIUM, Browser
 
 ACC = "val-core/arithmetic/acc/mean@1"
 EVIL = (
@@ -104,19 +108,33 @@ def rlctl(cwd: Path, *arguments: str, **changes: str) -> subprocess.CompletedPro
 
 
 @pytest.fixture(scope="module")
-def browser(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """On the report of both runs."""
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium here")
-    done = rlctl(root.parent, "report", "first", "second")
-    assert (done.returncode, done.stdout) == (0, "report.html\n"), done.stderr
-    with Browser(CHROMIUM, tmp_path_factory.mktemp("profile"), "--window-size=1300,900") as browser:
-        browser.open(root.parent / "report.html")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
         yield browser
 
 
-def test_figures_are_drawn_without_console_errors(browser: Browser) -> None:
-    titles = browser.ask(
+@contextmanager
+def opened(browser: Browser, file: Path, **settings: Any) -> Iterator[Page]:
+    """Open a report in a page that must not cause an error or a warning."""
+    page = browser.new_page(**settings)
+    problems = problems_of(page)
+    page.goto(file.as_uri())
+    yield page
+    assert problems == []
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, root: Path) -> Iterator[Page]:
+    """On the report of both runs."""
+    done = rlctl(root.parent, "report", "first", "second")
+    assert (done.returncode, done.stdout) == (0, "report.html\n"), done.stderr
+    size = {"width": 1300, "height": 900}
+    with opened(browser, root.parent / "report.html", viewport=size) as page:
+        yield page
+
+
+def test_figures_are_drawn_without_console_errors(page: Page) -> None:
+    titles = page.evaluate(
         "[...document.querySelectorAll('.chart h3')].map(each => each.textContent)"
     )
     assert titles == [
@@ -130,110 +148,107 @@ def test_figures_are_drawn_without_console_errors(browser: Browser) -> None:
         ),
         *("Time by phase, first", "Time by phase, second", "Any metric"),
     ]
-    drawn = browser.ask(
+    drawn = page.evaluate(
         "plots.map(({element}) => element.querySelectorAll("
         "'.scatterlayer .trace, .barlayer .trace').length)"
     )
     assert drawn == [2, 2, 2, 2, 2, 2, 3, 3, 2]
-    reward = browser.ask("plots[0].element.data.map(trace => [trace.name, trace.x, trace.y])")
+    reward = page.evaluate("plots[0].element.data.map(trace => [trace.name, trace.x, trace.y])")
     assert [name for name, _, _ in reward] == ["first", "second"]
     assert reward[0][1] == list(range(1, 21))
     assert reward[0][2] == pytest.approx([0.04 * step for step in range(1, 21)])
-    norm = browser.ask("plots[4].element.data[0].x")
+    norm = page.evaluate("plots[4].element.data[0].x")
     assert 5 not in norm
     assert len(norm) == 20  # NaN is a gap
-    band = browser.ask("plots[3].element.layout.shapes.map(shape => [shape.x0, shape.x1])")
+    band = page.evaluate("plots[3].element.layout.shapes.map(shape => [shape.x0, shape.x1])")
     assert band == [[15, 20], [15, 20]]
-    assert browser.ask("document.title") == "first · second"
-    assert browser.ask("document.documentElement.scrollWidth <= innerWidth")
-    assert browser.errors == []
+    assert page.evaluate("document.title") == "first · second"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_one_legend_hides_a_run_everywhere(browser: Browser) -> None:
+def test_one_legend_hides_a_run_everywhere(page: Page) -> None:
     count = "plots.map(({element}) => element.data.length)"
-    assert browser.ask("document.querySelectorAll('.legend').length") == 0
-    browser.ask("document.querySelectorAll('.chip')[1].click()")
-    assert browser.ask(count) == [1, 1, 1, 1, 1, 1, 3, 0, 1]
-    browser.ask("document.querySelectorAll('.chip')[1].click()")
-    assert browser.ask(count) == [2, 2, 2, 2, 2, 2, 3, 3, 2]
+    assert page.evaluate("document.querySelectorAll('.legend').length") == 0
+    page.evaluate("document.querySelectorAll('.chip')[1].click()")
+    assert page.evaluate(count) == [1, 1, 1, 1, 1, 1, 3, 0, 1]
+    page.evaluate("document.querySelectorAll('.chip')[1].click()")
+    assert page.evaluate(count) == [2, 2, 2, 2, 2, 2, 3, 3, 2]
 
 
-def choose(browser: Browser, control: str, value: str, event: str = "change") -> None:
-    browser.ask(
+def choose(page: Page, control: str, value: str, event: str = "change") -> None:
+    page.evaluate(
         f"$('{control}').value = {json.dumps(value)}, "
         f"$('{control}').dispatchEvent(new Event('{event}')), null"
     )
 
 
-def test_a_hidden_run_has_a_dim_card_and_parts_have_names(browser: Browser) -> None:
+def test_a_hidden_run_has_a_dim_card_and_parts_have_names(page: Page) -> None:
     badge = "getComputedStyle(document.querySelector('.badge')).whiteSpace"
-    assert browser.ask(badge) == "nowrap"
-    assert browser.ask("document.querySelector('#theme').getAttribute('aria-label')")
+    assert page.evaluate(badge) == "nowrap"
+    assert page.evaluate("document.querySelector('#theme').getAttribute('aria-label')")
     unnamed = "document.querySelectorAll('.plot:not([role=img][aria-label])').length"
-    assert browser.ask(unnamed) == 0
+    assert page.evaluate(unnamed) == 0
     dim = "document.querySelectorAll('.card.off').length"
     for expected in (1, 0):
-        browser.ask("document.querySelector('.chip').click()")
-        assert browser.ask(dim) == expected
+        page.evaluate("document.querySelector('.chip').click()")
+        assert page.evaluate(dim) == expected
 
 
-def test_axes_smoothing_and_theme(browser: Browser) -> None:
-    choose(browser, "axis", "hours")
-    hours = browser.ask("plots[0].element.data[0].x")
+def test_axes_smoothing_and_theme(page: Page) -> None:
+    choose(page, "axis", "hours")
+    hours = page.evaluate("plots[0].element.data[0].x")
     assert hours[-1] == pytest.approx((20 * 1.5 + 3 * 2.0) / 3600, rel=1e-4)
-    choose(browser, "axis", "step")
-    choose(browser, "smoothing", "0.5", "input")
-    smooth = browser.ask("plots[0].element.data[1].y")
+    choose(page, "axis", "step")
+    choose(page, "smoothing", "0.5", "input")
+    smooth = page.evaluate("plots[0].element.data[1].y")
     assert smooth[:2] == pytest.approx([0.04, (0.5 * 0.04 + 0.08) / 1.5])
-    choose(browser, "smoothing", "0", "input")
+    choose(page, "smoothing", "0", "input")
     paper = "getComputedStyle(document.body).backgroundColor"
-    before = browser.ask(paper)
-    browser.ask("$('theme').click()")
-    assert browser.ask(paper) != before
-    browser.ask("$('theme').click()")
-    assert browser.errors == []
+    before = page.evaluate(paper)
+    page.evaluate("$('theme').click()")
+    assert page.evaluate(paper) != before
+    page.evaluate("$('theme').click()")
 
 
-def test_the_sample_browser_filters(browser: Browser) -> None:
+def test_the_sample_browser_filters(page: Page) -> None:
     shown = "[...document.querySelectorAll('.sample')].map(each => each.className)"
-    assert len(browser.ask(shown)) == 5  # a page of the 30 of the last step
-    browser.ask("$('sample-more').click()")
-    assert len(browser.ask(shown)) == 25
-    browser.ask("$('sample-more').click()")
-    classes = browser.ask(shown)
+    assert len(page.evaluate(shown)) == 5  # a page of the 30 of the last step
+    page.evaluate("$('sample-more').click()")
+    assert len(page.evaluate(shown)) == 25
+    page.evaluate("$('sample-more').click()")
+    classes = page.evaluate(shown)
     assert (len(classes), classes.count("sample right")) == (30, 20)
-    choose(browser, "sample-verdict", "wrong")
-    browser.ask("$('sample-more').click()")
-    assert browser.ask(shown) == ["sample wrong"] * 10
-    assert "onerror" in browser.ask(
+    choose(page, "sample-verdict", "wrong")
+    page.evaluate("$('sample-more').click()")
+    assert page.evaluate(shown) == ["sample wrong"] * 10
+    assert "onerror" in page.evaluate(
         "document.querySelector('.sample').textContent"
     )  # as text: the title below is still ours
     turns = "[...document.querySelectorAll('.turn')].map(each => each.className)"
-    assert browser.ask(turns) == ["turn trained", "turn", "turn trained"]
+    assert page.evaluate(turns) == ["turn trained", "turn", "turn trained"]
     texts = "[...document.querySelectorAll('.turn pre')].map(each => each.textContent)"
-    assert browser.ask(texts) == [EVIL, EVIL, "#### 3"]
+    assert page.evaluate(texts) == [EVIL, EVIL, "#### 3"]
     head = "document.querySelector('.turn h3').textContent"
-    assert browser.ask(head) == "assistanttrained, 7 tokens, reward 0.5, 0.25 s"
+    assert page.evaluate(head) == "assistanttrained, 7 tokens, reward 0.5, 0.25 s"
     error = "document.querySelector('.sample pre.rings').textContent"
-    assert browser.ask(error) == EVIL
-    choose(browser, "sample-text", "IS 25 +", "input")
-    assert browser.ask("document.querySelector('.sample mark').textContent") == "is 25 +"
-    assert browser.ask("$('sample-count').textContent") == "1 of 30 responses"
-    choose(browser, "sample-verdict", "")
-    choose(browser, "sample-step", "all")
+    assert page.evaluate(error) == EVIL
+    choose(page, "sample-text", "IS 25 +", "input")
+    assert page.evaluate("document.querySelector('.sample mark').textContent") == "is 25 +"
+    assert page.evaluate("$('sample-count').textContent") == "1 of 30 responses"
+    choose(page, "sample-verdict", "")
+    choose(page, "sample-step", "all")
     assert (
-        browser.ask("$('sample-count').textContent") == "3 of 90 responses"
+        page.evaluate("$('sample-count').textContent") == "3 of 90 responses"
     )  # one prompt, over time
-    texts = browser.ask(
+    texts = page.evaluate(
         "[...document.querySelectorAll('.sample')].map(each => each.querySelectorAll('pre').length)"
     )
     assert texts == [3, 1, 1]  # the prompt once
-    choose(browser, "sample-text", "", "input")
-    assert browser.ask("document.title") == "first · second"
-    assert browser.errors == []
+    choose(page, "sample-text", "", "input")
+    assert page.evaluate("document.title") == "first · second"
 
 
-def test_settings_with_their_origins(browser: Browser) -> None:
+def test_settings_with_their_origins(page: Page) -> None:
     rows = (
         "[...document.querySelectorAll('#settings tbody tr')]"
         ".map(row => [...row.cells].map(cell => cell.innerText))"
@@ -244,54 +259,48 @@ def test_settings_with_their_origins(browser: Browser) -> None:
         "2e-05\noverride …lr=2e-05",
         "1e-06",
     ]
-    assert browser.ask(rows) == [lr]
-    browser.ask("document.querySelector('#differing input').click()")
-    assert browser.ask(rows) == [
+    assert page.evaluate(rows) == [lr]
+    page.evaluate("document.querySelector('#differing input').click()")
+    assert page.evaluate(rows) == [
         lr,
         ["trainer.seed", "7\nrecipes/ppo.yaml:9", "7\nrecipes/ppo.yaml:9", "1e-06"],
     ]
 
 
-def test_one_run_on_a_phone(root: Path, tmp_path: Path) -> None:
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium here")
+def test_one_run_on_a_phone(browser: Browser, root: Path) -> None:
     done = rlctl(root.parent, "report", "first", "--samples", "5")
     assert done.stdout == "runs/demo/first/report.html\n"
-    with Browser(CHROMIUM, tmp_path / "profile") as browser:
-        browser.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=390,
-            height=800,
-            deviceScaleFactor=2,
-            mobile=True,
-        )
-        browser.open(root / "demo" / "first" / "report.html")
-        assert browser.ask("document.documentElement.scrollWidth") == 390
+    phone = {"viewport": {"width": 390, "height": 800}, "device_scale_factor": 2, "is_mobile": True}
+    report = root / "demo" / "first" / "report.html"
+    with opened(browser, report, **phone) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
         assert (
-            browser.ask("$('sample-count').textContent")
+            page.evaluate("$('sample-count').textContent")
             == "5 of 5 responses; the run has 30: rlctl show first --samples"
         )
-        assert browser.errors == []
+    text = report.read_text()
+    assert len(text) < 6_000_000
+    ours = re.sub(
+        r"<script>.*?</script>", "", text.replace(EVIL, ""), count=1, flags=re.DOTALL
+    )  # without plotly's own
+    assert not re.search(r"(src|href)=.?(https?:)?//", ours), "it fetches nothing"
 
 
-def test_pools_of_an_asynchronous_run_are_drawn_over_time(tmp_path: Path) -> None:
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium here")
+def test_pools_of_an_asynchronous_run_are_drawn_over_time(browser: Browser, tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "runs", "demo", "apart", "grpo")
     run.write_config("{}", {})
     row = {"timing_s/step": 10.0, "timing_s/gen": 6.0, "timing_s/update_actor": 8.0}
     waits = row | {"async/trainer_idle": 0.2, "async/engines_idle": 0.4}
     record(run.path, {1: row, 2: waits | {"timing_s/testing": 5.0}, 3: waits, 4: waits})
-    done = rlctl(tmp_path, "report", "apart")
-    assert done.returncode == 0, done.stderr
-    with Browser(CHROMIUM, tmp_path / "profile") as browser:
-        browser.open(tmp_path / "runs" / "demo" / "apart" / "report.html")
+    report = content([RunStore(tmp_path / "runs").find("apart")], 50)
+    (tmp_path / "x.html").write_text(html.page(report))
+    with opened(browser, tmp_path / "x.html") as page:
         plot = "plots.find(({element}) => element.ariaLabel.startsWith('timeline')).element"
-        assert browser.ask(f"{plot}.ariaLabel") == (
+        assert page.evaluate(f"{plot}.ariaLabel") == (
             "timeline of the trainer and the rollout engines, apart, steps 2 to 4: "
             "the trainer waits 20 % of the time, the engines 40 %"
         )
-        bars = browser.ask(
+        bars = page.evaluate(
             f"{plot}.data.map(each => [each.y[0], each.name, each.base.map(Math.round), each.x])"
         )
         assert bars == [
@@ -300,23 +309,12 @@ def test_pools_of_an_asynchronous_run_are_drawn_over_time(tmp_path: Path) -> Non
             ["engines", "generate", [0, 15, 25], [6, 6, 6]],
             ["engines", "idle", [6, 21, 31], [4, 4, 4]],
         ]
-        assert browser.ask(f"{plot}.querySelectorAll('.barlayer .trace').length") == 4
+        assert page.evaluate(f"{plot}.querySelectorAll('.barlayer .trace').length") == 4
         phases = "plots.find(({element}) => element.ariaLabel === 'chart of Time by phase').element"
-        assert browser.ask(f"{phases}.data.map(each => each.name)") == [
+        assert page.evaluate(f"{phases}.data.map(each => each.name)") == [
             "actor update",
             "validation",
         ]
-        assert browser.errors == []
-
-
-def test_page_fetches_nothing(root: Path, tmp_path: Path) -> None:
-    rlctl(root.parent, "report", "first", "-o", str(tmp_path / "x.html"))
-    text = (tmp_path / "x.html").read_text()
-    assert len(text) < 6_000_000
-    ours = re.sub(
-        r"<script>.*?</script>", "", text.replace(EVIL, ""), count=1, flags=re.DOTALL
-    )  # without plotly's own
-    assert not re.search(r"(src|href)=.?(https?:)?//", ours)
 
 
 def test_missing_plotly_names_the_extra(root: Path, tmp_path: Path) -> None:

@@ -1,27 +1,35 @@
-"""One attempt of a run with all real trackers, or those in LOGGERS, and readers of their files.
+"""Attempts of a run with real trackers, and readers of their files, each in its own process.
 
-`python -m tests.tracking.real write FOLDER FIRST LAST RESUME_STEP` prints the run ids as JSON,
-`… read RUN` the contents of all trackers.
+The processes are forks of one that has imported the loggers: together they take 4 s to import.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import math
 import os
 import struct
 import subprocess
 import sys
+import tempfile
+import threading
+import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Self
 
+from rlctl.errors import RlctlError
 from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
+from rlctl.tracking.loggers import preflight
 from rlctl.tracking.tracker import RunInfo, Sample
 
 LOGGERS = ("swanlab", "wandb", "tensorboard", "mlflow", "trackio")
+STEP = "training/global_step"  # W&B's axis
 Curves = dict[str, dict[int, float]]
 
 
@@ -54,8 +62,14 @@ def samples(step: int) -> list[Sample]:
 
 
 def write(
-    folder: Path, first: int, last: int, resume_step: int, ids: dict[str, str]
+    folder: Path,
+    first: int,
+    last: int,
+    resume_step: int,
+    loggers: Sequence[str] = LOGGERS,
+    ids: dict[str, str] | None = None,
 ) -> dict[str, str]:
+    """Log the steps from `first` to `last` and return the ids of the trackers' runs."""
     run = folder / "runs" / "house" / "first"
     run.mkdir(parents=True, exist_ok=True)
     (run / "config.yaml").write_text("trainer:\n  seed: 1\n")
@@ -67,7 +81,7 @@ def write(
         run,
         9,
         config,
-        ids,
+        ids or {},
         resume_step,
         {},
         ("blue",),
@@ -80,11 +94,7 @@ def write(
         with (run / "events.jsonl").open("a") as file:
             file.write(json.dumps({"kind": kind, **fields}) + "\n")
 
-    trackers = Trackers.load(
-        os.environ.get("LOGGERS", ",".join(LOGGERS)).split(","),
-        event,
-        TrackerTimeouts(1000, 300, 300, 300),
-    )
+    trackers = Trackers.load(loggers, event, TrackerTimeouts(1000, 300, 300, 300))
     given = trackers.start(info)
     trackers.begin()
     for step in range(first, last + 1):
@@ -110,6 +120,41 @@ def read(run: Path) -> dict[str, Any]:
         "mlflow": mlflow_curves(run.parent.parent / "mlflow.db", project),
         "trackio": trackio_curves(project, run.name),
     }
+
+
+def curves(
+    rows: Iterable[Mapping[str, float | None]],
+    rename: tuple[str, str] = ("@", "@"),
+    single: bool = False,
+) -> dict[str, dict[str, float]]:
+    """Return finite metrics by name and step (text, as in JSON); `single` rounds to 32 bits."""
+    found: dict[str, dict[str, float]] = {}
+    for metrics in rows:
+        for name, value in metrics.items():
+            if name != "step" and value is not None and math.isfinite(value):
+                number = struct.unpack("f", struct.pack("f", value))[0] if single else value
+                found.setdefault(name.replace(*rename), {})[str(metrics["step"])] = number
+    return found
+
+
+def wandb_curves(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return W&B's history by name and training step; later values replace earlier ones."""
+    found: dict[str, dict[str, float]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if not name.startswith(("_", "val/generations", STEP)):
+                found.setdefault(name, {})[str(line[STEP])] = value
+    return found
+
+
+def wandb_history(parts: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the lines of the history of all files."""
+    return [
+        record["history"]["item"]
+        for part in parts
+        for record in part
+        if record["type"] == "history"
+    ]
 
 
 def swanlab_curves(file: Path) -> Curves:
@@ -206,12 +251,102 @@ def trackio_curves(project: str, run: str) -> dict[str, Any]:
     return {"scalars": curves, "runs": len(runs), "tables": tables}
 
 
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    action, place, *numbers = sys.argv[1:]
-    ids = json.loads(os.environ.get("IDS", "{}"))
-    print(
-        json.dumps(
-            read(Path(place)) if action == "read" else write(Path(place), *map(int, numbers), ids)
+def mode_of(name: str, mode: str | None = None) -> str:
+    """Return the mode that a logger would use, or the error of its preflight."""
+    try:
+        return preflight(name, mode)
+    except RlctlError as error:
+        return f"{type(error).__name__} {error}"
+
+
+def in_a_home(folder: Path) -> dict[str, str]:
+    """Return an environment with its own home and without API keys."""
+    kept = ("PATH", "TMPDIR", "PYTHONPATH")
+    return {name: os.environ[name] for name in kept if name in os.environ} | {"HOME": str(folder)}
+
+
+class Forks:
+    """Process that has imported the loggers and forks for each call. Trackio writes to `home`."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.tracking.real"],
+            cwd=Path(__file__).parents[2],
+            env=in_a_home(home) | {"TRACKIO_DIR": str(home / "trackio")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-    )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()  # its input ends, and then the process
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        home: Path | None = None,
+        **environment: str,
+    ) -> Any:
+        """Call a function of this module in a fork whose home and working directory is `home`.
+
+        Returns what it returns as JSON. The fork must print nothing else to stdout.
+        """
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        variables = {"HOME": str(home or self.home)} | environment
+        request = json.dumps([function.__name__, arguments, variables], default=str)
+        self.process.stdin.write(request + "\n")
+        self.process.stdin.flush()
+        code, out, err = json.loads(self.process.stdout.readline())
+        assert code == 0, err
+        return json.loads(out)
+
+
+def _serve() -> None:
+    """Fork for each line on stdin: a function, its arguments and variables of the environment."""
+    warnings.simplefilter("ignore")
+    # Not W&B: at exit it deletes a folder that it has created when it was imported.
+    for logger in ("tensorboard", "trackio", "mlflow", "swanlab"):
+        import_module(f"rlctl.tracking.{logger}")
+    for name in ("sqlalchemy", "alembic.command", "cryptography.fernet"):  # mlflow needs them later
+        import_module(name)
+    gc.freeze()  # a collection in a fork would copy the pages of these objects
+    for line in iter(sys.stdin.readline, ""):
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            if (pid := os.fork()) == 0:
+                _run(line, out.fileno(), err.fileno())
+            _, status = os.waitpid(pid, 0)
+            out.seek(0)
+            err.seek(0)
+            done = (os.waitstatus_to_exitcode(status), out.read(), err.read())
+        print(json.dumps(done), flush=True)
+
+
+def _run(line: str, out: int, err: int) -> NoReturn:
+    """Call the function of the request and exit as Python would, but without deleting modules."""
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    code = 1
+    try:
+        name, arguments, variables = json.loads(line)
+        os.environ.update(variables)
+        os.chdir(variables["HOME"])
+        arguments = [Path(each) if str(each).startswith("/") else each for each in arguments]
+        print(json.dumps(globals()[name](*arguments)))
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -4,76 +4,66 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import struct
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from playwright.sync_api import expect
 
+from rlctl.errors import MissingExtraError
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
-from tests.processes import run_python
-from tests.tracking.real import LOGGERS, row, samples
-from tests.tracking.swanlab_server import swanlab_server
+from tests.browser import CHROMIUM, chromium
+from tests.tracking.real import (
+    LOGGERS,
+    STEP,
+    Forks,
+    curves,
+    in_a_home,
+    mode_of,
+    read,
+    row,
+    samples,
+    wandb_curves,
+    wandb_history,
+    write,
+)
+from tests.tracking.swanlab_server import Watch, swanlab_server
 from tests.tracking.wandb_server import wandb_server
 
 LAST, CHECKPOINT = 7, 3
-STEP = "training/global_step"
-
-
-def in_a_home(folder: Path) -> dict[str, str]:
-    """Return an environment with its own home and without API keys."""
-    kept = ("PATH", "TMPDIR", "PYTHONPATH")
-    return {name: os.environ[name] for name in kept if name in os.environ} | {"HOME": str(folder)}
-
-
-def attempt(
-    folder: Path, *arguments: object, ids: dict[str, str] | None = None, **environment: str
-) -> Any:
-    """Run `tests.tracking.real` and parse its stdout, which must be only JSON."""
-    environment |= in_a_home(folder) | {
-        "TRACKIO_DIR": str(folder / "trackio"),
-        "IDS": json.dumps(ids or {}),
-    }
-    root = Path(__file__).parents[2]
-    done = run_python("-m", "tests.tracking.real", *arguments, cwd=root, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+ACC = "val-core/openai/gsm8k/acc/mean@1"
+WATCHED = (ACC, "val/generations")
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    with Forks(tmp_path_factory.mktemp("house")) as forks:
+        yield forks
+
+
+@pytest.fixture(scope="module")
+def kept(forks: Forks) -> dict[str, Any]:
     """Run to step 5 with a checkpoint at step 3, then resume from there to step 7."""
-    folder = tmp_path_factory.mktemp("house")
-    first = attempt(folder, "write", folder, 0, 5, 0)
-    metrics = folder / "runs" / "house" / "first" / METRICS_FILE
+    first = forks.call(write, forks.home, 0, 5, 0)
+    metrics = forks.home / "runs" / "house" / "first" / METRICS_FILE
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[: CHECKPOINT + 1]))
-    second = attempt(folder, "write", folder, CHECKPOINT + 1, LAST, CHECKPOINT, ids=first)
+    second = forks.call(write, forks.home, CHECKPOINT + 1, LAST, CHECKPOINT, LOGGERS, first)
     rows = {int(each["step"]): each for each in read_metrics(metrics)}
     return {
         "ids": (first, second),
         "rows": rows,
         "run": metrics.parent,
-        **attempt(folder, "read", metrics.parent),
+        **forks.call(read, metrics.parent),
     }
 
 
-def expected(
-    rename: tuple[str, str] = ("", ""), single: bool = False
-) -> dict[str, dict[str, float]]:
-    """Return all finite metrics by name and step (text, as in JSON); `single` rounds to 32 bits."""
-    curves: dict[str, dict[str, float]] = {}
-    for step in range(LAST + 1):
-        for name, value in row(step).items():
-            if math.isfinite(value):
-                number = struct.unpack("f", struct.pack("f", value))[0] if single else value
-                curves.setdefault(name.replace(*rename) if rename[0] else name, {})[str(step)] = (
-                    number
-                )
-    return curves
+def expected(*form: Any) -> dict[str, dict[str, float]]:
+    """Return all finite metrics by name and step, in the form of a tracker (see `curves`)."""
+    return curves([{"step": step, **row(step)} for step in range(LAST + 1)], *form)
 
 
 def test_record_has_every_step(kept):
@@ -98,16 +88,6 @@ def test_swanlab_offline_creates_a_run_with_the_complete_history(kept):
     assert list(before["critic/score/mean"]) == ["0", "1", "2", "3", "4", "5"]
 
 
-def over_the_training_step(lines: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return W&B's history by name and training step; later values replace earlier ones."""
-    curves: dict[str, dict[str, float]] = {}
-    for line in lines:
-        for name, value in line.items():
-            if not name.startswith(("_", "val/generations", STEP)):
-                curves.setdefault(name, {})[str(line[STEP])] = value
-    return curves
-
-
 def test_wandb_has_one_run_of_two_parts_by_training_step(kept):
     for part in kept["wandb"]:
         (opened,) = [
@@ -121,13 +101,7 @@ def test_wandb_has_one_run_of_two_parts_by_training_step(kept):
         )
         axes = [each["metric"] for each in part if each["type"] == "metric"]
         assert any(axis.get("glob_name") == "*" and axis["step_metric"] == STEP for axis in axes)
-    lines = [
-        each["history"]["item"]
-        for part in kept["wandb"]
-        for each in part
-        if each["type"] == "history"
-    ]
-    assert over_the_training_step(lines) == expected()
+    assert wandb_curves(wandb_history(kept["wandb"])) == expected()
     assert any(
         each["type"] == "artifact" and each["artifact"]["type"] == "config"
         for each in kept["wandb"][0]
@@ -171,30 +145,34 @@ def test_wandb_sync_joins_the_parts_to_one_run(kept):
     assert [line[STEP] for line in lines if "lr" in line] == [0, 1, 2, 3, 4, 5, 4, 5, 6, 7]
 
 
-def two_attempts(folder: Path, logger: str, **environment: str) -> None:
-    """Run two attempts online, the second one after the checkpoint and with the same id."""
-    first = attempt(folder, "write", folder, 0, 5, 0, LOGGERS=logger, **environment)
-    again = ("write", folder, CHECKPOINT + 1, LAST, CHECKPOINT)
-    second = attempt(folder, *again, ids=first, LOGGERS=logger, **environment)
-    assert first == second == {logger: "abc123"}
+def two_attempts(forks: Forks, folder: Path, logger: str, ids: int = 1, **environment: str) -> Path:
+    """Run two attempts, the second one after the checkpoint; check their ids and return the run."""
+    first = forks.call(write, folder, 0, 5, 0, [logger], home=folder, **environment)
+    run = folder / "runs" / "house" / "first"
+    lines = (run / METRICS_FILE).read_text().splitlines(keepends=True)
+    (run / METRICS_FILE).write_text("".join(lines[: CHECKPOINT + 1]))
+    again = (folder, CHECKPOINT + 1, LAST, CHECKPOINT, [logger], first)
+    second = forks.call(write, *again, home=folder, **environment)
+    assert (first == second == {logger: "abc123"}) == ("online" in environment.values())
+    return run
 
 
-def test_wandb_online_continues_its_run(tmp_path):
+def test_wandb_online_continues_its_run(forks, tmp_path):
     with wandb_server() as (address, runs):
-        two_attempts(
-            tmp_path, "wandb", WANDB_MODE="online", WANDB_API_KEY="k" * 40, WANDB_BASE_URL=address
-        )
+        account = {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": address}
+        two_attempts(forks, tmp_path, "wandb", WANDB_MODE="online", **account)
     lines = [line for _, line in sorted(runs["abc123"].items())]
     assert [line["_step"] for line in lines] == list(range(len(lines)))
     assert [line[STEP] for line in lines if "lr" in line] == [0, 1, 2, 3, 4, 5, 4, 5, 6, 7]
-    assert over_the_training_step(lines) == expected()
+    assert wandb_curves(lines) == expected()
 
 
-def test_swanlab_online_continues_its_experiment(tmp_path):
+def test_swanlab_online_continues_its_experiment(forks, tmp_path):
     """Check also that no step is sent twice."""
     with swanlab_server() as (address, experiments):
         hosts = {"SWANLAB_API_HOST": address, "SWANLAB_WEB_HOST": address}
-        two_attempts(tmp_path, "swanlab", SWANLAB_MODE="online", SWANLAB_API_KEY="k" * 21, **hosts)
+        account = hosts | {"SWANLAB_API_KEY": "k" * 21}
+        two_attempts(forks, tmp_path, "swanlab", SWANLAB_MODE="online", **account)
     kept = experiments["abc123"]
     assert {
         name: {str(step): value for step, value in points} for name, points in kept.curves.items()
@@ -204,7 +182,7 @@ def test_swanlab_online_continues_its_experiment(tmp_path):
 
 
 def test_tensorboard_shows_one_curve_and_the_samples(kept):
-    assert kept["tensorboard"]["scalars"] == expected(("@", "_"), single=True)
+    assert kept["tensorboard"]["scalars"] == expected(("@", "_"), True)
     texts = kept["tensorboard"]["texts"]
     assert "# answer 1 of step 6" in texts["val/generations/0/text_summary"]["6"]
     assert list(texts["val/generations/1/text_summary"]) == ["0", "2", "4", "6"]
@@ -223,17 +201,6 @@ def test_trackio_has_one_run(kept):
     assert kept["trackio"]["scalars"] == expected()
     last = kept["trackio"]["tables"][-1]["_value"]
     assert [answer["response"] for answer in last] == [samples(6)[i].response for i in (1, 2)]
-
-
-MODES = """
-import sys
-from rlctl.errors import RlctlError
-from rlctl.tracking.loggers import preflight
-try:
-    print(preflight(*sys.argv[1:], *[None][len(sys.argv) - 2:]))
-except RlctlError as error:
-    print(type(error).__name__, error)
-"""
 
 
 @pytest.mark.parametrize(
@@ -259,6 +226,7 @@ except RlctlError as error:
         ),
         (["swanlab"], {"SWANLAB_MODE": "cloud"}, "ConfigError SwanLab's online mode needs a key"),
         (["swanlab", "local"], {}, "local: as requested"),
+        (["swanlab"], {"SWANLAB_MODE": "clowd"}, "ConfigError SWANLAB_MODE=clowd is not a mode"),
         (["swanlab"], {"SWANLAB_PROJECT": "house"}, "ConfigError SwanLab cannot read its settings"),
         (
             ["mlflow"],
@@ -269,9 +237,54 @@ except RlctlError as error:
     ],
 )
 def test_preflight_reports_modes_and_problems_without_prompts(
-    tmp_path, arguments, environment, message
+    forks, tmp_path, arguments, environment, message
 ):
-    environment = in_a_home(tmp_path) | environment
-    done = run_python("-c", MODES, *arguments, cwd=tmp_path, env=environment)
-    assert done.stdout.startswith(message), done.stdout + done.stderr
+    assert forks.call(mode_of, *arguments, home=tmp_path, **environment).startswith(message)
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
+
+
+def test_disabled_swanlab_writes_nothing(forks, tmp_path):
+    forks.call(write, tmp_path, 1, 2, 0, ["swanlab"], home=tmp_path, SWANLAB_MODE="disabled")
+    assert not list(tmp_path.rglob("*.swanlab"))
+
+
+def test_local_swanlab_without_its_dashboard_names_the_extra(monkeypatch):
+    from rlctl.tracking.swanlab import SwanLabTracker
+
+    monkeypatch.setitem(sys.modules, "swanboard", None)
+    with pytest.raises(MissingExtraError, match="needs its dashboard") as raised:
+        SwanLabTracker.preflight("local")
+    assert "rlctl[swanlab]" in str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def watch(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
+    """Yield SwanLab's dashboard with a resumed run."""
+    home = tmp_path_factory.mktemp("watched")
+    run = two_attempts(forks, home, "swanlab", SWANLAB_MODE="local")
+    with Watch(run.parent / "swanlog", in_a_home(home)) as watch:
+        yield watch
+
+
+@pytest.mark.slow
+def test_swanlab_watch_shows_a_resumed_run_as_one_curve(watch: Watch) -> None:
+    # Local mode cannot continue an experiment: the second one has the complete history.
+    assert len(watch.experiments()) == 2
+    run = f"experiment/{max(watch.experiments())}"
+    points = {name: watch.get(f"{run}/tag/{quote(name, safe='')}")["list"] for name in WATCHED}
+    assert [(int(point["index"]), point["data"]) for point in points[ACC]] == [
+        (step, step / 7) for step in (0, 2, 4, 6)
+    ]
+    assert [int(point["index"]) for point in points["val/generations"]] == [0, 2, 4, 6]
+    assert watch.get(f"{run}/summary")  # NaN would make it fail
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium to read the dashboard's page")
+def test_the_page_of_swanlab_watch_shows_the_run(watch: Watch) -> None:
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1300, "height": 2000})
+        page.goto(f"{watch.address}/experiment/{max(watch.experiments())}/chart")
+        for text in (ACC.partition("/")[2], "answer 1 of step 6"):
+            expect(page.locator("body")).to_contain_text(text, timeout=300_000)
+        assert page.locator("canvas").count() >= 1
