@@ -22,6 +22,10 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(shelf: Path) -> list[str]:
+    return small(shelf)
+
+
+def small(shelf: Path) -> list[str]:
     """Return overrides that make any recipe small: two steps of eight prompts."""
     return [
         f"data.train_files={shelf}/train.parquet",

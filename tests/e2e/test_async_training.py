@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlctl.__main__ import main
 from rlctl.data_prep.arithmetic import train_and_validation
 from tests.e2e.command import reproducible, rlctl
+from tests.e2e.conftest import small
 from tests.e2e.faults import ROLLOUTS, STALENESS, count
 from tests.e2e.killed_runs import LOGGER, SCORE, events, finish_despite
 
+Rows = list[dict[str, Any]]
 AHEAD = [
     *("async_training.max_staleness=1", "algorithm.rollout_correction.rollout_is=token"),
     *("actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.optim.lr=1e-3"),
@@ -33,21 +36,23 @@ def train(name: str, settings: list[str], cwd: Path, *words: str) -> Path:
     return cwd / "runs" / "quickstart" / name
 
 
-def test_run_one_step_off_is_exact(settings: list[str], tmp_path: Path) -> None:
-    """Train twice, once without overlap; continue that run from its second checkpoint."""
+@pytest.fixture(scope="module")
+def in_step(shelf: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """Return the metrics of an uninterrupted run with the trainer's own engines."""
+    return reproducible(train("first", small(shelf), tmp_path_factory.mktemp("first"), "--inline"))
+
+
+def test_run_one_step_off_is_exact(settings: list[str], in_step: Rows, tmp_path: Path) -> None:
+    """Train without overlap, and continue that run from its second checkpoint."""
     save = "trainer.save_freq=1"
-    first = train("first", settings, tmp_path, "--inline")
-    second = train("second", settings, tmp_path, "--inline", save, "reward.overlap=false")
-    rows = reproducible(first)
-    assert reproducible(second) == rows
-    assert [row["async/staleness/mean"] for row in rows if "async/staleness/mean" in row] == [
-        *(0.0, 1.0, 1.0, 1.0)
-    ]
+    run = train("second", settings, tmp_path, "--inline", save, "reward.overlap=false")
+    assert reproducible(run) == in_step
+    assert [row["async/staleness/mean"] for row in in_step if row["step"]] == [0.0, 1.0, 1.0, 1.0]
     # The importance weights are 1 only where the trainer's policy generated the rollouts.
-    weights = [abs(row["rollout_corr/kl"]) for row in rows if "rollout_corr/kl" in row]
+    weights = [abs(row["rollout_corr/kl"]) for row in in_step if row["step"]]
     assert weights[0] < 1e-6 < min(weights[1:])
-    rlctl("resume", second, "--from-step", 2, "--inline", cwd=tmp_path)
-    assert reproducible(second) == rows
+    rlctl("resume", run, "--from-step", 2, "--inline", cwd=tmp_path)
+    assert reproducible(run) == in_step
 
 
 def test_interpolated_policy_takes_no_pass_of_its_own(settings: list[str], tmp_path: Path) -> None:
@@ -62,13 +67,14 @@ def test_interpolated_policy_takes_no_pass_of_its_own(settings: list[str], tmp_p
     assert all(row["rollout_corr/rollout_is_std"] > 1e-4 for row in rows[1:])
 
 
-def test_engines_beside_the_trainer_change_nothing(settings: list[str], tmp_path: Path) -> None:
+def test_engines_beside_the_trainer_change_nothing(
+    settings: list[str], in_step: Rows, tmp_path: Path
+) -> None:
     apart = ["trainer.placement.rollout=engines", "trainer.placement.pools={main: 1, engines: 1}"]
-    together = reproducible(train("together", settings, tmp_path, "--inline"))
     beside = reproducible(train("beside", [*settings, *apart], tmp_path))
-    assert [row["step"] for row in beside] == [row["step"] for row in together]
+    assert [row["step"] for row in beside] == [row["step"] for row in in_step]
     assert all(row["async/weight_sync_gb"] > 0 for row in beside[1:])
-    for one, other in zip(together, beside, strict=True):
+    for one, other in zip(in_step, beside, strict=True):
         same = [name for name in one if name in other and not name.startswith("global_seqlen/")]
         assert len(same) > 40 or one["step"] == 0
         assert {name: other[name] for name in same} == pytest.approx(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from rlctl.__main__ import main
 from rlctl.recipes.compose import compose
 from tests.e2e.command import metrics, rlctl, start, wait_for_steps, wait_until_gone
 from tests.e2e.killed_runs import events
@@ -135,24 +137,27 @@ def test_crashed_trial_is_retried_and_then_fails_alone(settings: list[str], tmp_
 
 
 def test_excessive_resources_and_invalid_values_are_rejected(
-    settings: list[str], tmp_path: Path
+    settings: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    too_many = ("trainer.n_gpus_per_node=1,4", "ray_kwargs.ray_init.num_cpus=2")
-    done = rlctl("sweep", "ppo", *settings, *too_many, "--name", "large", cwd=tmp_path, code=7)
-    assert "needs 4 CPU; the whole cluster has 2 CPU" in done.stderr
-    assert (
-        json.loads((tmp_path / "runs" / "quickstart" / "large" / "sweep.json").read_text())["state"]
-        == "failed"
-    )
-    plan = json.loads(
-        rlctl(
-            "sweep", "ppo", *settings, f"{LR}=1e-4,1e-3", "--dry-run", "--json", cwd=tmp_path
-        ).stdout
-    )
+    """Sweep in this process, on a cluster of two CPUs instead of Ray."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlctl.runtime.cluster.session.ray_session", lambda *_: nullcontext())
+    total = {"CPU": 2.0, "GPU": 0.0}
+    monkeypatch.setattr("rlctl.runtime.cluster.resources.total", lambda: total)
+    too_many = ("trainer.n_gpus_per_node=4,2", "ray_kwargs.ray_init.num_cpus=2")
+    assert main(["sweep", "ppo", *settings, *too_many, "--name", "large"]) == 7
+    assert "needs 4 CPU; the whole cluster has 2 CPU" in capsys.readouterr().err
+    stored = json.loads((tmp_path / "runs" / "quickstart" / "large" / "sweep.json").read_text())
+    assert stored["state"] == "failed"
+    assert main(["sweep", "ppo", *settings, f"{LR}=1e-4,1e-3", "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
     assert (plan["runs"], plan["settings"]["sampler"]) == (2, "grid")
     assert [trial["overrides"] for trial in plan["trials"]] == [[f"{LR}=0.0001"], [f"{LR}=0.001"]]
-    done = rlctl("sweep", "ppo", *settings, f"{LR}=1e-4,fast", "--dry-run", cwd=tmp_path, code=3)
-    assert f"trial {LR}=fast" in done.stderr
+    assert main(["sweep", "ppo", *settings, f"{LR}=1e-4,fast", "--dry-run"]) == 3
+    assert f"trial {LR}=fast" in capsys.readouterr().err
 
 
 @pytest.mark.soak

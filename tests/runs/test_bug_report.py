@@ -112,6 +112,7 @@ def test_the_command_lists_what_it_wrote(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlctl.runtime.planning.doctor.examine", lambda _: [])
     words = ["doctor", "--bug-report", "--run", "r", "--root", str(tmp_path / "runs")]
     assert main([*words, "--json"]) == 0
     written = json.loads(capsys.readouterr().out)

@@ -82,14 +82,21 @@ def test_new_run_restores_nothing() -> None:
     assert not any(loaded.values())
 
 
-@pytest.fixture
-def plan(tmp_path: Path) -> Plan:
-    write_tiny_model(tmp_path / "model")
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write `model/` and `train.parquet`, and return their folder."""
+    folder = tmp_path_factory.mktemp("inputs")
+    write_tiny_model(folder / "model")
     training, _ = train_and_validation(4, 2, seed=1, level=1, careless=0.0)
-    write_rows(tmp_path / "train.parquet", training)
+    write_rows(folder / "train.parquet", training)
+    return folder
+
+
+@pytest.fixture
+def plan(inputs: Path, tmp_path: Path) -> Plan:
     overrides = [
-        f"data.train_files={tmp_path}/train.parquet",
-        f"actor_rollout_ref.model.path={tmp_path}/model",
+        f"data.train_files={inputs}/train.parquet",
+        f"actor_rollout_ref.model.path={inputs}/model",
         "data.max_prompt_length=160",
         "data.max_response_length=4",
         "data.train_batch_size=4",

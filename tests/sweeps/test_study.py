@@ -137,7 +137,7 @@ def test_reopened_study_finds_open_trials(tmp_path: Path) -> None:
 
 
 def test_importances_find_the_relevant_axis(tmp_path: Path) -> None:
-    made = study(tmp_path, ["a=range(0,6)", "b=range(0,6)"])
+    made = study(tmp_path, ["a=range(0,4)", "b=range(0,4)"])
     for trial in iter(made.ask, None):
         made.tell(trial, "finished", float(trial.overrides[0].partition("=")[2]))
     found = made.importances()

@@ -94,20 +94,17 @@ def screens(seen: str, rows: int, columns: int) -> Iterator[list[str]]:
         stream.feed("\x1b[2K")
 
 
-def test_live_panel_restores_the_cursor():
-    seen = on_a_terminal()
+@pytest.mark.parametrize("columns", [60, 100])
+def test_panel_shows_series_and_restores_the_cursor(columns):
+    seen = on_a_terminal((30, columns))
     assert seen.count("\x1b[?25l") == 1  # the cursor is hidden once
     assert seen.rindex("\x1b[?25h") > seen.rindex("step ")  # and shown again after the last drawing
     assert seen.count("worker line\r\n") == 3
     assert seen.count("✓") == 2  # once each for what starting up took
     assert "\x1b[32m" in seen  # green
-
-
-@pytest.mark.parametrize("columns", [60, 100])
-def test_panel_shows_series(columns):
     shown = [
         screen
-        for screen in screens(on_a_terminal((30, columns)), 30, columns)
+        for screen in screens(seen, 30, columns)
         if any("step 3/3" in line for line in screen)
     ]
     panel = {line.split()[0]: line for line in shown[0][-8:]}

@@ -3,12 +3,7 @@
 import errno
 import json
 import math
-import os
-import signal
 import struct
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -150,37 +145,6 @@ def test_samples_in_memory_are_bounded(tmp_path, monkeypatch, caplog):
     monkeypatch.undo()
     tracker.finish("finished")
     assert len(read_generations(generations_file(tmp_path, 2))) == 1
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.tracker import RunInfo
-tracker = JsonlTracker()
-tracker.start(RunInfo("id", "project", "name", Path(sys.argv[1]), 10, {}))
-for step in range(1, 10**9):
-    tracker.log(step, {f"metric/{i}": step / 3 + i for i in range(60)})
-    print(step, flush=True)
-"""
-
-
-def test_kill_9_loses_at_most_the_last_line(tmp_path):
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert writer.stdout is not None
-    writer.stdout.readline()
-    time.sleep(0.3)
-    os.kill(writer.pid, signal.SIGKILL)
-    reported = [1, *(int(line) for line in writer.stdout.read().split())]
-    writer.wait()
-    rows = read_metrics(tmp_path / "metrics.jsonl")
-    assert [
-        row["step"] for row in rows[: len(reported)]
-    ] == reported  # every reported step was recorded
-    assert len(rows) <= len(reported) + 1
-    assert rows[-1]["metric/59"] == rows[-1]["step"] / 3 + 59
 
 
 def test_samples_read_back_equal(tmp_path):
