@@ -35,7 +35,7 @@ from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.roles import Reward, Roles
 from rlctl.runtime.rollout.requests import Slice
-from rlctl.runtime.training.generation import with_episodes
+from rlctl.runtime.training.generation import Generation, with_episodes
 from rlctl.suggest import hydra_text
 
 MEDIAN_S, P99_S, NUM_TURNS = 0.2, 3.0, 4
@@ -109,7 +109,7 @@ def episodes(engine: str, num: int, max_num_seqs: int) -> Iterator[tuple[AgentAc
         actor = build_actor(config, load_algorithm(config, 1), tokenizer, pool)
         actor.start_engine()
         roles = Roles(actor, NoReward())
-        built = stack.enter_context(with_episodes(config, tokenizer, roles, 1, info))
+        built = stack.enter_context(with_episodes(Generation(config, tokenizer, 1, info), roles))
         assert isinstance(built.actor, AgentActor)
         yield built.actor, prompts.batch(range(num))
 

@@ -32,7 +32,7 @@ from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.roles import Roles
-from rlctl.runtime.training.generation import with_episodes
+from rlctl.runtime.training.generation import Generation, with_episodes
 from rlctl.suggest import hydra_text
 
 SLOW = """
@@ -105,7 +105,9 @@ def _collect(folder: Path, num_prompts: int, overlapped: str) -> tuple[float, li
         actor = build_actor(config, load_algorithm(config, 1), tokenizer, pool)
         actor.start_engine()
         roles = stack.enter_context(
-            with_episodes(config, tokenizer, Roles(actor, reward), 1, rank_info, reward=reward)
+            with_episodes(
+                Generation(config, tokenizer, 1, rank_info, reward=reward), Roles(actor, reward)
+            )
         )
         times: list[float] = []
         scores: list[float] = []

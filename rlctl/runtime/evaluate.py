@@ -18,7 +18,7 @@ from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.roles import REWARD_MODEL
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.pair_metrics import pair_metrics
-from rlctl.runtime.batch import Prompts, Ragged
+from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm, request_settings
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.conversations import Conversations, Pairs
@@ -32,7 +32,7 @@ from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import RewardReport, RewardResult
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.roles import RewardModel, Roles
-from rlctl.runtime.training.generation import with_episodes
+from rlctl.runtime.training.generation import Generation, with_episodes
 from rlctl.runtime.training.pair_validation import PairValidator
 from rlctl.runtime.training.validation import Validation, Validator
 from rlctl.runtime.workers.reward_model import RewardModelSpec, RewardModelWorker
@@ -130,11 +130,7 @@ def model_report(
     with reward_model(config) as model:
         for start in range(0, len(usable), _CHUNK):
             part = usable[start : start + _CHUNK]
-            owner = Prompts(
-                prompt_ids=Ragged.from_rows([[]] * len(part), dtype=torch.int64),
-                group=torch.arange(len(part)),
-                rows=[rows[index] for index in part],
-            )
+            owner = _to_prompts([rows[index] for index in part], [[]] * len(part))
             batch = conversations.to_rollouts(owner, [encoded[index] for index in part])
             values = model.compute_rewards(batch).values.float().tolist()
             scores |= dict(zip(part, values, strict=True))
@@ -174,21 +170,18 @@ def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: i
     if config.actor_rollout_ref.rollout.multi_turn.enable:  # environment and tools add to a prompt
         longest = max(longest, config.data.max_prompt_length)
     data = config.data.model_copy(update={"max_prompt_length": longest})
-    with _roles(config.model_copy(update={"data": data}), tokenizer, []) as roles:
-        roles.actor.update_weights()
-        rollouts = roles.actor.generate_sequences(_to_prompts(rows, ids), seed=seed, validate=True)
-        texts = tokenizer.batch_decode(
-            [response.tolist() for response in rollouts.response_ids.rows()],
-            skip_special_tokens=True,
+    rollouts = _generate(config.model_copy(update={"data": data}), tokenizer, rows, ids, seed)
+    texts = tokenizer.batch_decode(
+        [response.tolist() for response in rollouts.response_ids.rows()], skip_special_tokens=True
+    )
+    log_probs = rollouts.rollout_log_probs.sums().tolist()
+    lengths = rollouts.response_ids.lengths.tolist()
+    return [
+        Answer(row.prompt[-1]["content"], text, length, finish, log_prob)
+        for row, text, length, finish, log_prob in zip(
+            rollouts.rows, texts, lengths, rollouts.finish, log_probs, strict=True
         )
-        log_probs = rollouts.rollout_log_probs.sums().tolist()
-        lengths = rollouts.response_ids.lengths.tolist()
-        return [
-            Answer(row.prompt[-1]["content"], text, length, finish, log_prob)
-            for row, text, length, finish, log_prob in zip(
-                rollouts.rows, texts, lengths, rollouts.finish, log_probs, strict=True
-            )
-        ]
+    ]
 
 
 def play(config: schema.Config, rows: Sequence[PromptRow], seed: int) -> list[tuple[str, Episode]]:
@@ -199,9 +192,7 @@ def play(config: schema.Config, rows: Sequence[PromptRow], seed: int) -> list[tu
     tokenizer = tokenizer_of(config.actor_rollout_ref.model)
     kwargs = config.data.apply_chat_template_kwargs
     ids = [encode_prompt(tokenizer, row.prompt, **kwargs) if row.prompt else [] for row in rows]
-    with _roles(config, tokenizer, []) as roles:
-        roles.actor.update_weights()
-        rollouts = roles.actor.generate_sequences(_to_prompts(rows, ids), seed=seed, validate=True)
+    rollouts = _generate(config, tokenizer, rows, ids, seed)
     prompts = tokenizer.batch_decode([prompt.tolist() for prompt in rollouts.prompt_ids.rows()])
     return list(zip(prompts, rollouts.episodes, strict=True))
 
@@ -212,6 +203,19 @@ def _to_prompts(rows: Sequence[PromptRow], ids: Sequence[list[int]]) -> Prompts:
         group=torch.arange(len(rows)),
         rows=list(rows),
     )
+
+
+def _generate(
+    config: schema.Config,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[PromptRow],
+    ids: Sequence[list[int]],
+    seed: int,
+) -> Rollouts:
+    """Return n adjacent responses to each row's prompt `ids`, with `rollout.val_kwargs`."""
+    with _roles(config, tokenizer, []) as roles:
+        roles.actor.update_weights()
+        return roles.actor.generate_sequences(_to_prompts(rows, ids), seed=seed, validate=True)
 
 
 @contextmanager
@@ -255,6 +259,5 @@ def _roles(
         actor.start_engine()
         roles = Roles(actor, reward)
         scoring = reward if scored else None
-        yield stack.enter_context(
-            with_episodes(config, tokenizer, roles, 1, rank_info, reward=scoring)
-        )
+        generation = Generation(config, tokenizer, 1, rank_info, reward=scoring)
+        yield stack.enter_context(with_episodes(generation, roles))

@@ -29,7 +29,7 @@ from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.training.collector import Collector
-from rlctl.runtime.training.generation import with_generation
+from rlctl.runtime.training.generation import Generation, with_generation
 from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.restore import ResumePoint, restore
 from rlctl.runtime.training.run_folder import input_hashes, open_run
@@ -74,10 +74,10 @@ def train(
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
         num_ranks, first = next(iter(plan.pool_sizes.values())), _first_rank(plan)
-        roles, stream = stack.enter_context(
-            with_generation(config, plan.tokenizer, roles, num_ranks, first, logs, show, reward)
-        )
-        collector, trained = _collector(plan), trained_role(config, plan.algorithm.needs)
+        generation = Generation(config, plan.tokenizer, num_ranks, first, logs, show, reward)
+        roles, stream = stack.enter_context(with_generation(generation, roles))
+        collector = Collector.from_config(plan.loader, plan.algorithm, config)
+        trained = trained_role(config, plan.algorithm.needs)
         state = restore(start, plan.algorithm, collector, roles, on_phase)
         trackers.begin()
         run.update(state="running", total_steps=plan.num_steps)
@@ -117,12 +117,6 @@ def _begin_phase(watchdog: Watchdog, trackers: Trackers, name: str) -> None:
 def _reward(plan: Plan, run: RunDir, pools: Pools) -> AbstractContextManager[RuleReward]:
     sources = plan.data_sources
     return build_reward(plan.config, plan.tokenizer, sources, run.attempt, run.path, pools.judge)
-
-
-def _collector(plan: Plan) -> Collector:
-    config, drops = plan.config, plan.config.reward.failed == "drop"
-    size = config.data.gen_batch_size
-    return Collector.from_config(plan.loader, plan.algorithm, config.algorithm, size, drops)
 
 
 def _max_staleness(plan: Plan) -> int:

@@ -25,7 +25,7 @@ from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Reward, Roles
 from rlctl.runtime.rollout.engine import random_stream, random_streams
-from rlctl.runtime.training.generation import with_episodes
+from rlctl.runtime.training.generation import Generation, with_episodes
 from rlctl.suggest import hydra_text
 from tests.agents.quiz import write_quiz
 from tests.distributed.ranks import rank_info
@@ -66,8 +66,8 @@ def episodes(
         actor = build_actor(config, load_algorithm(config, 1), tokenizer, pool)
         actor.start_engine()
         roles = Roles(actor, NoReward())
-        built = with_episodes(config, tokenizer, roles, 1, info, on_states=on_states)
-        with built as roles:
+        generation = Generation(config, tokenizer, 1, info, on_states=on_states)
+        with with_episodes(generation, roles) as roles:
             yield roles, prompts.batch(range(len(prompts)))
     finally:
         pool.close()

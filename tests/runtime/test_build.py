@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,7 +28,7 @@ from rlctl.runtime.roles import Actor, Roles
 from rlctl.runtime.rollout.requests import Decoding, Request
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.training import generation
-from rlctl.runtime.training.generation import _overlapped, with_episodes
+from rlctl.runtime.training.generation import Generation, _overlapped, with_episodes
 from rlctl.runtime.workers.rollout import RolloutWorker
 from tests.models import write_tiny_model
 
@@ -191,9 +192,7 @@ def test_programs_are_scored_after_generation_with_a_notice(
                 "reward.custom_reward_function.path=score.py",
             ],
         ).config
-        episodes = with_episodes(
-            config, cast(Any, None), Roles(actor, reward), 1, cast(Any, None), reward=reward
-        )
-        with episodes:
+        setup = Generation(config, cast(Any, None), 1, cast(Any, SimpleNamespace()))
+        with with_episodes(replace(setup, reward=reward), Roles(actor, reward)):
             assert passed.pop() is expected
         assert ("an episode of an agent program" in caplog.text) is (expected is None)

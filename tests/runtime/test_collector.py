@@ -14,10 +14,10 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
-from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.samplers import sequential_order
 from rlctl.runtime.training.collector import Collector, in_varied_group
 from rlctl.tracking.episodes import Episode
+from tests.rows import rows_of
 
 SIZE, N = 4, 2
 
@@ -65,7 +65,7 @@ def collector(
     rows = [
         PromptRow("x", [{"role": "user", "content": str(i)}], str(i)) for i in range(num_prompts)
     ]
-    prompts = PromptSet(Rows.of(rows), lambda row: [int(row.ground_truth)])
+    prompts = PromptSet(rows_of(rows), lambda row: [int(row.ground_truth)])
     loader = PromptLoader(prompts, SIZE, sequential_order, seed=1)
     overrides = [
         "data.train_files=x",
@@ -74,8 +74,9 @@ def collector(
         *settings,
     ]
     algorithm = FakeAlgorithm(mixed, **more)
-    config = compose("grpo_trainer", overrides).config.algorithm
-    plan = Collector.from_config(loader, cast(Any, algorithm), config, gen_batch_size)
+    config = compose("grpo_trainer", overrides).config
+    plan = Collector.from_config(loader, cast(Any, algorithm), config)
+    plan.gen_batch_size = gen_batch_size
     return plan, algorithm
 
 

@@ -25,7 +25,7 @@ from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.checkpoint.store import ControllerState
 from rlctl.runtime.roles import Actor, Published, Roles
 from rlctl.runtime.training.eager import Eager
-from rlctl.runtime.training.rollout_source import Collected, StreamState
+from rlctl.runtime.training.rollout_source import Collected, CollectionSetup, StreamState
 from rlctl.tracking.clock import Clock
 
 SIZE = 3  # groups of a step
@@ -125,18 +125,12 @@ class Run:
         ahead: Collected | None = None,
     ) -> None:
         self.stream, self.collector, self.step = Stream(), Collector(), step
+        roles = Roles(create_autospec(Actor, instance=True), cast(Any, None))
+        clock, collector = Clock(lambda _: None), cast(Any, self.collector)
+        collection = CollectionSetup(collector, roles, self.publish, clock, 100, ahead)
+        stream = cast(Any, self.stream)
         self.source = Eager(
-            cast(Any, self.collector),
-            Roles(create_autospec(Actor, instance=True), cast(Any, None)),
-            cast(Any, self.stream),
-            self.publish,
-            Clock(lambda _: None),
-            seed=7,
-            max_staleness=staleness,
-            step=step,
-            last=100,
-            state=state,
-            ahead=ahead,
+            collection, stream, seed=7, max_staleness=staleness, step=step, state=state
         )
 
     def publish(self) -> Published:

@@ -12,7 +12,13 @@ import torch
 from rlctl.errors import RlctlError
 from rlctl.runtime.batch import Scored
 from rlctl.runtime.roles import Published, Roles
-from rlctl.runtime.training.rollout_source import Collected, InStep, OneStepAhead, with_staleness
+from rlctl.runtime.training.rollout_source import (
+    Collected,
+    CollectionSetup,
+    InStep,
+    OneStepAhead,
+    with_staleness,
+)
 from rlctl.tracking.clock import Clock
 from tests.numerics.batches import scored_batch
 
@@ -53,9 +59,8 @@ def ahead(
     log: Log, *, beside: bool = False, last: int = 4, start: Collected | None = None
 ) -> OneStepAhead:
     each, clock = cast(Any, log), Clock(lambda _: None)
-    return OneStepAhead(
-        each, Roles(each, each), log.publish_weights, clock, beside=beside, last=last, ahead=start
-    )
+    collection = CollectionSetup(each, Roles(each, each), log.publish_weights, clock, last, start)
+    return OneStepAhead(collection, in_thread=beside)
 
 
 def run(log: Log, source: Any, first: int, last: int) -> list[float]:
@@ -111,7 +116,7 @@ def test_seconds_are_those_of_the_collection_beside_the_step() -> None:
     log.clock = source.clock
     source.take(1)
     assert source.seconds.keys() == {"sync_weights"}
-    assert source.trainer_clock.take().keys() == {"wait_rollouts"}
+    assert source.collection.clock.take().keys() == {"wait_rollouts"}
     log.learn(1)
     assert source.end_step()["async/trainer_idle"] > 0
     source.take(2)

@@ -47,18 +47,11 @@ class Collector:
     waiting: list[int] = field(default_factory=list)
 
     @classmethod
-    def from_config(
-        cls,
-        loader: PromptLoader,
-        algorithm: Algorithm,
-        config: schema.Algorithm,
-        gen_batch_size: int | None = None,
-        drop_failed: bool = False,
-    ) -> Self:
+    def from_config(cls, loader: PromptLoader, algorithm: Algorithm, config: schema.Config) -> Self:
         """Build a collector that filters groups if enabled and if the algorithm needs groups."""
-        filters = config.filter_groups.enable and Needs.GROUPS in algorithm.needs
-        chosen = config.filter_groups if filters else None
-        return cls(loader, algorithm, chosen, gen_batch_size, drop_failed)
+        groups, size = config.algorithm.filter_groups, config.data.gen_batch_size
+        filters = groups if groups.enable and Needs.GROUPS in algorithm.needs else None
+        return cls(loader, algorithm, filters, size, drop_failed=config.reward.failed == "drop")
 
     def collect(self, roles: Roles, step: int) -> tuple[Scored, dict[str, float]]:
         """Return the responses that `step` learns from, with group numbers from 0, and metrics.

@@ -2,17 +2,17 @@
 
 A prompt's responses are a group. A group is admitted while fewer than (K + v + 1)·B groups were,
 where v counts the steps that have learned and B is the number of groups of a step (AReaL, arXiv
-2505.24298, equation 3). A step learns from the oldest groups that are finished. It waits for older
-ones where otherwise more of them would be left than the steps until their greatest age K can take.
-So no group is dropped for its age, and none is older than K. Which groups finish first, and under
-which weights, depends on the clock.
+2505.24298, equation 3). A step learns from the oldest groups that are finished, unless too many
+older ones would be left for the steps until their age is K: then it waits for these. So no group is
+dropped for its age, and none is older than K. Which groups finish first, and under which weights,
+depends on the clock.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,10 +24,10 @@ from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.agents.stream import Stream
 from rlctl.runtime.algorithms.base import step_seed
 from rlctl.runtime.batch import Batch, Prompts, Rollouts, Scored
-from rlctl.runtime.roles import Actor, Published, Roles
-from rlctl.runtime.training.collector import Collector
+from rlctl.runtime.roles import Actor
 from rlctl.runtime.training.rollout_source import (
     Collected,
+    CollectionSetup,
     GroupRecord,
     RolloutSource,
     StreamState,
@@ -35,7 +35,6 @@ from rlctl.runtime.training.rollout_source import (
     result_of,
     with_staleness,
 )
-from rlctl.tracking.clock import Clock
 
 _PAUSE_S = 0.005
 
@@ -56,7 +55,7 @@ class _Ready(DelegatingActor):
         self.rollouts = rollouts
 
     def update_weights(self) -> None:
-        """See `Actor`. Engines load weights as they come."""
+        """Do nothing: engines load weights when they are published."""
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
@@ -72,64 +71,52 @@ class Eager(RolloutSource):
     While a step learns, a thread waits for the groups of the next one and scores them.
 
     Args:
-        collector: draws prompts, and scores finished groups.
-        roles: the roles.
+        collection: collects for steps after `step`; scores finished groups.
         stream: generates the groups.
-        publish: makes the trained weights those that engines load next.
-        clock: counts the time that the trainer waits.
         seed: of sampled responses.
         max_staleness: K.
         step: last step that is done.
-        last: last step to collect for.
         state: groups of a checkpoint.
-        ahead: rollouts of a checkpoint that step `step` + 1 learns from.
     """
 
     def __init__(
         self,
-        collector: Collector,
-        roles: Roles,
+        collection: CollectionSetup,
         stream: Stream,
-        publish: Callable[[], Published],
-        clock: Clock,
         *,
         seed: int,
         max_staleness: int,
         step: int,
-        last: int,
         state: StreamState | None,
-        ahead: Collected | None,
     ) -> None:
-        self.collector = collector
-        self.roles = roles
+        self.collection = collection
+        self.collector = collection.collector
         self.stream = stream
-        self.publish = publish
-        self.clock = clock
         self.seed = seed
         self.max_staleness = max_staleness
-        self.size = collector.loader.batch_size
-        self.last = last
-        self.ahead = ahead
+        self.size = self.collector.loader.batch_size
+        self.last = collection.last
+        self.ahead = collection.ahead
         self.seconds = {}
         self.quiet = threading.Lock()
         self._learned = step
-        self.collector.position = (step + (ahead is not None)) * self.size  # groups admitted
+        self.collector.position = (step + (self.ahead is not None)) * self.size  # groups admitted
         self._steps: dict[int, int] = {}
         self._groups: list[_Group] = []  # by number
         self._finished = threading.Event()  # a group has finished
         self._next: Future[Collected] | None = None
         self._end = time.perf_counter()  # of the step before
         self._waited = self._busy_s = self._scoring_s = 0.0
-        self._steps[publish().version] = step  # engines can generate from here on
+        self._steps[collection.publish().version] = step  # engines can generate from here on
         if state is not None:
             self._restore(state)
         self._admit()
 
     def take(self, step: int) -> tuple[Scored, dict[str, float]]:
-        """See `RolloutSource`. Begins to wait for the groups of the next step."""
+        """Return the rollouts that `step` learns from; wait for the next ones in a thread."""
         began, now = time.perf_counter(), self.ahead
         if now is None:
-            with self.clock.phase("wait_rollouts"):
+            with self.collection.clock.phase("wait_rollouts"):
                 now = (self._next or result_of(partial(self._collect, step))).result()
         assert now.step == step, f"rollouts of step {now.step} in step {step}"
         with self.quiet:
@@ -140,9 +127,9 @@ class Eager(RolloutSource):
         return now.scored, now.metrics
 
     def end_step(self) -> dict[str, float]:
-        """See `RolloutSource`. Engines load the new weights one after the other."""
+        """Publish the weights, which engines load one after the other; return metrics."""
         self._learned += 1
-        published = self.publish()
+        published = self.collection.publish()
         self._steps[published.version] = self._learned
         with self.quiet:
             self._admit()
@@ -162,16 +149,16 @@ class Eager(RolloutSource):
         done: list[_Group] = []
         still_open: list[GroupRecord] = []
         oldest = self._learned  # step whose weights any group has
-        for each in self._groups:
-            oldest = min(oldest, each.record.version)
-            if each.rollouts.done():
-                done.append(each)
+        for group in self._groups:
+            oldest = min(oldest, group.record.version)
+            if group.rollouts.done():
+                done.append(group)
             else:
-                still_open.append(each.record)
+                still_open.append(group.record)
         return StreamState(
             self.collector.position,
             still_open,
-            [each.record for each in done],
+            [group.record for group in done],
             {version: step for version, step in self._steps.items() if step >= oldest},
             _joined(done) if done else None,
         )
@@ -187,8 +174,8 @@ class Eager(RolloutSource):
             future: Future[Rollouts] = Future()
             future.set_result(rollouts.select((rollouts.group == place).nonzero().flatten()))
             groups.append(_Group(record, future))
-        groups += self._submit([replace(each, version=self._learned) for each in state.open])
-        self._groups = sorted(groups, key=lambda each: each.record.number)
+        groups += self._submit([replace(record, version=self._learned) for record in state.open])
+        self._groups = sorted(groups, key=lambda group: group.record.number)
 
     def _admit(self) -> None:
         """Submit as many groups as the staleness permits."""
@@ -203,7 +190,7 @@ class Eager(RolloutSource):
 
     def _submit(self, records: Sequence[GroupRecord]) -> list[_Group]:
         """Begin the responses of groups, with the random streams that their places give them."""
-        prompts = self.collector.loader.at([each.drawn for each in records])
+        prompts = self.collector.loader.at([record.drawn for record in records])
         groups: list[_Group] = []
         for i, record in enumerate(records):
             step, place = divmod(record.number, self.size)
@@ -216,17 +203,18 @@ class Eager(RolloutSource):
     def _collect(self, step: int) -> Collected:
         """Wait for the groups of `step` and score them."""
         groups = self._wait(step)
-        drawn = [each.record.drawn for each in groups]
+        drawn = [group.record.drawn for group in groups]
         rollouts = _joined(groups)
         self.stream.player.check_failures(rollouts)
         with self.quiet:
             began = time.perf_counter()
-            roles = replace(self.roles, actor_role=_Ready(self.roles.actor, rollouts))
+            roles = self.collection.roles
+            roles = replace(roles, actor_role=_Ready(roles.actor, rollouts))
             scored, metrics = self.collector.collect_drawn(drawn, roles, step)
             scored, ages = self._with_ages(scored, step)
             taken = set(groups)
-            self._groups = [each for each in self._groups if each not in taken]
-            weights = min(each.record.version for each in groups)
+            self._groups = [group for group in self._groups if group not in taken]
+            weights = min(group.record.version for group in groups)
             self.ahead = ready = Collected(step, weights, scored, metrics | ages)
             self._scoring_s = time.perf_counter() - began
         return ready
@@ -238,7 +226,7 @@ class Eager(RolloutSource):
             self._finished.wait()
             time.sleep(_PAUSE_S)  # groups often finish together
             self._finished.clear()
-        return sorted(chosen, key=lambda each: each.record.number)
+        return sorted(chosen, key=lambda group: group.record.number)
 
     def _choose(self, step: int) -> list[_Group] | None:
         """Return the oldest finished groups for `step`; None: it waits for older ones.
@@ -246,20 +234,20 @@ class Eager(RolloutSource):
         It waits if those that are left over could not all be learned from in time, because newer
         ones have overtaken too many of them.
         """
-        groups = sorted(self._groups, key=lambda each: (each.record.version, each.record.number))
-        done = [each for each in groups if each.rollouts.done()]
-        for each in done:
-            each.rollouts.result()  # raises what has ended the stream
+        groups = sorted(self._groups, key=lambda group: (group.record.version, group.record.number))
+        done = [group for group in groups if group.rollouts.done()]
+        for group in done:
+            group.rollouts.result()  # raises what has ended the stream
         chosen = done[: self.size]
         if len(chosen) < self.size:
             return None
         taken, num_left, has_open = set(chosen), 0, False
-        for version, same in groupby(groups, key=lambda each: each.record.version):
+        for version, same in groupby(groups, key=lambda group: group.record.version):
             if version >= chosen[-1].record.version:
                 break
-            left = [each for each in same if each not in taken]
+            left = [group for group in same if group not in taken]
             num_left += len(left)
-            has_open |= any(not each.rollouts.done() for each in left)
+            has_open |= any(not group.rollouts.done() for group in left)
             # Steps after this one that may learn from groups of this version.
             num_steps = max(0, version + self.max_staleness + 1 - step)
             if has_open and num_left > num_steps * self.size:
@@ -272,7 +260,7 @@ class Eager(RolloutSource):
         assert written is not None, "a stream records versions"
         versions, token = written.values.unique(return_inverse=True)
         # A version that is not noted yet is the one that is being published.
-        steps = [self._steps.get(each, self._learned) for each in versions.tolist()]
+        steps = [self._steps.get(version, self._learned) for version in versions.tolist()]
         weights = torch.tensor(steps)[token]
         scored, metrics = with_staleness(scored, step, weights, self.max_staleness)
         some = written.lengths > 0
@@ -284,7 +272,7 @@ class Eager(RolloutSource):
 
 def _joined(groups: Sequence[_Group]) -> Rollouts:
     """Join the responses of finished groups, which are numbered from 0."""
-    parts = [each.rollouts.result() for each in groups]
-    sizes = torch.tensor([len(each) for each in parts])
+    parts = [group.rollouts.result() for group in groups]
+    sizes = torch.tensor([len(rollouts) for rollouts in parts])
     numbers = torch.arange(len(parts)).repeat_interleave(sizes)
     return replace(Batch.concat(parts), group=numbers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -26,23 +26,30 @@ from rlctl.runtime.workers.actor import ActorWorker
 LOG = logging.getLogger(__name__)
 
 
-@contextmanager
-def with_episodes(
-    config: schema.Config,
-    tokenizer: PreTrainedTokenizerBase,
-    roles: Roles,
-    num_ranks: int,
-    rank_info: RankInfo,
-    logs: Path | None = None,
-    on_states: OnStates = lambda _: None,
-    reward: RuleReward | None = None,
-) -> Iterator[Roles]:
-    """Let the actor of `roles` generate episodes if the configuration has several turns.
+@dataclass(frozen=True)
+class Generation:
+    """Configured generation of an actor with `num_ranks` ranks; `rank_info` is that of one.
 
-    Yields the roles; at the end the environments are closed. `num_ranks` are those of the actor,
-    `rank_info` is that of one of its processes. `on_states` gets the number of episodes by state.
+    Environments write to files in `logs`. `on_states` gets the number of episodes by state.
     `reward`, if it runs in processes, gets responses and episodes as soon as they are finished.
     """
+
+    config: schema.Config
+    tokenizer: PreTrainedTokenizerBase
+    num_ranks: int
+    rank_info: RankInfo
+    logs: Path | None = None
+    on_states: OnStates = lambda _: None
+    reward: RuleReward | None = None
+
+
+@contextmanager
+def with_episodes(generation: Generation, roles: Roles) -> Iterator[Roles]:
+    """Let the actor of `roles` generate episodes if the configuration has several turns.
+
+    Yields the roles; at the end the environments are closed.
+    """
+    config, tokenizer, reward = generation.config, generation.tokenizer, generation.reward
     if roles.actor_role is None:
         yield roles
         return
@@ -52,17 +59,25 @@ def with_episodes(
     else:
         assert isinstance(actor, ActorWorker), "the actor of `build_roles` or `build_actor`"
         size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-        engines = ColocatedEngines(actor, num_ranks, size)
+        engines = ColocatedEngines(actor, generation.num_ranks, size)
     overlaps = config.reward.overlap and not config.async_training.eager  # it has its own way
     early = reward if reward is not None and overlaps and reward.pool.has_workers else None
     if not config.actor_rollout_ref.rollout.multi_turn.enable:
-        yield _overlapped(config, roles, engines, num_ranks, sampling, early)
+        yield _overlapped(config, roles, engines, generation.num_ranks, sampling, early)
         return
     if early is not None and config.actor_rollout_ref.rollout.agent.program is not None:
         LOG.info(NO_OVERLAP, "an episode of an agent program may have several rows")
         early = None
     built, close = agent_actor(
-        config, tokenizer, sampling, actor, engines, rank_info, logs, on_states, early
+        config,
+        tokenizer,
+        sampling,
+        actor,
+        engines,
+        generation.rank_info,
+        generation.logs,
+        generation.on_states,
+        early,
     )
     try:
         yield replace(roles, actor_role=built)
@@ -71,34 +86,24 @@ def with_episodes(
 
 
 @contextmanager
-def with_generation(
-    config: schema.Config,
-    tokenizer: PreTrainedTokenizerBase,
-    roles: Roles,
-    num_ranks: int,
-    rank_info: RankInfo,
-    logs: Path | None,
-    on_states: OnStates,
-    reward: RuleReward,
-) -> Iterator[tuple[Roles, Stream | None]]:
+def with_generation(generation: Generation, roles: Roles) -> Iterator[tuple[Roles, Stream | None]]:
     """Let the actor of `roles` generate as configured: see `with_episodes`.
 
     Yields the roles, and the stream that generates for `async_training.schedule=eager`.
     """
-    engines = roles.actor_role
-    with with_episodes(
-        config, tokenizer, roles, num_ranks, rank_info, logs, on_states, reward
-    ) as built:
+    engines, config = roles.actor_role, generation.config
+    with with_episodes(generation, roles) as built:
         if not (config.async_training.eager and isinstance(engines, DisaggregatedActor)):
             yield built, None
             return
-        actor, num_threads = built.actor, rank_info.num_threads
+        actor, num_threads = built.actor, generation.rank_info.num_threads
         if isinstance(actor, AgentActor):
-            states = actor.states
-            stream = Stream(engines, actor, num_threads, lambda: on_states(+states))
+            states, show = actor.states, generation.on_states
+            stream = Stream(engines, actor, num_threads, lambda: show(+states))
         else:
             length = config.data.max_prompt_length + config.data.max_response_length
-            player = SingleTurns(SamplingConfig.from_config(config, tokenizer), length)
+            sampling = SamplingConfig.from_config(config, generation.tokenizer)
+            player = SingleTurns(sampling, length)
             stream = Stream(engines, player, num_threads)
         try:
             yield replace(built, actor_role=StreamedActor(actor, stream)), stream

@@ -1,9 +1,9 @@
 """Sources of a step's rollouts: collected in the step, or one step ahead of it.
 
 One step off: the rollouts of step k + 1 are generated under the weights that step k − 1 left, while
-step k learns. The schedule is a function of the step alone, so a run is repeatable whatever the
-speed of engines and trainer, and without engines of their own it is the same, one after the other.
-Rows state how many steps older than the newest weights those are that generated them.
+step k learns. The schedule is a function of the step alone, so a run is repeatable at any speed of
+engines and trainer. If they share devices, they take turns and the rollouts are the same. Each
+token has its staleness: the number of steps between its weights and the newest.
 """
 
 from __future__ import annotations
@@ -87,6 +87,22 @@ class StreamState:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class CollectionSetup:
+    """Parts of a collection of rollouts ahead of learning, up to those for step `last`.
+
+    `publish` makes the trained weights those that engines load next. `clock` counts the time that
+    the trainer waits. `ahead` are rollouts of a checkpoint.
+    """
+
+    collector: Collector
+    roles: Roles
+    publish: Callable[[], Published]
+    clock: Clock
+    last: int
+    ahead: Collected | None = None
+
+
 class RolloutSource(Protocol):
     """Source of the rollouts of a run, one step after another.
 
@@ -142,58 +158,42 @@ class InStep(RolloutSource):
 class OneStepAhead(RolloutSource):
     """Rollouts that are collected while the step before theirs learns.
 
-    `publish` makes the trained weights those of the next generation and returns the bytes that each
-    engine loads; `clock` counts the time that the trainer waits.
-    `beside`: the engines have a pool of their own, so that a thread can use them. `last` is the
-    last step to collect for.
+    With `in_thread` a thread collects: the engines have a pool of their own.
     """
 
-    def __init__(
-        self,
-        collector: Collector,
-        roles: Roles,
-        publish: Callable[[], Published],
-        clock: Clock,
-        *,
-        beside: bool,
-        last: int,
-        ahead: Collected | None,
-    ) -> None:
-        self.collector = collector
-        self.trainer_clock = clock
+    def __init__(self, collection: CollectionSetup, *, in_thread: bool) -> None:
+        self.collection = collection
+        self.in_thread = in_thread
         self.clock = Clock(lambda _: None)
-        self.roles = roles
-        self.publish = publish
-        self.beside = beside
-        self.last = last
-        self.ahead = ahead
+        self.ahead = collection.ahead
         self.seconds = {}
         self.quiet = nullcontext()
         self._next: Future[Collected] | None = None
         self._began = time.perf_counter()
         # Seconds of the trainer, and of the engines, for rollouts that were not generated ahead.
         self._waited = self._used = 0.0
-        publish()
+        collection.publish()
 
     def take(self, step: int) -> tuple[Scored, dict[str, float]]:
-        """See `RolloutSource`. Begins to collect for the next step."""
+        """Return the rollouts that `step` learns from; begin to collect for the next step."""
         self._began, self.seconds = time.perf_counter(), {}
         now = self.ahead
         if now is None:
-            with self.trainer_clock.phase("wait_rollouts"):
+            with self.collection.clock.phase("wait_rollouts"):
                 now = self._collect(step, weights=step - 1)
         assert now.step == step, f"rollouts of step {now.step} in step {step}"
         self.ahead, self._used, self.seconds = None, sum(self.seconds.values()), {}
         self._waited = time.perf_counter() - self._began
-        if step < self.last:
-            self._next = self._begin(step + 1, weights=step - 1)
+        if step < self.collection.last:
+            collect = partial(self._collect, step + 1, weights=step - 1)
+            self._next = result_of(collect, self.in_thread)
         scored, metrics = with_staleness(now.scored, step, now.weights, limit=1)
         return scored, now.metrics | metrics
 
     def end_step(self) -> dict[str, float]:
         learned = time.perf_counter()
         if self._next is not None:
-            with self.trainer_clock.phase("wait_rollouts"):
+            with self.collection.clock.phase("wait_rollouts"):
                 self.ahead = self._next.result()
             self._next = None
         now = time.perf_counter()
@@ -203,15 +203,11 @@ class OneStepAhead(RolloutSource):
             "async/trainer_idle": (self._waited + now - learned) / total,
             "async/engines_idle": max(0.0, 1 - used / total),
         }
-        return metrics | published_gb(self.publish())
-
-    def _begin(self, step: int, weights: int) -> Future[Collected]:
-        """Collect for `step`, in a thread if the engines can be used beside the trainer."""
-        return result_of(partial(self._collect, step, weights), self.beside)
+        return metrics | published_gb(self.collection.publish())
 
     def _collect(self, step: int, weights: int) -> Collected:
         with self.clock.running():
-            scored, metrics = self.collector.collect(self.roles, step)
+            scored, metrics = self.collection.collector.collect(self.collection.roles, step)
         seconds = self.clock.take()
         # The trainer's own part of a weight sync is timed as `update_weights`, in its step.
         self.seconds = {_BESIDE.get(phase, phase): value for phase, value in seconds.items()}

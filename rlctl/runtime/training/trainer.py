@@ -33,6 +33,7 @@ from rlctl.runtime.training.pair_validation import PairValidator
 from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.rollout_source import (
     Collected,
+    CollectionSetup,
     InStep,
     OneStepAhead,
     RolloutSource,
@@ -116,28 +117,21 @@ class Trainer:
             return InStep(context.collector, self.roles, state.ahead)
         # The last step's checkpoint has the rollouts of the next one, in case the run is extended.
         last = context.num_steps + (self.config.save_freq > 0)
-        if context.stream is not None:
-            return Eager(
-                context.collector,
-                context.roles,
-                context.stream,
-                self.roles.actor.publish_weights,
-                self.clock,
-                seed=context.sampling_seed,
-                max_staleness=context.max_staleness,
-                step=state.step,
-                last=0 if self.config.val_only else last,
-                state=state.stream,
-                ahead=state.ahead,
-            )
-        return OneStepAhead(
-            context.collector,
-            context.roles,
-            self.roles.actor.publish_weights,
-            self.clock,
-            beside=context.engines_apart,
-            last=last,
-            ahead=state.ahead,
+        if context.stream is not None and self.config.val_only:
+            last = 0
+        publish = self.roles.actor.publish_weights
+        collection = CollectionSetup(
+            context.collector, context.roles, publish, self.clock, last, state.ahead
+        )
+        if context.stream is None:
+            return OneStepAhead(collection, in_thread=context.engines_apart)
+        return Eager(
+            collection,
+            context.stream,
+            seed=context.sampling_seed,
+            max_staleness=context.max_staleness,
+            step=state.step,
+            state=state.stream,
         )
 
     def run(self) -> None:
