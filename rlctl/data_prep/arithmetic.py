@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from rlctl.data_prep.agent_columns import ToolsParams, with_tools
-from rlctl.data_prep.datasets import dataset
+from rlctl.data_prep.datasets import dataset, option
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import InternalError, UsageError
 
@@ -108,14 +108,9 @@ class Problem:
 class ArithmeticParams(ToolsParams):
     """Options of `rlctl prep arithmetic`."""
 
-    train: int = Field(
-        default=4096, ge=1, description="Training problems.", json_schema_extra={"metavar": "N"}
-    )
-    val: int = Field(
-        default=256,
-        ge=1,
-        description="Validation problems; none of them is among the training problems.",
-        json_schema_extra={"metavar": "M"},
+    train: int = option(4096, "N", "Training problems.", ge=1)
+    val: int = option(
+        256, "M", "Validation problems; none of them is among the training problems.", ge=1
     )
     seed: int = Field(default=0, description="The same seed makes the same files.")
     level: int = Field(
@@ -123,12 +118,12 @@ class ArithmeticParams(ToolsParams):
         description="1: one or two steps, numbers to 30. 2: one to three steps, to 99. "
         "3: two or three steps, to 999. 4: one or two steps, to 9,999, for a calculator.",
     )
-    careless: float = Field(
-        default=0.0,
-        description="With this probability a training solution of several steps stops one early "
+    careless: float = option(
+        0.0,
+        "P",
+        "With this probability a training solution of several steps stops one early "
         "and reports that value: for making a base model that has something to learn. The ground "
         "truth stays right.",
-        json_schema_extra={"metavar": "P"},
     )
 
 

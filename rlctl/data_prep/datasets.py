@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from pydantic import Field
+
 from rlctl.data_prep.rows import RowSource
 from rlctl.plugins import Params, declare
 
@@ -26,3 +28,12 @@ def dataset(
     names its value in the help. `--out` is required if `default_out` is None.
     """
     return declare(Params=params, example=example, default_out=default_out)
+
+
+def option(default: Any, metavar: str, description: str, **more: Any) -> Any:
+    """Return a field of `Params` whose value has the name `metavar` in the help.
+
+    It is required with `...` as its default. `more` are other arguments of pydantic's `Field`.
+    """
+    extra = {"metavar": metavar, **more.pop("json_schema_extra", {})}
+    return Field(default=default, description=description, json_schema_extra=extra, **more)

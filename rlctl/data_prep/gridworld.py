@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from rlctl.data_prep.agent_columns import TOOL_AGENT
-from rlctl.data_prep.datasets import dataset
+from rlctl.data_prep.datasets import dataset, option
 from rlctl.data_prep.rows import PromptRow
 from rlctl.plugins import Params
 
@@ -16,12 +16,8 @@ INSTRUCTION = "Walk to the goal: up, down, left or right. "
 class GridworldParams(Params):
     """Options of `rlctl prep gridworld`."""
 
-    train: int = Field(
-        default=1024, ge=1, description="Training games.", json_schema_extra={"metavar": "N"}
-    )
-    val: int = Field(
-        default=128, ge=1, description="Validation games.", json_schema_extra={"metavar": "M"}
-    )
+    train: int = option(1024, "N", "Training games.", ge=1)
+    val: int = option(128, "M", "Validation games.", ge=1)
     seed: int = Field(default=0, description="Another seed makes other games.")
 
 

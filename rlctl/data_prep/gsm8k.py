@@ -6,10 +6,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from rlctl.data_prep.agent_columns import ToolsParams, with_tools
-from rlctl.data_prep.datasets import dataset
+from rlctl.data_prep.datasets import dataset, option
 from rlctl.data_prep.hub import hub_answers
 from rlctl.data_prep.records import raise_capped, read_records
 from rlctl.data_prep.rows import PromptRow
@@ -28,11 +26,11 @@ _MARK = "#### "
 class Gsm8kParams(ToolsParams):
     """Options of `rlctl prep gsm8k`."""
 
-    source: Path | None = Field(
-        default=None,
-        description="Folder with train.jsonl and test.jsonl or the hub's parquet files; "
+    source: Path | None = option(
+        None,
+        "DIR",
+        "Folder with train.jsonl and test.jsonl or the hub's parquet files; "
         "by default from the hub.",
-        json_schema_extra={"metavar": "DIR"},
     )
 
 

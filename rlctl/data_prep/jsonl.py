@@ -20,7 +20,7 @@ from rlctl.data_prep.chats import (
     shortened,
     split_response,
 )
-from rlctl.data_prep.datasets import dataset
+from rlctl.data_prep.datasets import dataset, option
 from rlctl.data_prep.records import raise_capped, read_records, value_at
 from rlctl.data_prep.rows import PromptRow, RowSource
 from rlctl.data_prep.sources import TRAIN, name_of, record_files
@@ -52,43 +52,36 @@ class Fields:
 class JsonlParams(Params):
     """Options of `rlctl prep jsonl`."""
 
-    files: list[str] = Field(
-        description="JSONL, JSON lists, CSV or parquet, also 'part-*.jsonl', a folder of a data "
+    files: list[str] = option(
+        ...,
+        "FILE",
+        "JSONL, JSON lists, CSV or parquet, also 'part-*.jsonl', a folder of a data "
         "set, or owner/name on the hub; one record per problem.",
-        json_schema_extra={"metavar": "FILE", "argument": True},
+        json_schema_extra={"argument": True},
     )
-    prompt_key: str = Field(
-        description="Key of the prompt: a text, or a chat of {role, content} or {from, value}; a "
+    prompt_key: str = option(
+        ...,
+        "KEY",
+        "Key of the prompt: a text, or a chat of {role, content} or {from, value}; a "
         "dot goes deeper.",
-        json_schema_extra={"metavar": "KEY"},
     )
-    answer_key: str | None = Field(
-        default=None,
-        description="Key of the ground truth for the reward function; a dot goes deeper. By "
+    answer_key: str | None = option(
+        None,
+        "KEY",
+        "Key of the ground truth for the reward function; a dot goes deeper. By "
         "default the last message of the assistant in the chat.",
-        json_schema_extra={"metavar": "KEY"},
     )
-    data_source: str | None = Field(
-        default=None,
-        description="Name of the data in metrics and for the reward function; by default that "
+    data_source: str | None = option(
+        None,
+        "NAME",
+        "Name of the data in metrics and for the reward function; by default that "
         "of the file or data set.",
-        json_schema_extra={"metavar": "NAME"},
     )
-    system: str | None = Field(
-        default=None,
-        description="A system message before every prompt.",
-        json_schema_extra={"metavar": "TEXT"},
+    system: str | None = option(None, "TEXT", "A system message before every prompt.")
+    instruction: str | None = option(
+        None, "TEXT", "A sentence after every prompt, such as how to end the response."
     )
-    instruction: str | None = Field(
-        default=None,
-        description="A sentence after every prompt, such as how to end the response.",
-        json_schema_extra={"metavar": "TEXT"},
-    )
-    val_fraction: float = Field(
-        default=0.0,
-        description="Share of the records that goes to val.parquet.",
-        json_schema_extra={"metavar": "P"},
-    )
+    val_fraction: float = option(0.0, "P", "Share of the records that goes to val.parquet.")
     seed: int = Field(default=0, description="The same seed makes the same files.")
 
 
@@ -168,13 +161,8 @@ def split_off(rows: list[PromptRow], fraction: float, seed: int) -> dict[str, li
     Both keep the file's order; there is no `val` if `fraction` is 0. Sets `extra_info["split"]`.
     Raises UsageError for a fraction that leaves a split empty.
     """
-    chosen = _validation_indices(len(rows), fraction, seed)
-    splits: dict[str, list[PromptRow]] = {"train": []} | ({"val": []} if chosen else {})
-    for index, row in enumerate(rows):
-        name = "val" if index in chosen else "train"
-        row.extra_info["split"] = name
-        splits[name].append(row)
-    return splits
+    splits = split_source(lambda: iter(rows), fraction, seed, len(rows))
+    return {name: list(split) for name, split in splits.items()}
 
 
 def _validation_indices(count: int, fraction: float, seed: int) -> frozenset[int]:

@@ -19,7 +19,7 @@ from pydantic import Field
 from rlctl.data_prep.arithmetic import NAME as ARITHMETIC
 from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
 from rlctl.data_prep.chats import FORMS, Chat, is_chat, read_chat, shortened
-from rlctl.data_prep.datasets import dataset
+from rlctl.data_prep.datasets import dataset, option
 from rlctl.data_prep.jsonl import split_off
 from rlctl.data_prep.records import raise_capped, read_records, value_at
 from rlctl.data_prep.rows import PromptRow
@@ -38,58 +38,34 @@ _SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")
 class PreferencesParams(Params):
     """Options of `rlctl prep preferences`."""
 
-    source: str = Field(
-        description="A file (JSONL, JSON list or parquet), a data set of the hub (owner/name), or "
+    source: str = option(
+        ...,
+        "SOURCE",
+        "A file (JSONL, JSON list or parquet), a data set of the hub (owner/name), or "
         "`arithmetic` for right and wrong solutions of the quickstart's problems.",
-        json_schema_extra={"metavar": "SOURCE", "argument": True},
+        json_schema_extra={"argument": True},
     )
-    prompt_key: str = Field(
-        default="prompt",
-        description="Key of the prompt: a text or a list of {role, content}; without it, the "
+    prompt_key: str = option(
+        "prompt",
+        "KEY",
+        "Key of the prompt: a text or a list of {role, content}; without it, the "
         "prompt is the common start of both conversations.",
-        json_schema_extra={"metavar": "KEY"},
     )
-    chosen_key: str = Field(
-        default="chosen",
-        description="Key of the preferred response: a text, messages, or a conversation.",
-        json_schema_extra={"metavar": "KEY"},
+    chosen_key: str = option(
+        "chosen", "KEY", "Key of the preferred response: a text, messages, or a conversation."
     )
-    rejected_key: str = Field(
-        default="rejected",
-        description="Key of the other response.",
-        json_schema_extra={"metavar": "KEY"},
+    rejected_key: str = option("rejected", "KEY", "Key of the other response.")
+    data_source: str | None = option(
+        None, "NAME", "Name of the data in metrics; by default that of the file or the data set."
     )
-    data_source: str | None = Field(
-        default=None,
-        description="Name of the data in metrics; by default that of the file or the data set.",
-        json_schema_extra={"metavar": "NAME"},
-    )
-    split: str = Field(
-        default="train",
-        description="Split of a data set of the hub.",
-        json_schema_extra={"metavar": "NAME"},
-    )
+    split: str = option("train", "NAME", "Split of a data set of the hub.")
     skip_invalid: bool = Field(
         default=False,
         description="Leave out and count records that are not a pair, such as two equal responses.",
     )
-    val_fraction: float = Field(
-        default=0.0,
-        description="Share of the records that goes to val.parquet.",
-        json_schema_extra={"metavar": "P"},
-    )
-    train: int = Field(
-        default=4096,
-        ge=1,
-        description="Training pairs of `arithmetic`.",
-        json_schema_extra={"metavar": "N"},
-    )
-    val: int = Field(
-        default=256,
-        ge=1,
-        description="Validation pairs of `arithmetic`.",
-        json_schema_extra={"metavar": "M"},
-    )
+    val_fraction: float = option(0.0, "P", "Share of the records that goes to val.parquet.")
+    train: int = option(4096, "N", "Training pairs of `arithmetic`.", ge=1)
+    val: int = option(256, "M", "Validation pairs of `arithmetic`.", ge=1)
     seed: int = Field(default=0, description="The same seed makes the same files.")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -204,14 +205,14 @@ def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the records of a file of `datasets.Dataset.save_to_disk`, an Arrow stream."""
     import pyarrow as pa
 
-    index = 0
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as batches:
-            for batch in batches:
-                for start in range(0, batch.num_rows, BATCH_ROWS):
-                    for record in batch.slice(start, BATCH_ROWS).to_pylist():
-                        yield f"{path}, row {index}", record
-                        index += 1
+            parts = (
+                batch.slice(start, BATCH_ROWS)
+                for batch in batches
+                for start in range(0, batch.num_rows, BATCH_ROWS)
+            )
+            yield from _numbered(path, parts)
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(
             f"not a readable Arrow stream: {str(error).splitlines()[0]}", where=str(path)
@@ -219,12 +220,15 @@ def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
-    index = 0
     with readable_parquet(path) as file:
-        for batch in stream_parquet(file):
-            for record in batch.to_pylist():
-                yield f"{path}, row {index}", record
-                index += 1
+        yield from _numbered(path, stream_parquet(file))
+
+
+def _numbered(path: Path, batches: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the records of Arrow batches with their positions."""
+    records = chain.from_iterable(batch.to_pylist() for batch in batches)
+    for index, record in enumerate(records):
+        yield f"{path}, row {index}", record
 
 
 @contextmanager

@@ -8,16 +8,17 @@ from typing import Any, cast
 
 import pytest
 
-import rlctl
+from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.plugins import load_with_params
 from rlctl.recipes.compose import compose
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
-from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.samplers import MixedSampler, Part, StatefulSampler, sequential_order
 from rlctl.runtime.training.collector import Collector
+from tests.rows import rows_of
 from tests.runtime.test_collector import SIZE, FakeAlgorithm, collector, ground_truths
 
+ROW = PromptRow("x", [{"role": "user", "content": "1"}], "1")
 NAMES = ("curriculum", "thompson")
 
 
@@ -144,33 +145,6 @@ def test_a_state_of_other_data_is_not_used(caplog: pytest.LogCaptureFixture) -> 
     assert "starts from scratch" in caplog.text
 
 
-@pytest.mark.slow
-def test_a_resumed_run_draws_the_same_prompts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    base = ["data.sampler=curriculum", "data.train_max_samples=24", "data.val_files=null"]
-    base += ["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
-    base += ["actor_rollout_ref.rollout.n=2", "data.max_response_length=12"]
-    base += ["trainer.rollout_data_dir=rollouts", "trainer.save_freq=1", "trainer.test_freq=-1"]
-
-    def rows(run: Any) -> list[dict[str, float]]:
-        found = [dict(row) for row in run.history()]
-        return [
-            {k: v for k, v in row.items() if not k.startswith(("timing", "perf"))} for row in found
-        ]
-
-    straight = rlctl.train(
-        "grpo", [*base, "trainer.total_training_steps=3", "trainer.experiment_name=a"], inline=True
-    )
-    rlctl.train(
-        "grpo", [*base, "trainer.total_training_steps=2", "trainer.experiment_name=b"], inline=True
-    )
-    resumed = rlctl.resume("b", ["trainer.total_training_steps=3"], inline=True)
-    assert rows(resumed) == rows(straight)
-    assert straight.history()[-1]["curriculum/unscored"] < 1
-
-
 def test_a_stateful_sampler_needs_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     from rlctl.runtime.planning.plan import make_plan
@@ -182,11 +156,11 @@ def test_a_stateful_sampler_needs_scores(tmp_path: Path, monkeypatch: pytest.Mon
 def test_metrics_of_a_sampler_have_a_section() -> None:
     sampler = make("curriculum")
     sampler.metrics = lambda: {"mean": 0.5, "own/mean": 0.25}
-    prompts = PromptSet(Rows.of([]), lambda _: [])
+    prompts = PromptSet(rows_of([ROW]), lambda _: [])
     loader = PromptLoader(prompts, 1, sequential_order, 1, sampler)
     assert loader.metrics(cast(Any, None)) == {"sampler/mean": 0.5, "own/mean": 0.25}
 
 
 def test_prompts_of_a_loader_without_state_have_no_state() -> None:
-    loader = PromptLoader(PromptSet(Rows.of([]), lambda _: []), 1, sequential_order, 1)
+    loader = PromptLoader(PromptSet(rows_of([ROW]), lambda _: []), 1, sequential_order, 1)
     assert loader.state_dict() == {}

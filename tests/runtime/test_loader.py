@@ -6,13 +6,13 @@ import torch
 from rlctl.data_prep.rows import PromptRow
 from rlctl.recipes.compose import compose
 from rlctl.runtime.data.loader import PromptLoader, PromptSet, _truncate
-from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.samplers import random_order, sequential_order
+from tests.rows import rows_of
 
 
 def prompts(count: int) -> PromptSet:
     rows = [PromptRow("x", [{"role": "user", "content": str(i)}], str(i)) for i in range(count)]
-    return PromptSet(Rows.of(rows), lambda row: [int(row.ground_truth), int(row.ground_truth) + 1])
+    return PromptSet(rows_of(rows), lambda row: [int(row.ground_truth), int(row.ground_truth) + 1])
 
 
 def asked(loader: PromptLoader, step: int) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rlctl.plugins import Params
+from rlctl.runtime.data.samplers import StatefulSampler
 
 _BINS = (0.0, 0.25, 0.5, 0.75, 1.0)  # edges of the difficulty histogram
 
@@ -54,7 +55,7 @@ class CurriculumParams(ScoreRange):
         return self
 
 
-class DifficultyPool:
+class DifficultyPool(StatefulSampler):
     """Sampler of prompts that are neither solved nor hopeless, and of some others.
 
     A prompt is in the pool until it has been scored, and while its mean score, with exponentially
@@ -70,7 +71,6 @@ class DifficultyPool:
         self.drawn = np.zeros(num_prompts, dtype=np.int64)  # (N,)
 
     def draw(self, count: int, avoid: Collection[int] = ()) -> list[int]:
-        """See `StatefulSampler`."""
         rng = np.random.default_rng([self.seed, self.num_draws])
         self.num_draws += 1
         order = np.lexsort((rng.random(len(self.mean)), self.drawn))
@@ -84,7 +84,6 @@ class DifficultyPool:
         return chosen
 
     def observe(self, prompts: Sequence[int], scores: Sequence[float]) -> None:
-        """See `StatefulSampler`."""
         found = self.params.share_right(scores)
         for prompt, share in zip(prompts, found.tolist(), strict=True):
             before = self.mean[prompt]
@@ -92,18 +91,15 @@ class DifficultyPool:
             self.mean[prompt] = share if decay == 0 else decay * before + (1 - decay) * share
 
     def metrics(self) -> dict[str, float]:
-        """See `StatefulSampler`."""
         return {"curriculum/pool_share": float(self._in_pool().mean())} | histogram(self.mean)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `StatefulSampler`."""
         used = np.flatnonzero((self.drawn > 0) | ~np.isnan(self.mean)).tolist()
         mean = [None if np.isnan(self.mean[i]) else float(self.mean[i]) for i in used]
         drawn = self.drawn[used].tolist()
         return {"num_draws": self.num_draws, "prompts": used, "mean": mean, "drawn": drawn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `StatefulSampler`."""
         self.num_draws = state["num_draws"]
         self.mean[state["prompts"]] = np.array(state["mean"], dtype=np.float64)
         self.drawn[state["prompts"]] = state["drawn"]
@@ -125,7 +121,7 @@ class ThompsonParams(ScoreRange):
     )
 
 
-class ThompsonSampler:
+class ThompsonSampler(StatefulSampler):
     """Thompson sampling (Thompson 1933) of prompts whose mean score is near `target`.
 
     The mean score of each prompt has a Beta posterior, with a uniform prior, whose evidence decays.
@@ -140,7 +136,6 @@ class ThompsonSampler:
         self.wrong = np.zeros(num_prompts)  # (N,)
 
     def draw(self, count: int, avoid: Collection[int] = ()) -> list[int]:
-        """See `StatefulSampler`."""
         rng = np.random.default_rng([self.seed, self.num_draws])
         self.num_draws += 1
         means = rng.beta(1 + self.right, 1 + self.wrong)
@@ -148,26 +143,22 @@ class ThompsonSampler:
         return first_of(order.tolist(), count, avoid)
 
     def observe(self, prompts: Sequence[int], scores: Sequence[float]) -> None:
-        """See `StatefulSampler`."""
         strength, decay = self.params.strength, self.params.decay
         for prompt, share in zip(prompts, self.params.share_right(scores).tolist(), strict=True):
             self.right[prompt] = decay * self.right[prompt] + strength * share
             self.wrong[prompt] = decay * self.wrong[prompt] + strength * (1 - share)
 
     def metrics(self) -> dict[str, float]:
-        """See `StatefulSampler`."""
         evidence = self.right + self.wrong
         seen = evidence > 0
         return histogram(np.where(seen, self.right / np.where(seen, evidence, 1.0), np.nan))
 
     def state_dict(self) -> dict[str, Any]:
-        """See `StatefulSampler`."""
         seen = np.flatnonzero(self.right + self.wrong > 0).tolist()
         right, wrong = self.right[seen].tolist(), self.wrong[seen].tolist()
         return {"num_draws": self.num_draws, "prompts": seen, "right": right, "wrong": wrong}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `StatefulSampler`."""
         self.num_draws = state["num_draws"]
         self.right[state["prompts"]] = state["right"]
         self.wrong[state["prompts"]] = state["wrong"]

@@ -20,6 +20,7 @@ from rlctl.recipes.roles import CRITIC
 from rlctl.runs.run_dir import relaxed_umask
 
 M = TypeVar("M", schema.Model, schema.RefModel)
+S = TypeVar("S", schema.Ref, schema.Critic, schema.RewardModel)
 
 FOLDER = ".quickstart"
 _SHOWN = "quickstart: "  # in errors, in place of a temporary folder
@@ -34,7 +35,7 @@ _DATA: dict[str, Callable[[], dict[str, list[PromptRow]]]] = {
 
 def resolve(config: schema.Config, root: Path) -> schema.Config:
     """Replace the bundled names by real paths, those of data below `root`, where none may exist."""
-    actor_rollout, critic = config.actor_rollout_ref, config.critic
+    actor_rollout, reward = config.actor_rollout_ref, config.reward
 
     def real_file(file: str, split: str) -> str:
         return str(_file(file, split, root)) if file in _DATA else file
@@ -43,10 +44,10 @@ def resolve(config: schema.Config, root: Path) -> schema.Config:
         update={
             "data": _with_files(config.data, real_file),
             "actor_rollout_ref": actor_rollout.model_copy(
-                update={"model": _model(actor_rollout.model), "ref": _ref(actor_rollout.ref)}
+                update={"model": _model(actor_rollout.model), "ref": _with_model(actor_rollout.ref)}
             ),
-            CRITIC.section: critic.model_copy(update={"model": _model(critic.model)}),
-            "reward": config.reward.model_copy(update={"reward_model": _reward_model(config)}),
+            CRITIC.section: _with_model(config.critic),
+            "reward": reward.model_copy(update={"reward_model": _with_model(reward.reward_model)}),
         }
     )
 
@@ -110,8 +111,8 @@ def _with_files(data: schema.Data, rename: Callable[[str, str], str]) -> schema.
     return data.model_copy(update={"train_files": train, "val_files": val})
 
 
-def _ref(ref: schema.Ref) -> schema.Ref:
-    return ref.model_copy(update={"model": _model(ref.model)})
+def _with_model(section: S) -> S:
+    return section.model_copy(update={"model": _model(section.model)})
 
 
 def _model(model: M) -> M:
@@ -120,11 +121,6 @@ def _model(model: M) -> M:
     return model.model_copy(
         update={"path": real_path(model.path), "tokenizer_path": tokenizer_path}
     )
-
-
-def _reward_model(config: schema.Config) -> schema.RewardModel:
-    settings = config.reward.reward_model
-    return settings.model_copy(update={"model": _model(settings.model)})
 
 
 def _file(name: str, split: str, root: Path) -> Path:

@@ -74,25 +74,6 @@ class _Batch(NamedTuple):
         return row
 
 
-class _Decoded(NamedTuple):
-    """Rows that are Python objects already."""
-
-    objects: Sequence[PromptRow]
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.objects)
-
-    def rows(self) -> Sequence[PromptRow]:
-        return self.objects
-
-    def prompts(self) -> list[list[dict[str, str]]]:
-        return [row.prompt for row in self.objects]
-
-    def row(self, number: int) -> PromptRow:
-        return self.objects[number]
-
-
 class Rows(Sequence[PromptRow]):
     """Rows of data files, in their order; each is decoded when it is read.
 
@@ -102,7 +83,7 @@ class Rows(Sequence[PromptRow]):
 
     def __init__(
         self,
-        batches: Sequence[_Batch | _Decoded],
+        batches: Sequence[_Batch],
         kinds: Sequence[Kind],
         kind_of: np.ndarray,
         digest: str | None = None,
@@ -154,13 +135,6 @@ class Rows(Sequence[PromptRow]):
             for each in batches
         ]
         return cls(batches, found, np.concatenate(parts), digest)
-
-    @classmethod
-    def of(cls, rows: Sequence[PromptRow]) -> Rows:
-        """Return rows that are Python objects already."""
-        numbers: dict[Kind, int] = {}
-        kind_of = [numbers.setdefault(_kind(row), len(numbers)) for row in rows]
-        return cls([_Decoded(rows)], list(numbers), np.array(kind_of, np.int32))
 
     @classmethod
     def concat(cls, parts: Sequence[Rows]) -> Rows:
@@ -215,7 +189,7 @@ class Rows(Sequence[PromptRow]):
         """Yield the prompts of the rows; those of one batch are in memory, nothing else is read."""
         return self._decoded(lambda batch: batch.prompts())
 
-    def _decoded(self, decode: Callable[[_Batch | _Decoded], Sequence[T]]) -> Iterator[T]:
+    def _decoded(self, decode: Callable[[_Batch], Sequence[T]]) -> Iterator[T]:
         first = 0
         for batch, stop in zip(self._batches, self._stops, strict=True):
             last = int(self._index.searchsorted(self._index.dtype.type(stop)))

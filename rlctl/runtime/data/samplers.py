@@ -125,7 +125,7 @@ def quotas(parts: Sequence[Part], length: int) -> list[int]:
     return counts
 
 
-class MixedSampler:
+class MixedSampler(StatefulSampler):
     """Stateful sampler over parts, each with a sampler of its own, in the ratio of their shares."""
 
     def __init__(
@@ -136,7 +136,6 @@ class MixedSampler:
         self.drawn = [0] * len(parts)
 
     def draw(self, count: int, avoid: Collection[int] = ()) -> list[int]:
-        """See `StatefulSampler`."""
         counts = [0] * len(self.parts)
         for _ in range(count):  # the part that is furthest below its share
             total = sum(self.drawn) + 1
@@ -151,7 +150,6 @@ class MixedSampler:
         ]
 
     def observe(self, prompts: Sequence[int], scores: Sequence[float]) -> None:
-        """See `StatefulSampler`."""
         pairs = list(zip(prompts, scores, strict=True))
         for part, sampler in zip(self.parts, self.samplers, strict=True):
             own = [(p - part.start, s) for p, s in pairs if part.start <= p < part.stop]
@@ -167,12 +165,10 @@ class MixedSampler:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """See `StatefulSampler`."""
         parts = [sampler.state_dict() for sampler in self.samplers]
         return {"drawn": list(self.drawn), "parts": parts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `StatefulSampler`."""
         self.drawn = list(state["drawn"])
         for sampler, part in zip(self.samplers, state["parts"], strict=True):
             sampler.load_state_dict(part)
