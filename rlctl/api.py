@@ -67,10 +67,10 @@ def train(
         run.state  # "finished"
     """
     from rlctl.recipes.unused_keys import report_unused_keys
-    from rlctl.runtime.resume import plan_train, start_workers
+    from rlctl.runtime.resume import plan_train, prepare_start, resumed_run
 
     composed = compose(recipe, overrides) if isinstance(recipe, str | Path) else recipe
-    start_workers(composed, inline)
+    prepare_start(composed, inline, resumed_run(composed.config.trainer))
     planned = plan_train(composed, inline)
     for line in report_unused_keys(composed, planned.plan.roles, strict=strict):
         LOG.warning(line)
@@ -100,11 +100,11 @@ def resume(
 
         rlctl.resume("@last", ["trainer.total_training_steps=4"], inline=True)
     """
-    from rlctl.runtime.resume import ResumeOptions, compose_resumed, plan_resume, start_workers
+    from rlctl.runtime.resume import ResumeOptions, compose_resumed, plan_resume, prepare_start
 
     folder = _run_of(run, root).path
     composed = compose_resumed(folder, overrides, fork)
-    start_workers(composed, inline)
+    prepare_start(composed, inline, None if fork else folder, force)
     planned = plan_resume(folder, composed, ResumeOptions(from_step, fork, force, inline))
     return _run(planned, folder, progress, end_by, on_end)
 

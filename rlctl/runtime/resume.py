@@ -68,25 +68,30 @@ def compose_resumed(run: Path, overrides: Sequence[str], fork: str | None) -> Re
     return recompose(run, overrides)
 
 
-def start_workers(recipe: Recipe, inline: bool) -> None:
-    """Fork the server of Ray's workers before the checks of a start, which start threads."""
+def prepare_start(recipe: Recipe, inline: bool, run: Path | None, force: bool = False) -> None:
+    """Prepare for the checks of a start, which write nothing.
+
+    Forks the server of Ray's workers first, because the checks start threads. Finishes an
+    interrupted change of the checkpoints' folder of the `run` that is resumed. Raises ConflictError
+    if another process drives it.
+    """
     if not inline:
         fork_server.start(recipe.config.ray_kwargs.ray_init.address)
+    if run is not None:
+        check_idle(run, RunRecord.read(run / RECORD_FILE), force)
+        folders_elsewhere.complete(run)
 
 
 def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> ResumePlan:
     """Check that a run can be resumed with its composed `recipe` and return its plan.
 
-    Starts and writes nothing, except that it finishes an interrupted change of the checkpoints'
-    folder.
-
-    Raises `ConflictError` while it runs, `NotFoundError` if there is no such checkpoint, and
-    `ConfigError` if config, data, model or reward code have changed, without `fork` or `force`.
+    Starts and writes nothing. Raises `ConflictError` while it runs, `NotFoundError` if there is no
+    such checkpoint, and `ConfigError` if config, data, model or reward code have changed, without
+    `fork` or `force`.
     """
     record = RunRecord.read(run / RECORD_FILE)
     if options.fork is None:
         check_idle(run, record, options.force)
-        folders_elsewhere.complete(run)
     found = CheckpointRef.find(run, record, options.from_step)
     plan = make_plan(recipe, options.inline, run=None if options.fork else run)
     differing = [
@@ -139,14 +144,17 @@ def plan_train(recipe: Recipe, inline: bool) -> ResumePlan:
     trainer = recipe.config.trainer
     if trainer.resume_mode == "resume_path":
         return _from_path(recipe, trainer, inline)
-    run = Path(trainer.run_dir) / trainer.project_name / (trainer.experiment_name or "")
-    if (
-        trainer.resume_mode == "disable"
-        or trainer.experiment_name is None
-        or not (run / RECORD_FILE).exists()
-    ):
+    run = resumed_run(trainer)
+    if run is None:
         return ResumePlan(make_plan(recipe, inline), None)
     return plan_resume(run, recipe, ResumeOptions(inline=inline))
+
+
+def resumed_run(trainer: schema.Trainer) -> Path | None:
+    """Return the folder of the run that `rlctl train` resumes; None for a new run."""
+    run = Path(trainer.run_dir) / trainer.project_name / (trainer.experiment_name or "")
+    by_name = trainer.resume_mode not in ("disable", "resume_path") and trainer.experiment_name
+    return run if by_name and (run / RECORD_FILE).exists() else None
 
 
 def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumePlan:
