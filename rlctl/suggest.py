@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 
 def nearest(name: str, known: Collection[str], limit: int = 3) -> list[str]:
@@ -85,6 +85,11 @@ def parsable(key: str, value: str) -> tuple[str, str]:
 def quoted(key: str, value: str) -> str:
     """Quote an override twice: for Hydra (inner quotes) and for the shell (outer quotes)."""
     return shlex.quote(hydra_text(key, value))
+
+
+def overridden_keys(overrides: Iterable[str]) -> set[str]:
+    """Return the keys that overrides set."""
+    return {text.partition("=")[0].lstrip("+") for text in overrides if "=" in text}
 
 
 def hydra_text(key: str, value: str) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from rlctl import __version__
 from rlctl.board.access import Access, add_headers
 from rlctl.board.actions import Actions
-from rlctl.board.pages import Pages
 from rlctl.board.stream import ListChanges, RunChanges, send_events
 from rlctl.board.views import PAGE, Views
 from rlctl.errors import (
@@ -24,11 +26,14 @@ from rlctl.errors import (
     as_rlctl_error,
 )
 from rlctl.runs.listing import RunQuery
+from rlctl.runs.report.page import BOARD_SCRIPTS, SCRIPTS, part, plotly, render
 from rlctl.runs.report.page import page as report_page
 
 _STATUS: dict[type[RlctlError], int] = {UsageError: 400, NotFoundError: 404, ConflictError: 409}
 _MAX_BODY = 64 * 1024
 _MAX_DIGITS = 15
+_SCRIPTS = (*SCRIPTS, *BOARD_SCRIPTS)
+_TYPES = {"js": "text/javascript", "css": "text/css"}
 
 
 def make_app(views: Views, access: Access) -> web.Application:
@@ -73,6 +78,50 @@ async def listen(app: web.Application, host: str, port: int) -> tuple[web.AppRun
             hint="--port 0 takes a free port; --host 127.0.0.1 listens on this machine only",
         ) from error
     return runner, runner.addresses[0][1]
+
+
+class Pages:
+    """Files by name; their address has a digest, so that browsers may keep them.
+
+    Raises MissingExtraError without plotly.
+    """
+
+    def __init__(self, settings: Mapping[str, str | bool]) -> None:
+        # `</script>` cannot occur: the values are a token of base64 and flags.
+        self.settings = json.dumps(settings)
+        own = {name: part(name) for name in (*_SCRIPTS, "page.css")}
+        self.files = own | {"plotly.js": plotly()}
+        text = "".join([__version__, *self.files.values()])
+        self.digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def page(self) -> web.Response:
+        """Return the page; which view it shows depends on the query of its address."""
+        links = "\n".join(
+            f'<script defer src="/static/{self.digest}/{name}"></script>' for name in _SCRIPTS
+        )
+        text = render(
+            {
+                "title": "rlctl board",
+                "policy": "",
+                "style": f'<link rel="stylesheet" href="/static/{self.digest}/page.css">',
+                "content": "",
+                "settings": self.settings,
+                "scripts": links,
+            }
+        )
+        return web.Response(text=text, content_type="text/html")
+
+    async def static(self, request: web.Request) -> web.Response:
+        """Return a script or the style sheet."""
+        name = request.match_info["name"]
+        text = self.files.get(name)
+        if text is None:
+            raise web.HTTPNotFound
+        return web.Response(
+            text=text,
+            content_type=_TYPES[name.rpartition(".")[2]],
+            headers={"Cache-Control": "private, max-age=31536000, immutable"},
+        )
 
 
 class _Board:

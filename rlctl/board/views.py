@@ -16,13 +16,13 @@ from typing import Any
 
 import psutil
 
-from rlctl.board.listing import Listing
 from rlctl.board.live_metrics import MetricsCache
 from rlctl.errors import NotFoundError, RlctlError, UsageError
 from rlctl.monitoring.run_summary import LOSS, REWARD
 from rlctl.redaction import redact
 from rlctl.runs import details, logs
 from rlctl.runs.digests import CONFIG
+from rlctl.runs.index import stamp
 from rlctl.runs.listing import RunQuery
 from rlctl.runs.report.content import (
     checkpoints,
@@ -38,12 +38,53 @@ from rlctl.runs.store import RunStore
 from rlctl.sweeps import results
 from rlctl.sweeps.record import RECORD_FILE, SweepDir, sweeps
 from rlctl.terminal import visible
+from rlctl.tracking.jsonl import METRICS_FILE
 
 MAX_RUNS = 24  # in one view
 PAGE = 100  # runs of a page of the list: the index looks up as many one by one
 SAMPLES = 20
 LOG_LINES = 400
 _SMI_S = 5.0
+
+
+@dataclass
+class Listing:
+    """Runs under `root`, read again only where their files have changed.
+
+    `version` changes with them: pages show the last list and are notified of a newer one.
+    """
+
+    root: Path
+    version: int = 0
+    _runs: Sequence[Run] = ()
+    _seen: int = 0
+    _reading: threading.Lock = field(default_factory=threading.Lock)
+    _store: RunStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._store = RunStore(self.root)
+
+    def current(self) -> tuple[int, Sequence[Run]]:
+        """Return version and runs as last read; wait for the first reading."""
+        if not self.version:
+            with self._reading:
+                if not self.version:
+                    self._read()
+        return self.version, self._runs
+
+    def read(self) -> int:
+        """Read the runs again; return the version."""
+        with self._reading:
+            self._read()
+            return self.version
+
+    def _read(self) -> None:
+        runs = self._store.runs()
+        stamps = (stamp(f"{run.path}/{METRICS_FILE}") for run in runs if run.state in ACTIVE)
+        seen = hash((tuple((run.key, run.state, run.labels) for run in runs), *stamps))
+        if seen != self._seen or not self.version:
+            self._runs, self._seen = runs, seen
+            self.version += 1
 
 
 @dataclass(frozen=True)

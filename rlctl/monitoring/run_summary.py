@@ -17,6 +17,7 @@ UPDATE_KL = ("actor/ppo_kl",)  # of the updates of one step
 LOSS = ("train/loss",)
 THROUGHPUT = ("perf/throughput",)
 SECONDS = ("timing_s/step", "perf/time_per_step")
+OUTSIDE_A_STEP = (("timing_s/testing",), ("timing_s/save_checkpoint",))  # not in SECONDS
 TOKENS = ("perf/total_num_tokens",)
 LENGTH = ("response_length/mean",)
 

@@ -22,6 +22,7 @@ from rlctl.recipes.slots import slot_with_setting
 from rlctl.recipes.sources import read
 from rlctl.recipes.verl.translate import translate
 from rlctl.redaction import is_secret_key
+from rlctl.suggest import overridden_keys
 
 # Keys that a resumed run may change: duration, placement, logging, and the size of passes.
 FREE = (
@@ -140,7 +141,7 @@ def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def _following(chains: Mapping[str, list[Origin]], overrides: Sequence[str]) -> dict[str, str]:
     """Return the free keys that are defined as one of the overridden keys, with the reference."""
-    given = {each.partition("=")[0].lstrip("+") for each in overrides}
+    given = overridden_keys(overrides)
     references = {key: str(chain[-1].value) for key, chain in chains.items() if chain}
     return {
         key: reference

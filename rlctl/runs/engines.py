@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
+from rlctl.errors import ConflictError, NotFoundError, RlctlError, UsageError
 from rlctl.files import replacing
 from rlctl.runs.follow import POLL_S, reread
 from rlctl.runs.run import ACTIVE, Run
@@ -95,15 +95,14 @@ def attempt_folder(run: Run) -> Path:
 
     Raises ConflictError if the run is not running.
     """
-    if run.record is None:
-        raise ConfigError(run.problem or "no readable record", where=str(run.path))
+    record = run.readable_record()
     if run.state not in ACTIVE:
         raise ConflictError(
             f"{run.name} is {run.state}: it has no engines",
             where=str(run.path),
             hint=f"`rlctl resume {run.name}` continues it with the engines of its configuration",
         )
-    return run.path / "attempts" / str(run.record.attempts)
+    return run.path / "attempts" / str(record.attempts)
 
 
 def pool_status(run: Run) -> PoolStatus:

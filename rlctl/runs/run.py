@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rlctl.errors import ConfigError
 from rlctl.files import by_step
 from rlctl.monitoring.run_summary import RunSummary
 from rlctl.runs.digests import LABELS, METRICS, RECORD
@@ -33,6 +34,12 @@ class Run:
     record: RunRecord | None
     problem: str | None = None
     labels: Labels = field(default_factory=Labels)
+
+    def readable_record(self) -> RunRecord:
+        """Return the record. Raises ConfigError if it cannot be read."""
+        if self.record is None:
+            raise ConfigError(self.problem or "no readable record", where=str(self.path))
+        return self.record
 
     @property
     def name(self) -> str:
@@ -123,12 +130,9 @@ def is_run(folder: Path) -> bool:
 
 def read_run(folder: Path) -> Run:
     """Read the run in `folder`."""
-    return settled(_read(folder))
-
-
-def settled(run: Run) -> Run:
-    """Read a lost run again: its process may have finished it between the two checks."""
-    return _read(run.path) if run.state == "lost" else run
+    run = _read(folder)
+    # The process of a lost run may have finished it between the two checks.
+    return _read(folder) if run.state == "lost" else run
 
 
 def _read(folder: Path) -> Run:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from rlctl.errors import ConfigError, ConflictError, MissingExtraError, ResourceError, RlctlError
+from rlctl.errors import ConflictError, MissingExtraError, ResourceError, RlctlError
 from rlctl.runs.process import FORK_SERVER
 from rlctl.runs.run import Run
 
@@ -40,9 +40,7 @@ def run_processes(run: Run) -> list[RunProcess]:
 
     Raises ConflictError if the run is not running, or runs on another machine.
     """
-    if run.record is None:
-        raise ConfigError(run.problem or "no readable record", where=str(run.path))
-    driver = run.record.process
+    driver = run.readable_record().process
     alive = driver.alive(run.path)
     if not (alive and driver.is_visible):
         there = f"is {run.state}" if alive is False else f"runs on {driver.host}"

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlctl.errors import ConfigError, RlctlError, UsageError
+from rlctl.errors import RlctlError, UsageError
 from rlctl.runs.follow import POLL_S, reread
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run import ACTIVE, Run
@@ -36,9 +36,7 @@ class StopTarget:
 
 def run_target(run: Run) -> StopTarget:
     """Return the target for a run; raise ConfigError without a readable record."""
-    if run.record is None:
-        raise ConfigError(run.problem or "no readable record", where=str(run.path))
-    request, process = run.path / STOP_FILE, run.record.process
+    request, process = run.path / STOP_FILE, run.readable_record().process
     return StopTarget(run.name, run.path, process, lambda: reread(run).state, request)
 
 

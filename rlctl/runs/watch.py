@@ -9,14 +9,12 @@ from typing import Any
 
 from rlctl.monitoring.alarms import EVENT, OVER, Alarm
 from rlctl.monitoring.panel import Panel
-from rlctl.monitoring.run_summary import SECONDS, figure
+from rlctl.monitoring.run_summary import OUTSIDE_A_STEP, SECONDS, figure
 from rlctl.monitoring.text import duration
 from rlctl.runs.events import EVENTS_FILE
 from rlctl.runs.follow import POLL_S, Tail, reread
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.tracking.jsonl import METRICS_FILE, json_object
-
-OUTSIDE_A_STEP = (("timing_s/testing",), ("timing_s/save_checkpoint",))
 
 
 class RunWatcher:

@@ -16,7 +16,7 @@ from rlctl.runs.process import start_rlctl
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import ACTIVE
 from rlctl.runs.run_dir import RECORD_FILE, SWEEP_VARIABLE
-from rlctl.sweeps.cluster import Cluster
+from rlctl.sweeps.cluster import RayCluster
 from rlctl.sweeps.record import SweepDir, Trial
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
@@ -58,7 +58,7 @@ class Child:
             f"still runs as process {record.process.pid}" if record is not None and alive else None
         )
 
-    def start(self, sweep: SweepDir, cluster: Cluster) -> None:
+    def start(self, sweep: SweepDir, cluster: RayCluster) -> None:
         """Start the process on `cluster`.
 
         The process receives SIGTERM when this process ends for any reason.

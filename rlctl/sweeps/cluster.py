@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from rlctl.errors import ResourceError
 from rlctl.monitoring.text import format_resources
@@ -14,33 +13,6 @@ from rlctl.runtime.cluster.gpus import cluster_gpus
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.rank_info import default_threads, process_resources
 from rlctl.sweeps.record import SweepRecord, Trial
-
-
-class Cluster(Protocol):
-    """Resources for the runs of a sweep."""
-
-    def need(self, trial: Trial) -> Mapping[str, float]:
-        """Return the resources of one run of a trial.
-
-        Raises ConfigError if its configuration cannot be composed, and ResourceError if it needs
-        more than the cluster has in total.
-        """
-        ...
-
-    def shortage(self, need: Mapping[str, float], pending: list[Mapping[str, float]]) -> str | None:
-        """Return None if `need` fits, otherwise a phrase that names the free resources.
-
-        `pending` are the needs of runs that have started but not reserved their resources.
-        """
-        ...
-
-    def overrides(self) -> list[str]:
-        """Return the overrides that a run on this cluster needs."""
-        ...
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables that place a run on this cluster; its record does not have them."""
-        ...
 
 
 class RayCluster:
@@ -73,7 +45,11 @@ class RayCluster:
         )
 
     def need(self, trial: Trial) -> Mapping[str, float]:
-        """Return the resources of one run of a trial; see `Cluster.need`."""
+        """Return the resources of one run of a trial.
+
+        Raises ConfigError if its configuration cannot be composed, and ResourceError if it needs
+        more than the cluster has in total.
+        """
         config = compose(self.record.recipe, [*self.record.fixed, *trial.overrides]).config
         need = run_resources(config)
         total = self.resources.total()
@@ -88,9 +64,12 @@ class RayCluster:
         return need
 
     def shortage(self, need: Mapping[str, float], pending: list[Mapping[str, float]]) -> str | None:
-        """Return None if `need` fits beside `pending`; see `Cluster.shortage`."""
+        """Return None if `need` fits, otherwise a phrase that names the free resources.
+
+        `pending` are the needs of runs that have started but not reserved their resources.
+        """
         free = {
-            name: amount - sum(each.get(name, 0.0) for each in pending)
+            name: amount - sum(other.get(name, 0.0) for other in pending)
             for name, amount in self.resources.free().items()
         }
         if not self.resources.exceeds(need, free):
@@ -98,21 +77,21 @@ class RayCluster:
         return f"needs {format_resources(need)}, free {format_resources(free)}"
 
     def overrides(self) -> list[str]:
-        """Return the override for the threads per process."""
+        """Return the overrides that a run on this cluster needs: the threads per process."""
         return [f"trainer.num_threads={self.threads}"]
 
     def environment(self) -> dict[str, str]:
-        """Return the address of the cluster, which may end before the run is resumed."""
+        """Return the variables that place a run on this cluster; its record does not have them."""
         return {"RAY_ADDRESS": self.resources.address()}
 
 
 def run_resources(config: schema.Config) -> dict[str, float]:
     """Return the Ray resources of one run: those of a process times the number of processes."""
-    each = process_resources(
+    one = process_resources(
         Devices.from_config(config.trainer, cluster_gpus(config)).kind,
         config.trainer.placement.device_fraction,
     )
-    return {name: num_processes(config) * amount for name, amount in each.items()}
+    return {name: num_processes(config) * amount for name, amount in one.items()}
 
 
 def num_processes(config: schema.Config) -> int:

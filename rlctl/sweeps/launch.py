@@ -18,6 +18,7 @@ from rlctl.runs.process import DriverProcess, lock_folder
 from rlctl.runs.record import now, recorded_end
 from rlctl.runtime.cluster.access import address_of
 from rlctl.runtime.rank_info import available_cores
+from rlctl.suggest import overridden_keys
 from rlctl.sweeps.child import Child
 from rlctl.sweeps.cluster import RayCluster, num_processes
 from rlctl.sweeps.plan import SweepPlan, config_digest
@@ -40,9 +41,7 @@ def start(plan: SweepPlan, view: View) -> SweepDir:
     `view` is called with the study and all runs after each change.
     """
     trainer = plan.recipe.config.trainer
-    fixed = [
-        text for text in plan.fixed if not text.lstrip("+").startswith("trainer.experiment_name=")
-    ]
+    fixed = [text for text in plan.fixed if overridden_keys([text]) != {"trainer.experiment_name"}]
     record = SweepRecord(
         name=trainer.experiment_name
         or fresh_name(f"{plan.recipe.name.removesuffix('_trainer')}-sweep"),

@@ -14,7 +14,7 @@ from rlctl.recipes.schema import Sweep
 from rlctl.runs.logs import format_tails
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.child import Child
-from rlctl.sweeps.cluster import Cluster
+from rlctl.sweeps.cluster import RayCluster
 from rlctl.sweeps.record import SweepDir, Trial, TrialTable
 from rlctl.sweeps.study import Study
 
@@ -30,7 +30,7 @@ class Scheduler:
     sweep: SweepDir
     settings: Sweep
     study: Study
-    cluster: Cluster
+    cluster: RayCluster
     on_change: Callable[[list[Child]], None]
     children: list[Child] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)  # numbers of trials with a result

@@ -122,20 +122,12 @@ class ShowsPhases(Protocol):
     """Tracker that shows the current phase. It runs in the run's own thread and must not block.
 
     Phases before `start` belong to the startup. A run that fails early may call `finish` without
-    `start`. Such a tracker receives all metrics, including NaN and infinities.
+    `start`. Such a tracker receives all metrics, including NaN and infinities. Its method
+    `episodes`, if it has one, gets the number of episodes by state, and {} once all have ended.
     """
 
     def phase(self, name: str) -> None:
         """Show that the run enters the phase `name`."""
-        ...
-
-
-@runtime_checkable
-class ShowsEpisodes(Protocol):
-    """Tracker that shows running episodes, in the run's own thread and without blocking."""
-
-    def episodes(self, states: Mapping[str, int]) -> None:
-        """Show the number of episodes in each state; {} once all have ended."""
         ...
 
 

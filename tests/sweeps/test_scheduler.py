@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -55,7 +55,7 @@ def scheduler(folder: Path, axis: str, **changes: Any) -> Scheduler:
     sweep = SweepDir.create(folder, record)
     made = study(sweep.path, [axis], **changes)
     assert made.ask() is not None
-    return Scheduler(sweep, chosen, made, FreeCluster(), lambda _: None)
+    return Scheduler(sweep, chosen, made, cast(Any, FreeCluster()), lambda _: None)
 
 
 def write_run(folder: Path, trial: int, rows: str) -> RunDir:

@@ -16,7 +16,7 @@ from rlctl.cli.startup import announce, until_start
 from rlctl.cli.views.dry_run import problems_as_json
 from rlctl.errors import UsageError
 from rlctl.recipes.verbs import MODEL, Verb, verbs
-from rlctl.suggest import hydra_text
+from rlctl.suggest import hydra_text, overridden_keys
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
@@ -157,9 +157,8 @@ for name, facts in verbs().items():
 def common_settings(overrides: list[str] | None, name: str | None) -> list[str]:
     """Return the overrides with those of RLCTL_RUNS, unless they select a folder, and of --name."""
     settings = list(overrides or [])
-    if (root := os.environ.get(RUNS_VARIABLE)) and not any(
-        text.lstrip("+").startswith("trainer.run_dir=") for text in settings
-    ):
+    root = os.environ.get(RUNS_VARIABLE)
+    if root and "trainer.run_dir" not in overridden_keys(settings):
         settings.append(hydra_text("trainer.run_dir", root))
     return settings + ([hydra_text("trainer.experiment_name", name)] if name is not None else [])
 
@@ -180,8 +179,8 @@ def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:
     from rlctl.cli.console import notice
 
     # With these overrides the plain defaults apply: the quickstart's settings suit only its model.
-    own = ("data.train_files=", f"{MODEL}=", f"{verbs()[verb].model}=")
-    if recipe is not None or not any(text.lstrip("+").startswith(own) for text in overrides):
+    own = {"data.train_files", MODEL, verbs()[verb].model}
+    if recipe is not None or own.isdisjoint(overridden_keys(overrides)):
         return recipe or verb
     notice(
         f"data or model given: starting from {verb}_trainer; "

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlctl.monitoring.run_summary import SECONDS, TOKENS
+from rlctl.monitoring.run_summary import OUTSIDE_A_STEP, SECONDS, TOKENS
 from rlctl.tracking.metric_table import Column, MetricTable
 
 MAX_POINTS = 2000  # of a curve: about the width of a screen in pixels
 _PHASES = "timing_s/"
-# Parts of a step's time that `timing_s/step` leaves out.
-_ELSEWHERE = (("timing_s/testing",), ("timing_s/save_checkpoint",))
 
 Rows = NDArray[np.intp]
 
@@ -50,7 +48,7 @@ def rows_from(table: MetricTable, first: int) -> dict[str, Any]:
 
 def _drawn(table: MetricTable, drawn: Rows, kept: Mapping[str, Rows]) -> dict[str, Any]:
     """Return the `x` of the rows `drawn` and the metrics at their rows `kept`."""
-    seconds = [np.nan_to_num(table.figure(names)) for names in (SECONDS, *_ELSEWHERE)]
+    seconds = [np.nan_to_num(table.figure(names)) for names in (SECONDS, *OUTSIDE_A_STEP)]
     hours = np.cumsum(np.sum(seconds, axis=0)) / 3600
     tokens = np.cumsum(np.nan_to_num(table.figure(TOKENS)))
     return {
