@@ -59,13 +59,12 @@ class Shard(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class HeldShard:
-    """Implements `Shard`: fields that travel with their reference."""
+class HeldShard(Shard):
+    """Fields that travel with their reference."""
 
     fields: Fields
 
     def fetch(self) -> Fields:
-        """See `Shard`."""
         return self.fields
 
 
@@ -162,13 +161,12 @@ class StoredRagged(Ragged):
         return fetched.values if is_ordered else fetched.select(taken.argsort()).values
 
     def like(self, values: Tensor) -> Ragged:
-        """See `Ragged`; `values`: (T, ...)."""
         return Ragged(torch.empty(int(self.lengths.sum()), device="meta"), self.lengths).like(
             values
         )
 
     def select(self, index: Tensor) -> Ragged:
-        """See `Ragged`; `index`: (N,). Nothing is fetched."""
+        # Nothing is fetched.
         lengths = self.lengths.index_select(0, index)
         return StoredRagged(lengths, self.name, self.refs.select(index))
 

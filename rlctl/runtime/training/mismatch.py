@@ -58,7 +58,6 @@ class CheckedActor(DelegatingActor):
         return log_probs
 
     def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
-        """See `Actor`. An update that computes old log-probs compares before its step."""
         metrics = self.actor.update(batch, lr, self._limit_of(batch, max_probs_diff))
         if REFUSED in metrics:
             log_probs = self.actor.compute_log_probs(batch)
@@ -68,7 +67,6 @@ class CheckedActor(DelegatingActor):
     def update_with_log_probs(
         self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
     ) -> tuple[LogProbs, Metrics]:
-        """See `Actor`, and `update`."""
         limit = self._limit_of(batch, max_probs_diff)
         log_probs, metrics = self.actor.update_with_log_probs(batch, lr, limit)
         if REFUSED in metrics:
