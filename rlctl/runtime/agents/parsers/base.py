@@ -31,14 +31,51 @@ class ToolParser(Protocol):
 
 
 class InvalidCall(ValueError):
-    """Text that looks like a call but is none. The message is the reason."""
+    """Malformed call; the message is the reason."""
+
+
+class PatternParser:
+    """Base of parsers of formats in which calls begin with a match of the pattern `start`.
+
+    `closing` is the match, if there is one, that ends a call.
+    """
+
+    start: re.Pattern[str]
+    closing: str | None = None
+
+    def parse(self, text: str, tools: Sequence[ToolSchema], offset: int = 0) -> Turn:
+        """Return the calls of a turn: see `ToolParser`."""
+        builder = TurnBuilder(offset, tools)
+        thought, code = split_thought(text)
+        builder.add_text(thought)
+        position = 0
+        while start := self.start.search(code, position):
+            builder.add_text(code[position : start.start()])
+            try:
+                position = self.read(builder, code, start)
+            except InvalidCall as error:
+                position = self.skip(code, start.end())
+                builder.add_malformed(code[start.start() : position], str(error))
+        builder.add_text(code[position:])
+        return builder.build()
+
+    def read(self, builder: TurnBuilder, text: str, start: re.Match[str]) -> int:
+        """Add what begins with `start` and return its end; raise InvalidCall if it is malformed."""
+        raise NotImplementedError
+
+    def skip(self, text: str, position: int) -> int:
+        """Return the end of a malformed call: its closing, the next call, or the text's end."""
+        following = self.start.search(text, position)
+        if following is None:
+            return len(text)
+        return following.end() if following[0] == self.closing else following.start()
 
 
 class TurnBuilder:
     """Calls and remaining text of a turn, collected in the order in which they were written."""
 
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
+    def __init__(self, offset: int, tools: Sequence[ToolSchema] = ()) -> None:
+        self._offset, self.tools = offset, tools
         self._texts: list[str] = []
         self._calls: list[ToolCall] = []
         self._malformed: list[MalformedCall] = []

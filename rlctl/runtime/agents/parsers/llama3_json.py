@@ -80,9 +80,9 @@ def _is_call(payload: Any) -> bool:
         return False
     inner = payload.get("function")
     return any(
-        "name" in each and any(key in each for key in _ARGUMENTS)
-        for each in (payload, inner)
-        if isinstance(each, dict)
+        "name" in layer and any(key in layer for key in _ARGUMENTS)
+        for layer in (payload, inner)
+        if isinstance(layer, dict)
     )
 
 

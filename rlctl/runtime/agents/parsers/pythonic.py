@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from typing import Any
 
-from rlctl.runtime.agents.environments.protocol import ToolSchema, Turn
 from rlctl.runtime.agents.parsers.base import (
     InvalidCall,
+    PatternParser,
     TurnBuilder,
     check_json,
-    split_thought,
 )
 
 _MARK = r"<\|python_(?:tag|start)\|>"
@@ -27,26 +26,19 @@ _PARTS = re.compile(
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
-class PythonicParser:
+class PythonicParser(PatternParser):
     """Parser of a list of calls with keyword arguments, which are literals."""
 
-    def parse(self, text: str, tools: Sequence[ToolSchema], offset: int = 0) -> Turn:  # noqa: ARG002
-        """Return the calls of a turn; a list that begins like calls and is invalid is malformed."""
-        builder = TurnBuilder(offset)
-        thought, rest = split_thought(text)
-        builder.add_text(thought)
-        position = 0
-        while start := _START.search(rest, position):
-            builder.add_text(rest[position : start.start()])
-            position = _end(rest, start)
-            try:
-                _add_calls(builder, rest[rest.find("[", start.start(), start.end()) : position])
-            except InvalidCall as error:
-                builder.add_malformed(rest[start.start() : position], str(error))
-            if closing := _CLOSING.match(rest, position):
-                position = closing.end()
-        builder.add_text(rest[position:])
-        return builder.build()
+    start = _START
+
+    def read(self, builder: TurnBuilder, text: str, start: re.Match[str]) -> int:
+        end = _end(text, start)
+        try:
+            _add_calls(builder, text[text.find("[", start.start(), start.end()) : end])
+        except InvalidCall as error:
+            builder.add_malformed(text[start.start() : end], str(error))
+        closing = _CLOSING.match(text, end)
+        return closing.end() if closing else end
 
 
 def _end(text: str, start: re.Match[str]) -> int:
@@ -92,9 +84,9 @@ def _call(node: ast.expr) -> tuple[str, dict[str, Any]]:
         raise InvalidCall(f"the arguments of {name} need their names: {name}(argument=value)")
     try:
         arguments: dict[str, Any] = {}
-        for each in node.keywords:
-            key = _new_key(each, name, arguments)
-            arguments[key] = _literal(each.value, key)
+        for keyword in node.keywords:
+            key = _new_key(keyword, name, arguments)
+            arguments[key] = _literal(keyword.value, key)
         check_json(arguments, f"arguments of {name}")
     except RecursionError as error:
         raise InvalidCall(f"the arguments of {name} are nested too deeply") from error
@@ -118,7 +110,7 @@ def _literal(node: ast.expr, key: str) -> Any:
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.List | ast.Tuple):
-        return [_literal(each, key) for each in node.elts]
+        return [_literal(item, key) for item in node.elts]
     if isinstance(node, ast.Dict):
         return {
             _key(name, key): _literal(value, key)

@@ -17,8 +17,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlctl.runtime.agents.environments.protocol import ToolSchema, Turn
-from rlctl.runtime.agents.parsers.base import InvalidCall, TurnBuilder, load_json, split_thought
+from rlctl.runtime.agents.environments.protocol import ToolSchema
+from rlctl.runtime.agents.parsers.base import InvalidCall, PatternParser, TurnBuilder, load_json
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TAG = re.compile(rf"(?:{_OPEN}\s*)?<function=|{_OPEN}|{_CLOSE}")
@@ -39,66 +39,43 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-class Qwen3CoderParser:
-    """Parser of calls between `<function=NAME>` and `</function>`."""
+class Qwen3CoderParser(PatternParser):
+    """Parser of calls between `<function=NAME>` and `</function>`.
 
-    def parse(self, text: str, tools: Sequence[ToolSchema], offset: int = 0) -> Turn:
-        """Return the calls of a turn, with arguments of the types in the schemas of `tools`."""
-        builder = TurnBuilder(offset)
-        thought, rest = split_thought(text)
-        builder.add_text(thought)
-        position = 0
-        while tag := _TAG.search(rest, position):
-            builder.add_text(rest[position : tag.start()])
-            try:
-                position = _add_call(builder, rest, tag, tools)
-            except InvalidCall as error:
-                position = _next_call(rest, tag.end())
-                builder.add_malformed(rest[tag.start() : position], str(error))
-        builder.add_text(rest[position:])
-        return builder.build()
+    The schemas of the tools give the types of arguments.
+    """
 
+    start, closing = _TAG, _CLOSE
 
-def _add_call(
-    builder: TurnBuilder, text: str, tag: re.Match[str], tools: Sequence[ToolSchema]
-) -> int:
-    """Add the call that begins at `tag`; return the end of the call."""
-    if tag[0] == _CLOSE:
-        raise InvalidCall(f"{_CLOSE} without {_OPEN}")
-    if tag[0] == _OPEN:
-        raise InvalidCall(f"{_OPEN} is not followed by <function=NAME>")
-    name = _NAME.match(text, tag.end())
-    if name is None:
-        raise InvalidCall("the call has no <function=NAME>")
-    values: dict[str, str] = {}
-    position = name.end()
-    while parameter := _PARAMETER.match(text, position):
-        key = parameter[1].strip()
-        if key in values:
-            raise InvalidCall(f"the parameter {key} of {name[1]} is given twice")
-        values[key] = parameter[2].removeprefix("\n").removesuffix("\n")
-        position = parameter.end()
-    end = _END.match(text, position)
-    if end is None:
-        raise InvalidCall(
-            f"the call of {name[1]} has {len(values)} complete parameters, and then neither "
-            "<parameter=KEY>VALUE</parameter> nor </function>"
-        )
-    closing = _CLOSING.match(text, end.end())
-    if closing is None and tag[0].startswith(_OPEN):
-        raise InvalidCall(f"the call is not closed by {_CLOSE}")
-    schemas = _properties(name[1].strip(), tools)
-    arguments = {key: _typed(key, value, schemas.get(key)) for key, value in values.items()}
-    builder.add_call(name[1], arguments)
-    return (closing or end).end()
-
-
-def _next_call(text: str, start: int) -> int:
-    """Return the end of a malformed call: the next closing tag, or the start of the next call."""
-    tag = _TAG.search(text, start)
-    if tag is None:
-        return len(text)
-    return tag.end() if tag[0] == _CLOSE else tag.start()
+    def read(self, builder: TurnBuilder, text: str, start: re.Match[str]) -> int:
+        if start[0] == _CLOSE:
+            raise InvalidCall(f"{_CLOSE} without {_OPEN}")
+        if start[0] == _OPEN:
+            raise InvalidCall(f"{_OPEN} is not followed by <function=NAME>")
+        name = _NAME.match(text, start.end())
+        if name is None:
+            raise InvalidCall("the call has no <function=NAME>")
+        values: dict[str, str] = {}
+        position = name.end()
+        while parameter := _PARAMETER.match(text, position):
+            key = parameter[1].strip()
+            if key in values:
+                raise InvalidCall(f"the parameter {key} of {name[1]} is given twice")
+            values[key] = parameter[2].removeprefix("\n").removesuffix("\n")
+            position = parameter.end()
+        end = _END.match(text, position)
+        if end is None:
+            raise InvalidCall(
+                f"the call of {name[1]} has {len(values)} complete parameters, and then neither "
+                "<parameter=KEY>VALUE</parameter> nor </function>"
+            )
+        closing = _CLOSING.match(text, end.end())
+        if closing is None and start[0].startswith(_OPEN):
+            raise InvalidCall(f"the call is not closed by {_CLOSE}")
+        schemas = _properties(name[1].strip(), builder.tools)
+        arguments = {key: _typed(key, value, schemas.get(key)) for key, value in values.items()}
+        builder.add_call(name[1], arguments)
+        return (closing or end).end()
 
 
 def _properties(name: str, tools: Sequence[ToolSchema]) -> Mapping[str, Any]:
@@ -113,7 +90,7 @@ def _properties(name: str, tools: Sequence[ToolSchema]) -> Mapping[str, Any]:
 def _typed(key: str, text: str, schema: Any) -> Any:
     """Return a value of the type in `schema`; a text without one. Raises InvalidCall."""
     types = _types(schema)
-    others = [each for each in types if each in _TYPES]
+    others = [name for name in types if name in _TYPES]
     if not others:
         return text
     try:
@@ -123,11 +100,11 @@ def _typed(key: str, text: str, schema: Any) -> Any:
         )
     except InvalidCall:
         value = text
-    for each in others:
-        fits = isinstance(value, _TYPES[each]) and (
-            each == "boolean" or not isinstance(value, bool)
+    for name in others:
+        fits = isinstance(value, _TYPES[name]) and (
+            name == "boolean" or not isinstance(value, bool)
         )
-        if each == "integer" and isinstance(value, float) and value.is_integer():
+        if name == "integer" and isinstance(value, float) and value.is_integer():
             return int(value)
         if fits:
             return value
@@ -143,5 +120,5 @@ def _types(schema: Any) -> list[str]:
     declared = schema.get("type")
     types = [declared] if isinstance(declared, str) else list(declared or ())
     for alternatives in (schema.get("anyOf"), schema.get("oneOf")):
-        types += [each for option in alternatives or () for each in _types(option)]
+        types += [name for option in alternatives or () for name in _types(option)]
     return types
