@@ -24,7 +24,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.errors import ConfigError, InternalError
-from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn
+from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn, to_call, to_schema
 from rlctl.runtime.agents.plain_text import NONCHARACTERS, openings, pieces, plain
 from rlctl.runtime.data.tokenizer import render_prompt
 
@@ -38,14 +38,7 @@ _NUM_KEPT, _LONGEST_KEPT = 2048, 8192  # texts whose ids are kept, and their cha
 _TOOL = "tool"  # role of the results of calls
 _USER: Message = {"role": "user", "content": "Hello."}
 # Stands for the tools, whose schemas do not change the messages that follow a turn.
-_ANY_TOOL: ToolSchema = {
-    "type": "function",
-    "function": {
-        "name": "tool",
-        "description": "A tool.",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
+_ANY_TOOL = to_schema("tool", "A tool.", {"type": "object", "properties": {}})
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ class ChatBridge:
         self._kwargs = dict(template_kwargs or {})
         added = tokenizer.added_tokens_decoder
         self.stop_token_ids = frozenset(stop_token_ids)
-        self.stops = tuple(added[each].content for each in stop_token_ids if each in added)
+        self.stops = tuple(added[number].content for number in stop_token_ids if number in added)
         if not self.stops:
             raise ConfigError(
                 f"none of the stop tokens {sorted(stop_token_ids)} is an added token of the "
@@ -78,14 +71,14 @@ class ChatBridge:
                 hint="set eos_token of the tokenizer to the token that ends a turn",
             )
         special = {
-            each.content: number
-            for number, each in added.items()
-            if each.special or number in self.stop_token_ids
+            token.content: number
+            for number, token in added.items()
+            if token.special or number in self.stop_token_ids
         }
         framed = {
-            each.content: number
-            for number, each in added.items()
-            if _MARKUP.fullmatch(each.content)
+            token.content: number
+            for number, token in added.items()
+            if _MARKUP.fullmatch(token.content)
         }
         self._special, self._markup = special, special | framed
         self._patterns = {True: openings(self._markup), False: openings(self._special)}
@@ -129,7 +122,7 @@ class ChatBridge:
         if not response_ids or response_ids[-1] not in self.stop_token_ids:
             raise InternalError("a bridge needs a response that ends with a stop token")
         names = {call.id: call.name for call in turn.calls}
-        fresh = [_identified(each, number, names) for number, each in enumerate(messages)]
+        fresh = [_identified(message, number, names) for number, message in enumerate(messages)]
         rendered, start = self._synthetic(fresh, tools)
         end = self.end_of_turn(rendered, start) if start else None
         if end is None:
@@ -148,8 +141,8 @@ class ChatBridge:
 
     def shares(self, messages: Sequence[Message], num_ids: int) -> list[int]:
         """Split the number of ids that `messages` have together; the last has all markup."""
-        texts = [self._prepared(each, self._style)["content"] for each in messages[:-1]]
-        found = [len(self.encode(each)) for each in texts]
+        texts = [self._prepared(message, self._style)["content"] for message in messages[:-1]]
+        found = [len(self.encode(text)) for text in texts]
         return [*found, num_ids - sum(found)] if messages else []
 
     def render(
@@ -160,7 +153,7 @@ class ChatBridge:
     ) -> str:
         """Return the rendered text, with a noncharacter in each text that is not markup."""
         return self._render(
-            [self._prepared(each, self._style) for each in messages], tools, generation_prompt
+            [self._prepared(message, self._style) for message in messages], tools, generation_prompt
         )
 
     def is_longer(self, text: str, num_tokens: int) -> bool:
@@ -203,8 +196,8 @@ class ChatBridge:
         The sentinel is an argument of the last call, since a template may write the text of a turn
         with calls after their results; or the text, if there are no calls or no calls are written.
         """
-        following = [self._prepared(each, self._style) for each in messages]
-        calls = [_call(each, self._style) for each in following if each["role"] == _TOOL]
+        following = [self._prepared(message, self._style) for message in messages]
+        calls = [_call(message, self._style) for message in following if message["role"] == _TOOL]
         calls = calls if self._style.several else calls[-1:]
         rendered = ""
         for text in ("", _SENTINEL) if calls else (_SENTINEL,):
@@ -233,7 +226,7 @@ class ChatBridge:
         }
         prepared.setdefault("content", "")
         if calls := prepared.get("tool_calls"):
-            prepared["tool_calls"] = [_with_arguments(each, style) for each in calls]
+            prepared["tool_calls"] = [_with_arguments(call, style) for call in calls]
         return prepared
 
     @cached_property
@@ -244,12 +237,13 @@ class ChatBridge:
         """
         ids = ("call00000", "call00001")
         replies = [
-            {"role": _TOOL, "content": "1", "tool_call_id": each, "name": "tool"} for each in ids
+            {"role": _TOOL, "content": "1", "tool_call_id": call_id, "name": "tool"}
+            for call_id in ids
         ]
         wrong = repr({_ARGUMENT: _SENTINEL})
         for several, as_text in product((True, False), (False, True)):
             style = _CallStyle(as_text, several)
-            calls = [_call(each, style) for each in replies]
+            calls = [_call(reply, style) for reply in replies]
             assistant = {
                 "role": "assistant",
                 "content": "",
@@ -269,9 +263,7 @@ _ARGUMENT = "value"
 
 def _call(reply: Message, style: _CallStyle) -> dict[str, Any]:
     """Return a call to which `reply` is the result; its argument is the sentinel."""
-    arguments = {_ARGUMENT: _SENTINEL}
-    function = {"name": reply["name"], "arguments": arguments}
-    call = {"id": reply["tool_call_id"], "type": "function", "function": function}
+    call = to_call(reply["tool_call_id"], reply["name"], {_ARGUMENT: _SENTINEL})
     return _with_arguments(call, style)
 
 

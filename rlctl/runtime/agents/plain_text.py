@@ -40,9 +40,9 @@ def plain(value: Any, pattern: re.Pattern[str] | None) -> Any:
         text = value.encode(errors="replace").decode().translate(_CLEAN)
         return pattern.sub(lambda found: found[0] + _SPLIT, text) if pattern else text
     if isinstance(value, Mapping):
-        return {key: plain(each, pattern) for key, each in value.items()}
+        return {key: plain(item, pattern) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each, pattern) for each in value]
+        return [plain(item, pattern) for item in value]
     return value
 
 

@@ -27,24 +27,24 @@ from collections.abc import Collection, Iterator, Sequence
 
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.runtime.agents.chat_bridge import ChatBridge
-from rlctl.runtime.agents.environments.protocol import Message, ToolCall, ToolSchema, Turn
+from rlctl.runtime.agents.environments.protocol import (
+    Message,
+    ToolCall,
+    ToolSchema,
+    Turn,
+    to_call,
+    to_schema,
+)
 
 TOOL, USER = "tool", "user"
 
-_TOOLS: list[ToolSchema] = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": f"Return the {name} of a town.",
-            "parameters": {
-                "type": "object",
-                "properties": {"town": {"type": "string", "description": "name of the town"}},
-                "required": ["town"],
-            },
-        },
-    }
-    for name in ("weather", "population")
+_TOWN = {
+    "type": "object",
+    "properties": {"town": {"type": "string", "description": "name of the town"}},
+    "required": ["town"],
+}
+_TOOLS = [
+    to_schema(name, f"Return the {name} of a town.", _TOWN) for name in ("weather", "population")
 ]
 _THOUGHT = "Towns are small."
 _THINKING = f"<think>\n{_THOUGHT}\n</think>\n\n"
@@ -78,7 +78,7 @@ def check_chat_template(bridge: ChatBridge, replies: Collection[str]) -> None:
     """
     prompt = bridge.render([_QUESTION], _TOOLS if TOOL in replies else [])
     problems: dict[str, str] = {}
-    if TOOL in replies and not all(each["function"]["name"] in prompt for each in _TOOLS):
+    if TOOL in replies and not all(tool["function"]["name"] in prompt for tool in _TOOLS):
         problems["tools_are_shown"] = "the prompt does not contain the tools"
     for turns in _probes(bridge, replies, prompt):
         try:
@@ -136,14 +136,7 @@ def _user(text: str) -> Message:
 def _called(text: str, *names: str) -> _Exchange:
     """Return a turn that calls tools, and their results."""
     ids = [f"call{number:05d}" for number in range(len(names))]
-    calls = [
-        {
-            "id": call_id,
-            "type": "function",
-            "function": {"name": name, "arguments": {"town": "Ghent"}},
-        }
-        for call_id, name in zip(ids, names, strict=True)
-    ]
+    calls = [to_call(*call, {"town": "Ghent"}) for call in zip(ids, names, strict=True)]
     results = [
         {"role": TOOL, "tool_call_id": call_id, "name": name, "content": f"fine {name}"}
         for call_id, name in zip(ids, names, strict=True)
@@ -177,7 +170,7 @@ def _check_history(
 
     `prompt` is the length of the first prompt, `opening` the place of the generation prompt.
     """
-    thoughts = sum(_THOUGHT in each["content"] for each in history)
+    thoughts = sum(_THOUGHT in message["content"] for message in history)
     same = _num_equal(before, after)
     if after.count(_THOUGHT) < thoughts:
         name = "thinking_is_kept"
@@ -202,7 +195,7 @@ def _check_turn(
     """Check the text after `before`: the turn, its end and the messages that follow it."""
     end = bridge.end_of_turn(after, len(before))
     written = after[len(before) : end[0] if end else None]
-    if end is None or any(each["content"] in written for each in replies):
+    if end is None or any(reply["content"] in written for reply in replies):
         stops = ", ".join(
             sorted(bridge.tokenizer.convert_ids_to_tokens(list(bridge.stop_token_ids)))
         )
@@ -214,13 +207,15 @@ def _check_turn(
             raise _Broken("tool_calls", f"a turn with a call became {_excerpt(written)}")
     role = replies[0]["role"]
     name = "tool_results" if role == TOOL else "user_turns"
-    for each in replies:
-        if each["content"] not in after[end[1] :]:
-            raise _Broken(name, f"{each['content']!r} is not in {_excerpt(after[end[0] :])}")
+    for reply in replies:
+        if reply["content"] not in after[end[1] :]:
+            raise _Broken(name, f"{reply['content']!r} is not in {_excerpt(after[end[0] :])}")
     stop, *expected = bridge.encode(after[end[0] :])
     ids = _bridge_ids(bridge, stop, turn, replies)
     if ids != expected or bridge.encode(after)[-len(ids) - 1 :] != [stop, *ids]:
-        short, long = (_excerpt(str(bridge.tokenizer.decode(each))) for each in (ids, expected))
+        short, long = (
+            _excerpt(str(bridge.tokenizer.decode(part_ids))) for part_ids in (ids, expected)
+        )
         raise _Broken(name, f"the bridge is {short}, the conversation has {long}")
     _check_plain_text(bridge, stop, turn, replies)
 
@@ -230,15 +225,19 @@ def _check_plain_text(
 ) -> None:
     """Check that special tokens in a reply do not change those of the bridge."""
     markup = bridge.markup(replies[0]["role"])
-    hostile = [{**each, "content": " ".join([each["content"], *markup])} for each in replies]
+    hostile = [{**reply, "content": " ".join([reply["content"], *markup])} for reply in replies]
     found, expected = (
-        [each for each in _bridge_ids(bridge, stop, turn, messages) if each in markup.values()]
+        [
+            number
+            for number in _bridge_ids(bridge, stop, turn, messages)
+            if number in markup.values()
+        ]
         for messages in (hostile, replies)
     )
     if found != expected:
         wrong, right = (
-            _excerpt(" ".join(bridge.tokenizer.convert_ids_to_tokens(each)))
-            for each in (found, expected)
+            _excerpt(" ".join(bridge.tokenizer.convert_ids_to_tokens(numbers)))
+            for numbers in (found, expected)
         )
         raise _Broken("plain_text", f"a text with special tokens gives {wrong} instead of {right}")
 
@@ -247,8 +246,8 @@ def _bridge_ids(
     bridge: ChatBridge, stop: int, turn: Message, replies: Sequence[Message]
 ) -> list[int]:
     calls = [
-        ToolCall(each["id"], each["function"]["name"], each["function"]["arguments"])
-        for each in turn.get("tool_calls", ())
+        ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in turn.get("tool_calls", ())
     ]
     tools = _TOOLS if replies[0]["role"] == TOOL else []
     return bridge.bridge_ids([stop], Turn(turn["content"], tuple(calls)), replies, tools)

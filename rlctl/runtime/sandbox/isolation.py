@@ -48,15 +48,8 @@ def bubblewrap(folder: str, file_size: int, *, network: bool) -> list[str]:
     return [
         *("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--remount-ro", "/dev"),
         *("--proc", "/proc", "--size", str(max(file_size, 1)), "--tmpfs", folder),
-        *(
-            "--chdir",
-            folder,
-            "--unshare-all",
-            "--unshare-user",
-            "--disable-userns",
-            "--cap-drop",
-            "ALL",
-        ),
+        *("--chdir", folder, "--unshare-all", "--unshare-user"),
+        *("--disable-userns", "--cap-drop", "ALL"),
         *("--die-with-parent", *(["--share-net"] if network else []), "--"),
     ]
 

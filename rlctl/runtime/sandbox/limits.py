@@ -80,7 +80,7 @@ def allowed_environment(
         if name in named
         or (
             not _SECRET.search(name)
-            and any(fnmatchcase(name, each) for each in _ALLOWED)
+            and any(fnmatchcase(name, pattern) for pattern in _ALLOWED)
             and not (name.lower().endswith("_proxy") and "@" in value)
         )
     }

@@ -1,6 +1,7 @@
 """Messages between the controller and a worker: a length, then a request or a reply.
 
-Requests are pickled. Replies are JSON: unpickling one would run code that users have written.
+Requests are pickled. Replies are JSON, also of the errors that a worker raises while it loads a
+user's code: unpickling one would run code that users have written.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ import json
 import pickle
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Any
+
+from rlctl.errors import ConfigError, MissingExtraError, Problem, ResourceError, RlctlError
 
 MAX_REPLY = 8 * 2**20  # bytes
 _HEADER = struct.Struct("!I")  # length of a message in bytes
+_ERRORS = {kind.__name__: kind for kind in (ConfigError, MissingExtraError, ResourceError)}
 
 
 def request_frame(request: object) -> bytes:
@@ -60,6 +65,26 @@ async def read_reply(reader: asyncio.StreamReader) -> dict[str, Any]:
     if not isinstance(reply, dict) or not {"id", "abandoned"} <= reply.keys():
         raise ValueError("the message is not a reply")
     return reply
+
+
+def error_text(error: BaseException) -> str:
+    """Return type and text of `error`; of a group, those of its causes."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(error_text(cause) for cause in error.exceptions)
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def error_to_json(error: RlctlError) -> list[Any]:
+    """Return the class name and the problems of `error`."""
+    problems = [[problem.message, problem.where, problem.hint] for problem in error.problems]
+    return [type(error).__name__, problems]
+
+
+def error_from_json(data: Sequence[Any]) -> RlctlError:
+    """Return the error of `error_to_json`; a ConfigError if its class is another one."""
+    kind, problems = data
+    return _ERRORS.get(kind, ConfigError)(*(Problem(*problem) for problem in problems))
 
 
 def _framed(data: bytes) -> bytes:

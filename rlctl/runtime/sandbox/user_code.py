@@ -68,8 +68,8 @@ def member(module: ModuleType, name: str, noun: str) -> Any:
     """Return what `name` names in a file's module. Raises ConfigError if it is missing."""
     if not hasattr(module, name):
         own = [
-            each
-            for each, value in vars(module).items()
+            key
+            for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", None) == module.__name__
         ]
         raise ConfigError(

@@ -21,10 +21,15 @@ from typing import Any, NamedTuple
 
 from rlctl.errors import RlctlError
 from rlctl.runtime.sandbox import calls
-from rlctl.runtime.sandbox.errors import error_text, error_to_json
 from rlctl.runtime.sandbox.guard import run_guarded
 from rlctl.runtime.sandbox.limits import restrict
-from rlctl.runtime.sandbox.messages import read_request, receive_request, reply_frame
+from rlctl.runtime.sandbox.messages import (
+    error_text,
+    error_to_json,
+    read_request,
+    receive_request,
+    reply_frame,
+)
 
 # Dumps the stacks of all threads to the log. The controller sends it to a loop that is blocked.
 DUMP_SIGNAL = signal.SIGUSR1

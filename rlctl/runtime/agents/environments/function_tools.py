@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.protocol import ToolSchema
-from rlctl.runtime.agents.environments.tool import EpisodeInfo, ToolResult, as_text
+from rlctl.runtime.agents.environments.protocol import ToolSchema, to_schema
+from rlctl.runtime.agents.environments.tool import StatelessTool, ToolResult, as_text
 from rlctl.runtime.sandbox.calls import call
 from rlctl.runtime.sandbox.user_code import import_file
 
@@ -42,10 +42,8 @@ def is_marked(value: Any) -> bool:
     return callable(value) and getattr(value, _MARK, None) is not None
 
 
-class FunctionTool:
-    """A function, synchronous or asynchronous, as a tool. It keeps no state of episodes."""
-
-    is_lenient = False
+class FunctionTool(StatelessTool):
+    """A function, synchronous or asynchronous, as a tool."""
 
     def __init__(self, function: Callable[..., Any], *, skip_self: bool = False) -> None:
         """Build the schema. Raises ConfigError if the function is not documented or typed.
@@ -58,21 +56,10 @@ class FunctionTool:
             function, marked.get("name"), skip_self=skip_self
         )
 
-    async def session(self, episode: EpisodeInfo) -> FunctionTool:
-        """Return the tool itself."""
-        del episode
-        return self
-
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Call the function and return its value as text."""
         value = await call(self._function, **arguments)
         return value if isinstance(value, ToolResult) else ToolResult(as_text(value))
-
-    async def score(self) -> None:
-        """Return None: a function scores no episode."""
-
-    async def close(self) -> None:
-        """Do nothing: a function holds nothing."""
 
 
 def tools_of_file(path: str) -> list[FunctionTool]:
@@ -122,8 +109,7 @@ def schema_of(
         if parameter.default is parameter.empty:
             required.append(parameter.name)
     parameters = {"type": "object", "properties": properties, "required": required}
-    function_schema = {"name": name, "description": description, "parameters": parameters}
-    return {"type": "function", "function": function_schema}
+    return to_schema(name, description, parameters)
 
 
 def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
@@ -159,7 +145,7 @@ def _without_titles(schema: Any) -> Any:
             for key, value in schema.items()
             if not (key == "title" and isinstance(value, str))
         }
-    return [_without_titles(each) for each in schema] if isinstance(schema, list) else schema
+    return [_without_titles(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def _indent(line: str) -> int:

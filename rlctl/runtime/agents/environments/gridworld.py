@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections import deque
+from collections.abc import Sequence
 
 from pydantic import Field
 
@@ -37,6 +38,7 @@ class GridWorld:
     """Grid with a goal. The score is 1 if the policy reaches it, else 0."""
 
     Params = GridParams
+    tools: Sequence[ToolSchema] = ()  # moves are words
 
     def __init__(self, params: GridParams) -> None:
         self._params = params
@@ -55,11 +57,6 @@ class GridWorld:
         self._build(random.Random(f"grid {seed}"), self._params.walls if walls is None else walls)
         observed = self._observed()
         return observed if row.get("prompt") else [{"role": "user", "content": observed}]
-
-    @property
-    def tools(self) -> list[ToolSchema]:
-        """No tools: moves are words."""
-        return []
 
     async def step(self, turn: Turn) -> Step:
         """Move by the first of the words up, down, left and right in `turn`."""

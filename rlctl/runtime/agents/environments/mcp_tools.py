@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ConfigError, MissingExtraError
-from rlctl.runtime.agents.environments.protocol import ToolSchema
-from rlctl.runtime.agents.environments.tool import EpisodeInfo, Tool, ToolResult
+from rlctl.runtime.agents.environments.protocol import to_schema
+from rlctl.runtime.agents.environments.tool import StatelessTool, Tool, ToolResult
 from rlctl.runtime.sandbox.calls import call_limit, limited
-from rlctl.runtime.sandbox.errors import error_text
+from rlctl.runtime.sandbox.messages import error_text
 
 _HINT = '{"mcpServers": {"name": {"command": "...", "args": []}}}, or {"url": "..."} for the server'
 
@@ -39,7 +39,7 @@ async def tools_of_servers(path: str, selected: Sequence[str] | None = None) -> 
             raise ConfigError(
                 f"the MCP server {name!r} does not reply: {error_text(error)}", where=path
             ) from error
-        tools += [MCPTool(connection, each) for each in listed]
+        tools += [MCPTool(connection, tool) for tool in listed]
     known = [tool.schema["function"]["name"] for tool in tools]
     if unknown := [name for name in selected or () if name not in known]:
         raise ConfigError(
@@ -47,29 +47,15 @@ async def tools_of_servers(path: str, selected: Sequence[str] | None = None) -> 
             where=path,
             hint=f"known: {', '.join(known)}",
         )
-    return [each for each in tools if not selected or each.schema["function"]["name"] in selected]
+    return [tool for tool in tools if not selected or tool.schema["function"]["name"] in selected]
 
 
-class MCPTool:
+class MCPTool(StatelessTool):
     """A tool of a server. The server has its state, which all episodes of a worker share."""
-
-    is_lenient = False
 
     def __init__(self, connection: _Connection, tool: Any) -> None:
         self._connection = connection
-        self.schema: ToolSchema = {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description or "",
-                "parameters": tool.input_schema,
-            },
-        }
-
-    async def session(self, episode: EpisodeInfo) -> MCPTool:
-        """Return the tool itself."""
-        del episode
-        return self
+        self.schema = to_schema(tool.name, tool.description or "", tool.input_schema)
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Call the tool. Raises RuntimeError with its text if it reports an error."""
@@ -78,12 +64,6 @@ class MCPTool:
         if found.is_error:
             raise RuntimeError("\n".join(texts))
         return ToolResult("\n".join(texts))
-
-    async def score(self) -> None:
-        """Return None: a server scores no episode."""
-
-    async def close(self) -> None:
-        """Do nothing: the connection is shared."""
 
 
 class _Connection:
@@ -175,7 +155,7 @@ def _servers(path: Path) -> dict[str, dict[str, Any]]:
         )
     try:
         servers = json.loads(path.read_text())["mcpServers"]
-        wrong = [name for name, each in servers.items() if not {"command", "url"} & set(each)]
+        wrong = [name for name, server in servers.items() if not {"command", "url"} & set(server)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError("no list of MCP servers", where=str(path), hint=_HINT) from error
     if wrong:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -37,6 +37,7 @@ class OpenEnvEnvironment:
     """
 
     Params = OpenEnvParams
+    tools: Sequence[ToolSchema] = ()  # an action is the text of a turn
 
     def __init__(self, params: OpenEnvParams) -> None:
         self._params = params
@@ -67,11 +68,6 @@ class OpenEnvEnvironment:
         data = await self._request("reset", arguments)
         text = self._shown(data)
         return text if row.get("prompt") else [{"role": "user", "content": text}]
-
-    @property
-    def tools(self) -> list[ToolSchema]:
-        """No tools: an action is the text of a turn."""
-        return []
 
     async def step(self, turn: Turn) -> Step:
         """Send the turn as an action; the reply to one that is no JSON is an error message."""

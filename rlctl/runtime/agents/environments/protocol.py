@@ -19,6 +19,18 @@ ToolSchema = dict[str, Any]
 Row = Mapping[str, Any]
 
 
+def to_schema(name: Any, description: str, parameters: Mapping[str, Any]) -> ToolSchema:
+    """Return the schema of a tool; `parameters` is a JSON schema."""
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def to_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    """Return an entry of `tool_calls` of a message."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """A call that the model wrote, with its arguments parsed."""

@@ -16,15 +16,15 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
 from rlctl import plugins
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.protocol import ToolSchema
+from rlctl.runtime.agents.environments.protocol import to_schema
 from rlctl.runtime.agents.environments.python_process import CANNOT_DENY
-from rlctl.runtime.agents.environments.tool import EpisodeInfo, ToolResult
+from rlctl.runtime.agents.environments.tool import StatelessTool, ToolResult
 from rlctl.runtime.sandbox.isolation import bubblewrap, has_bubblewrap
 from rlctl.runtime.sandbox.limits import usage
 
@@ -47,24 +47,20 @@ class PythonParams(plugins.Params):
     allow_network: bool = Field(False, description="let programs use the network")
 
 
-class PythonTool:
+class PythonTool(StatelessTool):
     """Run a Python program in a sandbox without network and return what it prints."""
 
     Params = PythonParams
-    is_lenient = False
-    schema: ClassVar[ToolSchema] = {
-        "type": "function",
-        "function": {
-            "name": "python",
-            "description": "Run a Python program. Returns what it prints, and the value of its "
-            "last expression. Each program starts afresh.",
-            "parameters": {
-                "type": "object",
-                "properties": {"code": {"type": "string", "description": "The program."}},
-                "required": ["code"],
-            },
+    schema = to_schema(
+        "python",
+        "Run a Python program. Returns what it prints, and the value of its last expression. Each "
+        "program starts afresh.",
+        {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "The program."}},
+            "required": ["code"],
         },
-    }
+    )
 
     def __init__(self, params: PythonParams) -> None:
         """Run an empty program. Raises ConfigError if the network cannot be denied."""
@@ -79,11 +75,6 @@ class PythonTool:
                 "neither user namespaces nor seccomp",
                 hint="tool_params.python.allow_network=true runs them with the network",
             )
-
-    async def session(self, episode: EpisodeInfo) -> PythonTool:
-        """Return the tool itself: programs share no state."""
-        del episode
-        return self
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Run a program. Raises TimeoutError with the output so far."""
@@ -116,12 +107,6 @@ class PythonTool:
         if reason := excess.result() if excess.done() else None:
             return ToolResult(f"{text}\n{reason}".lstrip())
         return ToolResult(text if status in (0, 1) else f"{text}\nexit status {status}".lstrip())
-
-    async def score(self) -> None:
-        """Return None: programs score no episode."""
-
-    async def close(self) -> None:
-        """Do nothing: programs leave nothing."""
 
     def _command(self, folder: str) -> list[str]:
         options = {

@@ -114,6 +114,6 @@ def _turn(entry: Any, index: int, parse: Parse, tools: Sequence[ToolSchema]) -> 
 
 def _assistant(turn: Turn) -> Message:
     calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in turn.calls]
-    malformed = [{"text": each.text, "reason": each.reason} for each in turn.malformed]
+    malformed = [{"text": call.text, "reason": call.reason} for call in turn.malformed]
     message: Message = {"role": "assistant", "content": turn.text}
     return {**message, "calls": calls, "malformed": malformed}

@@ -10,14 +10,14 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
 from rlctl import plugins
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.protocol import ToolSchema
-from rlctl.runtime.agents.environments.tool import EpisodeInfo, ToolResult
+from rlctl.runtime.agents.environments.protocol import to_schema
+from rlctl.runtime.agents.environments.tool import StatelessTool, ToolResult
 from rlctl.runtime.sandbox.calls import call
 
 _WORD = re.compile(r"\w+")
@@ -32,23 +32,19 @@ class SearchParams(plugins.Params):
     top_k: int = Field(3, ge=1, description="texts of a result")
 
 
-class SearchTool:
+class SearchTool(StatelessTool):
     """Search the texts of a local file, and return those that match best."""
 
     Params = SearchParams
-    is_lenient = False
-    schema: ClassVar[ToolSchema] = {
-        "type": "function",
-        "function": {
-            "name": "search",
-            "description": "Search a collection of texts by words.",
-            "parameters": {
-                "type": "object",
-                "properties": {"query": {"type": "string", "description": "Words to search for."}},
-                "required": ["query"],
-            },
+    schema = to_schema(
+        "search",
+        "Search a collection of texts by words.",
+        {
+            "type": "object",
+            "properties": {"query": {"type": "string", "description": "Words to search for."}},
+            "required": ["query"],
         },
-    }
+    )
 
     def __init__(self, params: SearchParams) -> None:
         """Build the index in memory. Raises ConfigError for a file that cannot be read."""
@@ -56,22 +52,11 @@ class SearchTool:
         self._texts = list(_texts(Path(params.path).expanduser(), params.text_key))
         self._index = Index(self._texts)
 
-    async def session(self, episode: EpisodeInfo) -> SearchTool:
-        """Return the tool itself."""
-        del episode
-        return self
-
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Return the best texts, numbered, or that there is none."""
         found = await call(self._index.search, str(arguments["query"]), self._top_k)
         lines = [f"[{rank}] {self._texts[number]}" for rank, number in enumerate(found, 1)]
         return ToolResult("\n".join(lines) or "no text matches")
-
-    async def score(self) -> None:
-        """Return None: a search scores no episode."""
-
-    async def close(self) -> None:
-        """Do nothing: the index is shared."""
 
 
 class Index:

@@ -6,7 +6,7 @@ import.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypedDict
 
@@ -73,6 +73,7 @@ class SkyRLEnvironment:
     """Class of SkyRL-Gym as an environment. Its rewards belong to the turns; the score is 0."""
 
     Params = SkyRLParams
+    tools: Sequence[ToolSchema] = ()  # an environment of SkyRL-Gym reads the text of turns itself
 
     def __init__(self, params: SkyRLParams, shared: Callable[..., Any]) -> None:
         self._params, self._class = params, shared
@@ -98,11 +99,6 @@ class SkyRLEnvironment:
         self._object = await call(self._class, env_config=config, extras=extras)
         found, _ = await call(self._object.init, prompt)
         return list(found)
-
-    @property
-    def tools(self) -> list[ToolSchema]:
-        """No tools: an environment of SkyRL-Gym reads the text of turns itself."""
-        return []
 
     async def step(self, turn: Turn) -> Step:
         """Return the observations, the reward and the end."""

@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.protocol import ToolSchema
@@ -57,6 +57,23 @@ class Tool(Protocol):
         ...
 
 
+class StatelessTool:
+    """Base of tools without a state of episodes: the tool is the session of each of them."""
+
+    is_lenient = False
+
+    async def session(self, episode: EpisodeInfo) -> Self:
+        """Return the tool itself."""
+        del episode
+        return self
+
+    async def score(self) -> None:
+        """Return None: the tool scores no episode."""
+
+    async def close(self) -> None:
+        """Do nothing: an episode leaves nothing behind."""
+
+
 @dataclass(frozen=True)
 class EpisodeInfo:
     """Facts of an episode that tools get: its ID, its prompt, and their settings of the row."""
@@ -96,7 +113,7 @@ def argument_checker(tool: Tool) -> Callable[[Mapping[str, Any]], str | None]:
 
     def check(arguments: Mapping[str, Any]) -> str | None:
         errors = list(validator.iter_errors(arguments))
-        places = [".".join(str(each) for each in error.absolute_path) for error in errors]
+        places = [".".join(str(name) for name in error.absolute_path) for error in errors]
         return (
             "; ".join(
                 f"{place}: {error.message}" if place else error.message
@@ -111,7 +128,7 @@ def argument_checker(tool: Tool) -> Callable[[Mapping[str, Any]], str | None]:
 def accepted(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
     """Return those of `arguments` that `function` has a parameter for, all if it takes any."""
     parameters = inspect.signature(function).parameters
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return arguments
     return {name: value for name, value in arguments.items() if name in parameters}
 

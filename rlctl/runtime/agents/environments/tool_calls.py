@@ -61,9 +61,9 @@ class ToolCalls:
     async def execute(self, turn: Turn) -> Step:
         """Execute the calls of `turn` at the same time."""
         allowed = self._params.max_parallel_calls
-        executed = await asyncio.gather(*(self._execute(each) for each in turn.calls[:allowed]))
-        refused = [self._refuse(each) for each in turn.calls[allowed:]]
-        malformed = [self._explain(each) for each in turn.malformed]
+        executed = await asyncio.gather(*(self._execute(call) for call in turn.calls[:allowed]))
+        refused = [self._refuse(call) for call in turn.calls[allowed:]]
+        malformed = [self._explain(call) for call in turn.malformed]
         replies = [*executed, *refused, *malformed]
         rewards = [result.reward for _, _, result in replies if result.reward is not None]
         metrics = {use.name: dict(result.metrics) for _, use, result in replies if result.metrics}
@@ -82,7 +82,7 @@ class ToolCalls:
     async def close(self) -> None:
         """Close all sessions. Raises the first error after all are closed."""
         sessions, self._sessions = list(self._sessions.values()), {}
-        await close_all([each.close() for each in sessions])
+        await close_all([session.close() for session in sessions])
 
     async def _execute(self, call: ToolCall) -> tuple[Message, ToolUse, ToolResult]:
         """Execute one call within its time limit."""
@@ -126,7 +126,7 @@ class ToolCalls:
 async def close_all(closing: Sequence[Awaitable[None]]) -> None:
     """Await all of `closing`, within the limit of a call; then raise the first error."""
     results = await asyncio.gather(
-        *(limited(each, call_limit()) for each in closing), return_exceptions=True
+        *(limited(work, call_limit()) for work in closing), return_exceptions=True
     )
     for result in results:
         if isinstance(result, BaseException):

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from rlctl import plugins
-from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
+from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn, to_call
 from rlctl.runtime.agents.environments.tool import EpisodeInfo
 from rlctl.runtime.agents.environments.tool_calls import CallParams, ToolCalls, close_all
 from rlctl.runtime.agents.environments.toolset import ToolSet, load_toolset
@@ -124,19 +124,12 @@ def without_none(value: Any) -> Any:
     Parquet adds them: all rows of a column have the same keys.
     """
     if isinstance(value, Mapping):
-        return {key: without_none(each) for key, each in value.items() if each is not None}
-    return [without_none(each) for each in value] if isinstance(value, list) else value
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value
 
 
 def _message_of(turn: Turn) -> Message:
     """Return a turn of the policy as a chat message."""
-    calls = [
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for call in turn.calls
-    ]
+    calls = [to_call(call.id, call.name, call.arguments) for call in turn.calls]
     message: Message = {"role": "assistant", "content": turn.text}
     return {**message, "tool_calls": calls} if calls else message

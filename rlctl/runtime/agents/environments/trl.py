@@ -55,9 +55,9 @@ class TRLEnvironment:
         if isinstance(found, str):
             found = load_named(_KIND, found, "environment")
         classes = dict(found) if isinstance(found, Mapping) else {"": found}
-        for key, each in classes.items():
-            if isinstance(each, str):
-                classes[key] = load_named(_KIND, each, "environment")
+        for key, factory in classes.items():
+            if isinstance(factory, str):
+                classes[key] = load_named(_KIND, factory, "environment")
             _schemas(classes[key])
         return classes
 
@@ -68,7 +68,9 @@ class TRLEnvironment:
         arguments = accepted(self._object.reset, **{**extra, **row})
         text = await call(self._object.reset, **arguments)
         methods = [getattr(self._object, name) for name in tool_names(type(self._object))]
-        self._calls = ToolCalls(self._params, tool_set([FunctionTool(each) for each in methods]))
+        self._calls = ToolCalls(
+            self._params, tool_set([FunctionTool(method) for method in methods])
+        )
         await self._calls.start(EpisodeInfo(uuid.uuid4().hex, list(row.get("prompt") or []), {}))
         return text if isinstance(text, str) else None
 
@@ -77,7 +79,7 @@ class TRLEnvironment:
         """Schemas of the public methods."""
         if self._calls is not None:
             return self._calls.schemas
-        return [schema for each in self._factories.values() for schema in _schemas(each)]
+        return [schema for factory in self._factories.values() for schema in _schemas(factory)]
 
     def _chosen(self, name: Any) -> Callable[[], Any]:
         """Return the class for a row whose column `environment` is `name`."""
@@ -115,8 +117,8 @@ def tool_names(found: Any) -> list[str]:
     """Return the names of the public methods of a class, in the order of their definition."""
     names = {
         name: None
-        for each in reversed(inspect.getmro(found))
-        for name, value in vars(each).items()
+        for base in reversed(inspect.getmro(found))
+        for name, value in vars(base).items()
         if inspect.isroutine(value)
     }
     return [name for name in names if not name.startswith("_") and name not in _NOT_TOOLS]

@@ -25,13 +25,7 @@ def step_to_json(step: Step) -> dict[str, Any]:
 
 def step_from_json(data: Mapping[str, Any]) -> Step:
     """Return the step of `step_to_json`."""
-    return Step(
-        data["messages"],
-        data["reward"],
-        data["done"],
-        tuple(ToolUse(**use) for use in data["uses"]),
-        data["info"],
-    )
+    return Step(**{**data, "uses": tuple(ToolUse(**use) for use in data["uses"])})
 
 
 def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlctl.log import warn_once
-from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn
+from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn, to_call
 
 MODEL = "policy"
 
@@ -84,7 +84,7 @@ class ChatRequest:
             text = f"stream_options must be an object, not {options!r}"
             raise ApiError(400, text, param="stream_options")
         return cls(
-            [normalized(each) for each in messages],
+            [normalized(message) for message in messages],
             _tools(body.get("tools") or []),
             _max_tokens(body),
             _stop(body.get("stop")),
@@ -113,15 +113,8 @@ class ChatReply:
         message: Message = {"role": "assistant", "content": self.content or None}
         if self.turn.calls:
             message["tool_calls"] = [
-                {
-                    "id": each.id,
-                    "type": "function",
-                    "function": {
-                        "name": each.name,
-                        "arguments": json.dumps(each.arguments, ensure_ascii=False),
-                    },
-                }
-                for each in self.turn.calls
+                to_call(call.id, call.name, json.dumps(call.arguments, ensure_ascii=False))
+                for call in self.turn.calls
             ]
         return message
 
@@ -147,7 +140,7 @@ class ChatReply:
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
         if self.content:
             deltas.append({"content": self.content})
-        deltas += [{"tool_calls": [{"index": i, **each}]} for i, each in enumerate(calls)]
+        deltas += [{"tool_calls": [{"index": i, **call}]} for i, call in enumerate(calls)]
         head = self._head(model, "chat.completion.chunk")
         for delta in deltas:
             yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
@@ -183,7 +176,7 @@ def normalized(message: Any) -> Message:
     if calls := message.get("tool_calls"):
         if not isinstance(calls, list):
             raise ApiError(400, "tool_calls of a message must be a list", param="messages")
-        found["tool_calls"] = [_call(each) for each in calls]
+        found["tool_calls"] = [_call(call) for call in calls]
     for key in ("tool_call_id", "name") if role != "assistant" else ():
         if message.get(key) is not None:
             found[key] = str(message[key])
@@ -210,15 +203,14 @@ def _call(call: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         with suppress(ValueError):  # what the program wrote itself need not be JSON
             arguments = json.loads(arguments)
-    written = {"name": str(name), "arguments": {} if arguments is None else arguments}
-    return {"id": str(own_id), "type": "function", "function": written}
+    return to_call(str(own_id), str(name), {} if arguments is None else arguments)
 
 
 def _tools(tools: Any) -> list[ToolSchema]:
     if not isinstance(tools, list):
         raise ApiError(400, "tools must be a list", param="tools")
-    for each in tools:
-        function = each.get("function") if isinstance(each, Mapping) else None
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             text = 'a tool must be {"type": "function", "function": {"name": …}}'
             raise ApiError(400, text, param="tools")
@@ -246,9 +238,9 @@ def _flag(options: Mapping[str, Any], name: str) -> bool:
 
 def _stop(stop: Any) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else stop or []
-    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ApiError(400, f"stop={stop!r} is neither a text nor a list of texts", param="stop")
-    return tuple(each for each in texts if each)
+    return tuple(text for text in texts if text)
 
 
 def _check_parameters(body: Mapping[str, Any]) -> None:
@@ -264,8 +256,8 @@ def _check_parameters(body: Mapping[str, Any]) -> None:
         text = f"tool_choice={choice!r} is not supported; supported: {', '.join(_CHOICES)}"
         raise ApiError(400, text, "unsupported_parameter", "tool_choice")
     ignored = [name for name in body if name not in (*_USED, *_REFUSED) and body[name] is not None]
-    for each in [*ignored, *(["tool_choice=required"] if choice == "required" else [])]:
+    for name in [*ignored, *(["tool_choice=required"] if choice == "required" else [])]:
         warn_once(
-            f"requests of the agent program set {each}, which has no effect: responses are sampled "
+            f"requests of the agent program set {name}, which has no effect: responses are sampled "
             "with the settings of actor_rollout_ref.rollout, and nothing forces their form",
         )

@@ -108,7 +108,7 @@ class Endpoint:
         if not asked.stream:
             return web.json_response(reply.body(asked.model))
         chunks = reply.chunks(asked.model, asked.include_usage)
-        events = [f"data: {json.dumps(each)}\n\n" for each in chunks]
+        events = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
         return await _streamed(request, [*events, "data: [DONE]\n\n"])
 
     async def _message(self, request: web.Request) -> web.StreamResponse:
@@ -118,7 +118,7 @@ class Endpoint:
             return web.json_response(message_body(reply, asked.model))
         events = message_events(reply, asked.model)
         return await _streamed(
-            request, [f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events]
+            request, [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events]
         )
 
 
@@ -130,8 +130,8 @@ async def _streamed(request: web.Request, events: Sequence[str]) -> web.StreamRe
     """Send the events of a turn. It is complete, so errors have come as such before."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
-    for each in events:
-        await response.write(each.encode())
+    for event in events:
+        await response.write(event.encode())
     return response
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlctl.runtime.agents.environments.protocol import Message, ToolSchema
+from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, to_call, to_schema
 from rlctl.runtime.agents.programs.chat_api import ApiError, ChatReply, ChatRequest
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -25,8 +25,11 @@ def parse_messages(body: Any) -> ChatRequest:
     return ChatRequest.parse(
         {
             **{key: value for key, value in body.items() if key not in _OTHER},
-            "messages": [*system, *(new for each in body["messages"] for new in _messages(each))],
-            "tools": [_tool(each) for each in tools],
+            "messages": [
+                *system,
+                *(new for message in body["messages"] for new in _messages(message)),
+            ],
+            "tools": [_tool(tool) for tool in tools],
             "tool_choice": _tool_choice(body.get("tool_choice")),
             "stop": body.get("stop_sequences"),
         }
@@ -54,8 +57,8 @@ def message_body(reply: ChatReply, model: str) -> dict[str, Any]:
     """Return a turn as the body of a response."""
     texts = [{"type": "text", "text": reply.content}] if reply.content else []
     calls = [
-        {"type": "tool_use", "id": each.id, "name": each.name, "input": each.arguments}
-        for each in reply.turn.calls
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments}
+        for call in reply.turn.calls
     ]
     return {
         "id": f"msg_{reply.number}",
@@ -106,28 +109,25 @@ def _messages(message: Any) -> list[Message]:
             raise ApiError(400, f"a block of the type {kind!r} is not supported", param="messages")
         blocks[kind].append(block)
     found: list[Message] = [
-        {"role": "tool", "tool_call_id": each.get("tool_use_id"), "content": each.get("content")}
-        for each in blocks["tool_result"]
+        {
+            "role": "tool",
+            "tool_call_id": result.get("tool_use_id"),
+            "content": result.get("content"),
+        }
+        for result in blocks["tool_result"]
     ]
     if blocks["text"] or blocks["tool_use"] or not found:
         own: Message = {"role": message.get("role"), "content": blocks["text"]}
         if blocks["tool_use"]:
-            own["tool_calls"] = [_call(each) for each in blocks["tool_use"]]
+            own["tool_calls"] = [
+                to_call(call.get("id"), call.get("name"), call.get("input"))
+                for call in blocks["tool_use"]
+            ]
         found.append(own)
     return found
-
-
-def _call(block: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": block.get("name"), "arguments": block.get("input")}
-    return {"id": block.get("id"), "type": "function", "function": function}
 
 
 def _tool(tool: Any) -> ToolSchema:
     if not isinstance(tool, Mapping) or "input_schema" not in tool:
         raise ApiError(400, "a tool needs name and input_schema", param="tools")
-    function = {
-        "name": tool.get("name"),
-        "description": tool.get("description") or "",
-        "parameters": tool["input_schema"],
-    }
-    return {"type": "function", "function": function}
+    return to_schema(tool.get("name"), tool.get("description") or "", tool["input_schema"])

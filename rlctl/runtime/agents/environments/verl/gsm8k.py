@@ -6,8 +6,13 @@ import json
 import uuid
 from typing import Any
 
-from rlctl.runtime.agents.environments.verl.base_classes import BaseInteraction, BaseTool
-from rlctl.runtime.agents.environments.verl.schemas import OpenAIFunctionToolSchema, ToolResponse
+from rlctl.runtime.agents.environments.protocol import to_schema
+from rlctl.runtime.agents.environments.verl.base_classes import (
+    BaseInteraction,
+    BaseTool,
+    OpenAIFunctionToolSchema,
+    ToolResponse,
+)
 from rlctl.runtime.rewards.gsm8k import METHODS
 
 
@@ -43,17 +48,15 @@ class Gsm8kTool(BaseTool):
         )
 
     async def create(
-        self, instance_id: str | None = None, ground_truth: Any = None, **kwargs: Any
+        self, instance_id: str | None = None, ground_truth: Any = None, **_: Any
     ) -> Any:
         """Start an instance for a problem."""
-        del kwargs
         name = instance_id or str(uuid.uuid4())
         self._states[name] = {"result": "", "ground_truth": ground_truth, "reward": 0.0}
         return name, ToolResponse()
 
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **_: Any) -> Any:
         """Score the submitted result."""
-        del kwargs
         text = parameters.get("answer", "")
         text = text if isinstance(text, str) else json.dumps(text)
         state = self._states[instance_id]
@@ -64,15 +67,13 @@ class Gsm8kTool(BaseTool):
         shown = state["result"].removeprefix("#### ")
         return ToolResponse(text=f"submitted {shown!r}: reward {reward}"), step_reward, {}
 
-    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+    async def calc_reward(self, instance_id: str, **_: Any) -> float:
         """Return 1 if the latest result is right, else 0."""
-        del kwargs
         state = self._states[instance_id]
         return gsm8k_score(state["result"], state["ground_truth"], method="flexible")
 
-    async def release(self, instance_id: str, **kwargs: Any) -> None:
+    async def release(self, instance_id: str, **_: Any) -> None:
         """Forget the instance."""
-        del kwargs
         self._states.pop(instance_id, None)
 
 
@@ -84,40 +85,34 @@ class Gsm8kInteraction(BaseInteraction):
         self._truths: dict[str, Any] = {}
 
     async def start_interaction(
-        self, instance_id: str | None = None, ground_truth: Any = None, **kwargs: Any
+        self, instance_id: str | None = None, ground_truth: Any = None, **_: Any
     ) -> str:
         """Start an instance for a problem."""
-        del kwargs
         name = instance_id or str(uuid.uuid4())
         self._truths[name] = ground_truth
         return name
 
     async def generate_response(
-        self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
+        self, instance_id: str, messages: list[dict[str, Any]], **_: Any
     ) -> tuple[bool, str, float, dict[str, Any]]:
         """Score the latest message of the policy; a wrong result gets another try."""
-        del kwargs
-        texts = [each["content"] for each in messages if each["role"] == "assistant"]
+        texts = [message["content"] for message in messages if message["role"] == "assistant"]
         score = gsm8k_score(texts[-1] if texts else "", self._truths[instance_id], "flexible")
         if score == 1.0:
             return True, "The result is right.", score, {}
         return False, "The result is wrong. Think again and give another one.", score, {}
 
-    async def finalize_interaction(self, instance_id: str = "", **kwargs: Any) -> None:
+    async def finalize_interaction(self, instance_id: str = "", **_: Any) -> None:
         """Forget the instance."""
-        del kwargs
         self._truths.pop(instance_id, None)
 
 
-_GSM8K_SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "calc_gsm8k_reward",
-        "description": "Score a result of a GSM8K problem: 1.0 if it is right, else 0.0.",
-        "parameters": {
-            "type": "object",
-            "properties": {"answer": {"type": "string", "description": "The final number."}},
-            "required": ["answer"],
-        },
+_GSM8K_SCHEMA = to_schema(
+    "calc_gsm8k_reward",
+    "Score a result of a GSM8K problem: 1.0 if it is right, else 0.0.",
+    {
+        "type": "object",
+        "properties": {"answer": {"type": "string", "description": "The final number."}},
+        "required": ["answer"],
     },
-}
+)

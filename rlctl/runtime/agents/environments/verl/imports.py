@@ -10,7 +10,6 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from rlctl.errors import ConfigError
@@ -47,13 +46,14 @@ def load_class(class_name: str, where: str, folder: Path) -> Callable[..., Any]:
 def provide_verl() -> None:
     """Offer the modules of verl that tools and interactions import, unless it is installed."""
     from rlctl.runtime.agents.environments import function_tools
-    from rlctl.runtime.agents.environments.verl import base_classes, gsm8k, schemas
+    from rlctl.runtime.agents.environments.verl import base_classes, gsm8k
 
+    types = {kind.__name__: kind for kind in base_classes.TYPES}
     contents: dict[str, dict[str, Any]] = {
         "verl": {},
         "verl.tools": {},
         "verl.tools.base_tool": {"BaseTool": base_classes.BaseTool},
-        "verl.tools.schemas": _public(schemas),
+        "verl.tools.schemas": types,
         "verl.tools.function_tool": {"function_tool": function_tools.function_tool},
         "verl.tools.gsm8k_tool": {"Gsm8kTool": gsm8k.Gsm8kTool},
         "verl.interactions": {},
@@ -65,14 +65,6 @@ def provide_verl() -> None:
         "verl.utils.reward_score.gsm8k": {"compute_score": gsm8k.gsm8k_score},
     }
     provide(contents)
-
-
-def _public(module: ModuleType) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, type) and value.__module__ == module.__name__
-    }
 
 
 def _untraced(function: F) -> F:

@@ -18,8 +18,8 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.mcp_tools import tools_of_servers
 from rlctl.runtime.agents.environments.protocol import ToolSchema
 from rlctl.runtime.agents.environments.tool import EpisodeInfo, Tool, ToolResult, accepted, as_text
+from rlctl.runtime.agents.environments.verl.base_classes import OpenAIFunctionToolSchema
 from rlctl.runtime.agents.environments.verl.imports import load_class
-from rlctl.runtime.agents.environments.verl.schemas import OpenAIFunctionToolSchema
 from rlctl.runtime.sandbox.calls import call
 
 _MCP = "mcp"  # `config.type` of servers whose tools are used
@@ -65,7 +65,7 @@ def entries_of(file: Path, key: str, noun: str) -> list[dict[str, Any]]:
     except yaml.YAMLError as error:
         raise ConfigError(f"the {noun} is no YAML: {error}", where=str(file)) from error
     entries = content.get(key) if isinstance(content, dict) else None
-    if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(
             f"the {noun} has no list {key!r}",
             where=str(file),
