@@ -116,13 +116,13 @@ def episodes(engine: str, num: int, max_num_seqs: int) -> Iterator[tuple[AgentAc
 
 def play(actor: AgentActor, prompts: Prompts, lock_step: bool) -> tuple[float, float, float]:
     """Return seconds in all, of the engine's work, and of the controller beside it."""
-    actor.engine_load.total_s = actor.engine_load.busy_s = 0.0
-    actor.fixed = lock_step
+    actor.busy_s = 0.0
+    actor.settings = replace(actor.settings, fixed=lock_step)
     with patch.object(schedule, "FIXED", Slice(steps=None)):
         actor.update_weights()
         main_s, begin = time.thread_time(), time.monotonic()
         actor.generate_sequences(prompts, seed=1)
-        return time.monotonic() - begin, actor.engine_load.busy_s, time.thread_time() - main_s
+        return time.monotonic() - begin, actor.busy_s, time.thread_time() - main_s
 
 
 def main() -> None:

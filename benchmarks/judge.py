@@ -62,7 +62,7 @@ def judge(num_responses: int, concurrency: int, delay_s: float) -> dict[str, str
         spec = RewardSpec("judge", 1.0, {"base_url": url})
         settings = RequestSettings(timeout_s=60.0, max_concurrent=concurrency)
         rows = [PromptRow("s", [{"role": "user", "content": "Why?"}], "", extra_info={})]
-        with RewardPool([spec], timeout_s=60.0, num_processes=1, requests=settings) as pool:
+        with RewardPool([spec], timeout_s=60.0, requests=settings) as pool:
             began = time.monotonic()
             report = pool.score(rows * num_responses, [str(i) for i in range(num_responses)])
             seconds = time.monotonic() - began

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 from rlctl.runtime.agents.environments.protocol import ToolCall, ToolSchema, Turn
+from tests.architecture.source import ROOT
+
+EXAMPLE = ROOT / "docs/examples/agents/tool_loop.py"
 
 TOOL: ToolSchema = {
     "type": "function",
@@ -238,6 +242,16 @@ async def gives_up(task: Mapping[str, Any], client: Any) -> float:
             await create(model="policy", messages=messages)
     await create(model="policy", messages=messages)
     return 1.0
+
+
+async def documented(task: Mapping[str, Any], client: Any) -> float:
+    """Play the example of the documentation."""
+    return await runpy.run_path(str(EXAMPLE))["run"](task, client)
+
+
+async def by_row(task: Mapping[str, Any], client: Any) -> Any:
+    """Play the program that the row names."""
+    return await globals()[task["extra_info"]["program"]](task, client)
 
 
 async def fails(task: Mapping[str, Any], client: Any) -> float:

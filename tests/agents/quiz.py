@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,20 @@ from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
 
 
-def write_quiz(folder: Path, num_rows: int, num_problems: int = 4, **extra_info: Any) -> Path:
-    """Write rows of `num_problems` problems each."""
+def write_quiz(
+    folder: Path,
+    num_rows: int,
+    num_problems: int = 4,
+    programs: Sequence[str] = (),
+    **extra_info: Any,
+) -> Path:
+    """Write rows of `num_problems` problems each; the program of a row is for `programs.by_row`."""
     problems, _ = train_and_validation(num_rows * num_problems, 1, seed=0, level=1, careless=0.0)
     rows = []
-    for start in range(0, len(problems), num_problems):
-        first, *further = problems[start : start + num_problems]
+    for i in range(num_rows):
+        first, *further = problems[i * num_problems : (i + 1) * num_problems]
+        if programs:
+            extra_info["program"] = programs[i]
         asked = [[row.prompt[-1]["content"], row.ground_truth] for row in further]
         rows.append(
             PromptRow(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from rlctl.data_prep.rows import write_rows
 from rlctl.errors import RlctlError
 from rlctl.quickstart import AGENT, real_path
 from rlctl.recipes.compose import compose
-from rlctl.runtime.agents.actor import OnStates
+from rlctl.runtime.agents.actor import AgentActor, OnStates
 from rlctl.runtime.agents.episode import turn_seed
-from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
@@ -78,22 +79,39 @@ def generate(roles: Roles, prompts: Prompts, **options: Any) -> Rollouts:
     return roles.actor.generate_sequences(prompts, seed=3, **options)
 
 
+@dataclass
+class Played:
+    """Two batches of the same episodes, what the trainer computes, and the states on the way."""
+
+    batch: Rollouts
+    again: Rollouts
+    trained: Ragged
+    states: list[Mapping[str, int]]
+
+
 @pytest.fixture(scope="module")
 def quiz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_quiz(tmp_path_factory.mktemp("quiz"), NUM_ROWS, num_problems=6)
 
 
-def test_engine_and_trainer_agree_after_five_replies(quiz: Path) -> None:
-    with episodes(quiz) as (roles, prompts):
-        found = generate(roles, prompts)
-        trained = roles.actor.compute_log_probs(found).log_probs
+@pytest.fixture(scope="module")
+def played(quiz: Path) -> Played:
+    states: list[Mapping[str, int]] = []
+    fixed = f"{ROLLOUT}.agent.schedule=fixed"
+    with episodes(quiz, fixed, on_states=states.append) as (roles, prompts):
+        batch, again = generate(roles, prompts), generate(roles, prompts)
+        return Played(batch, again, roles.actor.compute_log_probs(batch).log_probs, states)
+
+
+def test_engine_and_trainer_agree_after_five_replies(played: Played) -> None:
+    found = played.batch
     assert len(found) == NUM_ROWS * N
     assert [each.num_turns for each in found.episodes] == [6] * len(found)
     assert all(each.outcome == "done" for each in found.episodes)
     assert sum(each.num_retokenized for each in found.episodes) == 0
     written = found.response_mask.values.bool()
     assert 0 < written.float().mean() < 1
-    difference = (trained.values - found.rollout_log_probs.values)[written].abs()
+    difference = (played.trained.values - found.rollout_log_probs.values)[written].abs()
     # Against float64, engine and trainer are each up to 6e-5 off on a few tokens of later turns:
     # problems in a row are unlike what the model was trained on, and its logits are large.
     assert difference.mean() < 5e-6
@@ -149,21 +167,20 @@ def test_all_tokens_agree_to_1e_5(engine: str, tmp_path: Path) -> None:
     assert difference.max() < 1e-5
 
 
-def test_fixed_and_eager_schedules_generate_the_same_tokens(quiz: Path) -> None:
-    responses = []
+def test_fixed_and_eager_schedules_generate_the_same_tokens(quiz: Path, played: Played) -> None:
     states: list[Mapping[str, int]] = []
-    for schedule in ("fixed", "fixed", "eager"):
-        override = f"{ROLLOUT}.agent.schedule={schedule}"
-        with episodes(quiz, override, on_states=states.append) as (roles, prompts):
-            responses.append(generate(roles, prompts))
-    assert states[0] == {"pending": NUM_ROWS * N}
-    assert {"generating": NUM_ROWS * N} in states
-    assert any("interacting" in each for each in states)
-    assert all(sum(each.values()) == NUM_ROWS * N for each in states if each)
-    assert states[-1] == {}
-    first, second, eager = responses
+    eager = f"{ROLLOUT}.agent.schedule=eager"
+    with episodes(quiz, eager, on_states=states.append) as (roles, prompts):
+        batch = generate(roles, prompts)
+    assert played.states[0] == {"pending": NUM_ROWS * N}
+    assert {"generating": NUM_ROWS * N} in played.states
+    for seen in (played.states, states):
+        assert all(sum(counts.values()) == NUM_ROWS * N for counts in seen if counts)
+        assert seen[-1] == {}
+    assert any("interacting" in counts for counts in [*played.states, *states])
+    first, second = played.batch, played.again
     assert torch.equal(first.rollout_log_probs.values, second.rollout_log_probs.values)
-    assert torch.equal(first.response_ids.values, eager.response_ids.values)
+    assert torch.equal(first.response_ids.values, batch.response_ids.values)
 
 
 def test_single_turn_rows_are_those_without_episodes(quiz: Path) -> None:
@@ -182,35 +199,38 @@ def test_single_turn_rows_are_those_without_episodes(quiz: Path) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "turns", "outcome"),
-    [("max_assistant_turns=2", 2, "max_turns"), ("max_user_turns=3", 3, "max_turns")],
+    [
+        (f"{ROLLOUT}.multi_turn.max_assistant_turns=2", 2, "max_turns"),
+        (f"{ROLLOUT}.multi_turn.max_user_turns=3", 3, "max_turns"),
+        ("data.max_response_length=60", None, "length"),  # it counts replies
+    ],
 )
-def test_turns_are_limited(quiz: Path, limit: str, turns: int, outcome: str) -> None:
-    with episodes(quiz, f"{ROLLOUT}.multi_turn.{limit}") as (roles, prompts):
-        found = generate(roles, prompts)
-    assert {each.num_turns for each in found.episodes} == {turns}
+def test_turns_and_tokens_are_limited(
+    quiz: Path, limit: str, turns: int | None, outcome: str
+) -> None:
+    with episodes(quiz, limit) as (roles, prompts):
+        found = generate(roles, prompts.select(torch.arange(2)))
     assert {each.outcome for each in found.episodes} == {outcome}
-
-
-def test_length_limit_counts_replies(quiz: Path) -> None:
-    with episodes(quiz, "data.max_response_length=60") as (roles, prompts):
-        found = generate(roles, prompts)
-    assert int(found.response_ids.lengths.max()) <= 60
-    assert {each.outcome for each in found.episodes} == {"length"}
-    assert set(found.finish) == {"length"}
-    assert all(mask[-1] == 1 for mask in found.response_mask.rows())
+    if turns is not None:
+        assert {each.num_turns for each in found.episodes} == {turns}
+    else:
+        assert int(found.response_ids.lengths.max()) <= 60
+        assert set(found.finish) == {"length"}
+        assert all(mask[-1] == 1 for mask in found.response_mask.rows())
 
 
 def test_failed_environments_are_outcomes(tmp_path: Path) -> None:
     file = write_quiz(tmp_path, 4, fail_at=1)
-    with episodes(file, f"{ROLLOUT}.agent.max_failed_share=1") as (roles, prompts):
+    with episodes(file) as (roles, prompts):
+        too_many = "8 of 8 episodes failed; the first: environment_error"
+        with pytest.raises(RlctlError, match=too_many):
+            generate(roles, prompts)
+        actor = roles.actor
+        assert isinstance(actor, AgentActor)
+        actor.settings = replace(actor.settings, max_failed_share=1.0)
         found = generate(roles, prompts)
     assert {each.outcome for each in found.episodes} == {"environment_error"}
     assert all("the quiz is broken" in (each.error or "") for each in found.episodes)
-    with (
-        episodes(file) as (roles, prompts),
-        pytest.raises(RlctlError, match="8 of 8 episodes failed; the first: environment_error"),
-    ):
-        generate(roles, prompts)
 
 
 def test_messages_that_the_template_rejects_fail_their_episode(quiz: Path) -> None:
@@ -225,7 +245,7 @@ def test_messages_that_the_template_rejects_fail_their_episode(quiz: Path) -> No
         f"actor_rollout_ref.model.custom_chat_template={template!r}",
         f"{ROLLOUT}.agent.max_failed_share=1",
     ) as (roles, prompts):
-        found = generate(roles, prompts)
+        found = generate(roles, prompts.select(torch.arange(2)))
     assert {each.outcome for each in found.episodes} == {"environment_error"}
     assert "users speak once" in (found.episodes[0].error or "")
 
@@ -239,6 +259,6 @@ def test_hanging_environments_are_outcomes(quiz: Path, environment: str) -> None
         f"{ROLLOUT}.agent.timeouts.turn_s=1",
         f"{ROLLOUT}.agent.timeouts.episode_s=2",
     ) as (roles, prompts):
-        found = generate(roles, prompts)
+        found = generate(roles, prompts.select(torch.arange(2)))
     outcomes = {each.outcome for each in found.episodes}
     assert outcomes <= {"timeout", "environment_timeout", "environment_lost"}

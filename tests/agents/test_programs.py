@@ -16,23 +16,19 @@ from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.agents.build import check_episodes
-from rlctl.runtime.agents.episode import State
+from rlctl.runtime.agents.episode import EpisodeTask, State
 from rlctl.runtime.agents.metrics import agent_metrics
 from rlctl.runtime.agents.programs.program_run import ProgramRun
-from rlctl.runtime.batch import Rollouts
+from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data.tokenizer import load_tokenizer
 from tests.agents.programs import TEMPLATE
 from tests.agents.quiz import write_quiz
-from tests.agents.test_episodes import NUM_ROWS, ROLLOUT, N, episodes, generate
-from tests.architecture.source import ROOT
+from tests.agents.test_episodes import ROLLOUT, N, episodes, generate
 
-EXAMPLE = ROOT / "docs/examples/agents/tool_loop.py"
-
-
-@pytest.fixture(scope="module")
-def quiz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_quiz(tmp_path_factory.mktemp("quiz"), NUM_ROWS, num_problems=3)
+PAIR = 2  # rows of a program
+PLAIN = ("chat", "stream", "fork", "refused", "fails", "silent")
+WITH_TOOLS = ("tools", "streamed_call", "messages_api", "stops", "documented", "gives_up")
 
 
 def program(name: str) -> list[str]:
@@ -42,143 +38,146 @@ def program(name: str) -> list[str]:
     ]
 
 
-def play(quiz: Path, name: str, *overrides: str, **options: bool) -> Rollouts:
-    with episodes(quiz, *program(name), *overrides) as (roles, prompts):
-        return generate(roles, prompts, **options)
+def write_rows_of(folder: Path, programs: tuple[str, ...]) -> Path:
+    rows = [name for name in programs for _ in range(PAIR)]
+    return write_quiz(folder, len(rows), num_problems=3, programs=rows)
 
 
-def test_what_a_program_sees_is_trained_on(quiz: Path) -> None:
-    with episodes(quiz, *program("chat")) as (roles, prompts):
-        found = generate(roles, prompts)
-        again = generate(roles, prompts)
-        trained = roles.actor.compute_log_probs(found).log_probs
-    assert len(found) == NUM_ROWS * N, "one row for an episode that only grows"
-    assert [(each.outcome, each.error, each.num_turns) for each in found.episodes] == [
-        ("done", None, 3)
-    ] * len(found)
-    assert sum(each.num_retokenized for each in found.episodes) == 0
-    assert all({"num_right"} == set(each.components) for each in found.episodes)
-    written = found.response_mask.values.bool()
+def indices_of(batch: Prompts, name: str) -> torch.Tensor:
+    return torch.tensor(
+        [i for i, row in enumerate(batch.rows) if row.extra_info["program"] == name]
+    )
+
+
+def played_by(batch: Rollouts, name: str) -> Rollouts:
+    return batch.select(indices_of(batch, name))
+
+
+def outcomes(batch: Rollouts) -> set[tuple[str, str | None]]:
+    return {(episode.outcome, episode.error) for episode in batch.episodes}
+
+
+def num_retokenized(batch: Rollouts) -> int:
+    return sum(episode.num_retokenized for episode in batch.episodes)
+
+
+def test_programs_of_a_batch(tmp_path: Path) -> None:
+    file = write_rows_of(tmp_path, PLAIN)
+    with episodes(file, *program("by_row"), f"{ROLLOUT}.agent.max_failed_share=1") as (
+        roles,
+        asked,
+    ):
+        batch = generate(roles, asked)
+        again = generate(roles, asked)
+        chat, fork = played_by(batch, "chat"), played_by(batch, "fork")
+        trained = roles.actor.compute_log_probs(chat).log_probs
+        validated = generate(roles, asked.select(indices_of(asked, "fork")), validate=True)
+    assert torch.equal(batch.response_ids.values, again.response_ids.values)
+    assert torch.equal(batch.rollout_log_probs.values, again.rollout_log_probs.values)
+    check_chat(chat, trained.values)
+    check_environment(file, batch)
+    check_fork(fork)
+    assert len(validated) == PAIR, "validation has one row an episode"
+    assert outcomes(played_by(batch, "refused")) == {("done", None)}
+    for name, error in (
+        ("fails", "RuntimeError: the agent is broken"),
+        ("silent", "the program ended without a response of the policy"),
+    ):
+        failed = played_by(batch, name)
+        assert outcomes(failed) == {("environment_error", error)}
+        assert all(episode.failed for episode in failed.episodes)
+
+
+def check_chat(chat: Rollouts, trained: torch.Tensor) -> None:
+    """Check that what a program sees is trained on."""
+    assert len(chat) == PAIR * N, "one row for an episode that only grows"
+    assert outcomes(chat) == {("done", None)}
+    assert {episode.num_turns for episode in chat.episodes} == {3}
+    assert num_retokenized(chat) == 0
+    assert all({"num_right"} == set(episode.components) for episode in chat.episodes)
+    written = chat.response_mask.values.bool()
     assert 0 < written.float().mean() < 1
-    difference = (trained.values - found.rollout_log_probs.values)[written].abs()
-    assert difference.mean() < 5e-6
-    assert found.turn is not None
-    assert all(turns.unique().tolist() == [0, 1, 2] for turns in found.turn.rows())
-    assert torch.equal(found.response_ids.values, again.response_ids.values)
-    assert torch.equal(found.rollout_log_probs.values, again.rollout_log_probs.values)
+    assert (trained - chat.rollout_log_probs.values)[written].abs().mean() < 5e-6
+    assert chat.turn is not None
+    assert all(turns.unique().tolist() == [0, 1, 2] for turns in chat.turn.rows())
 
 
-def test_a_program_sees_the_ids_of_an_environment(quiz: Path) -> None:
-    with episodes(quiz) as (roles, prompts):
-        played = generate(roles, prompts)
-    found, streamed = play(quiz, "chat"), play(quiz, "stream")
-    for each in (found, streamed):
-        assert torch.equal(each.prompt_ids.values, played.prompt_ids.values)
-        assert torch.equal(each.response_ids.values, played.response_ids.values)
-        assert torch.equal(each.response_mask.values, played.response_mask.values)
+def check_environment(file: Path, batch: Rollouts) -> None:
+    """Check that a program and an environment that ask the same see the same ids."""
+    with episodes(file) as (roles, asked):
+        played = generate(roles, asked.select(torch.arange(2 * PAIR)))
+    for name in ("chat", "stream"):
+        left, right = played_by(batch, name), played_by(played, name)
+        assert torch.equal(left.prompt_ids.values, right.prompt_ids.values)
+        assert torch.equal(left.response_ids.values, right.response_ids.values)
+        assert torch.equal(left.response_mask.values, right.response_mask.values)
 
 
-def test_forks_are_rows_with_the_episodes_score(quiz: Path) -> None:
-    found = play(quiz, "fork")
-    assert len(found) == 3 * NUM_ROWS * N
-    assert found.group.tolist() == [i for i in range(NUM_ROWS) for _ in range(3 * N)]
-    assert all(each.score == 0.5 for each in found.episodes)
-    assert found.turn is not None
-    assert [int(turns[-1]) + 1 for turns in found.turn.rows()] == [2, 2, 1] * NUM_ROWS * N
-    assert sum(each.num_retokenized for each in found.episodes) == 0
-    metrics = agent_metrics(found)
+def check_fork(fork: Rollouts) -> None:
+    """Check that forks are rows with the episode's score."""
+    assert Counter(fork.group.tolist()) == dict.fromkeys(fork.group.unique().tolist(), 3 * N)
+    assert len(fork) == 3 * PAIR * N
+    assert all(episode.score == 0.5 for episode in fork.episodes)
+    assert fork.turn is not None
+    assert [int(turns[-1]) + 1 for turns in fork.turn.rows()] == [2, 2, 1] * PAIR * N
+    assert num_retokenized(fork) == 0
+    metrics = agent_metrics(fork)
     assert metrics["agent/turns/mean"] == 5
     assert metrics["agent/outcome/done"] == 1
-    assert len(play(quiz, "fork", validate=True)) == NUM_ROWS, "validation has one row an episode"
 
 
-@pytest.fixture
-def template(tmp_path: Path) -> str:
+def test_programs_with_tools(tmp_path: Path) -> None:
     (tmp_path / "tools.jinja").write_text(TEMPLATE)
-    return f"actor_rollout_ref.model.custom_chat_template={tmp_path / 'tools.jinja'}"
-
-
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("tools", 1),
-        ("streamed_call", 1),
-        ("messages_api", 2),
-    ],  # the last one asks a first turn again
-)
-def test_tools_reach_the_program_as_calls(quiz: Path, name: str, rows: int, template: str) -> None:
-    parser = f"{ROLLOUT}.multi_turn.format=tests.agents.programs:AnswerParser"
-    found = play(quiz, name, template, parser)
-    assert [each.error for each in found.episodes] == [None] * len(found)
-    assert len(found) == rows * NUM_ROWS * N
-    assert sum(each.score or 0 for each in found.episodes) > NUM_ROWS
-    assert sum(each.num_retokenized for each in found.episodes) == 0
-
-
-def test_stop_sequences_end_a_turn_and_its_row(quiz: Path, template: str) -> None:
-    parser = f"{ROLLOUT}.multi_turn.format=tests.agents.programs:AnswerParser"
-    found = play(quiz, "stops", template, parser, "data.max_prompt_length=128")
-    assert [each.error for each in found.episodes] == [None] * len(found)
-    assert len(found) == 2 * NUM_ROWS * N, "a turn that a text ended is not continued"
-    assert sum(each.score or 0 for each in found.episodes) > NUM_ROWS
-    assert sum(each.num_retokenized for each in found.episodes) == 0
-    tokenizer = load_tokenizer(real_path("quickstart"))
-    texts = [tokenizer.decode(ids.tolist()) for ids in found.response_ids.rows()]
-    assert all("####" in text and "<|end|>" not in text for text in texts[::2])
-
-
-def test_documented_program_plays(quiz: Path, template: str) -> None:
-    found = play(
-        quiz,
-        "run",
-        template,
-        f'{ROLLOUT}.agent.program="{EXAMPLE}:run"',
+    with episodes(
+        write_rows_of(tmp_path, WITH_TOOLS),
+        *program("by_row"),
+        f"actor_rollout_ref.model.custom_chat_template={tmp_path / 'tools.jinja'}",
         f"{ROLLOUT}.multi_turn.format=tests.agents.programs:AnswerParser",
+        "data.max_prompt_length=128",
         "data.max_response_length=1024",
-    )
-    assert [each.error for each in found.episodes] == [None] * len(found)
-    assert max(each.num_turns for each in found.episodes) > 1
+    ) as (roles, asked):
+        batch = generate(roles, asked)
+    assert outcomes(batch) == {("done", None)}
+    assert num_retokenized(batch) == 0
+    for name, num_rows, least in (
+        ("tools", 1, PAIR),
+        ("streamed_call", 1, PAIR),
+        ("messages_api", 2, PAIR),  # asks a first turn again
+        ("stops", 2, PAIR),  # a turn that a text ended is not continued
+    ):
+        played = played_by(batch, name)
+        assert len(played) == num_rows * PAIR * N, name
+        assert sum(episode.score or 0 for episode in played.episodes) > least, name
+    tokenizer = load_tokenizer(real_path("quickstart"))
+    stopped = played_by(batch, "stops").response_ids.rows()[::2]
+    texts = [tokenizer.decode(ids.tolist()) for ids in stopped]
+    assert all("####" in text and "<|end|>" not in text for text in texts)
+    assert max(episode.num_turns for episode in played_by(batch, "documented").episodes) > 1
+    check_cancelled(played_by(batch, "gives_up"))
 
 
-@pytest.mark.parametrize("name", ["blocking", "refused"])
-def test_clients_get_replies_and_errors_of_the_protocol(quiz: Path, name: str) -> None:
-    found = play(quiz, name)
-    assert [each.error for each in found.episodes] == [None] * len(found)
-
-
-def test_a_cancelled_request_leaves_no_tokens(quiz: Path) -> None:
-    found = play(quiz, "gives_up")
-    assert [(each.error, each.num_retokenized) for each in found.episodes] == [(None, 0)] * len(
-        found
-    )
-    assert found.turn is not None
-    for turns, mask in zip(found.turn.rows(), found.response_mask.rows(), strict=True):
+def check_cancelled(batch: Rollouts) -> None:
+    """Check that a cancelled request leaves no tokens."""
+    assert batch.turn is not None
+    for turns, mask in zip(batch.turn.rows(), batch.response_mask.rows(), strict=True):
         assert turns.unique().tolist() in ([0], [0, 1])
         assert mask[-1] == 1, "a row ends with a turn of the policy"
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "outcome"),
-    [
-        ("fails", "RuntimeError: the agent is broken", "environment_error"),
-        ("silent", "the program ended without a response of the policy", "environment_error"),
-        ("sleeps", "the episode took longer than 3 s", "timeout"),
-    ],
+    ("name", "outcome"),
+    [("blocking", ("done", None)), ("sleeps", ("timeout", "the episode took longer than 3 s"))],
 )
-def test_failed_programs_are_outcomes(quiz: Path, name: str, error: str, outcome: str) -> None:
-    episode_s = 3 if name == "sleeps" else 300
-    limit = f"{ROLLOUT}.agent.timeouts.episode_s={episode_s}"
-    found = play(quiz, name, f"{ROLLOUT}.agent.max_failed_share=1", limit)
-    assert {(each.outcome, each.error) for each in found.episodes} == {(outcome, error)}
-    assert all(each.failed for each in found.episodes)
-
-
-def test_programs_that_do_not_load_are_refused(quiz: Path) -> None:
-    with (
-        pytest.raises(ConfigError, match="no_such_program"),
-        episodes(quiz, *program("no_such_program")),
-    ):
-        pass
+def test_synchronous_and_late_programs(
+    name: str, outcome: tuple[str, str | None], tmp_path: Path
+) -> None:
+    limit = f"{ROLLOUT}.agent.timeouts.episode_s={3 if name == 'sleeps' else 300}"
+    share = f"{ROLLOUT}.agent.max_failed_share=1"
+    file = write_quiz(tmp_path, 1, num_problems=3)
+    with episodes(file, *program(name), limit, share) as (roles, asked):
+        batch = generate(roles, asked)
+    assert outcomes(batch) == {outcome}
+    assert [episode.failed for episode in batch.episodes] == [name == "sleeps"] * N
 
 
 def test_a_program_beside_an_environment_is_refused() -> None:
@@ -201,7 +200,8 @@ def test_a_greedy_baseline_is_refused() -> None:
 def test_a_request_that_the_end_cancels_leaves_the_state_as_it_is() -> None:
     states: Counter[str] = Counter()
     anything = cast(Any, MagicMock())
-    run = ProgramRun(anything, anything, {"agent_name": "x"}, 0, [1], None, 0, None, states)
+    task = EpisodeTask({"agent_name": "x"}, 0, [1], anything, 0)
+    run = ProgramRun(anything, anything, task, anything, states)
     run._complete = lambda _: asyncio.sleep(600)
 
     async def play() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -26,6 +26,7 @@ from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from tests.agents.quiz import write_quiz
 from tests.agents.test_episodes import episodes, generate
 from tests.agents.test_programs import program
+from tests.progress import wait_until
 
 N = 3
 WAIT_S = 60.0  # far more than anything here takes
@@ -116,10 +117,7 @@ def streamed(engines: TurnEngines, player: Player | None = None) -> Iterator[Str
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(condition, os.getpid(), "the stream")
 
 
 def prompts(*tokens: int, first_group: int = 0) -> Prompts:
@@ -135,7 +133,7 @@ def test_groups_share_the_engines_and_finish_in_any_order() -> None:
         groups = [prompts(10), prompts(11, 12, first_group=5), prompts(13)]
         futures = [stream.submit(each, seed=1) for each in groups]
         found = [each.result(WAIT_S) for each in futures]
-        assert stream.load.busy_s > 0
+        assert stream.busy_s > 0
     for group, rollouts in zip(groups, found, strict=True):
         tokens = [int(ids[-1]) for ids in group.prompt_ids.rows()]
         expected = [[token, index] for token in tokens for index in range(N)]
@@ -243,16 +241,10 @@ def test_close_gives_up_an_exchange_that_hangs(monkeypatch: pytest.MonkeyPatch) 
         engines.may_end.set()
 
 
-@pytest.fixture(scope="module")
-def quiz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_quiz(tmp_path_factory.mktemp("quiz"), 3, num_problems=2)
-
-
-@pytest.mark.parametrize("kind", ["environment", "program"])
-def test_episodes_of_a_stream_are_those_of_a_batch(quiz: Path, kind: str) -> None:
-    """Each prompt is a group of its own; all are played beside each other."""
-    overrides = program("chat") if kind == "program" else []
-    with episodes(quiz, *overrides) as (roles, asked):
+def test_episodes_of_a_stream_are_those_of_a_batch(tmp_path: Path) -> None:
+    """Each prompt is a group of its own; all are played at the same time."""
+    quiz = write_quiz(tmp_path, 3, num_problems=2)
+    with episodes(quiz, *program("chat")) as (roles, asked):
         batch = generate(roles, asked)
         actor = roles.actor
         assert isinstance(actor, AgentActor)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rlctl.__main__ import main
 from rlctl.data_prep.arithmetic import ArithmeticParams, arithmetic
 from rlctl.data_prep.rows import PromptRow, write_rows
@@ -50,6 +52,7 @@ tools:
 """
 
 
+@pytest.mark.soak
 def test_multiturn_grpo_of_gsm8k(tmp_path: Path) -> None:
     config = tmp_path / "examples" / "sglang_multiturn" / "config"
     config.mkdir(parents=True)

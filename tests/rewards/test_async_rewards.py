@@ -68,7 +68,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     def build(*names: str, timeout_s: float = 300.0, max_concurrent: int = 64) -> RewardPool:
         specs = [RewardSpec(f"{tmp_path}/mine.py:{name}", 1.0) for name in names]
         settings = RequestSettings(max_concurrent=max_concurrent)
-        pools.append(RewardPool(specs, timeout_s=timeout_s, num_processes=1, requests=settings))
+        pools.append(RewardPool(specs, timeout_s=timeout_s, requests=settings))
         return pools[-1]
 
     yield build

@@ -93,7 +93,7 @@ def scored(
 ) -> RewardReport:
     spec = RewardSpec(function, 1.0, {"base_url": server.base_url, **params})
     settings = RequestSettings(max_retries=0)
-    with RewardPool([spec], timeout_s=300, num_processes=1, requests=settings) as pool:
+    with RewardPool([spec], timeout_s=300, requests=settings) as pool:
         assert len(pool.workers.pool.workers) == 1  # functions that are asynchronous need no other
         return pool.score([ROW] * len(texts), texts, groups=groups)
 
@@ -190,7 +190,7 @@ def test_a_judge_without_a_server_is_refused() -> None:
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     spec = RewardSpec("judge", 1.0, {"base_url": url})
     with pytest.raises(ConfigError, match="is no address such as https"):
-        RewardPool([spec], timeout_s=300, num_processes=1)
+        RewardPool([spec], timeout_s=300)
 
 
 @pytest.mark.parametrize("name", ["judge_pairs", "judge_group"])

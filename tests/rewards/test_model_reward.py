@@ -162,7 +162,7 @@ def test_functions_get_the_scores_of_turns_and_tools_and_keep_those_of_tools(
     )
     batch = rollouts(2, played, Episode("timeout", TURNS, error="too long"))
     spec = RewardSpec(f"{tmp_path}/mine.py:score", 1.0)
-    with RewardPool([spec], timeout_s=9, num_processes=1) as pool:
+    with RewardPool([spec], timeout_s=9) as pool:
         scores = RuleReward(conversations.tokenizer, pool).compute_scores(batch)
     assert scores.scores.tolist() == [3.5, 0.0]  # 2 are rewards of turns
     assert scores.failed.tolist() == [False, True]
@@ -181,7 +181,7 @@ def test_a_run_in_which_every_reward_failed_is_an_error(
 ) -> None:
     (tmp_path / "mine.py").write_text("def score(solution_str, **_):\n    raise OSError('full')\n")
     spec = RewardSpec(f"{tmp_path}/mine.py:score", 1.0)
-    with RewardPool([spec], timeout_s=9, num_processes=1) as pool:
+    with RewardPool([spec], timeout_s=9) as pool:
         reward = RuleReward(conversations.tokenizer, pool)
         reward.check_run()
         reward.compute_scores(rollouts(1))

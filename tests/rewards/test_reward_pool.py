@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,9 @@ import pytest
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, InternalError, ResourceError
 from rlctl.runtime.rewards.pool import RewardPool, RewardSpec
+from rlctl.runtime.sandbox.worker_pool import WorkerSettings
 from tests.processes import gone
+from tests.progress import wait_until
 
 SOURCE = """
 import os, sys, time
@@ -48,61 +49,48 @@ def misbehave(solution_str, **kwargs):
 """
 
 
+Spec = Callable[..., RewardSpec]
+
+
 @pytest.fixture
-def spec(tmp_path: Path) -> Callable[..., RewardSpec]:
+def spec(tmp_path: Path) -> Spec:
     path = tmp_path / "mine.py"
     path.write_text(SOURCE)
     return lambda name, weight=1.0, **kwargs: RewardSpec(f"{path}:{name}", weight, kwargs)
 
 
-@pytest.fixture
-def rows() -> Callable[[int], list[PromptRow]]:
-    return lambda count: [
+def rows(count: int) -> list[PromptRow]:
+    return [
         PromptRow("test", [{"role": "user", "content": "?"}], "truth", extra_info={"index": i})
         for i in range(count)
     ]
 
 
-def has_exited(pid: int) -> bool:
-    """Wait up to 5 minutes for the process to exit."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        if gone(pid):
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def test_many_rows_keep_their_order(
-    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
-) -> None:
+def test_many_rows_keep_their_order_and_share_workers_that_import_nothing_heavy(spec: Spec) -> None:
     responses = ["x" * (i * 37 % 101) for i in range(203)]
-    with RewardPool([spec("length")], timeout_s=300, num_processes=2) as pool:
+    with RewardPool(
+        [spec("length"), spec("who", 0.0)], timeout_s=300, workers=WorkerSettings(2)
+    ) as pool:
+        processes = set()
         for _ in range(2):
             report = pool.score(rows(203), responses)
             assert report.scores == [len(text) for text in responses]
-            assert report.components() == {"index": list(map(float, range(203)))}
+            components = report.components()
+            assert components["length/index"] == list(map(float, range(203)))
+            assert set(components["who/heavy"]) == {0.0}
+            processes |= set(components["who"])
             assert (report.num_errors, report.num_timeouts, report.first_error) == (0, 0, None)
+        assert len(processes - {os.getpid()}) == 2
         assert pool.score([], []).results == []
+        report = pool.score([*rows(2), PromptRow("", [], "3")], ["a", "b", "c"])
+    index = [str(value) for value in report.components()["length/index"]]
+    assert index == ["0.0", "1.0", "nan"], "a component that a row lacks is absent"
+    assert "KeyError" in str(report.results[2].error)
 
 
-def test_workers_start_once_share_the_work_and_import_nothing_heavy(
-    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
-) -> None:
-    with RewardPool([spec("who")], timeout_s=300, num_processes=2) as pool:
-        first, second = pool.score(rows(40), [""] * 40), pool.score(rows(40), [""] * 40)
-    assert len(set(first.scores + second.scores)) == 2
-    assert os.getpid() not in first.scores
-    assert set(first.components()["heavy"]) == {0.0}
-
-
-def test_only_failed_calls_score_zero(
-    spec: Callable[..., RewardSpec],
-    rows: Callable[[int], list[PromptRow]],
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_only_failed_calls_score_zero(spec: Spec, capfd: pytest.CaptureFixture[str]) -> None:
     responses = ["ok", "raise", "ok", "hang", "ok", "die", "ok", "none", "ok", "ok"]
-    with RewardPool([spec("misbehave")], timeout_s=4, num_processes=2) as pool:
+    with RewardPool([spec("misbehave")], timeout_s=4, workers=WorkerSettings(2)) as pool:
         report = pool.score(rows(10), responses)
         assert report.scores == [float(text == "ok") for text in responses]
         assert (report.num_errors, report.num_timeouts) == (3, 1)
@@ -120,34 +108,28 @@ def test_only_failed_calls_score_zero(
 
 
 def test_a_call_that_cannot_be_interrupted_is_killed(
-    spec: Callable[..., RewardSpec],
-    rows: Callable[[int], list[PromptRow]],
-    monkeypatch: pytest.MonkeyPatch,
+    spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlctl.runtime.sandbox.worker_process.GRACE_S", 0.3)
-    with RewardPool([spec("misbehave")], timeout_s=3, num_processes=1) as pool:
-        report = pool.score(rows(5), ["ok", "stubborn", "ok", "stubborn", "ok"])
-    assert report.scores == [1.0, 0.0, 1.0, 0.0, 1.0]
-    assert report.num_timeouts == 2
+    with RewardPool([spec("misbehave")], timeout_s=3) as pool:
+        report = pool.score(rows(3), ["ok", "stubborn", "ok"])
+    assert report.scores == [1.0, 0.0, 1.0]
+    assert report.num_timeouts == 1
     assert report.first_error == "took longer than 3 s and could not be interrupted"
 
 
-def test_timeout_applies_to_a_call_not_to_the_batch(
-    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
-) -> None:
-    with RewardPool([spec("slow")], timeout_s=3, num_processes=1) as pool:
+def test_timeout_applies_to_a_call_not_to_the_batch(spec: Spec) -> None:
+    with RewardPool([spec("slow")], timeout_s=3) as pool:
         assert pool.score(rows(8), ["0.4"] * 8).scores == [1.0] * 8  # 3.2 s together
 
 
-def test_weights_and_components_of_several_functions(
-    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
-) -> None:
+def test_weights_and_components_of_several_functions(spec: Spec) -> None:
     functions = [
         RewardSpec("gsm8k", 2.0, {"method": "flexible"}),
         spec("length", 0.5),
         spec("misbehave", 10.0),
     ]
-    with RewardPool(functions, timeout_s=300, num_processes=2) as pool:
+    with RewardPool(functions, timeout_s=300, workers=WorkerSettings(2)) as pool:
         report = pool.score(
             [PromptRow("", [], "3", extra_info={"index": 7})] * 2, ["it is 3", "raise"]
         )
@@ -167,14 +149,9 @@ def test_weights_and_components_of_several_functions(
     assert report.num_errors == 1
 
 
-def test_the_same_function_twice_gives_two_components(
-    rows: Callable[[int], list[PromptRow]],
-) -> None:
-    functions = [
-        RewardSpec("gsm8k", 1.0, {"method": "flexible"}),
-        RewardSpec("gsm8k", 0.1, {"method": "strict"}),
-    ]
-    with RewardPool(functions, timeout_s=300, num_processes=2) as pool:
+def test_the_same_function_twice_gives_two_components() -> None:
+    functions = [RewardSpec("gsm8k", 1.0, {"method": name}) for name in ("flexible", "strict")]
+    with RewardPool(functions, timeout_s=300, workers=WorkerSettings(2)) as pool:
         report = pool.score([PromptRow("", [], "3")], ["it is 3"])
         assert not pool.workers.pool.workers
     assert report.results[0].components == {"gsm8k_1": 1.0, "gsm8k_2": 0.0}
@@ -182,75 +159,34 @@ def test_the_same_function_twice_gives_two_components(
 
 def test_rows_without_functions_have_results() -> None:
     """Environments score all episodes of a recipe without reward functions."""
-    with RewardPool([], timeout_s=300, num_processes=1) as pool:
+    with RewardPool([], timeout_s=300) as pool:
         scoring = pool.open([0, 0, 1])
         for row in range(3):
             scoring.skip(row)
         assert [each.score for each in scoring.finish().results] == [0.0, 0.0, 0.0]
 
 
-def test_missing_component_of_a_row_is_absent(
-    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
-) -> None:
-    with RewardPool([spec("length")], timeout_s=300, num_processes=1) as pool:
-        without_index = PromptRow("", [], "3")
-        report = pool.score([*rows(2), without_index], ["a", "b", "c"])
-    assert [str(value) for value in report.components()["index"]] == ["0.0", "1.0", "nan"]
-    assert "KeyError" in str(report.results[2].error)
-
-
-def test_unknown_function_raises(
-    spec: Callable[..., RewardSpec],
-) -> None:
+def test_unknown_function_raises(spec: Spec) -> None:
     with pytest.raises(ConfigError, match="has no 'lenght'"):
-        RewardPool([spec("lenght")], timeout_s=300, num_processes=2)
+        RewardPool([spec("lenght")], timeout_s=300, workers=WorkerSettings(2))
 
 
 def test_file_that_fails_to_load_raises(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("assert False\ndef f(**kwargs): return 1\n")
     with pytest.raises(ConfigError, match="does not import: AssertionError"):
-        RewardPool([RewardSpec(f"{tmp_path}/mine.py:f", 1.0)], timeout_s=300, num_processes=2)
+        RewardPool(
+            [RewardSpec(f"{tmp_path}/mine.py:f", 1.0)], timeout_s=300, workers=WorkerSettings(2)
+        )
     (tmp_path / "mine.py").write_text("import os\nos._exit(9)\ndef f(**kwargs): return 1\n")
     with pytest.raises(ResourceError, match="exited while starting \\(exit status 9\\)"):
-        RewardPool([RewardSpec(f"{tmp_path}/mine.py:f", 1.0)], timeout_s=300, num_processes=1)
+        RewardPool([RewardSpec(f"{tmp_path}/mine.py:f", 1.0)], timeout_s=300)
 
 
-def test_close_kills_the_workers_and_a_closed_pool_raises(
-    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
-) -> None:
-    pool = RewardPool([spec("who")], timeout_s=300, num_processes=2)
-    pids = [worker.process.pid for worker in pool.workers.pool.workers]
+def test_close_kills_the_workers(spec: Spec) -> None:
+    pool = RewardPool([spec("length")], timeout_s=300, workers=WorkerSettings(2))
+    guards = [worker.process.pid for worker in pool.workers.pool.workers]
     pool.close()
     pool.close()
-    assert all(has_exited(pid) for pid in pids)
+    wait_until(lambda: all(map(gone, guards)), os.getpid(), "the guards end")
     with pytest.raises(InternalError, match="closed"):
         pool.score(rows(1), ["x"])
-
-
-def test_worker_that_exits_while_idle_is_replaced_without_a_failed_call(
-    spec: Callable[..., RewardSpec], rows: Callable[[int], list[PromptRow]]
-) -> None:
-    with RewardPool([spec("length")], timeout_s=300, num_processes=1) as pool:
-        worker = pool.workers.pool.workers[0]
-        assert worker.pid is not None
-        worker.process.kill()
-        worker.process.wait()
-        assert has_exited(worker.pid)  # it dies with its guard, somewhat later
-        assert pool.score(rows(3), ["a", "bb", "ccc"]).scores == [1.0, 2.0, 3.0]
-
-
-def test_built_in_scorer_is_fast(rows: Callable[[int], list[PromptRow]]) -> None:
-    steps = [PromptRow("", [], "44")] * 256
-    responses = [
-        "So 12 + 5 = 17 apples and then she gives away some more of them. " * 12 + "#### 44"
-    ] * 256
-    with RewardPool(
-        [RewardSpec("gsm8k", 1.0, {"method": "flexible"})], timeout_s=300, num_processes=2
-    ) as pool:
-        pool.score(steps, responses)
-        times: list[float] = []
-        while len(times) < 200 and min(times, default=1.0) >= 0.05:  # others may use the machine
-            started = time.perf_counter()
-            assert sum(pool.score(steps, responses).scores) == 256
-            times.append(time.perf_counter() - started)
-    assert min(times) < 0.05  # seconds; 0.01 on an idle machine

@@ -17,6 +17,7 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.sandbox.limits import Limits, allowed_environment
+from rlctl.runtime.sandbox.worker_pool import WorkerSettings
 from tests.processes import scopes_signals
 from tests.progress import wait_until
 
@@ -89,18 +90,16 @@ def test_an_error_names_the_setting_for_a_variable_that_is_not_passed_on(
     read = "os.environ['MY_API_KEY']"
     (tmp_path / "late.py").write_text(f"import os\ndef score(**_):\n    return len({read})\n")
     (tmp_path / "early.py").write_text(f"import os\nKEY = {read}\ndef score(**_): return 1\n")
-    with RewardPool(
-        [RewardSpec(f"{tmp_path}/late.py:score", 1.0)], timeout_s=9, num_processes=1
-    ) as p:
+    with RewardPool([RewardSpec(f"{tmp_path}/late.py:score", 1.0)], timeout_s=9) as p:
         [(_, _, error)] = run(p, "x")
     assert error is not None
     assert f"KeyError: 'MY_API_KEY' ({tmp_path}/late.py:3)" in error
     assert "reward.env=[MY_API_KEY]" in error
     spec = RewardSpec(f"{tmp_path}/early.py:score", 1.0)
     with pytest.raises(ConfigError, match="KeyError") as caught:
-        RewardPool([spec], timeout_s=9, num_processes=1)
+        RewardPool([spec], timeout_s=9)
     assert caught.value.problems[0].hint == "reward.env=[MY_API_KEY] passes it on"
-    with RewardPool([spec], timeout_s=9, num_processes=1, env=["MY_API_KEY"]) as pool:
+    with RewardPool([spec], timeout_s=9, workers=WorkerSettings(env=["MY_API_KEY"])) as pool:
         assert run(pool, "x") == [(1.0, None, None)]
 
 
@@ -110,9 +109,9 @@ def test_printing_never_fails_and_the_log_stays_small(tmp_path: Path) -> None:
         "    for _ in range(12):\n        print('x' * 2**21)\n"
         "    print('end of', solution_str)\n    return 1.0\n"
     )
-    limits = Limits(file_size=2**20)
     spec = RewardSpec(f"{tmp_path}/loud.py:score", 1.0)
-    with RewardPool([spec], timeout_s=60, num_processes=1, logs=tmp_path, limits=limits) as pool:
+    workers = WorkerSettings(logs=tmp_path, limits=Limits(file_size=2**20))
+    with RewardPool([spec], timeout_s=60, workers=workers) as pool:
         assert [each[0] for each in run(pool, "a", "b")] == [1.0, 1.0]
     log = (tmp_path / "reward-0.log").read_bytes()
     assert len(log) < 20 * 2**20
@@ -124,7 +123,7 @@ def test_a_log_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("def score(**_):\n    print('x')\n    return 1.0\n")
     (tmp_path / "reward-0.log").symlink_to("/dev/full")
     spec = RewardSpec(f"{tmp_path}/loud.py:score", 1.0)
-    with RewardPool([spec], timeout_s=60, num_processes=1, logs=tmp_path) as pool:
+    with RewardPool([spec], timeout_s=60, workers=WorkerSettings(logs=tmp_path)) as pool:
         assert run(pool, "a") == [(1.0, None, None)]
 
 
@@ -134,7 +133,7 @@ def test_reward_code_that_kills_costs_only_its_own_call(mine: Path) -> None:
     if not scopes_signals():
         deeds.remove("driver")  # nothing prevents it: the test would end here
     with RewardPool(
-        [RewardSpec(f"{mine}:compute_score", 1.0)], timeout_s=300, num_processes=2
+        [RewardSpec(f"{mine}:compute_score", 1.0)], timeout_s=300, workers=WorkerSettings(2)
     ) as p:
         found = run(p, *deeds)
         for deed, (score, pred, error) in zip(deeds, found, strict=True):
@@ -169,7 +168,7 @@ def test_computation_after_a_call_is_ended_by_the_cpu_limit() -> None:
 def test_reward_code_that_exceeds_a_limit_scores_zero(mine: Path) -> None:
     limits = Limits(memory=2 * 2**30, file_size=8 * 2**20, open_files=64)
     spec = RewardSpec(f"{mine}:compute_score", 1.0)
-    with RewardPool([spec], timeout_s=300, num_processes=1, limits=limits) as pool:
+    with RewardPool([spec], timeout_s=300, workers=WorkerSettings(limits=limits)) as pool:
         results = run(pool, "ok", "memory", "endless file", "files", "ok")
     assert [score for score, _, _ in results] == [1.0, 0.0, 0.0, 0.0, 1.0]
     assert "MemoryError" in str(results[1][2])
@@ -180,7 +179,7 @@ def test_reward_code_that_exceeds_a_limit_scores_zero(mine: Path) -> None:
 
 def test_idle_workers_that_are_killed_are_replaced(mine: Path) -> None:
     with RewardPool(
-        [RewardSpec(f"{mine}:compute_score", 1.0)], timeout_s=300, num_processes=2
+        [RewardSpec(f"{mine}:compute_score", 1.0)], timeout_s=300, workers=WorkerSettings(2)
     ) as p:
         for _, pred, _ in run(p, *["ok"] * 8):
             for pid in {int(each) for each in str(pred).split()}:
@@ -192,17 +191,18 @@ def test_idle_workers_that_are_killed_are_replaced(mine: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "message", "line"),
+    ("source", "message", "line", "is_module"),
     [
-        ("import time\ntime.sleep(600)\n", "took longer than 2 s", ":2"),
+        ("import time\ntime.sleep(600)\n", "took longer than 2 s", ":2", False),
+        ("import time\ntime.sleep(600)\n", "took longer than 2 s", ":2", True),
         (
             "import time\ntry:\n    time.sleep(600)\nfinally:\n    time.sleep(600)\n",
             "could not",
             "",
+            False,
         ),
     ],
 )
-@pytest.mark.parametrize("is_module", [False, True])
 def test_import_that_hangs_ends_at_its_deadline(
     mine: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -217,7 +217,7 @@ def test_import_that_hangs_ends_at_its_deadline(
     function = "hanging_reward:f" if is_module else f"{mine.parent}/hanging_reward.py:f"
     started = time.monotonic()
     with pytest.raises(ConfigError, match=message) as caught:
-        RewardPool([RewardSpec(function, 1.0)], timeout_s=2, num_processes=2)
+        RewardPool([RewardSpec(function, 1.0)], timeout_s=2)
     assert time.monotonic() - started < 300
     [problem] = caught.value.problems
     assert str(problem.where or "").endswith(f"hanging_reward.py{line}" if line else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,7 +54,7 @@ class RecordingPool:
         self.spawned = spawned
         self.nodes: list[str] = []
 
-    def spawn(self, role: str, worker: type, *_specs: Any) -> Any:
+    def spawn(self, role: str, worker: type, /, *_specs: Any) -> Any:
         self.spawned.append((self.name, role, worker.__name__))
         return Worker(role)
 
@@ -177,11 +176,14 @@ def test_programs_are_scored_after_generation_with_a_notice(
     reward.pool = SimpleNamespace(has_workers=True)
     passed: list[object] = []
 
-    def agent_actor(*args: object) -> tuple[object, Callable[[], None]]:
+    def agent_actor(*args: object) -> object:
         passed.append(args[-1])
-        return actor, lambda: None
+        return actor
 
-    monkeypatch.setattr(generation, "agent_actor", agent_actor)
+    monkeypatch.setattr(
+        generation, "episode_settings", create_autospec(generation.episode_settings)
+    )
+    monkeypatch.setattr(generation, "AgentActor", agent_actor)
     monkeypatch.setattr(generation.SamplingConfig, "from_config", lambda *_: None)
     caplog.set_level("INFO", "rlctl")
     for program, expected in (("null", reward), ("module:play", None)):

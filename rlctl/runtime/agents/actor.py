@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from itertools import compress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -18,9 +18,9 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import RlctlError
 from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.agents.environments.protocol import Row
-from rlctl.runtime.agents.episode import EpisodeRun, EpisodeSettings
+from rlctl.runtime.agents.episode import EpisodeRun, EpisodeSettings, EpisodeTask
 from rlctl.runtime.agents.programs.program_run import ProgramRun
-from rlctl.runtime.agents.schedule import FIXED, Load, Schedule, TurnEngines, first_error
+from rlctl.runtime.agents.schedule import FIXED, Schedule, TurnEngines, first_error
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.model.routing import RoutingShape
 from rlctl.runtime.ops import first_rows
@@ -28,7 +28,6 @@ from rlctl.runtime.rewards.report import exceeds
 from rlctl.runtime.rewards.role import EarlyScoring, RuleReward
 from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
-from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.tracking.clock import timed
 from rlctl.tracking.episodes import Episode
 
@@ -63,16 +62,16 @@ class ColocatedEngines(TurnEngines):
     def exchange(
         self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int] = ()
     ) -> list[Completion]:
-        """See `TurnEngines`. All ranks of an engine make the same call and get the same result."""
+        # All ranks of an engine make the same call and get the same result.
         size = self.ranks_per_engine
         parts: list[list[Request]] = [[] for _ in range(self.num_ranks // size)]
-        for each in requests:
-            parts[each.affinity % len(parts)].append(each)
+        for request in requests:
+            parts[request.affinity % len(parts)].append(request)
         if size > 1:  # their clocks differ, and so would the number of steps
             limit = FIXED
         of_ranks = [part for part in parts for _ in range(size)]
         completed = self.workers.exchange(of_ranks, limit, cancelled)
-        return [each for part in completed[::size] for each in part]
+        return [completion for part in completed[::size] for completion in part]
 
     def end_exchange(self) -> None:
         self.workers.end_exchange()
@@ -86,11 +85,6 @@ class AgentActor(DelegatingActor):
         actor: Actor,
         engines: TurnEngines,
         settings: EpisodeSettings,
-        sampling: SamplingConfig,
-        *,
-        fixed: bool,
-        num_threads: int,
-        max_failed_share: float,
         on_states: OnStates,
         reward: RuleReward | None = None,
     ) -> None:
@@ -98,14 +92,10 @@ class AgentActor(DelegatingActor):
         super().__init__(actor)
         self.engines = engines
         self.settings = settings
-        self.sampling = sampling
-        self.fixed = fixed
-        self.num_threads = num_threads
-        self.max_failed_share = max_failed_share
         self.on_states = on_states
         # A program's episode may become several rows.
         self.reward = reward if settings.kept_roles is None else None
-        self.engine_load = Load()
+        self.busy_s = 0.0  # in which the engines had work
         self.states: Counter[str] = Counter()  # of episodes that `play` has begun
 
     @timed("gen")
@@ -119,8 +109,8 @@ class AgentActor(DelegatingActor):
         states: Counter[str] = Counter()
         schedule = Schedule(
             self.engines,
-            fixed=self.fixed,
-            num_threads=self.num_threads,
+            fixed=self.settings.fixed,
+            num_threads=self.settings.num_threads,
             on_progress=lambda: self.on_states(+states),
         )
         rows, endpoint, runs = self._runs(prompts, seed, validate, greedy, schedule, states)
@@ -130,11 +120,10 @@ class AgentActor(DelegatingActor):
         finally:
             self.engines.end_exchange()
             self.on_states({})
-        self.engine_load.total_s += schedule.load.total_s
-        self.engine_load.busy_s += schedule.load.busy_s
+        self.busy_s += schedule.busy_s
         self._check_failures(episodes)
         # Without learning an episode has one row: the last that its program started.
-        shape, all_samples = self.sampling.routing, not (validate or greedy)
+        shape, all_samples = self.settings.sampling.routing, not (validate or greedy)
         rollouts = _rollouts(rows, runs, episodes, shape, all_samples)
         if scoring is not None:
             scoring.finish(rollouts)
@@ -143,18 +132,18 @@ class AgentActor(DelegatingActor):
     async def play(
         self, prompts: Prompts, seed: int, validate: bool, greedy: bool, schedule: Schedule
     ) -> Rollouts:
-        """Return n episodes for each of B prompts, played beside others: see `Player`."""
+        """Return n episodes for each of B prompts, played with others: see `Player`."""
         states = self.states
         rows, endpoint, runs = self._runs(prompts, seed, validate, greedy, schedule, states)
         try:
             async with endpoint or nullcontext(), asyncio.TaskGroup() as group:
-                tasks = [group.create_task(each.run()) for each in runs]
+                tasks = [group.create_task(run.run()) for run in runs]
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
         finally:
-            states.subtract(each.state for each in runs)
-        episodes = [each.result() for each in tasks]
-        shape, all_samples = self.sampling.routing, not (validate or greedy)
+            states.subtract(run.state for run in runs)
+        episodes = [task.result() for task in tasks]
+        shape, all_samples = self.settings.sampling.routing, not (validate or greedy)
         return _rollouts(rows, runs, episodes, shape, all_samples)
 
     def _runs(
@@ -167,38 +156,25 @@ class AgentActor(DelegatingActor):
         states: Counter[str],
     ) -> tuple[Prompts, Endpoint | None, list[EpisodeRun]]:
         """Return the rows of n episodes for each prompt, the endpoint of programs, the episodes."""
-        params = self.sampling.params(prompts.group, seed, validate, greedy)
-        rows = prompts.repeat(params.n)
-        decoding = params.decoding()
+        params = self.settings.sampling.params(prompts.group, seed, validate, greedy)
+        rows, decoding = prompts.repeat(params.n), params.decoding()
         seeds = params.row_seeds(len(rows)).tolist()
-        own_ids = [ids.tolist() for ids in rows.prompt_ids.rows()]
         endpoint: Endpoint | None = None
         if self.settings.kept_roles is not None:
             from rlctl.runtime.agents.programs.endpoint import Endpoint
 
             endpoint = Endpoint()
         first = int(prompts.group[0]) * params.n
-        numbered = zip(rows.rows, own_ids, seeds, strict=True)
-        return (
-            rows,
-            endpoint,
-            [
-                self._run(endpoint, row, number, ids, decoding, row_seed, schedule.generate, states)
-                for number, (row, ids, row_seed) in enumerate(numbered, first)
-            ],
-        )
-
-    def _run(
-        self,
-        endpoint: Endpoint | None,
-        prompt_row: PromptRow,
-        *args: Any,
-    ) -> EpisodeRun:
-        """Return the episode of a row: the program's if there is one for it."""
-        row = _row(prompt_row, self.settings.default_agent)
-        if endpoint is None or row["agent_name"] == SINGLE_TURN:
-            return EpisodeRun(self.settings, row, *args)
-        return ProgramRun(endpoint, self.settings, row, *args)
+        runs: list[EpisodeRun] = []
+        numbered = zip(rows.rows, rows.prompt_ids.rows(), seeds, strict=True)
+        for number, (row, ids, row_seed) in enumerate(numbered, first):
+            values = _row(row, self.settings.default_agent)
+            task = EpisodeTask(values, number, ids.tolist(), decoding, row_seed)
+            if endpoint is None or values["agent_name"] == SINGLE_TURN:
+                runs.append(EpisodeRun(self.settings, task, schedule.generate, states))
+            else:
+                runs.append(ProgramRun(endpoint, self.settings, task, schedule.generate, states))
+        return rows, endpoint, runs
 
     def check_failures(self, rollouts: Rollouts) -> None:
         once = first_rows(rollouts.episode_of_row)
@@ -206,12 +182,13 @@ class AgentActor(DelegatingActor):
 
     def _check_failures(self, episodes: Sequence[Episode]) -> None:
         """Raise RlctlError if too many episodes of a batch failed."""
-        failed = [each for each in episodes if each.failed]
-        if exceeds(len(failed), len(episodes), self.max_failed_share):
+        failed = [episode for episode in episodes if episode.failed]
+        share = self.settings.max_failed_share
+        if exceeds(len(failed), len(episodes), share):
             raise RlctlError(
                 f"{len(failed)} of {len(episodes)} episodes failed; the first: "
                 f"{failed[0].outcome}: {failed[0].error}",
-                where=f"actor_rollout_ref.rollout.agent.max_failed_share={self.max_failed_share:g}",
+                where=f"actor_rollout_ref.rollout.agent.max_failed_share={share:g}",
                 hint="`rlctl env test` runs an environment alone; agent.max_failed_share and "
                 "agent.timeouts.* set the limits",
             )
@@ -219,8 +196,8 @@ class AgentActor(DelegatingActor):
 
 def _row(row: PromptRow, default_agent: str) -> Row:
     """Return a row as environments get it: plain data, with the kind of agent."""
-    names = [each.name for each in fields(row)]
-    return {each: getattr(row, each) for each in names} | {
+    names = [field.name for field in fields(row)]
+    return {name: getattr(row, name) for name in names} | {
         "agent_name": row.agent_name or default_agent
     }
 
@@ -256,28 +233,28 @@ def _rollouts(
     `shape` is that of the tokens' experts where they are recorded.
     Rows of an episode share its record, and the group and row of its prompt in the B `prompts`.
     """
-    samples = [each.samples if all_samples else each.samples[-1:] for each in runs]
-    owner = [i for i, each in enumerate(samples) for _ in each]
-    finish = [sample.finish for each in samples for sample in each]
-    tokens = [sample.tokens for each in samples for sample in each]
+    samples = [run.samples if all_samples else run.samples[-1:] for run in runs]
+    owner = [i for i, rows in enumerate(samples) for _ in rows]
+    finish = [sample.finish for row_samples in samples for sample in row_samples]
+    tokens = [sample.tokens for row_samples in samples for sample in row_samples]
     prompts = prompts.select(torch.tensor(owner))
-    ids = Ragged.from_rows([each.response_ids for each in tokens], torch.int64)
+    ids = Ragged.from_rows([row.response_ids for row in tokens], torch.int64)
     rewards = torch.zeros(len(ids.values))
     starts = ids.offsets.tolist()
-    for start, each in zip(starts, tokens, strict=False):
-        for position, reward in each.rewards.items():
+    for start, row in zip(starts, tokens, strict=False):
+        for position, reward in row.rewards.items():
             rewards[start + position] = reward
     return Rollouts(
-        prompt_ids=Ragged.from_rows([each.prompt_ids for each in tokens], torch.int64),
+        prompt_ids=Ragged.from_rows([row.prompt_ids for row in tokens], torch.int64),
         group=prompts.group,
         rows=prompts.rows,
         response_ids=ids,
-        response_mask=Ragged.from_rows([each.mask for each in tokens], torch.float32),
-        rollout_log_probs=Ragged.from_rows([each.log_probs for each in tokens], torch.float32),
+        response_mask=Ragged.from_rows([row.mask for row in tokens], torch.float32),
+        rollout_log_probs=Ragged.from_rows([row.log_probs for row in tokens], torch.float32),
         finish=finish,
-        turn=Ragged.from_rows([each.turn for each in tokens], torch.int64),
-        versions=Ragged.from_rows([each.versions for each in tokens], torch.int64),
+        turn=Ragged.from_rows([row.turn for row in tokens], torch.int64),
+        versions=Ragged.from_rows([row.versions for row in tokens], torch.int64),
         step_rewards=ids.like(rewards),
-        routing=Ragged.from_rows([each.whole_routing(shape) for each in tokens]) if shape else None,
+        routing=Ragged.from_rows([row.whole_routing(shape) for row in tokens]) if shape else None,
         episodes=[episodes[i] for i in owner],
     )

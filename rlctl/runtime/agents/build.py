@@ -1,9 +1,9 @@
-"""Construction of the actor that generates episodes, from a configuration."""
+"""Construction of what episodes share, from a configuration, and the check of an episode."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,43 +13,36 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.plugins import load
 from rlctl.recipes import schema
-from rlctl.runtime.agents.actor import AgentActor, OnStates
 from rlctl.runtime.agents.chat_bridge import ChatBridge
 from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool
 from rlctl.runtime.agents.environments.protocol import Message, ToolSchema
 from rlctl.runtime.agents.environments.scripted import opening
 from rlctl.runtime.agents.episode import EpisodeSettings
-from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.agents.template_check import TOOL, USER, check_chat_template
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 
 
-def agent_actor(
+def episode_settings(
     config: schema.Config,
     tokenizer: PreTrainedTokenizerBase,
     sampling: SamplingConfig,
-    actor: Actor,
-    engines: TurnEngines,
     rank_info: RankInfo,
     logs: Path | None,
-    on_states: OnStates,
-    reward: RuleReward | None,
-) -> tuple[AgentActor, Callable[[], None]]:
-    """Return an actor that generates episodes with `engines`, and the function that closes it.
+) -> EpisodeSettings:
+    """Return what the episodes of a run share; close its `environments` at the end.
 
-    `reward` gets each episode when it ends; None: it gets them all together. Starts the processes
-    of the environments; what they print goes to files in `logs`, or to stderr. Raises ConfigError
-    for an environment or a tool that cannot be loaded.
+    Starts the processes of the environments; what they print goes to files in `logs`, or to stderr.
+    Raises ConfigError for an environment or a tool that cannot be loaded.
     """
     rollout = config.actor_rollout_ref.rollout
     pool = EnvironmentPool.from_config(rollout, logs)
-    bridge = make_bridge(config, tokenizer, sampling.stop_token_ids)
-    settings = EpisodeSettings(
+    kwargs = config.data.apply_chat_template_kwargs
+    bridge = ChatBridge(tokenizer, sampling.stop_token_ids, kwargs)
+    schedule = rollout.agent.schedule
+    return EpisodeSettings(
         tokenizer=tokenizer,
         bridge=bridge,
         parser=load("tool_parsers", rollout.multi_turn.format)(),
@@ -59,22 +52,12 @@ def agent_actor(
         default_agent=rollout.agent.default_agent_loop,
         max_prompt_length=config.data.max_prompt_length,
         max_response_length=config.data.max_response_length,
-        kept_roles=None if rollout.agent.program is None else kept_roles(bridge),
-    )
-    schedule = rollout.agent.schedule
-    fixed = rank_info.device == "cpu" if schedule == "auto" else schedule == "fixed"
-    built = AgentActor(
-        actor,
-        engines,
-        settings,
-        sampling,
-        fixed=fixed,
+        sampling=sampling,
+        fixed=rank_info.device == "cpu" if schedule == "auto" else schedule == "fixed",
         num_threads=rank_info.num_threads,
         max_failed_share=rollout.agent.max_failed_share,
-        on_states=on_states,
-        reward=reward,
+        kept_roles=None if rollout.agent.program is None else kept_roles(bridge),
     )
-    return built, pool.close
 
 
 def check_episodes(
@@ -90,7 +73,7 @@ def check_episodes(
     """
     rollout = config.actor_rollout_ref.rollout
     _check_program(rollout.agent)
-    bridge = make_bridge(config, tokenizer, stop_token_ids)
+    bridge = ChatBridge(tokenizer, stop_token_ids, config.data.apply_chat_template_kwargs)
     agent = rollout.agent.model_copy(update={"num_workers": 1})
     with EnvironmentPool.from_config(rollout.model_copy(update={"agent": agent})) as pool:
         try:
@@ -148,10 +131,3 @@ async def _begin(
         return opening(list(row.prompt), environment.messages), environment.tools
     finally:
         await environment.close()
-
-
-def make_bridge(
-    config: schema.Config, tokenizer: PreTrainedTokenizerBase, stop_token_ids: tuple[int, ...]
-) -> ChatBridge:
-    """Return the bridge of the model's chat template."""
-    return ChatBridge(tokenizer, stop_token_ids, config.data.apply_chat_template_kwargs)

@@ -31,6 +31,7 @@ from rlctl.runtime.agents.parsers.base import ToolParser
 from rlctl.runtime.agents.tokens import Tokens
 from rlctl.runtime.rollout.engine import random_stream
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.tracking.episodes import Episode, Message, Use
 
 Generate = Callable[[Request], Awaitable[Completion]]
@@ -60,6 +61,10 @@ class EpisodeSettings:
     default_agent: str  # kind of the episodes of rows that name none
     max_prompt_length: int
     max_response_length: int
+    sampling: SamplingConfig
+    fixed: bool  # turns join at set steps of the engine: see `Schedule`
+    num_threads: int  # OpenMP threads of the engines that run in this process
+    max_failed_share: float  # of a batch's episodes
     # Of programs: roles of messages that the template appends without a change of earlier tokens.
     kept_roles: frozenset[str] | None = None  # None: there is no program
 
@@ -70,6 +75,17 @@ class Sample:
 
     tokens: Tokens
     finish: str  # "stop" or "length"
+
+
+@dataclass(frozen=True)
+class EpisodeTask:
+    """Start of one episode of a batch."""
+
+    row: Row
+    number: int  # in the batch
+    prompt_ids: list[int]  # of the row without tools
+    decoding: Decoding
+    seed: int
 
 
 def turn_seed(seed: int, turn: int) -> int:
@@ -83,30 +99,16 @@ class EpisodeRun:
     def __init__(
         self,
         settings: EpisodeSettings,
-        row: Row,
-        number: int,
-        own_prompt_ids: list[int],
-        decoding: Decoding,
-        seed: int,
+        task: EpisodeTask,
         generate: Generate,
         states: Counter[str],
     ) -> None:
-        """Prepare the episode of `row`, the `number`-th of its batch.
-
-        `own_prompt_ids` are those of the row without tools. `states` counts the episodes of the
-        batch by state.
-        """
-        self.settings = settings
-        self.row = row
-        self.number = number
-        self.decoding = decoding
-        self.seed = seed
-        self.generate = generate
+        """Prepare the episode; `states` counts the episodes of the batch by state."""
+        self.settings, self.task, self.generate = settings, task, generate
         self._state, self._states = State.PENDING, states
         states[self._state] += 1
-        self.tokens = Tokens(own_prompt_ids)
+        self.tokens = Tokens(task.prompt_ids)
         self.finish = "stop"
-        self._single_turn = row["agent_name"] == SINGLE_TURN
         self._messages: list[Message] = []
         self._opening: tuple[Message, ...] = ()
         self._uses: list[Use] = []
@@ -154,7 +156,7 @@ class EpisodeRun:
             total,
             components,
             error,
-            sum(each.tokens.num_retokenized() for each in self.samples),
+            sum(sample.tokens.num_retokenized() for sample in self.samples),
             self._opening,
             **{name: tuple(numbers) for name, numbers in self._facts.items()},
         )
@@ -167,8 +169,7 @@ class EpisodeRun:
     async def _play(self) -> str:
         """Play to the end and return the outcome."""
         await self._begin()
-        limits, num_replies, previous = self.settings.multi_turn, 0, None
-        turn = 0
+        limits, turn, previous = self.settings.multi_turn, 0, None
         while True:
             completion = await self._generate(turn, previous)
             previous = completion.key
@@ -180,8 +181,8 @@ class EpisodeRun:
             step, parsed = await self._reply()
             if step.done:
                 return "done"
-            turn, num_replies = turn + 1, num_replies + 1
-            if turn == limits.max_assistant_turns or num_replies == limits.max_user_turns:
+            turn += 1
+            if turn in (limits.max_assistant_turns, limits.max_user_turns):
                 return "max_turns"
             ids = self.settings.bridge.bridge_ids(
                 completion.response_ids[-1:].tolist(),
@@ -197,16 +198,16 @@ class EpisodeRun:
 
     async def _begin(self) -> None:
         """Start the environment and replace the prompt by the one with its tools and messages."""
-        if self._single_turn:
+        if self.task.row["agent_name"] == SINGLE_TURN:
             return
         settings = self.settings
-        environment = await settings.environments.open(self.row, str(next_key()))
+        environment = await settings.environments.open(self.task.row, str(next_key()))
         self._environment = environment
-        messages = opening(list(self.row["prompt"]), environment.messages)
+        messages = opening(list(self.task.row["prompt"]), environment.messages)
         if environment.messages is not None:
             self._opening = tuple(
-                Message(each["role"], str(each.get("content") or ""), trained=False)
-                for each in messages
+                Message(message["role"], str(message.get("content") or ""), trained=False)
+                for message in messages
             )
         ids = settings.bridge.prompt_ids(messages, environment.tools)
         if len(ids) > settings.max_prompt_length:
@@ -224,27 +225,26 @@ class EpisodeRun:
         request = Request(
             key=next_key(),
             context_ids=context,
-            decoding=self.decoding,
+            decoding=self.task.decoding,
             max_tokens=(self.settings.max_response_length - len(self.tokens.response_ids),),
-            seeds=(turn_seed(self.seed, turn),),
+            seeds=(turn_seed(self.task.seed, turn),),
             previous=previous,
             keep=self._environment is not None,
-            affinity=self.number,
+            affinity=self.task.number,
         )
         completion = await self.generate(request)
         self.tokens.append_turn(context, completion, turn)
-        text = self._text(completion)
-        self._messages.append(
-            Message(
-                "assistant",
-                text,
-                True,
-                len(completion.response_ids),
-                time.monotonic() - began,
-                version=completion.version,
-            )
-        )
+        self._add_turn(completion, time.monotonic() - began)
         return completion
+
+    def _add_turn(self, completion: Completion, seconds: float) -> str:
+        """Add a turn of the policy to the transcript, and return its text."""
+        text, num_tokens = self._text(completion), len(completion.response_ids)
+        version = completion.version
+        self._messages.append(
+            Message("assistant", text, True, num_tokens, seconds, version=version)
+        )
+        return text
 
     async def _reply(self) -> tuple[Step, Turn]:
         """Let the environment reply to the last turn."""
@@ -265,25 +265,24 @@ class EpisodeRun:
             numbers += given if isinstance(given, list) else own
         if step.reward is not None:
             self.tokens.rewards[len(self.tokens.response_ids) - 1] = step.reward
-            last = self._messages[-1]
-            self._messages[-1] = replace(last, reward=step.reward)
-        self._uses += [Use(each.name, each.seconds, each.error) for each in step.uses]
+            self._messages[-1] = replace(self._messages[-1], reward=step.reward)
+        self._uses += [Use(use.name, use.seconds, use.error) for use in step.uses]
         self._messages += [
-            Message(each["role"], str(each["content"]), False, 0, seconds, name=each.get("name"))
-            for each in step.messages
+            Message(reply["role"], str(reply["content"]), False, 0, seconds, name=reply.get("name"))
+            for reply in step.messages
         ]
         return step, turn
 
     def _count_reply(self, messages: Sequence[chat.Message], num_ids: int) -> None:
         """Record the tokens of the last messages of the transcript, which have `num_ids`."""
         shares, start = self.settings.bridge.shares(messages, num_ids), -len(messages)
-        for place, num_tokens in enumerate(shares, start):
-            self._messages[place] = replace(self._messages[place], num_tokens=num_tokens)
+        for index, num_tokens in enumerate(shares, start):
+            self._messages[index] = replace(self._messages[index], num_tokens=num_tokens)
 
     def _text(self, completion: Completion) -> str:
         """Return the text of a turn with its special tokens, but without the stop token."""
         ids = completion.response_ids.tolist()  # the tokenizer is slow with tensors
-        return self._decode(ids[:-1] if ids[-1] in self.decoding.stop_token_ids else ids)
+        return self._decode(ids[:-1] if ids[-1] in self.task.decoding.stop_token_ids else ids)
 
     def _decode(self, ids: list[int]) -> str:
         text = self.settings.tokenizer.decode(ids, skip_special_tokens=False)

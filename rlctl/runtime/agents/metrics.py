@@ -27,14 +27,18 @@ def agent_metrics(rollouts: Rollouts) -> dict[str, float]:
         return {}
     once = first_rows(rollouts.episode_of_row).nonzero().flatten()
     episodes = [rollouts.episodes[i] for i in once.tolist()]
-    outcomes = Counter(each.outcome for each in episodes)
+    outcomes = Counter(episode.outcome for episode in episodes)
     written, total = float(rollouts.response_mask.values.sum()), len(rollouts.response_ids.values)
-    metrics = to_floats(spread("agent/turns", torch.tensor([each.num_turns for each in episodes])))
+    metrics = to_floats(
+        spread("agent/turns", torch.tensor([episode.num_turns for episode in episodes]))
+    )
     metrics |= {f"agent/outcome/{name}": n / len(episodes) for name, n in sorted(outcomes.items())}
-    metrics["agent/num_failed"] = float(sum(each.failed for each in episodes))
+    metrics["agent/num_failed"] = float(sum(episode.failed for episode in episodes))
     metrics["agent/tool_tokens_share"] = 1 - written / total if total else 0.0
-    metrics["agent/retokenized_tokens"] = float(sum(each.num_retokenized for each in episodes))
-    uses = [use for each in episodes for use in each.uses]
+    metrics["agent/retokenized_tokens"] = float(
+        sum(episode.num_retokenized for episode in episodes)
+    )
+    uses = [use for episode in episodes for use in episode.uses]
     refused = Counter(use.error for use in uses if use.error in REFUSED)
     metrics |= {f"agent/refused_calls/{kind}": float(refused[kind]) for kind in sorted(refused)}
     run = [use for use in uses if use.error not in REFUSED]

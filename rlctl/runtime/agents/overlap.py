@@ -59,14 +59,16 @@ class OverlappedActor(DelegatingActor):
         params = self.sampling.params(prompts.group, seed, validate, greedy)
         requests = to_requests(prompts.prompt_ids, params, self.context_length)
         scoring = self.reward.begin(prompts.repeat(params.n))
-        first_row = {each.key: number * params.n for number, each in enumerate(requests)}
+        first_row = {request.key: number * params.n for number, request in enumerate(requests)}
         waiting, completions = self._placed(requests), list[Completion]()
         num_rows = len(prompts) * params.n
         try:
             while len(completions) < num_rows:
-                for each in self.engines.exchange(waiting, _SLICE):
-                    completions.append(each)
-                    scoring.add(first_row[each.key] + each.index, each.response_ids)
+                for completion in self.engines.exchange(waiting, _SLICE):
+                    completions.append(completion)
+                    scoring.add(
+                        first_row[completion.key] + completion.index, completion.response_ids
+                    )
                 waiting = []
         finally:
             self.engines.end_exchange()
@@ -79,5 +81,5 @@ class OverlappedActor(DelegatingActor):
         parts = torch.arange(len(requests)).tensor_split(self.num_ranks())
         size = self.sampling.rollout.tensor_model_parallel_size  # ranks of an engine
         engine = {i: rank // size for rank, part in enumerate(parts) for i in part.tolist()}
-        placed = [replace(each, affinity=engine[i]) for i, each in enumerate(requests)]
-        return sorted(placed, key=lambda each: -len(each.context_ids))
+        placed = [replace(request, affinity=engine[i]) for i, request in enumerate(requests)]
+        return sorted(placed, key=lambda request: -len(request.context_ids))

@@ -43,14 +43,6 @@ class TurnEngines(Protocol):
         ...
 
 
-@dataclass
-class Load:
-    """Time of a batch of episodes, and the part of it in which the engines had work, in seconds."""
-
-    total_s: float = 0.0
-    busy_s: float = 0.0
-
-
 @dataclass(eq=False)
 class _Open:
     """A request that engines have, and its responses so far."""
@@ -79,7 +71,7 @@ class Schedule:
         self.on_progress = on_progress
         self.fixed = fixed
         self.num_threads = num_threads
-        self.load = Load()
+        self.busy_s = 0.0  # in which the engines had work
         self._waiting: list[Request] = []
         self._open: dict[int, _Open] = {}  # by key
         self._cancelled: list[int] = []  # keys that engines still work on
@@ -114,19 +106,17 @@ class Schedule:
 
     async def run(self, episodes: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         """Run all episodes; return their results in order. Raises the first error."""
-        began = time.monotonic()
         self._num_running = len(episodes)
         # Collections would visit every object of the libraries, for a quarter of a second each.
         gc.freeze()
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._count(each)) for each in episodes]
+                tasks = [group.create_task(self._count(episode)) for episode in episodes]
                 group.create_task(self._advance())
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
         finally:
             gc.unfreeze()
-            self.load.total_s += time.monotonic() - began
         return [task.result() for task in tasks]
 
     async def serve(self) -> None:
@@ -157,9 +147,9 @@ class Schedule:
                 completions = await loop.run_in_executor(
                     thread, self.engines.exchange, requests, limit, cancelled
                 )
-                self.load.busy_s += time.monotonic() - began
-                for each in completions:
-                    self._receive(each)
+                self.busy_s += time.monotonic() - began
+                for completion in completions:
+                    self._receive(completion)
 
     def _take_requests(self) -> list[Request]:
         """Return the requests that the engines get now.
@@ -197,7 +187,7 @@ class Schedule:
         while self._num_running:
             if self.fixed:
                 # An episode may wait for several requests.
-                waiting = {each.request.affinity for each in self._open.values()}
+                waiting = {entry.request.affinity for entry in self._open.values()}
                 if waiting and len(waiting) >= self._num_running:
                     return True
             elif self._open or self._cancelled:

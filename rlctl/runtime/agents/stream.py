@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from rlctl.runtime.agents.delegating import DelegatingActor
-from rlctl.runtime.agents.schedule import Load, Schedule, TurnEngines
+from rlctl.runtime.agents.schedule import Schedule, TurnEngines
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
@@ -49,8 +49,8 @@ class SingleTurns(Player):
     ) -> Rollouts:
         params = self.sampling.params(prompts.group, seed, validate, greedy)
         requests = [
-            replace(each, affinity=-1)
-            for each in to_requests(prompts.prompt_ids, params, self.context_length)
+            replace(request, affinity=-1)
+            for request in to_requests(prompts.prompt_ids, params, self.context_length)
         ]
         parts = await asyncio.gather(*map(schedule.complete, requests))
         rows = in_order(requests, chain(*parts))
@@ -92,9 +92,9 @@ class Stream:
         self._thread.start()
 
     @property
-    def load(self) -> Load:
-        """Time in which the engines had work so far."""
-        return self._schedule.load
+    def busy_s(self) -> float:
+        """Seconds in which the engines had work so far."""
+        return self._schedule.busy_s
 
     def submit(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
@@ -141,12 +141,12 @@ class Stream:
         if serving.done():
             self._error = serving.exception()
             # Wherever they are: a program would retry its request, or count it as its own failure.
-            for each in self._plays:
-                each.cancel()
+            for play in self._plays:
+                play.cancel()
             await closing
         others = asyncio.all_tasks() - {asyncio.current_task()}
-        for each in others:
-            each.cancel()
+        for task in others:
+            task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
 

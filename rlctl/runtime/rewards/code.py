@@ -21,7 +21,7 @@ def code_hashes(reward: schema.Reward) -> dict[str, str]:
     custom = reward.custom_reward_function
     functions = [f"{custom.path}:"] if custom.path is not None else reward.functions or ()
     hashes: dict[str, str] = {}
-    for code in (each.rpartition(":")[0] for each in functions if is_user_code(each)):
+    for code in (function.rpartition(":")[0] for function in functions if is_user_code(function)):
         path = Path(code).expanduser() if code.endswith(".py") else _module_file(code)
         if path is not None and path.is_file():
             hashes[code] = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -35,8 +35,8 @@ def _module_file(module: str) -> Path | None:
     parts = module.split(".")
     for end in range(1, len(parts) + 1):
         name = ".".join(parts[:end])
-        found = (finder.find_spec(name, folders, None) for finder in sys.meta_path)
-        spec = next((each for each in found if each is not None), None)
+        specs = (finder.find_spec(name, folders, None) for finder in sys.meta_path)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is None:
             return None
         folders = spec.submodule_search_locations or ()

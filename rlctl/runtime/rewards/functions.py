@@ -115,8 +115,8 @@ class LoadedReward(NamedTuple):
             "ground_truth": first.ground_truth,
         }
         if self.traits.scores_groups:
-            given["solution_strs"] = [each.solution_str for each in calls]
-            given["extra_infos"] = [each.extra_info for each in calls]
+            given["solution_strs"] = [call.solution_str for call in calls]
+            given["extra_infos"] = [call.extra_info for call in calls]
         else:
             given |= {"solution_str": first.solution_str, "extra_info": first.extra_info}
         if self.traits.takes_prompt:
@@ -202,7 +202,7 @@ def _to_results(reward: LoadedReward, result: Any, num_calls: int) -> list[CallR
             f"the reward function returned {result!r:.60}, not a list with a score for each of "
             f"{num_calls} responses"
         )
-    return [_element(each) for each in result]
+    return [_element(element) for element in result]
 
 
 def _element(result: Any) -> CallResult:

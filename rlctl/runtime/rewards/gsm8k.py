@@ -107,7 +107,9 @@ def _verl_strict(solution: str, truth: str) -> Found:
 
 
 def _verl_flexible(solution: str, truth: str) -> Found:
-    found = [each for each in _VERL_ANY.findall(solution[-_VERL_WINDOW:]) if each not in ("", ".")]
+    found = [
+        number for number in _VERL_ANY.findall(solution[-_VERL_WINDOW:]) if number not in ("", ".")
+    ]
     last = found[-1] if found else None
     return last, last == truth
 

@@ -114,9 +114,8 @@ class RewardHost:
             limit_cpu(self._timeout_s + TICK_S)
             await asyncio.sleep(TICK_S)
 
-    def _interrupt(self, signum: int, frame: object) -> None:
+    def _interrupt(self, *_: object) -> None:
         """Raise RewardTimeout in a call that blocks the loop."""
-        del signum, frame
         if asyncio.current_task() in self._calls:
             raise RewardTimeout(f"blocked the event loop for longer than {self._timeout_s:g} s")
 
@@ -125,8 +124,7 @@ class RewardHost:
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise RewardTimeout in the block after `seconds`, and limit its CPU time."""
 
-    def raise_timeout(signum: int, frame: object) -> None:
-        del signum, frame
+    def raise_timeout(*_: object) -> None:
         raise RewardTimeout(f"took longer than {seconds:g} s")
 
     # Set for every block: a library may have replaced the handler (math-verify does).

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -108,13 +109,13 @@ async def score_each(
     params = JudgeParams(**settings)
     values = _values(params, data_source, ground_truth, extra_info, prompt)
     values["response"] = prompts.delimited(solution_str)
-    bounds = params.min_score, params.max_score
+    bounds = {"lowest": params.min_score, "highest": params.max_score}
     found = await _ask(
         params,
         prompts.POINTWISE,
         values,
-        prompts.score_schema(*bounds),
-        prompts.verdict(prompts.score_of, *bounds),
+        prompts.score_schema(**bounds),
+        partial(prompts.score_of, **bounds),
     )
     return {"score": _normalized(params, found), "judge_score": found}
 
@@ -139,13 +140,13 @@ async def score_group(
     random.Random(hashlib.sha256(texts.encode(errors="replace")).digest()).shuffle(order)
     values = _values(params, data_source, ground_truth, extra_infos[0], prompt)
     values["responses"] = [prompts.delimited(solution_strs[i]) for i in order]
-    bounds = params.min_score, params.max_score
+    bounds = {"lowest": params.min_score, "highest": params.max_score}
     found = await _ask(
         params,
         prompts.GROUP,
         values,
-        prompts.group_schema(len(order), *bounds),
-        prompts.verdict(prompts.group_scores_of, len(order), *bounds),
+        prompts.group_schema(len(order), **bounds),
+        partial(prompts.group_scores_of, num_responses=len(order), **bounds),
     )
     by_row = dict(zip(order, found, strict=True))
     return [
@@ -180,13 +181,13 @@ async def score_pairs(
     orders = sorted(pairs) + ([(j, i) for i, j in sorted(pairs)] if params.swap else [])
 
     async def compare(first: int, second: int) -> float:
-        both = [prompts.delimited(solution_strs[each]) for each in (first, second)]
+        both = [prompts.delimited(solution_strs[i]) for i in (first, second)]
         wanted = {**values, "responses": both}
         return await _ask(
             params, prompts.PAIRWISE, wanted, prompts.winner_schema(), prompts.winner_of
         )
 
-    results = await asyncio.gather(*(compare(*each) for each in orders), return_exceptions=True)
+    results = await asyncio.gather(*(compare(*order) for order in orders), return_exceptions=True)
     return _wins(count, dict(zip(orders, results, strict=True)))
 
 
@@ -207,8 +208,8 @@ def _wins(
         won[j].append(1 - value)
         other = results.get((j, i))
         if i < j and isinstance(other, float):
-            for each in (i, j):
-                agreed[each].append(float(value == 1 - other))
+            for k in (i, j):
+                agreed[k].append(float(value == 1 - other))
     found: list[dict[str, float] | Exception] = []
     for values, same, error in zip(won, agreed, first_error, strict=True):
         if not values:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ def neutral(text: str) -> str:
 def conversation(prompt: Sequence[Mapping[str, Any]]) -> str:
     """Return the messages of a prompt as text, one paragraph each."""
     return "\n\n".join(
-        f"{each.get('role')}: {neutral(str(each.get('content')))}" for each in prompt
+        f"{message.get('role')}: {neutral(str(message.get('content')))}" for message in prompt
     )
 
 
@@ -148,7 +148,7 @@ def winner_of(reply: str) -> float:
     Raises ValueError if the reply has no verdict.
     """
     text = _THOUGHTS.sub("", reply)
-    found = next((each["winner"] for each in _objects(text) if "winner" in each), None)
+    found = next((verdict["winner"] for verdict in _objects(text) if "winner" in verdict), None)
     if found is None and (matches := _WINNER.findall(text)):
         found = matches[-1][0] or matches[-1][1]
     value = {"1": 1.0, "2": 0.0, "tie": 0.5}.get(str(found).strip().lower())
@@ -162,18 +162,13 @@ def group_scores_of(reply: str, num_responses: int, lowest: float, highest: floa
     for found in _objects(_THOUGHTS.sub("", reply)):
         scores = found.get("scores")
         if isinstance(scores, list):
-            scores = {str(number): each for number, each in enumerate(scores, start=1)}
+            scores = {str(number): score for number, score in enumerate(scores, start=1)}
         if isinstance(scores, dict):
             if len(scores) != num_responses:
                 break
             wanted = [scores.get(str(number)) for number in range(1, num_responses + 1)]
-            return [_checked(each, lowest, highest, reply) for each in wanted]
+            return [_checked(score, lowest, highest, reply) for score in wanted]
     raise _unreadable(f"no scores of {num_responses} responses", reply)
-
-
-def verdict(read: Callable[..., Any], *args: Any) -> Callable[[str], Any]:
-    """Return the function of a reply that calls `read(reply, *args)`."""
-    return lambda reply: read(reply, *args)
 
 
 def _checked(value: Any, lowest: float, highest: float, reply: str) -> float:

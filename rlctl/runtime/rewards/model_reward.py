@@ -97,7 +97,7 @@ class ModelReward(Reward):
         """Return the model's scores (B,), NaN if there is none, and which conversations are cut."""
         encoded: list[list[int] | None] = [self._encode(chat) for chat in self._chats(rollouts)]
         usable = torch.tensor([ids is not None for ids in encoded])
-        played = torch.tensor([not each.failed for each in rollouts.episodes] or [True])
+        played = torch.tensor([not episode.failed for episode in rollouts.episodes] or [True])
         index = (usable & played).nonzero().flatten()
         raw = torch.full((len(rollouts),), torch.nan)
         if len(index):
@@ -159,12 +159,12 @@ class ModelReward(Reward):
 
 
 def _chat(messages: Sequence[Message]) -> Chat:
-    return [{"role": each.role, "content": each.text} for each in messages]
+    return [{"role": message.role, "content": message.text} for message in messages]
 
 
 def _up_to_last_turn(messages: Sequence[Message]) -> Sequence[Message]:
     """Leave out the replies after the policy's last turn, which it has not seen."""
-    num_turns = [number for number, each in enumerate(messages, 1) if each.trained]
+    num_turns = [number for number, message in enumerate(messages, 1) if message.trained]
     return messages[: num_turns[-1]] if num_turns else ()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -30,6 +31,7 @@ from rlctl.runtime.rewards.scoring import OnResult, Scoring
 from rlctl.runtime.rewards.specs import check_sources, reward_specs
 from rlctl.runtime.rewards.workers import RewardWorkers
 from rlctl.runtime.sandbox.limits import Limits, withheld_variable
+from rlctl.runtime.sandbox.worker_pool import WorkerSettings
 
 
 class RewardPool:
@@ -43,37 +45,34 @@ class RewardPool:
         functions: Sequence[RewardSpec],
         *,
         timeout_s: float,
-        num_processes: int,
-        logs: Path | None = None,
-        env: Sequence[str] = (),
-        limits: Limits | None = None,
+        workers: WorkerSettings | None = None,
         requests: RequestSettings | None = None,
     ) -> None:
         """Load `functions` and start the workers, if any function needs them.
 
         `timeout_s` is the time limit of a call, and of the first import of a user's code, in
-        seconds. Output of functions goes to `reward-<number>.log` in the folder `logs`, or to
-        stderr. `env` names environment variables that workers get besides the usual ones, and those
-        that a function asks for. `requests` limits the requests of asynchronous functions. Raises
+        seconds. Logs are `reward-<number>.log`. Workers also get the environment variables that a
+        function asks for. `requests` limits the requests of asynchronous functions. Raises
         ConfigError if a function cannot be loaded or called, ResourceError if a worker does not
         start.
         """
+        settings = workers or WorkerSettings()
         self.functions = list(functions)
         self.direct: dict[int, LoadedReward] = {
             index: load_reward(spec)
             for index, spec in enumerate(self.functions)
             if not is_user_code(spec.function) and runs_in_process(find_reward(spec.function))
         }
-        self.traits = {index: each.traits for index, each in self.direct.items()}
+        self.traits = {index: reward.traits for index, reward in self.direct.items()}
         self._pooled = [i for i in range(len(self.functions)) if i not in self.direct]
         specs = [self.functions[index] for index in self._pooled]
-        self._env = [*env, *(name for spec in specs for name in needed_environment(spec))]
-        self.workers = RewardWorkers(
-            specs, timeout_s, self._env, limits or Limits(), requests or RequestSettings()
-        )
+        needed = [name for spec in specs for name in needed_environment(spec)]
+        settings = replace(settings, env=[*settings.env, *needed])
+        self._env = settings.env
+        self.workers = RewardWorkers(specs, timeout_s, settings, requests or RequestSettings())
         if self._pooled:
             try:
-                self.workers.start(num_processes, logs)
+                self.workers.start()
             except BaseException:
                 self.close()
                 raise
@@ -93,10 +92,9 @@ class RewardPool:
         return cls(
             reward_specs(reward, sources),
             timeout_s=reward.timeout_s,
-            num_processes=number,
-            logs=logs,
-            env=reward.env,
-            limits=Limits.from_config(reward.limits, number),
+            workers=WorkerSettings(
+                number, logs, reward.env, Limits.from_config(reward.limits, number)
+            ),
             requests=requests,
         )
 

@@ -55,8 +55,8 @@ def build_report(
     num_rows: int,
 ) -> RewardReport:
     """Combine the results of each function, one for each of `num_rows` rows, into a report."""
-    failures = [each for results in by_function for each in results if each and each.error]
-    num_timeouts = sum(each.timed_out for each in failures)
+    failures = [result for results in by_function for result in results if result and result.error]
+    num_timeouts = sum(result.timed_out for result in failures)
     names = component_names(specs)
     return RewardReport(
         results=[
@@ -66,16 +66,6 @@ def build_report(
         num_errors=len(failures) - num_timeouts,
         num_timeouts=num_timeouts,
         first_error=failures[0].error if failures else None,
-    )
-
-
-def join_reports(first: RewardReport, second: RewardReport) -> RewardReport:
-    """Return the report of two parts of a batch, in order."""
-    return RewardReport(
-        results=[*first.results, *second.results],
-        num_errors=first.num_errors + second.num_errors,
-        num_timeouts=first.num_timeouts + second.num_timeouts,
-        first_error=first.first_error or second.first_error,
     )
 
 
@@ -100,22 +90,22 @@ def _combine(
     specs: Sequence[RewardSpec], names: Sequence[str], results: Sequence[CallResult | None]
 ) -> RewardResult:
     """Return the result of one row; `results` has one entry per function, None if not called."""
-    called = [each for each in zip(specs, names, results, strict=True) if each[2] is not None]
+    called = [row for row in zip(specs, names, results, strict=True) if row[2] is not None]
     components: dict[str, float] = {}
     score = 0.0
     is_one_of_several = len(called) > 1
-    for spec, name, each in called:
-        assert each is not None
-        score += spec.weight * each.score
+    for spec, name, result in called:
+        assert result is not None
+        score += spec.weight * result.score
         if is_one_of_several:
-            components[name] = each.score
+            components[name] = result.score
         components |= {
             f"{name}/{part}" if is_one_of_several else part: value
-            for part, value in each.components.items()
+            for part, value in result.components.items()
         }
     return RewardResult(
         score=score,
         components=components,
-        error=next((each.error for each in results if each and each.error), None),
-        pred=next((each.pred for each in results if each and each.pred is not None), None),
+        error=next((result.error for result in results if result and result.error), None),
+        pred=next((result.pred for result in results if result and result.pred is not None), None),
     )

@@ -49,12 +49,12 @@ class RuleReward:
         """Return a mask (B,) of the rows that functions or environments score."""
         scored = torch.tensor(
             [
-                any(each.scores(row.data_source) for each in self.pool.functions)
+                any(spec.scores(row.data_source) for spec in self.pool.functions)
                 for row in rollouts.rows
             ]
         )
         if rollouts.episodes:
-            scored |= torch.tensor([each.score is not None for each in rollouts.episodes])
+            scored |= torch.tensor([episode.score is not None for episode in rollouts.episodes])
         return scored
 
     @timed("reward")
@@ -123,10 +123,10 @@ class RuleReward:
             self.pool.close()  # a worker cannot be used again while a call is in progress
             raise
         self.first_error = self.first_error or report.first_error
-        self.has_succeeded |= any(each.error is None for each in report.results)
+        self.has_succeeded |= any(result.error is None for result in report.results)
         if report.first_error is None:
             return report
-        num_failed = sum(each.error is not None for each in report.results)
+        num_failed = sum(result.error is not None for result in report.results)
         LOG.warning(
             "%d reward calls failed and %d took too long, for %d of %d responses; the first: %s",
             report.num_errors,

@@ -73,7 +73,7 @@ def check_sources(specs: Sequence[RewardSpec], sources: Iterable[str]) -> None:
 
 def unknown_source(source: str) -> Problem:
     """Return the problem of a data source without a scorer."""
-    known = ", ".join(each for patterns in declared_sources().values() for each in patterns)
+    known = ", ".join(pattern for patterns in declared_sources().values() for pattern in patterns)
     forced = " or ".join(f"'reward.functions=[{name}]'" for name in declared_sources())
     return Problem(
         f"no scorer for the data source {source!r}; known: {known}",

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ConfigError
@@ -22,7 +21,7 @@ from rlctl.runtime.rewards.host import TICK_S, TIMEOUT_HINT, RewardHost
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.sandbox import worker_process
 from rlctl.runtime.sandbox.limits import Limits, withheld_variable
-from rlctl.runtime.sandbox.worker_pool import WorkerPool
+from rlctl.runtime.sandbox.worker_pool import WorkerPool, WorkerSettings
 from rlctl.runtime.sandbox.worker_process import RequestFailed, Worker, WorkerLost
 
 # Portions of the waiting calls per worker: few messages, and a short wait for the slowest worker.
@@ -46,27 +45,27 @@ class RewardWorkers:
         self,
         specs: Sequence[RewardSpec],
         timeout_s: float,
-        env: Sequence[str],
-        limits: Limits,
+        settings: WorkerSettings,
         requests: RequestSettings,
     ) -> None:
         """Prepare the workers that `start` starts."""
         self.traits: list[Traits] = []
-        self._specs, self._env = specs, env
+        self._specs, self._settings = specs, settings
         self._timeout_s = self._import_s = timeout_s
         self._waiting: asyncio.Queue[_Task] = asyncio.Queue()
         self._lanes: list[asyncio.Task[None]] = []
         self._async_worker: Worker | None = None
         self._batch = 0
         host = partial(RewardHost, timeout_s, requests)
-        self.pool = WorkerPool("reward", host, limits, self._load, env)
+        limits = settings.limits or Limits()
+        self.pool = WorkerPool("reward", host, limits, self._load, settings.env)
 
-    def start(self, num_processes: int, logs: Path | None) -> None:
+    def start(self) -> None:
         """Start one worker, which gives the traits of the functions, and the others they need.
 
         Raises the error of a function that cannot be loaded or called, and ResourceError.
         """
-        self.pool.submit(self._start, num_processes, logs).result()
+        self.pool.submit(self._start).result()
 
     def submit(self, function: int, calls: Sequence[Call]) -> Future[list[CallResult]]:
         """Call a function, by its position; return the future of its results."""
@@ -77,17 +76,17 @@ class RewardWorkers:
         """Forget the calls that no worker has; they have no results."""
         self._batch += 1
 
-    async def _start(self, num_processes: int, logs: Path | None) -> None:
+    async def _start(self) -> None:
         def start(name: object) -> Worker:
-            return self.pool.start(logs and logs / f"reward-{name}.log")
+            return self.pool.start(self._settings.log(f"reward-{name}"))
 
         first = start(0)
         self.traits = await first.started
         self._import_s = worker_process.START_S  # they are known to load
-        is_async = [each.is_async for each in self.traits]
+        is_async = [traits.is_async for traits in self.traits]
         workers = [first]
         if not all(is_async):
-            workers += [start(number) for number in range(1, num_processes)]
+            workers += [start(number) for number in range(1, self._settings.number)]
             self._lanes += [asyncio.create_task(self._serve(worker)) for worker in workers]
         if any(is_async):
             self._async_worker = first if all(is_async) else start("async")
@@ -114,7 +113,7 @@ class RewardWorkers:
             ) from None
         except RequestFailed as failure:
             error = failure.error
-            if error is not None and (name := withheld_variable(str(error), self._env)):
+            if error is not None and (name := withheld_variable(str(error), self._settings.env)):
                 hint = f"reward.env=[{name}] passes it on"
                 raise ConfigError(replace(error.problems[0], hint=hint)) from None
             raise
@@ -143,7 +142,7 @@ class RewardWorkers:
 
     async def _process(self, worker: Worker, tasks: deque[_Task]) -> None:
         """Remove tasks when they have results. If one loses the worker, the later ones remain."""
-        for task in [each for each in tasks if each.batch != self._batch]:
+        for task in [task for task in tasks if task.batch != self._batch]:
             task.results.set_result([])
             tasks.remove(task)
         limit_s, timed_out = self._timeout_s + worker_process.GRACE_S, False
@@ -185,7 +184,7 @@ class RewardWorkers:
 def _to_results(reply: Any, calls: Sequence[Call]) -> list[CallResult]:
     """Return the results of calls. Raises ValueError if code in the worker sent something else."""
     try:
-        results = [CallResult(*each) for each in reply]
+        results = [CallResult(*result) for result in reply]
     except TypeError:
         results = []
     if len(results) != len(calls):

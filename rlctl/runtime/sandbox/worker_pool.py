@@ -10,6 +10,7 @@ import asyncio
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread, current_thread
 from typing import Any, TypeVar
@@ -21,6 +22,24 @@ from rlctl.runtime.sandbox.worker_process import Worker
 T = TypeVar("T")
 
 _JOIN_S = 10.0  # the thread ends at once, unless the machine is overloaded
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Number of the workers of a pool, and what each gets.
+
+    `logs` is the folder of their output, which otherwise goes to stderr. `env` names environment
+    variables that they get besides the usual ones. The pool has limits for workers without any.
+    """
+
+    number: int = 1
+    logs: Path | None = None
+    env: Sequence[str] = ()
+    limits: Limits | None = None
+
+    def log(self, name: str) -> Path | None:
+        """Return the file of the output of the worker `name`."""
+        return self.logs and self.logs / f"{name}.log"
 
 
 class WorkerPool:

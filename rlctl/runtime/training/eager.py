@@ -134,7 +134,7 @@ class Eager(RolloutSource):
         with self.quiet:
             self._admit()
         before, now = self._end, time.perf_counter()
-        busy_before, self._busy_s = self._busy_s, self.stream.load.busy_s
+        busy_before, self._busy_s = self._busy_s, self.stream.busy_s
         total, busy = max(now - before, 1e-9), self._busy_s - busy_before
         self._end = now
         scoring_s, self._scoring_s = self._scoring_s, 0.0

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlctl.recipes import schema
 from rlctl.runtime.agents.actor import AgentActor, ColocatedEngines, OnStates
-from rlctl.runtime.agents.build import agent_actor
+from rlctl.runtime.agents.build import episode_settings
 from rlctl.runtime.agents.overlap import NO_OVERLAP, OverlappedActor
 from rlctl.runtime.agents.schedule import TurnEngines
 from rlctl.runtime.agents.stream import SingleTurns, Stream, StreamedActor
@@ -68,21 +68,12 @@ def with_episodes(generation: Generation, roles: Roles) -> Iterator[Roles]:
     if early is not None and config.actor_rollout_ref.rollout.agent.program is not None:
         LOG.info(NO_OVERLAP, "an episode of an agent program may have several rows")
         early = None
-    built, close = agent_actor(
-        config,
-        tokenizer,
-        sampling,
-        actor,
-        engines,
-        generation.rank_info,
-        generation.logs,
-        generation.on_states,
-        early,
-    )
+    settings = episode_settings(config, tokenizer, sampling, generation.rank_info, generation.logs)
     try:
+        built = AgentActor(actor, engines, settings, generation.on_states, early)
         yield replace(roles, actor_role=built)
     finally:
-        close()
+        settings.environments.close()
 
 
 @contextmanager

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool, Timeouts
 from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
+from tests.agents.environments.episodes import load_here, names_of, play, play_here, turn_of
 
 SKYRL = """
 from typing import Any, Dict
@@ -105,70 +103,47 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def play(
-    environment: str, params: Mapping[str, Any], row: Mapping[str, Any], turns: Sequence[Turn]
-) -> tuple[Any, list[Step], Any]:
-    """Return what `reset` gave, the steps and the score of an episode in a worker process."""
-
-    async def run(pool: EnvironmentPool) -> tuple[Any, list[Step], Any]:
-        remote = await pool.open(row, "k")
-        steps = [await remote.step(turn) for turn in turns]
-        score = await remote.score()
-        await remote.close()
-        return (remote.messages, remote.tools), steps, score
-
-    limits = Timeouts(300, 300)
-    with EnvironmentPool(environment, params, timeouts=limits, logs=Path()) as pool:
-        return asyncio.run(run(pool))
-
-
-@pytest.mark.parametrize(
-    ("environment", "params"),
-    [("guess.py:Guess", {}), ("skyrl", {"env_class": "guess.py:Guess"})],
-)
-def test_class_of_skyrl_gym(
-    folder: Path, environment: str, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_class_of_skyrl_gym(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "skyrl_gym", raising=False)
     prompt = [{"role": "user", "content": "?"}]
     row = {"prompt": prompt, "ground_truth": "7", "extra_info": {"index": 1}}
-    params = {**params, "env_config": {"reward": {"bonus": 0.5}}}
-    reset, steps, score = play(environment, params, row, [Turn("3"), Turn("7")])
-    assert reset == ([{"role": "system", "content": "guess"}, *prompt], [])
-    assert steps == [
-        Step([{"role": "user", "content": "no"}], 0.0, False, (), {"metadata": {"turn": 1}}),
-        Step([], 1.5, True),
-    ]
-    assert score == {"turns": 2.0, "score": 0.0}
+    params = {"env_config": {"reward": {"bonus": 0.5}}}
+    turns = [Turn("3"), Turn("7")]
+    for played in (
+        play("guess.py:Guess", params, turns, row),
+        play_here("skyrl", {"env_class": "guess.py:Guess", **params}, turns, row),
+    ):
+        assert played.messages == [{"role": "system", "content": "guess"}, *prompt]
+        assert played.tools == []
+        assert played.steps == [
+            Step([{"role": "user", "content": "no"}], 0.0, False, (), {"metadata": {"turn": 1}}),
+            Step([], 1.5, True),
+        ]
+        assert played.score == {"turns": 2.0, "score": 0.0}
     assert "closed 2" in Path("environment-0.log").read_text()
     assert "skyrl_gym" not in sys.modules
-    _, steps, _ = play(environment, {**params, "max_turns": 1}, row, [Turn("3")])
-    assert steps[0].done
+    [step] = play_here("guess.py:Guess", {**params, "max_turns": 1}, turns[:1], row).steps
+    assert step.done
 
 
-@pytest.mark.parametrize(
-    ("environment", "params"),
-    [("counter.py:Counter", {}), ("trl", {"factory": "counter.py:Counter"})],
-)
-def test_class_of_trl(folder: Path, environment: str, params: dict[str, Any]) -> None:
+def test_class_of_trl(folder: Path) -> None:
     row = {"prompt": [], "extra_info": {"start": 5}}
     calls = (ToolCall("1", "increment", {"step": 2}), ToolCall("2", "_hidden", {}))
-    turns = [Turn("", calls), Turn("", (ToolCall("3", "read", {}),)), Turn("bye")]
-    params = {**params, "max_parallel_calls": 2}
-    (messages, tools), steps, score = play(environment, params, row, turns)
-    assert messages == "The counter is 5."
-    assert [tool["function"]["name"] for tool in tools] == ["increment", "read"]
-    assert tools[0]["function"]["parameters"]["properties"] == {
-        "step": {"type": "integer", "description": "Number to add."}
-    }
-    assert [m["content"] for step in steps for m in step.messages] == [
-        "7",
-        "error: unknown tool '_hidden'; known: increment, read",
-        "it is 7",
-    ]
-    assert (steps[-1].done, score) == (True, 7.0)
-    with EnvironmentPool(environment, params) as pool:
-        assert [tool["function"]["name"] for tool in pool.tools] == ["increment", "read"]
+    turns = [Turn("", calls), turn_of("read"), Turn("bye")]
+    params = {"max_parallel_calls": 2}
+    for played in (
+        play("counter.py:Counter", params, turns, row),
+        play_here("trl", {"factory": "counter.py:Counter", **params}, turns, row),
+    ):
+        assert played.messages == "The counter is 5."
+        assert names_of(played.tools) == ["increment", "read"]
+        assert played.tools[0]["function"]["parameters"]["properties"] == {
+            "step": {"type": "integer", "description": "Number to add."}
+        }
+        hidden = "error: unknown tool '_hidden'; known: increment, read"
+        assert played.texts == ["7", hidden, "it is 7"]
+        assert (played.steps[-1].done, played.score) == (True, 7.0)
+    assert names_of(load_here("counter.py:Counter", params)) == ["increment", "read"]
 
 
 @pytest.mark.parametrize(
@@ -187,11 +162,11 @@ def test_dictionary_of_classes_of_trl(
         ("echo", "Say something.", ["echo"]),
     ):
         row = {"prompt": [], "extra_info": {"environment": name}}
-        (opening, schemas), _, _ = play(environment, params, row, [Turn("bye")])
-        assert opening == message
-        assert [tool["function"]["name"] for tool in schemas] == tools
-    with pytest.raises(EnvironmentFailed, match="is None; known: counter, echo"):
-        play(environment, params, {"prompt": [], "extra_info": {}}, [])
+        played = play_here(environment, params, [Turn("bye")], row)
+        assert played.messages == message
+        assert names_of(played.tools) == tools
+    with pytest.raises(ValueError, match="is None; known: counter, echo"):
+        play_here(environment, params, row={"prompt": [], "extra_info": {}})
 
 
 def test_wrong_classes(folder: Path) -> None:
@@ -201,7 +176,7 @@ def test_wrong_classes(folder: Path) -> None:
         ("skyrl", "skyrl needs a value for env_class"),
     ):
         with pytest.raises(ConfigError, match=message):
-            EnvironmentPool(name)
+            load_here(name, {})
 
 
 def test_examples_of_the_documentation(folder: Path) -> None:
@@ -209,13 +184,12 @@ def test_examples_of_the_documentation(folder: Path) -> None:
     tool, environment = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
     Path("tools.py").write_text(f"{tool}\nRATES = {{'USD': 1.5}}\n")
     Path("game.py").write_text(environment)
-    call = ToolCall("1", "convert", {"amount": 3, "currency": "USD"})
-    params = {"function_tool_path": "tools.py"}
-    (_, tools), [step], _ = play("tools", params, {}, [Turn("", (call,))])
-    assert tools[0]["function"]["description"] == "Convert an amount of euros."
-    assert step.messages[0]["content"] == "4.50 USD"
+    turn = turn_of("convert", amount=3, currency="USD")
+    played = play_here("tools", {"function_tool_path": "tools.py"}, [turn])
+    assert played.tools[0]["function"]["description"] == "Convert an amount of euros."
+    assert played.texts == ["4.50 USD"]
     turns = [Turn("50"), Turn("42")]
-    (reset, _), steps, score = play("game.py:HigherOrLower", {}, {"ground_truth": "42"}, turns)
-    assert reset == "Guess a number from 1 to 100."
-    assert [each.done for each in steps] == [False, True]
-    assert (steps[0].messages[0]["content"], steps[0].reward, score) == ("lower", -0.01, 1.0)
+    played = play_here("game.py:HigherOrLower", {}, turns, {"ground_truth": "42"})
+    assert played.messages == "Guess a number from 1 to 100."
+    assert [step.done for step in played.steps] == [False, True]
+    assert (played.texts[0], played.steps[0].reward, played.score) == ("lower", -0.01, 1.0)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.pool import EnvironmentPool, Timeouts
-from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
+from tests.agents.environments.episodes import load_here, play, play_here, turn_of
 from tests.ports import free_port
 from tests.progress import wait_until
 
@@ -46,7 +43,6 @@ if len(sys.argv) > 1:
 else:
     server.run("stdio")
 '''
-LONG = Timeouts(300, 300)
 
 
 @pytest.fixture
@@ -62,35 +58,20 @@ def configure(server: dict[str, Any]) -> None:
     Path("servers.json").write_text(json.dumps({"mcpServers": {"test": server}}))
 
 
-def play(params: dict[str, Any], turns: Sequence[Turn]) -> list[Step]:
-    async def run(pool: EnvironmentPool) -> list[Step]:
-        remote = await pool.open({}, "k")
-        steps = [await remote.step(turn) for turn in turns]
-        await remote.close()
-        return steps
-
-    with EnvironmentPool("tools", params, timeouts=LONG, logs=Path()) as pool:
-        return asyncio.run(run(pool))
-
-
-def call(name: str, **arguments: Any) -> Turn:
-    return Turn("", (ToolCall("1", name, arguments),))
-
-
 def test_server_that_is_a_process(folder: Path) -> None:
     turns = [
-        call("add", a=2, b=40),
-        call("fail"),
-        call("add", a="x"),
-        call("leave"),
-        call("add", a=1, b=1),
+        turn_of("add", a=2, b=40),
+        turn_of("fail"),
+        turn_of("add", a="x"),
+        turn_of("leave"),
+        turn_of("add", a=1, b=1),
     ]
-    steps = play({"mcp_config_path": "servers.json"}, turns)
-    texts = [step.messages[0]["content"] for step in steps]
+    played = play("tools", {"mcp_config_path": "servers.json"}, turns)
+    texts, uses = played.texts, [step.uses[0].error for step in played.steps]
     assert texts[0] == "42"
     assert texts[1].startswith("error: RuntimeError: ")
     assert texts[2].startswith("error: wrong arguments: ")
-    assert [step.uses[0].error for step in steps] == [None, "raised", "malformed", "raised", None]
+    assert uses == [None, "raised", "malformed", "raised", None]
     assert texts[4] == "2"  # of a new process
 
 
@@ -99,8 +80,7 @@ def test_server_in_a_configuration_of_verl(folder: Path) -> None:
         "tools: [{class_name: x.Y, config: {type: mcp}, mcp: "
         "{mcp_servers_config_path: servers.json, tool_selected_list: [add]}}]"
     )
-    with EnvironmentPool("tools", {"tool_config_path": "tools.yaml"}, timeouts=LONG) as pool:
-        [tool] = pool.tools
+    [tool] = load_here("tools", {"tool_config_path": "tools.yaml"})
     assert tool["function"]["name"] == "add"
     assert set(tool["function"]["parameters"]["properties"]) == {"a", "b"}
 
@@ -114,8 +94,8 @@ def test_server_at_a_url(folder: Path) -> None:
         wait_until(lambda: server.poll() is not None or responds(url), server.pid, "the server")
         assert server.poll() is None, Path("server.log").read_text()
         configure({"url": url, "auth_token": "t"})
-        [step] = play({"mcp_config_path": "servers.json"}, [call("add", a=2, b=3)])
-        assert step.messages[0]["content"] == "5"
+        params = {"mcp_config_path": "servers.json"}
+        assert play_here("tools", params, [turn_of("add", a=2, b=3)]).texts == ["5"]
     finally:
         server.kill()
         server.wait()
@@ -143,4 +123,4 @@ def responds(url: str) -> bool:
 def test_wrong_servers(folder: Path, text: str, message: str) -> None:
     Path("servers.json").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        EnvironmentPool("tools", {"mcp_config_path": "servers.json"}, timeouts=LONG)
+        load_here("tools", {"mcp_config_path": "servers.json"})

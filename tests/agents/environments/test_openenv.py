@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool, Timeouts
+from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool
 from rlctl.runtime.agents.environments.protocol import Step, Turn
+from tests.agents.environments.episodes import LONG, play_here
 
 CAPACITY = 2
 
@@ -76,10 +77,6 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def pool_of(server: Server, **params: Any) -> EnvironmentPool:
-    return EnvironmentPool("openenv", {"url": server.url, **params}, timeouts=Timeouts(300, 300))
-
-
 def test_an_episode(server: Server, tmp_path: Path) -> None:
     async def run() -> list[Step]:
         row = {"prompt": [{"role": "user", "content": "?"}], "extra_info": {"seed": 3}}
@@ -95,7 +92,8 @@ def test_an_episode(server: Server, tmp_path: Path) -> None:
         await other.close()
         return steps
 
-    with pool_of(server, observation_key="text") as pool:
+    params = {"url": server.url, "observation_key": "text"}
+    with EnvironmentPool("openenv", params, timeouts=LONG) as pool:
         assert asyncio.run(run()) == [
             Step([{"role": "user", "content": "count 4"}], 0.4, False),
             Step([], 1.0, True),
@@ -103,14 +101,8 @@ def test_an_episode(server: Server, tmp_path: Path) -> None:
 
 
 def test_actions_in_json(server: Server) -> None:
-    async def run() -> list[Step]:
-        remote = await pool.open({}, "a")
-        steps = [await remote.step(Turn(text)) for text in ("two", '{"by": 2}')]
-        await remote.close()
-        return steps
-
-    with pool_of(server, action_key=None) as pool:
-        wrong, right = asyncio.run(run())
+    params = {"url": server.url, "action_key": None}
+    wrong, right = play_here("openenv", params, [Turn("two"), Turn('{"by": 2}')]).steps
     assert wrong.messages[0]["content"].startswith("error: the action is no JSON")
     assert json.loads(right.messages[0]["content"]) == {"count": 2, "text": "count 2"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +16,10 @@ import pytest
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments import python_tool
-from rlctl.runtime.agents.environments.pool import EnvironmentPool, Timeouts
-from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
 from rlctl.runtime.agents.environments.python_tool import PythonParams, PythonTool
 from rlctl.runtime.agents.environments.search_tool import Index
 from rlctl.runtime.sandbox import isolation
+from tests.agents.environments.episodes import load_here, play, play_here, turn_of
 
 NETWORK = """
 import socket
@@ -31,22 +31,18 @@ except OSError as error:
 """
 
 
-def play(tool: str, settings: dict[str, Any], calls: Sequence[dict[str, Any]]) -> list[Step]:
-    params = {
-        "tools": [tool],
-        "tool_params": {tool: settings},
-        "max_tool_response_length": 2000,
-    }
+def settings_of(tool: str, **settings: Any) -> dict[str, Any]:
+    return {"tools": [tool], "tool_params": {tool: settings}, "max_tool_response_length": 2000}
 
-    async def run() -> list[Step]:
-        remote = await pool.open({}, "k")
-        turns = [Turn("", (ToolCall("1", tool, arguments),)) for arguments in calls]
-        steps = [await remote.step(turn) for turn in turns]
-        await remote.close()
-        return steps
 
-    with EnvironmentPool("tools", params, timeouts=Timeouts(300, 300), logs=Path()) as pool:
-        return asyncio.run(run())
+def call_python(params: PythonParams, codes: Sequence[str]) -> list[str]:
+    """Return the results of programs that run from this process."""
+
+    async def run() -> list[str]:
+        tool = PythonTool(params)
+        return [(await tool.call({"code": code})).text for code in codes]
+
+    return asyncio.run(run())
 
 
 @pytest.fixture(autouse=True)
@@ -71,30 +67,29 @@ def test_python_programs(folder: Path) -> None:
         "import os\nprint(sorted(os.environ))": "HOME",
         "import subprocess\nsubprocess.Popen(['sleep', '3600'])\nprint('left')": "left",
     }
-    settings = {"output_chars": 100, "time_limit_s": 300}
-    steps = play("python", settings, [{"code": code} for code in programs])
-    found = [step.messages[0]["content"] for step in steps]
-    for expected, text in zip(programs.values(), found, strict=True):
+    params = settings_of("python", output_chars=100, time_limit_s=300)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connect = NETWORK.replace("PORT", str(server.getsockname()[1]))
+        codes = [*programs, connect]
+        played = play("tools", params, [turn_of("python", code=code) for code in codes])
+        allowed = call_python(PythonParams(allow_network=True), [connect])
+    *texts, denied = played.texts
+    for expected, text in zip(programs.values(), texts, strict=True):
         shown = expected[:100]
         assert text.startswith(shown) if "Traceback" in expected else shown in text, text
-    assert all(step.uses[0].error is None for step in steps)
+    assert denied.startswith("no network: ")
+    assert allowed == ["connected"]
+    assert all(step.uses[0].error is None for step in played.steps)
     assert not (folder / "outside").exists()
 
 
-def test_python_programs_have_no_network_and_a_time_limit() -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        code = NETWORK.replace("PORT", str(server.getsockname()[1]))
-        [denied] = play("python", {}, [{"code": code}])
-        [allowed] = play("python", {"allow_network": True}, [{"code": code}])
-    assert denied.messages[0]["content"].startswith("no network: ")
-    assert allowed.messages[0]["content"] == "connected"
+def test_python_programs_have_a_time_limit() -> None:
     started = time.monotonic()
     code = "print('so far', flush=True)\nimport os, time\nif os.fork(): time.sleep(600)\nelse: "
-    [late] = play("python", {"time_limit_s": 8}, [{"code": code + "os.setsid(); time.sleep(600)"}])
-    assert late.messages[0]["content"] == "error: timed out after 8 s\nso far"
-    assert late.uses[0].error == "timeout"
+    late = turn_of("python", code=code + "os.setsid(); time.sleep(600)")
+    [step] = play("tools", settings_of("python", time_limit_s=8), [late]).steps
+    assert step.messages[0]["content"] == "error: timed out after 8 s\nso far"
+    assert step.uses[0].error == "timeout"
     assert time.monotonic() - started < 300
 
 
@@ -131,12 +126,9 @@ def test_python_programs_are_isolated(
     monkeypatch.setattr(python_tool, "has_bubblewrap", lambda: has_bubblewrap)
     programs = {**ISOLATED, **(READ_ONLY if has_bubblewrap else {})}
 
-    async def run() -> list[str]:
-        tool = PythonTool(PythonParams(time_limit_s=60, memory_mb=128, file_mb=2))
-        codes = [code.replace("{file}", repr(str(file))) for code in programs]
-        return [(await tool.call({"code": code})).text for code in codes]
-
-    for expected, text in zip(programs.values(), asyncio.run(run()), strict=True):
+    params = PythonParams(time_limit_s=60, memory_mb=128, file_mb=2)
+    codes = [code.replace("{file}", repr(str(file))) for code in programs]
+    for expected, text in zip(programs.values(), call_python(params, codes), strict=True):
         assert expected in text
 
 
@@ -149,13 +141,12 @@ def test_search(folder: Path) -> None:
     texts = ["The cat sat.", "A dog and a cat: cat!", "Dogs bark at night.", "Nothing here."]
     Path("texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     pq.write_table(pa.table({"contents": texts, "id": [1, 2, 3, 4]}), "texts.parquet")
-    queries = [{"query": "CAT"}, {"query": "unicorn"}, {"query": "bark, dog"}]
+    turns = [turn_of("search", query=query) for query in ("CAT", "unicorn", "bark, dog")]
     for settings in (
         {"path": "texts.jsonl", "top_k": 2},
         {"path": "texts.parquet", "text_key": "contents", "top_k": 2},
     ):
-        steps = play("search", settings, queries)
-        assert [step.messages[0]["content"] for step in steps] == [
+        assert play_here("tools", settings_of("search", **settings), turns).texts == [
             "[1] A dog and a cat: cat!\n[2] The cat sat.",
             "no text matches",
             "[1] Dogs bark at night.\n[2] A dog and a cat: cat!",
@@ -185,4 +176,4 @@ def test_wrong_texts(settings: dict[str, Any], message: str) -> None:
     Path("wrong.jsonl").write_text('"a"\n{"txt": "b"}\n')
     Path("broken.jsonl").write_text("{")
     with pytest.raises(ConfigError, match=message):
-        play("search", settings, [])
+        load_here("tools", settings_of("search", **settings))

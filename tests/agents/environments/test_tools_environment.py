@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlctl import plugins
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.calculator import calculate
 from rlctl.runtime.agents.environments.function_tools import schema_of
 from rlctl.runtime.agents.environments.protocol import MalformedCall, Step, ToolCall, Turn
 from rlctl.runtime.agents.environments.tool import Side, truncated
-from rlctl.runtime.agents.environments.tools_environment import (
-    ToolsEnvironment,
-    ToolsParams,
-    without_none,
-)
+from rlctl.runtime.agents.environments.tools_environment import without_none
 from rlctl.runtime.sandbox import calls
+from tests.agents.environments.episodes import load_here, play_here, turn_of
 
 SOURCE = '''
 import asyncio, time
@@ -77,29 +71,12 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "mine.py")
 
 
-def play(
-    params: Mapping[str, Any], turns: Sequence[Turn], row: Mapping[str, Any] | None = None
-) -> list[Step]:
-    """Return the steps of an episode."""
-
-    async def run() -> list[Step]:
-        parsed = plugins.parse_params(ToolsEnvironment, "tools", params, "params")
-        assert isinstance(parsed, ToolsParams)
-        environment = ToolsEnvironment(parsed, await ToolsEnvironment.prepare(parsed))
-        await environment.reset(row or {})
-        steps = [await environment.step(turn) for turn in turns]
-        await environment.close()
-        return steps
-
-    return asyncio.run(run())
-
-
-def turn_of(*calls: tuple[str, dict[str, Any]]) -> Turn:
-    return Turn("", tuple(ToolCall(f"c{i}", *each) for i, each in enumerate(calls)))
+def calls_of(*calls: tuple[str, dict[str, Any]]) -> Turn:
+    return Turn("", tuple(ToolCall(f"c{i}", *call) for i, call in enumerate(calls)))
 
 
 def test_every_call_gets_a_message_in_order(file: str) -> None:
-    turn = turn_of(
+    turn = calls_of(
         ("echo", {"text": "ab", "times": 2}),
         ("numbers", {"stop": 3}),
         ("fail", {}),
@@ -110,7 +87,7 @@ def test_every_call_gets_a_message_in_order(file: str) -> None:
         ("echo", {"text": "late"}),
     )
     turn = Turn("", turn.calls, (MalformedCall("{", "no JSON"),))
-    [step] = play({"function_tool_path": file, "max_parallel_calls": 7}, [turn])
+    [step] = play_here("tools", {"function_tool_path": file, "max_parallel_calls": 7}, [turn]).steps
     assert [message["content"] for message in step.messages] == [
         "abab",
         "[0, 1, 2]",
@@ -132,7 +109,7 @@ def test_every_call_gets_a_message_in_order(file: str) -> None:
 
 
 def test_turn_without_calls_ends_the_episode(file: str) -> None:
-    [step] = play({"function_tool_path": file}, [Turn("42")])
+    [step] = play_here("tools", {"function_tool_path": file}, [Turn("42")]).steps
     assert step == Step(done=True)
 
 
@@ -140,8 +117,8 @@ def test_call_that_ignores_its_cancellation_costs_its_deadline_only(
     file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "_call_limit", 0.2)
-    turn = turn_of(("wait", {}), ("echo", {"text": "x"}))
-    [step] = play({"function_tool_path": file, "max_parallel_calls": 2}, [turn])
+    turn = calls_of(("wait", {}), ("echo", {"text": "x"}))
+    [step] = play_here("tools", {"function_tool_path": file, "max_parallel_calls": 2}, [turn]).steps
     assert [message["content"] for message in step.messages] == [
         "error: timed out after 0.2 s",
         "x",
@@ -212,22 +189,30 @@ def test_wrong_configurations(file: str, tmp_path: Path) -> None:
         ({"tools": [f"{file}:echo"], "function_tool_path": file}, "two tools have the name 'echo'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            play(params, [])
+            load_here("tools", params)
 
 
 def test_arguments_of_tools_without_tools_name_the_key_to_set() -> None:
     with pytest.raises(ValueError, match=r"multi_turn\.tool_config_path"):
-        play({}, [], {"extra_info": {"tools_kwargs": {"calc": {"create_kwargs": {}}}}})
+        play_here(
+            "tools", {}, (), {"extra_info": {"tools_kwargs": {"calc": {"create_kwargs": {}}}}}
+        )
 
 
 def test_selection_of_tools_by_the_row(file: str) -> None:
     row = {"extra_info": {"tool_selection": ["numbers"], "tools_kwargs": {"numbers": None}}}
-    [step] = play({"function_tool_path": file}, [turn_of(("echo", {"text": "x"}))], row)
+    [step] = play_here(
+        "tools", {"function_tool_path": file}, [turn_of("echo", text="x")], row
+    ).steps
     assert step.messages[0]["content"] == "error: unknown tool 'echo'; known: numbers"
     with pytest.raises(ValueError, match="unknown tool 'x'"):
-        play({"function_tool_path": file}, [], {"extra_info": {"tool_selection": ["x"]}})
+        play_here(
+            "tools", {"function_tool_path": file}, (), {"extra_info": {"tool_selection": ["x"]}}
+        )
     with pytest.raises(ValueError, match="did you mean 'echo'"):
-        play({"function_tool_path": file}, [], {"extra_info": {"tools_kwargs": {"ech": {}}}})
+        play_here(
+            "tools", {"function_tool_path": file}, (), {"extra_info": {"tools_kwargs": {"ech": {}}}}
+        )
 
 
 @pytest.mark.parametrize(
@@ -246,7 +231,7 @@ def test_truncation(side: Side, expected: str, file: str) -> None:
         "max_tool_response_length": 4,
         "tool_response_truncate_side": side,
     }
-    [step] = play(params, [turn_of(("echo", {"text": "0123456789"}))])
+    [step] = play_here("tools", params, [turn_of("echo", text="0123456789")]).steps
     assert step.messages[0]["content"] == expected
 
 
@@ -299,5 +284,7 @@ def test_calculator_refuses(expression: str) -> None:
 
 
 def test_calculator_by_name_is_json_serialisable() -> None:
-    [step] = play({"tools": ["calculator"]}, [turn_of(("calculator", {"expression": "6*7"}))])
+    [step] = play_here(
+        "tools", {"tools": ["calculator"]}, [turn_of("calculator", expression="6*7")]
+    ).steps
     assert json.loads(json.dumps(step.messages))[0]["content"] == "42"

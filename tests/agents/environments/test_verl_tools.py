@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool
-from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
+from rlctl.runtime.agents.environments.protocol import Step, Turn
 from rlctl.runtime.agents.environments.verl.tools import result_of
+from tests.agents.environments.episodes import load_here, play, play_here, turn_of
 
 # Imports and signatures as in verl v0.5 ...
 OLD = """
@@ -133,30 +130,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     files = {"old_tools.py": OLD, "new_tools.py": NEW, "tools.yaml": YAML, "shipped.yaml": SHIPPED}
     for name, text in {**files, "users.yaml": USER, "users.py": USERS}.items():
         (tmp_path / name).write_text(text)
-    before = set(sys.modules)
     yield tmp_path
-    assert not {name for name in set(sys.modules) - before if name.startswith("verl")}
+    assert not [name for name in sys.modules if name.partition(".")[0] == "verl"]
 
 
-def play(
-    params: Mapping[str, Any], row: Mapping[str, Any], turns: Sequence[Turn]
-) -> tuple[list[Step], Any]:
-    """Return the steps and the score of an episode in a worker process."""
-
-    async def run(pool: EnvironmentPool) -> tuple[list[Step], Any]:
-        remote = await pool.open(row, "k")
-        steps = [await remote.step(turn) for turn in turns]
-        score = await remote.score()
-        await remote.close()
-        return steps, score
-
-    settings = {"max_parallel_calls": 5, "max_tool_response_length": 1000, **params}
-    with EnvironmentPool("tools", settings, logs=Path()) as pool:
-        return asyncio.run(run(pool))
-
-
-def call(name: str, **arguments: Any) -> Turn:
-    return Turn("", (ToolCall("1", name, arguments),))
+SETTINGS = {"max_parallel_calls": 5, "max_tool_response_length": 1000}
 
 
 def test_classes_of_both_generations(folder: Path) -> None:
@@ -171,28 +149,27 @@ def test_classes_of_both_generations(folder: Path) -> None:
     }
     row = {"prompt": [], "extra_info": {"need_tools_kwargs": True, "tools_kwargs": kwargs}}
     turns = [
-        call("submit", answer="41"),
-        call("submit", answer=42),
-        call("count"),
-        call("count"),
-        call("submit"),
+        turn_of("submit", answer="41"),
+        turn_of("submit", answer=42),
+        turn_of("count"),
+        turn_of("count"),
+        turn_of("submit"),
         Turn("42"),
     ]
-    steps, score = play({"tool_config_path": "tools.yaml"}, row, turns)
-    texts = [step.messages[0]["content"] for step in steps[:5]]
-    assert texts == [
+    played = play("tools", {**SETTINGS, "tool_config_path": "tools.yaml"}, turns, row)
+    assert played.texts == [
         "answer='41' reward=0.0 7",
         "answer='42' reward=1.0 7",
         "call 1 of 3",
         "call 2 of 3",
         "error: wrong arguments: 'answer' is a required property",
     ]
-    assert steps[1].info == {
+    assert played.steps[1].info == {
         "tool_rewards": [1.0],
         "tool_metrics": {"submit": {"tries": 1}},
     }
-    assert steps[-1].done
-    assert score == {"submit": 1.0}  # of `calc_reward`; the run's reward functions score
+    assert played.steps[-1].done
+    assert played.score == {"submit": 1.0}  # of `calc_reward`; the run's reward functions score
     assert "released, left: 0" in Path("environment-0.log").read_text()
 
 
@@ -202,28 +179,32 @@ def test_gsm8k_tool_of_verl_by_its_name(folder: Path) -> None:
             "tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "1234"}}}
         }
     }
-    turns = [call("calc_gsm8k_reward", answer=each) for each in ("7", "#### 1234", 1234)]
-    steps, score = play({"tool_config_path": "shipped.yaml"}, row, turns)
-    assert "reward 0.0" in steps[0].messages[0]["content"]
-    assert "reward 1.0" in steps[1].messages[0]["content"]
-    rewards = [step.info.get("tool_rewards") for step in steps]
+    turns = [turn_of("calc_gsm8k_reward", answer=each) for each in ("7", "#### 1234", 1234)]
+    played = play_here("tools", {**SETTINGS, "tool_config_path": "shipped.yaml"}, turns, row)
+    assert "reward 0.0" in played.texts[0]
+    assert "reward 1.0" in played.texts[1]
+    rewards = [step.info.get("tool_rewards") for step in played.steps]
     assert rewards == [[-0.05], [0.0], [-0.05]]
-    assert score == {"calc_gsm8k_reward": 1.0}
+    assert played.score == {"calc_gsm8k_reward": 1.0}
 
 
 def test_interactions(folder: Path) -> None:
-    params = {"interaction_config_path": "users.yaml", "tool_config_path": "shipped.yaml"}
+    params = {
+        **SETTINGS,
+        "interaction_config_path": "users.yaml",
+        "tool_config_path": "shipped.yaml",
+    }
     prompt = [{"role": "user", "content": "6 * 7?"}]
     user = {"name": "gsm8k", "ground_truth": "42", "query": None}
     row = {"prompt": prompt, "extra_info": {"interaction_kwargs": user}}
-    steps, _ = play(params, row, [Turn("#### 41"), Turn("#### 42")])
+    steps = play_here("tools", params, [Turn("#### 41"), Turn("#### 42")], row).steps
     assert [step.done for step in steps] == [False, True]
     assert steps[0].messages[0]["role"] == "user"
     assert [step.info["turn_scores"] for step in steps] == [[0.0], [1.0]]
 
     row["extra_info"] = {"interaction_kwargs": {"name": "patient", "query": "and?"}}
-    turns = [call("calc_gsm8k_reward", answer="1"), Turn("a"), Turn("b"), Turn("c")]
-    steps, _ = play(params, row, turns)
+    turns = [turn_of("calc_gsm8k_reward", answer="1"), Turn("a"), Turn("b"), Turn("c")]
+    steps = play("tools", params, turns, row).steps
     roles = ["user", "assistant", "tool", "assistant"]
     assert [step.messages[0]["content"] for step in steps[1:3]] == [
         f"and? {roles}",
@@ -232,8 +213,8 @@ def test_interactions(folder: Path) -> None:
     assert steps[3] == Step([], None, True, (), {"turn_scores": [0.5], "interaction": {"a": 1}})
     assert "finalized True" in Path("environment-0.log").read_text()
     row["extra_info"] = {"interaction_kwargs": {"name": "gsm8"}}
-    with pytest.raises(EnvironmentFailed, match="did you mean 'gsm8k'"):
-        play(params, row, [])
+    with pytest.raises(ValueError, match="did you mean 'gsm8k'"):
+        play_here("tools", params, row=row)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +231,7 @@ def test_interactions(folder: Path) -> None:
 def test_wrong_configurations(folder: Path, text: str, message: str) -> None:
     (folder / "tools.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        EnvironmentPool("tools", {"tool_config_path": "tools.yaml"})
+        load_here("tools", {"tool_config_path": "tools.yaml"})
 
 
 def test_results_of_tools() -> None:
@@ -270,9 +251,3 @@ def test_results_of_tools() -> None:
     Response.image = [object()]  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match="images"):
         result_of(Response())
-
-
-def test_this_process_gets_no_module_of_verl(folder: Path) -> None:
-    with EnvironmentPool("tools", {"tool_config_path": "shipped.yaml"}):
-        assert "verl" not in sys.modules
-    assert os.getcwd() == str(folder)

@@ -25,7 +25,7 @@ from rlctl.runtime.agents.environments.wire import step_from_json
 from rlctl.runtime.sandbox import worker_process
 from rlctl.runtime.sandbox.calls import CLOSE_S
 from rlctl.runtime.sandbox.limits import Limits, default_memory
-from rlctl.runtime.sandbox.worker_pool import WorkerPool
+from rlctl.runtime.sandbox.worker_pool import WorkerPool, WorkerSettings
 from rlctl.runtime.sandbox.worker_process import RequestFailed, Worker, WorkerLost
 
 LOG = logging.getLogger(__name__)
@@ -108,19 +108,16 @@ class EnvironmentPool:
         params: Mapping[str, Any] | None = None,
         *,
         defaults: Mapping[str, Any] | None = None,
-        num_workers: int = 1,
         timeouts: Timeouts | None = None,
-        logs: Path | None = None,
-        env: Sequence[str] = (),
-        limits: Limits | None = None,
+        workers: WorkerSettings | None = None,
     ) -> None:
         """Start the workers and load the environment: a plug-in, `module:Class` or `path.py:Class`.
 
-        `params` are its settings; of `defaults`, it gets those that it has. Output goes to
-        `environment-<number>.log` in the folder `logs`, or to stderr. `env` names environment
-        variables that workers get besides the usual ones. Raises ConfigError if the environment
-        cannot be loaded, ResourceError if a worker does not start.
+        `params` are its settings; of `defaults`, it gets those that it has. Logs are
+        `environment-<number>.log`. Raises ConfigError if the environment cannot be loaded,
+        ResourceError if a worker does not start.
         """
+        workers = workers or WorkerSettings()
         self._timeouts = timeouts or Timeouts()
         self._settings = {"params": dict(params or {}), "defaults": dict(defaults or {})}
         self._active: list[Worker] = []  # that get episodes
@@ -132,11 +129,11 @@ class EnvironmentPool:
             partial(
                 EnvironmentHost, environment, min(self._timeouts.call_s, self._timeouts.turn_s)
             ),
-            limits or Limits(default_memory(num_workers), open_files=65536),
+            workers.limits or Limits(default_memory(workers.number), open_files=65536),
             self._load,
-            tuple(env),
+            tuple(workers.env),
         )
-        paths = [logs and logs / f"environment-{number}.log" for number in range(num_workers)]
+        paths = [workers.log(f"environment-{number}") for number in range(workers.number)]
         try:
             self.workers.submit(self._start, paths).result()
         except BaseException:
@@ -159,11 +156,10 @@ class EnvironmentPool:
             environment,
             params,
             defaults=rollout.multi_turn.model_dump(),
-            num_workers=number,
             timeouts=Timeouts(agent.timeouts.call_s, agent.timeouts.turn_s),
-            logs=logs,
-            env=agent.env,
-            limits=Limits.from_config(agent.limits, number),
+            workers=WorkerSettings(
+                number, logs, agent.env, Limits.from_config(agent.limits, number)
+            ),
         )
 
     async def open(self, row: Row, key: str, timeouts: Timeouts | None = None) -> RemoteEnvironment:
@@ -256,7 +252,7 @@ class EnvironmentPool:
                 )
                 self._active.remove(worker)
                 self._add(worker.log)
-        for worker in [each for each in self._episodes if each not in self._active]:
+        for worker in [worker for worker in self._episodes if worker not in self._active]:
             if not self._episodes[worker]:
                 del self._episodes[worker]
                 self.workers.submit(worker.lose, "the environment worker is replaced")

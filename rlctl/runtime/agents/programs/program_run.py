@@ -60,9 +60,9 @@ class ProgramRun(EpisodeRun):
     def samples(self) -> list[Sample]:
         """Training rows in the order in which they began; one without a response if none did."""
         found = [
-            Sample(each.tokens, each.completion.finish)
-            for each in self._conversations
-            if each.completion is not None
+            Sample(conversation.tokens, conversation.completion.finish)
+            for conversation in self._conversations
+            if conversation.completion is not None
         ]
         return found or super().samples
 
@@ -71,7 +71,7 @@ class ProgramRun(EpisodeRun):
         limits = self.settings.timeouts
         self._key = self._endpoint.open(self)
         row = {
-            **self.row,
+            **self.task.row,
             ENDPOINT: {"base_url": self._endpoint.base_url, "api_key": self._key},
         }
         self._environment = await self.settings.environments.open(
@@ -119,7 +119,7 @@ class ProgramRun(EpisodeRun):
         fresh = request.messages[known:]
         conversation = found or self._begun(request)
         room = self.settings.max_response_length - len(conversation.tokens.response_ids)
-        texts = "".join(each["content"] for each in fresh) if found else ""
+        texts = "".join(message["content"] for message in fresh) if found else ""
         has_room = not self.settings.bridge.is_longer(texts, room)
         bridge = self._bridge(conversation, fresh) if has_room else []
         room -= len(bridge)
@@ -148,18 +148,18 @@ class ProgramRun(EpisodeRun):
         """Return the longest conversation that the request extends, or None."""
         kept = self.settings.kept_roles or ()
         found = [
-            each
-            for each in self._conversations
-            if not each.is_busy
-            and each.completion is not None
-            and int(each.completion.response_ids[-1]) in self.decoding.stop_token_ids
-            and each.tools == request.tools
-            and each.messages == request.messages[: len(each.messages)]
-            and len(each.messages) < len(request.messages)
-            and all(new["role"] in kept for new in request.messages[len(each.messages) :])
-            and (not each.tools or TOOL in kept)
+            conversation
+            for conversation in self._conversations
+            if not conversation.is_busy
+            and conversation.completion is not None
+            and int(conversation.completion.response_ids[-1]) in self.task.decoding.stop_token_ids
+            and conversation.tools == request.tools
+            and conversation.messages == request.messages[: len(conversation.messages)]
+            and len(conversation.messages) < len(request.messages)
+            and all(new["role"] in kept for new in request.messages[len(conversation.messages) :])
+            and (not conversation.tools or TOOL in kept)
         ]
-        return max(found, key=lambda each: len(each.messages), default=None)
+        return max(found, key=lambda conversation: len(conversation.messages), default=None)
 
     def _begun(self, request: ChatRequest) -> Conversation:
         """Return a new conversation. Raises ApiError for messages without a valid prompt."""
@@ -207,12 +207,12 @@ class ProgramRun(EpisodeRun):
             Request(
                 key=next_key(),
                 context_ids=context,
-                decoding=self.decoding,
+                decoding=self.task.decoding,
                 max_tokens=(min(room, request.max_tokens or room),),
-                seeds=(turn_seed(self.seed, number),),
+                seeds=(turn_seed(self.task.seed, number),),
                 previous=None if last is None else last.key,
                 keep=True,
-                affinity=self.number,
+                affinity=self.task.number,
             )
         )
         completion, stop = self._stopped(completion, request.stop)
@@ -230,7 +230,7 @@ class ProgramRun(EpisodeRun):
         """
 
         ids = completion.response_ids.tolist()
-        ids = ids[:-1] if ids[-1] in self.decoding.stop_token_ids else ids
+        ids = ids[:-1] if ids[-1] in self.task.decoding.stop_token_ids else ids
 
         def found(num_tokens: int) -> list[tuple[int, str]]:
             text = self._decode(ids[:num_tokens])
@@ -245,8 +245,8 @@ class ProgramRun(EpisodeRun):
     def _record_messages(self, fresh: list[Message], num_ids: int) -> None:
         """Keep messages of the program, which have `num_ids` tokens."""
         messages = [
-            episodes.Message(each["role"], each["content"], False, name=each.get("name"))
-            for each in fresh
+            episodes.Message(message["role"], message["content"], False, name=message.get("name"))
+            for message in fresh
         ]
         if not self._messages:
             self._opening = tuple(messages)  # a transcript begins after its prompt
@@ -264,15 +264,15 @@ class ProgramRun(EpisodeRun):
         seconds: float,
     ) -> ChatReply:
         """Return a turn as a reply, and keep it as part of its conversation."""
-        written = self._text(completion)
+        written = self._add_turn(completion, seconds)
         text = written if stop is None else written[: written.index(stop)]
         turn = Turn(text)
         if request.tools and request.may_call:
             turn = self.settings.parser.parse(text, request.tools, self._num_calls)
         self._num_calls += len(turn.calls)
         # A call that cannot be read stays text, for the program to judge.
-        parts = [turn.text, *(each.text for each in turn.malformed)]
-        content = "\n".join(each for each in parts if each)
+        parts = [turn.text, *(call.text for call in turn.malformed)]
+        content = "\n".join(text for text in parts if text)
         tokens = conversation.tokens
         num_tokens = len(completion.response_ids)
         reply = ChatReply(
@@ -286,8 +286,4 @@ class ProgramRun(EpisodeRun):
         )
         conversation.turn = turn
         conversation.messages = [*request.messages, normalized(reply.message)]
-        version = completion.version
-        self._messages.append(
-            episodes.Message("assistant", written, True, num_tokens, seconds, version=version)
-        )
         return reply
