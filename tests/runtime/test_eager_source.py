@@ -19,7 +19,6 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime import resume
-from rlctl.runtime.agents.schedule import Load
 from rlctl.runtime.algorithms.base import step_seed
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.checkpoint.store import ControllerState
@@ -82,7 +81,7 @@ class Stream:
     """Stream whose groups finish by `finish`; `version` is that of the weights."""
 
     def __init__(self) -> None:
-        self.load = Load()
+        self.busy_s = 0.0
         self.player = SimpleNamespace(check_failures=lambda _: None)
         self.open: list[Open] = []
         self.submitted: list[int] = []
