@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -18,7 +17,7 @@ from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.sandbox.limits import Limits, allowed_environment
 from rlctl.runtime.sandbox.worker_pool import WorkerSettings
-from tests.processes import scopes_signals
+from tests.processes import run_python, scopes_signals
 from tests.progress import wait_until
 
 SOURCE = """
@@ -149,20 +148,17 @@ def test_reward_code_that_kills_costs_only_its_own_call(mine: Path) -> None:
 
 def test_computation_after_a_call_is_ended_by_the_cpu_limit() -> None:
     """In a child, and in a thread of the process itself."""
-    start = (
-        "import subprocess, sys\nfrom rlctl.runtime.sandbox.limits import limit_cpu\nlimit_cpu(0)\n"
-    )
-    child = (
-        "done = subprocess.run([sys.executable, '-c', 'while True: pass'])\nprint(done.returncode)"
-    )
-    thread = (
-        "import threading, time\n"
+    code = (
+        "import subprocess, sys, threading, time\n"
+        "from rlctl.runtime.sandbox.limits import limit_cpu\n"
+        "limit_cpu(0)\n"
+        "done = subprocess.run([sys.executable, '-c', 'while True: pass'])\n"
+        "print(done.returncode, flush=True)\n"
         "def spin():\n    while True: pass\n"
         "threading.Thread(target=spin, daemon=True).start()\ntime.sleep(600)"
     )
-    done = subprocess.run([sys.executable, "-c", start + child], capture_output=True, check=True)
-    assert int(done.stdout) == -signal.SIGXCPU
-    assert subprocess.run([sys.executable, "-c", start + thread]).returncode == -signal.SIGXCPU
+    done = run_python("-c", code)
+    assert (int(done.stdout), done.returncode) == (-signal.SIGXCPU, -signal.SIGXCPU)
 
 
 def test_reward_code_that_exceeds_a_limit_scores_zero(mine: Path) -> None:

@@ -230,7 +230,7 @@ def _rollouts(
 ) -> Rollouts:
     """Join the tokens of B episodes into a batch: their rows, or only the last of each.
 
-    `shape` is that of the tokens' experts where they are recorded.
+    `shape` describes the tokens' experts, if they are recorded.
     Rows of an episode share its record, and the group and row of its prompt in the B `prompts`.
     """
     samples = [run.samples if all_samples else run.samples[-1:] for run in runs]

@@ -99,7 +99,7 @@ def check_episodes(
 
 
 def _check_program(agent: schema.Agent) -> None:
-    """Raise ConfigError for a program beside an environment or its settings."""
+    """Raise ConfigError for a program together with an environment or its settings."""
     removals = [f"~{_ROLLOUT}.agent.params.{name}" for name in agent.params]
     if agent.environment is not None:
         removals.insert(0, f"{_ROLLOUT}.agent.environment=null")

@@ -3,8 +3,8 @@
 Ids are only ever appended: what the policy wrote is never tokenized again. The ids that follow it
 come from a synthetic conversation, rendered by the chat template: a user, an assistant whose text
 is a sentinel, and the new messages. The bridge is what comes after the assistant's stop token. It
-is tokenized together with that token, so that no token spans the boundary. The cost is that of the
-new messages; the length of the episode does not matter.
+is tokenized together with that token, so that no token spans the boundary. The cost depends on
+the new messages, not on the length of the episode.
 
 Text of messages cannot act as markup (`plain_text.py`). Special tokens in a message of any role are
 encoded as plain text, and in results of tools also added tokens such as `<tool_call>`.

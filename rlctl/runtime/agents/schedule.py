@@ -124,7 +124,7 @@ class Schedule:
 
         Raises errors of the engines; tasks that wait for a response must be cancelled then.
         """
-        self._num_running = 1  # there may always be further requests
+        self._num_running = 1  # other requests may always follow
         await self._advance()
 
     async def _count(self, episode: Callable[[], Awaitable[T]]) -> T:
@@ -172,7 +172,7 @@ class Schedule:
         return sorted(requests, key=lambda request: request.affinity)
 
     def _receive(self, completion: Completion) -> None:
-        """Add a response to those of its request; give them to the caller once all are there."""
+        """Add a response to its request; return all of them to the caller once it is complete."""
         found = self._open.get(completion.key)
         if found is None:  # it was dropped
             return
@@ -183,7 +183,7 @@ class Schedule:
                 found.future.set_result(found.responses)
 
     async def _work(self) -> bool:
-        """Wait until the engines have work; return False once there is none left."""
+        """Wait until the engines have work; return False once no work is left."""
         while self._num_running:
             if self.fixed:
                 # An episode may wait for several requests.

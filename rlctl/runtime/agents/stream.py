@@ -1,4 +1,4 @@
-"""Generation without end: groups of responses that begin and finish at any time, in one thread."""
+"""Continuous generation: groups of responses that start and finish at any time, in one thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CLOSE_S = 5.0  # for the exchange under way: a stopped run must not wait for a 
 
 
 class Player(Protocol):
-    """Generator of the responses to some prompts, beside others that share the engines."""
+    """Generator of the responses to some prompts, while others share the engines."""
 
     async def play(
         self, prompts: Prompts, seed: int, validate: bool, greedy: bool, schedule: Schedule

@@ -2,7 +2,7 @@
 
 An episode appends ids: prompt, response, bridge, response and so on. A server that continues the
 same conversation renders all of its messages again at each turn. Both are the same context if every
-rendering is that of the turn before, plus the turn, plus the bridge. Probe conversations of the
+rendering is the one before, plus the turn, plus the bridge. Probe conversations of the
 kinds that the run needs show it on the run's own template:
 
     prompt_is_kept      system prompt and tools do not change when messages follow
@@ -17,8 +17,8 @@ kinds that the run needs show it on the run's own template:
     user_turns          a user's messages are written, with the ids of the bridge
     plain_text          special tokens in the text of a message stay text
 
-The template may write a turn in another way than the policy did (spaces in JSON, text beside a call
-that Llama 3 leaves out): the turn is never rendered, it keeps the policy's tokens.
+The template may write a turn in another way than the policy did (spaces in JSON, text next to a
+call that Llama 3 leaves out): the turn is never rendered, it keeps the policy's tokens.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _probes(
         said = (_said(f"{thought}It is warm."), [_user("And tomorrow?")])
         if USER in replies:
             yield [said, said]
-        # Other templates may leave out text beside a call.
+        # Other templates may leave out text next to a call.
         if TOOL in replies and (knows_thoughts or not thought):
             called = _called(thought, "weather")
             yield [called, called]
@@ -223,7 +223,7 @@ def _check_turn(
 def _check_plain_text(
     bridge: ChatBridge, stop: int, turn: Message, replies: Sequence[Message]
 ) -> None:
-    """Check that special tokens in a reply do not change those of the bridge."""
+    """Check that special tokens in a reply add none to the bridge."""
     markup = bridge.markup(replies[0]["role"])
     hostile = [{**reply, "content": " ".join([reply["content"], *markup])} for reply in replies]
     found, expected = (

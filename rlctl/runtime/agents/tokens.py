@@ -15,7 +15,7 @@ from rlctl.runtime.rollout.requests import Completion
 
 @dataclass
 class Tokens:
-    """Tokens of an episode so far: those of the prompt (P), and of what follows (T)."""
+    """Tokens of an episode so far: P of the prompt, and T of what follows."""
 
     prompt_ids: list[int]  # P
     response_ids: list[int] = field(default_factory=list)  # T

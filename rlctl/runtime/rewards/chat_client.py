@@ -230,5 +230,5 @@ def install(settings: RequestSettings) -> ChatClient:
 
 
 def client() -> ChatClient:
-    """Return the client of this process: that of the run, or one with the default limits."""
+    """Return the client of this process, with the limits of the run or the default limits."""
     return _client or install(RequestSettings())

@@ -108,7 +108,7 @@ class LoadedReward(NamedTuple):
     traits: Traits = Traits()
 
     def arguments(self, calls: Sequence[Call]) -> dict[str, Any]:
-        """Return the arguments for one call, or for those of a group."""
+        """Return the arguments for one call, or for the calls of a group."""
         first = calls[0]
         given: dict[str, Any] = {
             "data_source": first.data_source,
@@ -164,7 +164,7 @@ def runs_in_process(function: RewardFunction) -> bool:
 
 
 def call_reward(reward: LoadedReward, calls: Sequence[Call]) -> list[CallResult]:
-    """Call a function once, for one call or for those of a group; return a result for each.
+    """Call a function once, for one call or the calls of a group; return a result for each.
 
     An exception or a wrong return value gives 0 and an error.
     """

@@ -67,7 +67,7 @@ class RewardHost:
         return self._rewards[-1].traits
 
     def call(self, tasks: Sequence[tuple[int, Sequence[Call]]]) -> Iterator[list[CallResult]]:
-        """Call synchronous functions, by position, each for one call or those of a group."""
+        """Call synchronous functions, by position, each for one call or the calls of a group."""
         for index, calls in tasks:
             try:
                 with _time_limit(self._timeout_s):
@@ -77,7 +77,7 @@ class RewardHost:
             yield results
 
     async def call_async(self, index: int, calls: Sequence[Call]) -> list[CallResult]:
-        """Call an asynchronous function, by position, for one call or those of a group."""
+        """Call an asynchronous function, by position, for one call or the calls of a group."""
         if self._client is None:
             from rlctl.runtime.rewards import chat_client  # with ssl and SQLite
 

@@ -194,7 +194,7 @@ async def score_pairs(
 def _wins(
     count: int, results: Mapping[tuple[int, int], float | BaseException]
 ) -> list[dict[str, float] | Exception]:
-    """Return the result of each of `count` responses, from those of pairs in an order."""
+    """Return the result of each of `count` responses, from the results of ordered pairs."""
     won: list[list[float]] = [[] for _ in range(count)]
     agreed: list[list[float]] = [[] for _ in range(count)]
     first_error: list[Exception | None] = [None] * count

@@ -130,7 +130,7 @@ def group_schema(num_responses: int, lowest: float, highest: float) -> dict[str,
 def score_of(reply: str, lowest: float, highest: float) -> float:
     """Return the score in a reply: of its last JSON object with one, else `Score: 7` or `[[7]]`.
 
-    Raises ValueError if there is none in the range.
+    Raises ValueError without a score in the range.
     """
     text = _THOUGHTS.sub("", reply)
     for found in _objects(text):

@@ -49,7 +49,7 @@ def score(
     del data_source, extra_info
     from math_verify import LatexExtractionConfig, parse, verify
 
-    # The time limits of math-verify are off (0): their alarm would replace that of the call.
+    # The time limits of math-verify are off (0): their alarm would replace the alarm of the call.
     latex = LatexExtractionConfig(boxed_match_priority=0)
     truth = parse(f"\\boxed{{{ground_truth}}}", [latex], parsing_timeout=0)
     if not truth:

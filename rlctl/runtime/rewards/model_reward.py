@@ -1,4 +1,4 @@
-"""The role `Reward` with a reward model: its scores, beside or in the place of functions."""
+"""The role `Reward` with a reward model: its scores, together with functions or alone."""
 
 from __future__ import annotations
 

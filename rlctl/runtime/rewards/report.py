@@ -13,7 +13,7 @@ from rlctl.runtime.rewards.functions import CallResult, RewardSpec
 class RewardResult:
     """Weighted sum of the functions' scores for one response, with its components.
 
-    `error` and `pred` are those of the first function that has one.
+    `error` and `pred` come from the first function that has one.
     """
 
     score: float

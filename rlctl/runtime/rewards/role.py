@@ -22,7 +22,7 @@ from rlctl.tracking.episodes import Episode
 LOG = logging.getLogger(__name__)
 
 
-RULE = "rule"  # component: the score of the functions, beside that of a model
+RULE = "rule"  # component: the score of the functions, if a model also scores
 
 
 class RuleReward:
@@ -153,7 +153,7 @@ def check_failed_share(num_failed: int, num_rows: int, share: float, reason: str
 class EarlyScoring:
     """Scoring of a batch whose responses come one by one, in any order.
 
-    The scores are those of `RuleReward.compute_scores` without it.
+    The scores are the same as in `RuleReward.compute_scores` without it.
     """
 
     def __init__(self, reward: RuleReward, prompts: Prompts) -> None:

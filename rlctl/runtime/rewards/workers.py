@@ -30,7 +30,7 @@ PORTIONS = 4
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """Calls of a synchronous function, by its position: those of a group, or one."""
+    """Calls of a synchronous function, by its position: one call, or all of a group."""
 
     function: int
     calls: Sequence[Call]
@@ -39,7 +39,7 @@ class _Task:
 
 
 class RewardWorkers:
-    """Workers of the functions `specs`; `traits` are those of the functions."""
+    """Workers of the functions `specs`, which have the `traits`."""
 
     def __init__(
         self,

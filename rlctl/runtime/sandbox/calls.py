@@ -33,7 +33,7 @@ def num_abandoned() -> int:
 async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function, synchronous or asynchronous, without blocking the event loop.
 
-    Raises RuntimeError where the function tries to end the process.
+    Raises RuntimeError if the function tries to end the process.
     """
     try:
         if is_async(function):

@@ -50,7 +50,7 @@ def forbid_signals() -> None:
 
 
 def _version() -> int:
-    """Return the version of the interface; below 1 if there is none."""
+    """Return the version of the interface; below 1 if it is missing."""
     if sys.platform != "linux":
         return 0
     return ctypes.CDLL(None).syscall(_CREATE_RULESET, None, 0, _VERSION)

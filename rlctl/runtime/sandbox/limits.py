@@ -96,7 +96,7 @@ def withheld_variable(error: str, further: Iterable[str] = ()) -> str | None:
 
 
 def container_memory() -> int | None:
-    """Return the memory limit of this container in bytes; None: there is none."""
+    """Return the memory limit of this container in bytes, or None."""
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
     return None if text == "max" else int(text)

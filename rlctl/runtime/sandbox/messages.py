@@ -68,7 +68,7 @@ async def read_reply(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 
 def error_text(error: BaseException) -> str:
-    """Return type and text of `error`; of a group, those of its causes."""
+    """Return type and text of `error`, or of each cause of a group."""
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(error_text(cause) for cause in error.exceptions)
     text = str(error)

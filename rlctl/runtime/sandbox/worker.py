@@ -88,8 +88,8 @@ async def _serve(server: _Server, connection: socket.socket, request: Request) -
 class _Server:
     """Calls of the methods of `host`, and their replies.
 
-    A reply is {"id", "abandoned", and "result" or "error"}. "problems" are those of an error that
-    is an `RlctlError`.
+    A reply is {"id", "abandoned", and "result" or "error"}. "problems" has the
+    problems of an `RlctlError`.
     """
 
     def __init__(self, host: object) -> None:

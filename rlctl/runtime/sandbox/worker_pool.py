@@ -28,8 +28,8 @@ _JOIN_S = 10.0  # the thread ends at once, unless the machine is overloaded
 class WorkerSettings:
     """Number of the workers of a pool, and what each gets.
 
-    `logs` is the folder of their output, which otherwise goes to stderr. `env` names environment
-    variables that they get besides the usual ones. The pool has limits for workers without any.
+    `logs` is the folder of their output; None: stderr. `env` names environment variables that they
+    get in addition to the usual ones. `limits` None: the default of the pool.
     """
 
     number: int = 1

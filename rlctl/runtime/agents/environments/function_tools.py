@@ -113,7 +113,7 @@ def schema_of(
 
 
 def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return the description of a Google-style docstring, and that of each argument."""
+    """Return the descriptions of a function and of its arguments in a Google-style docstring."""
     description: list[str] = []
     arguments: dict[str, list[str]] = {}
     section, current = "", ""

@@ -28,7 +28,7 @@ def load_environment(
 ) -> Callable[[], Awaitable[Factory]]:
     """Import an environment; return a coroutine function that prepares the builder of episodes'.
 
-    `values` are the settings of the environment; `defaults` are those of any environment. A plug-in
+    `values` are the settings of the environment; `defaults` apply to any environment. A plug-in
     may have a function `prepare(params)`, which is called once per worker process; each environment
     gets its result, if it is not None, as the argument `shared`. A synchronous one is called here,
     as modules that handle signals or run an event loop of their own expect: in the main thread and

@@ -42,7 +42,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class MalformedCall:
-    """Text that looks like a call but is none; the model gets the reason as a tool message."""
+    """Malformed call in a text; the model gets the reason as a tool message."""
 
     text: str
     reason: str

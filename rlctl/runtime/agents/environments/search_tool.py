@@ -53,7 +53,7 @@ class SearchTool(StatelessTool):
         self._index = Index(self._texts)
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
-        """Return the best texts, numbered, or that there is none."""
+        """Return the best texts, numbered, or a note that no text matches."""
         found = await call(self._index.search, str(arguments["query"]), self._top_k)
         lines = [f"[{rank}] {self._texts[number]}" for rank, number in enumerate(found, 1)]
         return ToolResult("\n".join(lines) or "no text matches")

@@ -16,7 +16,7 @@ Side = Literal["left", "middle", "right"]
 
 @dataclass(frozen=True)
 class ToolResult:
-    """Result of one call. `reward` and `metrics` are what the tool reports besides the text."""
+    """Result of one call. `reward` and `metrics` are what the tool also reports."""
 
     text: str
     reward: float | None = None
@@ -126,7 +126,7 @@ def argument_checker(tool: Tool) -> Callable[[Mapping[str, Any]], str | None]:
 
 
 def accepted(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-    """Return those of `arguments` that `function` has a parameter for, all if it takes any."""
+    """Return the `arguments` that `function` has a parameter for; all if it takes any."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return arguments

@@ -22,7 +22,7 @@ from rlctl.runtime.agents.environments.verl.interactions import (
 
 
 class ToolsParams(CallParams):
-    """Settings of the tools environment. The names of verl's keys are those of verl."""
+    """Settings of the tools environment. Keys of verl have verl's names."""
 
     tools: tuple[str, ...] = Field((), description="tools: names, module:name or path.py:name")
     tool_params: dict[str, dict[str, Any]] = Field({}, description="settings of tools by name")

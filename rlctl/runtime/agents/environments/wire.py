@@ -11,7 +11,7 @@ from rlctl.runtime.agents.environments.protocol import Step, ToolUse
 
 
 def step_to_json(step: Step) -> dict[str, Any]:
-    """Return `step` as a dictionary. Raises TypeError or ValueError for a step that is none."""
+    """Return `step` as a dictionary. Raises TypeError or ValueError if it is not valid."""
     if not isinstance(step, Step):
         raise TypeError(f"step returned {type(step).__name__}, not a Step")
     return {

@@ -113,7 +113,7 @@ class TurnBuilder:
         self.add_call(payload["name"], arguments, payload.get("id"))
 
     def add_malformed(self, text: str, reason: str) -> None:
-        """Add text that looks like a call but is none."""
+        """Add a malformed call."""
         self._malformed.append(MalformedCall(text, reason))
 
     def build(self) -> Turn:

@@ -80,7 +80,7 @@ class Endpoint:
         return key
 
     def close(self, key: str) -> None:
-        """Refuse further requests with `key`."""
+        """Refuse later requests with `key`."""
         self._sessions.pop(key, None)
 
     def _session(self, request: web.Request) -> Session:
@@ -98,7 +98,7 @@ class Endpoint:
         return web.json_response({"object": "list", "data": [_described(MODEL)]})
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
-        """Describe a model. Each name is that of the policy, as it is in requests."""
+        """Describe a model. As in requests, any name means the policy."""
         self._session(request)
         return web.json_response(_described(request.match_info["name"]))
 

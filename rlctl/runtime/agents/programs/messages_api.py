@@ -98,7 +98,7 @@ def message_events(reply: ChatReply, model: str) -> Iterator[dict[str, Any]]:
 
 
 def _messages(message: Any) -> list[Message]:
-    """Return a message as those of chat completions: results of tools are messages there."""
+    """Return the messages of chat completions for one, in which results of tools are blocks."""
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list):
         return [message]

@@ -2,7 +2,7 @@
 
 A request that extends a conversation of the episode appends to that row's ids. Any other, as when
 the agent forks or compacts its history, begins a row. Ids that the policy wrote are never tokenized
-again within a row; in the prompt of a further row they are part of the text of its messages.
+again within a row; in the prompt of a later row they are part of the text of its messages.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ProgramRun(EpisodeRun):
     """Coroutine of an episode in which a program talks with the policy, and its rows."""
 
     def __init__(self, endpoint: Endpoint, *args: Any) -> None:
-        """Prepare the episode; the further arguments are those of `EpisodeRun`."""
+        """Prepare the episode; see `EpisodeRun` for the other arguments."""
         super().__init__(*args)
         self._endpoint = endpoint
         self._key: str | None = None  # None: the program does not run

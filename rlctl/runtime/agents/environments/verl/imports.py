@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def load_class(class_name: str, where: str, folder: Path) -> Callable[..., Any]:
-    """Return the class `package.module.Class`; `folder` is searched for modules, too.
+    """Return the class `package.module.Class`; `folder` is also searched for modules.
 
     Raises ConfigError if it cannot be imported.
     """

@@ -89,5 +89,5 @@ def chosen(interactions: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _default_name(class_name: str) -> str:
-    """Return verl's name of an interaction without one: that of its class, without the suffix."""
+    """Return verl's default name of an interaction: its class without the suffix, in lower case."""
     return class_name.rpartition(".")[2].removesuffix("Interaction").lower()
