@@ -37,25 +37,17 @@ def closest(name: str, known: Collection[str]) -> str | None:
 
 
 def _cost(name: str, candidate: str, ceiling: float) -> float:
-    whole = distance(name, candidate, ceiling)
-    depth = name.count(".") + 1
-    tail = ".".join(candidate.split(".")[-depth:])
-    as_tail = distance(name, tail, ceiling) + 0.5 if tail != candidate else whole
-    same_leaf = "." in name and name.rpartition(".")[2] == candidate.rpartition(".")[2]
-    misplaced = 1.2 + 0.02 * distance(name, candidate) if same_leaf else math.inf
-    return min(whole, as_tail, misplaced)
-
-
-def distance(a: str, b: str, ceiling: float = math.inf) -> float:
-    """Return the optimal string alignment distance: insert, delete, replace, swap of neighbours.
-
-    Infinity for a distance above `ceiling`.
-    """
+    """Return the cost of the cheapest explanation, or a number above `ceiling`."""
     from rapidfuzz.distance import OSA  # not needed without a mistake
 
-    cutoff = None if math.isinf(ceiling) else math.floor(ceiling)
-    edits = OSA.distance(a, b, score_cutoff=cutoff)
-    return edits if edits <= ceiling else math.inf
+    cutoff = math.floor(ceiling)
+    whole = OSA.distance(name, candidate, score_cutoff=cutoff)
+    depth = name.count(".") + 1
+    tail = ".".join(candidate.split(".")[-depth:])
+    as_tail = OSA.distance(name, tail, score_cutoff=cutoff) + 0.5 if tail != candidate else whole
+    same_leaf = "." in name and name.rpartition(".")[2] == candidate.rpartition(".")[2]
+    misplaced = 1.2 + 0.02 * OSA.distance(name, candidate) if same_leaf else math.inf
+    return min(whole, as_tail, misplaced)
 
 
 def override_fix(

@@ -17,6 +17,7 @@ from hydra.errors import HydraException
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes.search_path import find_recipe, search_folders
 from rlctl.recipes.sources import read
+from rlctl.recipes.verl.translate import written
 
 
 @dataclass(frozen=True)
@@ -150,13 +151,7 @@ def _parts(group: str, recipe: str | Path) -> list[str]:
 
 def _written(value: Any) -> str:
     """Return a value of a YAML list as an override writes it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, (list, dict)):
-        inner = (
-            [f"{k}:{_written(v)}" for k, v in value.items()]
-            if isinstance(value, dict)
-            else [_written(each) for each in value]
-        )
-        return ("{%s}" if isinstance(value, dict) else "[%s]") % ",".join(inner)
-    return str(value)
+    if isinstance(value, dict):
+        inner = (f"{name}:{_written(element)}" for name, element in value.items())
+        return f"{{{','.join(inner)}}}"
+    return f"[{','.join(map(_written, value))}]" if isinstance(value, list) else written(value)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from rlctl.errors import Problem
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.schema import Config
+from rlctl.recipes.slots import lookup
 from rlctl.recipes.sources import Source
 from rlctl.recipes.suggestions import similar_keys, suggest_key
 from rlctl.recipes.verl.settings import VerlSetting, VerlSettings
@@ -123,18 +124,13 @@ class Layers:
 
     def imply(self, name: str, value: Any, where: str, level: Level) -> None:
         """Set `name`, which a setting of another key at `where` implies."""
-        node = self.tree
-        *sections, leaf = name.split(".")
-        for section in sections:
-            node = node[section]
-        node[leaf] = value
+        section, _, leaf = name.rpartition(".")
+        lookup(self.tree, section)[leaf] = value
         self.origins.setdefault(name, []).append(Origin(value, where, level))
 
     def remove(self, path: tuple[str, ...], container: dict[str, Any]) -> None:
         """Remove a value and the values below it from `container` and from the origins."""
-        node: Any = container
-        for part in path[:-1]:
-            node = node.get(part) if isinstance(node, dict) else None
+        node = lookup(container, ".".join(path[:-1]))
         if isinstance(node, dict):
             node.pop(path[-1], None)
         name = ".".join(path)
@@ -239,9 +235,7 @@ class Layers:
             hint += ", or null" if key.nullable else ""
             self.problems.append(Problem(f"{name} cannot be removed", setting.where, hint))
             return
-        node: Any = self.tree
-        for part in path[:-1]:
-            node = node.get(part) if isinstance(node, dict) else None
+        node = lookup(self.tree, ".".join(path[:-1]))
         if not isinstance(node, dict) or path[-1] not in node:
             message = f"{name} is not set, so it cannot be removed"
             self.problems.append(Problem(message, setting.where))

@@ -20,7 +20,7 @@ from rlctl.log import warn_once
 from rlctl.recipes.layers import Origin, Recipe, leaves, nested
 from rlctl.recipes.slots import slot_with_setting
 from rlctl.recipes.sources import read
-from rlctl.recipes.verl.translate import translate
+from rlctl.recipes.verl.translate import translate, written
 from rlctl.redaction import is_secret_key
 from rlctl.suggest import overridden_keys
 
@@ -94,7 +94,7 @@ class Change:
         return is_secret_key(self.key) or any(fnmatchcase(self.key, pattern) for pattern in FREE)
 
     def __str__(self) -> str:
-        return f"{self.key}: {_shown(self.old)} → {_shown(self.new)}"
+        return f"{self.key}: {written(self.old)} → {written(self.new)}"
 
 
 def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -220,10 +220,3 @@ def changes(folder: Path, container: Mapping[str, Any]) -> list[Change]:
         or any(key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in old)
     ]
     return [Change(key, old.get(key), new.get(key)) for key in known]
-
-
-def _shown(value: Any) -> str:
-    """Return a value as YAML writes it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)

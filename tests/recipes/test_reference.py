@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import cache
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from rlctl.recipes.completion import complete_key, complete_override, complete_r
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.reference import key_rows
 from rlctl.recipes.slots import SLOTS
-from rlctl.suggest import distance, nearest
+from rlctl.suggest import nearest
 
 
 def test_the_page_of_keys_has_every_key_and_plug_in() -> None:
@@ -28,38 +26,6 @@ def test_the_page_of_keys_has_every_key_and_plug_in() -> None:
     for slot in SLOTS:
         assert all(f"\n* `{name}`: " in page for name in plugins.names(slot.kind)), slot.kind
     assert "\n  * `tau_pos` = `1.0`: " in page
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "edits"),
-    [
-        ("", "abc", 3),
-        ("abc", "abc", 0),
-        ("abc", "acb", 1),
-        ("kitten", "sitting", 3),
-        ("ab", "bca", 3),
-    ],
-)
-def test_edit_distance(a: str, b: str, edits: int) -> None:
-    assert distance(a, b) == distance(b, a) == edits
-
-
-def test_edit_distance_matches_the_recurrence() -> None:
-    @cache
-    def plain(a: str, b: str) -> int:
-        if not a or not b:
-            return len(a) + len(b)
-        cost = min(
-            plain(a[:-1], b) + 1, plain(a, b[:-1]) + 1, plain(a[:-1], b[:-1]) + (a[-1] != b[-1])
-        )
-        swapped = len(a) > 1 and len(b) > 1 and a[-1] == b[-2] and a[-2] == b[-1]
-        return min(cost, plain(a[:-2], b[:-2]) + 1) if swapped else cost
-
-    words = ["".join(letters) for size in range(5) for letters in product("abc", repeat=size)]
-    for a, b in product(words, words[::3]):
-        exact = plain(a, b)
-        assert distance(a, b) == exact
-        assert distance(a, b, 2) in ((exact,) if exact <= 2 else (exact, float("inf")))
 
 
 def test_nearest_names_are_sorted() -> None:
@@ -136,7 +102,8 @@ def test_completion_of_keys_and_recipes(tmp_path: Path) -> None:
 def test_completion_imports_no_slow_module() -> None:
     code = (
         "import sys; from rlctl.recipes.completion import complete_override as f; "
-        "f('tr'); f('trainer.logger='); print(*sys.modules)"
+        "f('tr'); f('trainer.logger='); f('algorithm.adv_estimator='); "
+        "f('actor_rollout_ref.rollout.name='); print(*sys.modules)"
     )
     loaded = set(
         subprocess.run(
