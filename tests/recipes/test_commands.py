@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -20,22 +22,15 @@ from tests.small_disk import fill, small_disk
 Captured = pytest.CaptureFixture[str]
 
 
-def run(capsys: Captured, *arguments: str, code: int = 0) -> str:
-    """Standard output of a command that ends with `code`."""
-    assert main(arguments) == code
+def run(capsys: Captured, command: str) -> str:
+    """Return the standard output of a command that succeeds."""
+    assert main(shlex.split(command)) == 0
     return capsys.readouterr().out
 
 
 def test_why_prints_the_chain_newest_first(capsys: Captured) -> None:
-    lines = run(
-        capsys,
-        "config",
-        "why",
-        "actor_rollout_ref.actor.optim.lr",
-        "-r",
-        "gsm8k_grpo_lora",
-        "+actor_rollout_ref.actor.optim.lr=1",
-    ).splitlines()
+    key = "actor_rollout_ref.actor.optim.lr"
+    lines = run(capsys, f"config why {key} -r gsm8k_grpo_lora +{key}=1").splitlines()
     assert lines[0] == "actor_rollout_ref.actor.optim.lr = 1"
     assert [line.split()[0] for line in lines[3:]] == ["1", "3e-05", "1e-06"]
     assert "override +actor_rollout_ref.actor.optim.lr=1" in lines[3]
@@ -43,21 +38,10 @@ def test_why_prints_the_chain_newest_first(capsys: Captured) -> None:
 
 
 def test_why_reports_references_and_unused_keys(capsys: Captured) -> None:
-    assert "rlctl config why actor_rollout_ref.actor.ppo_epochs" in run(
-        capsys, "config", "why", "critic.ppo_epochs"
-    )
-    shown = json.loads(
-        run(
-            capsys,
-            "config",
-            "why",
-            "kl_coef",
-            "-r",
-            "gsm8k_ppo",
-            "algorithm.kl_ctrl.kl_coef=0.1",
-            "--json",
-        )
-    )
+    chain = run(capsys, "config why critic.ppo_epochs")
+    assert "rlctl config why actor_rollout_ref.actor.ppo_epochs" in chain
+    command = "config why kl_coef -r gsm8k_ppo algorithm.kl_ctrl.kl_coef=0.1 --json"
+    shown = json.loads(run(capsys, command))
     assert shown["key"] == "algorithm.kl_ctrl.kl_coef"
     assert shown["origins"][0] == {
         "value": 0.1,
@@ -76,64 +60,46 @@ def test_why_refuses_sections_and_unknown_or_ambiguous_keys(capsys: Captured) ->
 
 
 def test_show_as_yaml_can_be_read_back(capsys: Captured) -> None:
-    assert (
-        yaml.safe_load(run(capsys, "config", "show", "-r", "grpo", "--yaml"))
-        == compose("grpo").container
-    )
+    shown = run(capsys, "config show -r grpo --yaml")
+    assert yaml.safe_load(shown) == compose("grpo").container
 
 
 def test_show_changed_values_with_their_origins(capsys: Captured) -> None:
-    shown = json.loads(
-        run(
-            capsys,
-            "config",
-            "show",
-            "-r",
-            "gsm8k_grpo_lora",
-            "--changed",
-            "--origin",
-            "--json",
-            "trainer.seed=1",
-            "data.seed=2",
-        )
-    )
-    changed = {
-        key for key, chain in compose("gsm8k_grpo_lora").origins.items() if chain[-1].level == 2
-    }
+    options = "-r gsm8k_grpo_lora --changed --origin --json trainer.seed=1 data.seed=2"
+    shown = json.loads(run(capsys, f"config show {options}"))
+    origins = compose("gsm8k_grpo_lora").origins
+    changed = {key for key, chain in origins.items() if chain[-1].level == 2}
     assert set(shown) == changed | {"data.seed"}
     assert shown["data.seed"] == {"value": 2, "where": "override data.seed=2"}
-    assert list(json.loads(run(capsys, "config", "show", "--json", "*.optim.lr"))) == [
-        "actor_rollout_ref",
-        "critic",
-        "reward",
-    ]
+    shown = json.loads(run(capsys, "config show --json '*.optim.lr'"))
+    assert list(shown) == ["actor_rollout_ref", "critic", "reward"]
     assert main(["config", "show", "qqqqqqqq"]) == 4
 
 
 def test_keys_finds_words_and_misspelled_keys(capsys: Captured) -> None:
-    everything = json.loads(run(capsys, "config", "keys", "--json"))
+    everything = json.loads(run(capsys, "config keys --json"))
     assert [row["key"] for row in everything] == [
         key.name for key in schema_keys().values() if key.kind != "section"
     ]
-    [row] = json.loads(run(capsys, "config", "keys", "--json", "trainer", "max_skip"))
+    [row] = json.loads(run(capsys, "config keys --json trainer max_skip"))
     assert row == {
         "key": "trainer.max_skipped_updates",
         "type": "whole number ≥ 1",
         "default": "5",
         "help": schema_keys()["trainer.max_skipped_updates"].help,
     }
-    assert "trainer.total_epochs" in run(capsys, "config", "keys", "trainer.totalepoch")
+    assert "trainer.total_epochs" in run(capsys, "config keys trainer.totalepoch")
 
 
 def test_diff_of_two_recipes(capsys: Captured) -> None:
-    rows = json.loads(run(capsys, "config", "diff", "gsm8k_grpo", "gsm8k_grpo_lora", "--json"))
+    rows = json.loads(run(capsys, "config diff gsm8k_grpo gsm8k_grpo_lora --json"))
     assert {row["key"]: (row["a"], row["b"]) for row in rows} == {
         "actor_rollout_ref.model.lora_rank": (0, 32),
         "actor_rollout_ref.model.lora_alpha": (16, 32),
         "actor_rollout_ref.actor.optim.lr": (1e-6, 3e-5),
     }
-    assert run(capsys, "config", "diff", "ppo", "ppo") == ""
-    table = run(capsys, "config", "diff", "ppo_trainer", "ppo")
+    assert run(capsys, "config diff ppo ppo") == ""
+    table = run(capsys, "config diff ppo_trainer ppo")
     assert re.search(r"actor_rollout_ref.model.path +\(required\) +quickstart", table), (
         "a base need not be complete"
     )
@@ -146,14 +112,12 @@ def test_config_commands_accept_a_stored_run(
     folder = RunDir.create(tmp_path / "runs", "project", "stored", "ppo")
     folder.write_config(yaml.safe_dump(recipe.container), recipe.origins)
     monkeypatch.chdir(tmp_path)
-    [row] = json.loads(run(capsys, "config", "diff", "ppo", "stored", "--json"))
+    [row] = json.loads(run(capsys, "config diff ppo stored --json"))
     assert row == {"key": "trainer.seed", "a": 1, "b": 9}
-    shown = json.loads(run(capsys, "config", "why", "trainer.seed", "-r", "@last", "--json"))
+    shown = json.loads(run(capsys, "config why trainer.seed -r @last --json"))
     assert [origin["value"] for origin in shown["origins"]] == [9, 1]
-    assert (
-        json.loads(run(capsys, "config", "show", "-r", str(folder.path / "config.yaml"), "--json"))
-        == recipe.container
-    )
+    shown = run(capsys, f"config show -r {folder.path}/config.yaml --json")
+    assert json.loads(shown) == recipe.container
     assert main(["config", "show", "-r", "stored", "trainer.seed=1"]) == 2
     assert main(["config", "show", "-r", "nobody"]) == 4
 
@@ -161,15 +125,15 @@ def test_config_commands_accept_a_stored_run(
 def test_recipes_ls_show_and_cp(
     capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = json.loads(run(capsys, "recipes", "ls", "--json"))
+    listed = json.loads(run(capsys, "recipes ls --json"))
     assert [row["name"] for row in listed] == list(library_recipes())
     about = {row["name"]: row["about"] for row in listed}
     assert all(about.values())
     assert about["dr_grpo"].startswith("The quickstart with Dr. GRPO (")
     text = library_recipes()["gsm8k_ppo"].read_text()
-    assert run(capsys, "recipes", "show", "gsm8k_ppo") == text
+    assert run(capsys, "recipes show gsm8k_ppo") == text
     monkeypatch.chdir(tmp_path)
-    assert run(capsys, "recipes", "cp", "gsm8k_ppo").strip() == "gsm8k_ppo.yaml"
+    assert run(capsys, "recipes cp gsm8k_ppo").strip() == "gsm8k_ppo.yaml"
     assert Path("gsm8k_ppo.yaml").read_text() == text
     assert main(["recipes", "cp", "gsm8k_ppo"]) == 5
     assert main(["recipes", "cp", "grpo", "gsm8k_ppo.yaml", "--force"]) == 0
@@ -189,12 +153,13 @@ def test_a_copy_that_does_not_fit_leaves_no_file(capsys: Captured, tmp_path: Pat
 
 def test_recipes_check_passes_shipped_recipes_only(capsys: Captured, tmp_path: Path) -> None:
     names = [name for name in library_recipes() if not name.endswith("_trainer")]
-    assert run(capsys, "recipes", "check").split() == [
-        word for name in names for word in ("ok", name)
-    ]
+    checks = json.loads(run(capsys, "recipes check --json"))
+    assert [check["recipe"] for check in checks if check["ok"]] == names
+    assert [check["no_effect"] for check in checks] == [[]] * len(names)
+    assert run(capsys, "recipes check grpo").split() == ["ok", "grpo"]
     unused = tmp_path / "unused.yaml"
     unused.write_text("defaults: [gsm8k_grpo, _self_]\ncritic: {optim: {lr: 1.0}}\n")
-    [report] = json.loads(run(capsys, "recipes", "check", str(unused), "--json"))
+    [report] = json.loads(run(capsys, f"recipes check {unused} --json"))
     assert report["ok"]
     assert report["no_effect"][0].startswith("critic.optim.lr has no effect: no critic is built")
     assert main(["recipes", "check", "--strict", str(unused)]) == 3
@@ -206,10 +171,6 @@ def test_recipes_check_passes_shipped_recipes_only(capsys: Captured, tmp_path: P
 
 def test_origins_survive_json() -> None:
     chain = compose("ppo", ["trainer.logger=[console]"]).origins["trainer.logger"]
-    stored = json.loads(
-        json.dumps(
-            [{"value": each.value, "where": each.where, "level": each.level} for each in chain]
-        )
-    )
+    stored = json.loads(json.dumps([asdict(origin) for origin in chain]))
     assert [Origin(**each) for each in stored] == chain
     assert set(leaves(compose("ppo").container)) <= set(compose("ppo").origins)

@@ -16,24 +16,6 @@ from tests.documented import SWANLAB
 EXPERIMENTS = [name for name in library_recipes() if not name.endswith("_trainer")]
 FILES = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
 
-VERL_QUICKSTART = """
-data.train_files=$HOME/data/gsm8k/train.parquet data.val_files=$HOME/data/gsm8k/test.parquet
-data.train_batch_size=256
-data.max_prompt_length=512 data.max_response_length=512
-actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct
-actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.ppo_mini_batch_size=64
-actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
-actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8
-actor_rollout_ref.rollout.tensor_model_parallel_size=1
-actor_rollout_ref.rollout.gpu_memory_utilization=0.4
-actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4 critic.optim.lr=1e-5
-critic.model.path=Qwen/Qwen2.5-0.5B-Instruct
-critic.ppo_micro_batch_size_per_gpu=4 algorithm.kl_ctrl.kl_coef=0.001 trainer.logger=console
-trainer.val_before_train=False
-trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.save_freq=10 trainer.test_freq=10
-trainer.total_epochs=15
-"""
-
 
 def values_by_origin(recipe: Recipe) -> dict[str, object]:
     """Return the value of each key's newest origin, with interpolations looked up by hand."""
@@ -55,15 +37,11 @@ def test_schema_and_base_list_the_same_keys() -> None:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_shipped_recipe_composes_with_matching_origins(name: str) -> None:
+def test_shipped_recipe_has_matching_origins_and_repeats_no_default(name: str) -> None:
     recipe = compose(name)
     assert values_by_origin(recipe) == leaves(recipe.container)
     assert recipe.notices == []
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_no_recipe_repeats_a_default(name: str) -> None:
-    for key, chain in compose(name).origins.items():
+    for key, chain in recipe.origins.items():
         indices = [i for i, origin in enumerate(chain) if origin.level == 2]
         for i in indices:
             assert i == 0 or chain[i].value != chain[i - 1].value, (
@@ -90,12 +68,6 @@ def test_swanlab_documentation_command_composes(name: str) -> None:
 def test_a_key_given_twice_is_dropped_once() -> None:
     given = "trainer.default_hdfs_dir=null"
     assert f"{given} is dropped: it is not set" in compose("ppo", [given, given]).notices
-
-
-def test_verl_quickstart_command_composes() -> None:
-    config = compose("ppo_trainer", shlex.split(VERL_QUICKSTART)).config
-    assert config.trainer.logger == ("console",)
-    assert config.actor_rollout_ref.rollout.name == "vllm"
 
 
 def test_origins_list_every_setting_of_a_key() -> None:

@@ -42,11 +42,6 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
             "did you mean trainer.total_epochs?",
         ),
         (
-            "+trainer.total_epoch=3",
-            "unknown key trainer.total_epoch",
-            "did you mean trainer.total_epochs?",
-        ),
-        (
             "++trainer.total_epoch=3",
             "unknown key trainer.total_epoch",
             "did you mean trainer.total_epochs?",
@@ -399,21 +394,16 @@ def typos(number: int) -> list[tuple[str, str]]:
     return list(found.items())
 
 
-@pytest.mark.parametrize("plus", ["", "+"])
-def test_typos_on_the_command_line_get_the_right_suggestion(
-    plus: str,
-) -> None:
-    made = typos(200)
-    found = problems("ppo", *(f"{plus}{wrong}=1" for wrong, _ in made))
-    assert [problem.where for problem in found] == [
-        f"override {plus}{wrong}=1" for wrong, _ in made
-    ]
+def test_typos_on_the_command_line_get_the_right_suggestion() -> None:
+    made = typos(100)
+    found = problems("ppo", *(f"+{wrong}=1" for wrong, _ in made))
+    assert [problem.where for problem in found] == [f"override +{wrong}=1" for wrong, _ in made]
     missed = [
         (problem.message, meant, problem.hint)
         for problem, (_, meant) in zip(found, made, strict=True)
         if not first(problem, meant)
     ]
-    assert len(missed) <= 10, missed
+    assert len(missed) <= 5, missed
 
 
 @pytest.mark.parametrize(
@@ -436,13 +426,13 @@ def test_a_wrong_value_is_one_problem_at_its_own_key() -> None:
 
 def test_typos_in_a_recipe_get_the_right_suggestion(tmp_path: Path) -> None:
     wrong_keys: dict[str, str] = {}
-    for wrong, meant in typos(500):
+    for wrong, meant in typos(250):
         names = wrong.split(".")
         depth = next(i for i in range(1, len(names) + 1) if known_key(".".join(names[:i])) is None)
         if wrong.count(".") == meant.count("."):
             wrong_keys.setdefault(".".join(names[:depth]), ".".join(meant.split(".")[:depth]))
-    chosen = dict(list(wrong_keys.items())[:200])
-    assert len(chosen) == 200
+    chosen = dict(list(wrong_keys.items())[:100])
+    assert len(chosen) == 100
     tree: dict[str, object] = {"defaults": ["ppo", "_self_"]}
     for wrong in chosen:
         node = tree
@@ -458,7 +448,7 @@ def test_typos_in_a_recipe_get_the_right_suggestion(tmp_path: Path) -> None:
         for wrong, meant in chosen.items()
         if not first(by_key[wrong], meant)
     ]
-    assert len(missed) <= 10, missed
+    assert len(missed) <= 5, missed
 
 
 def first(problem: Problem, meant: str) -> bool:

@@ -10,7 +10,6 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.roles import ROLES
-from rlctl.recipes.search_path import library_recipes
 from rlctl.recipes.unused_keys import report_unused_keys, unused_keys
 
 FILES = ("data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m")
@@ -34,14 +33,6 @@ def test_conditions_name_existing_keys() -> None:
         assert set(role.decided_by) <= keys
         for pattern in role.unused_keys:
             assert any(fnmatchcase(key, pattern) for key in keys), pattern
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in library_recipes() if not name.endswith("_trainer")]
-)
-def test_shipped_recipe_has_no_unused_key(name: str) -> None:
-    composed = compose(name)
-    assert unused_keys(composed.container, composed.origins) == []
 
 
 @pytest.mark.parametrize(

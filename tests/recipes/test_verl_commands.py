@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -27,29 +26,6 @@ def overrides_of(args: list[str]) -> list[str]:
         for arg in args
         if not arg.startswith("--config")
     ]
-
-
-# Arguments of the first GRPO script of verl, at commit 03aefba.
-FIRST_GRPO = """
-data.train_files=$HOME/data/gsm8k/train.parquet data.val_files=$HOME/data/gsm8k/test.parquet
-data.train_batch_size=1024
-data.val_batch_size=1312 data.max_prompt_length=512 data.max_response_length=512
-actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct actor_rollout_ref.actor.optim.lr=1e-6
-actor_rollout_ref.actor.ppo_mini_batch_size=256 actor_rollout_ref.actor.ppo_micro_batch_size=128
-actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.model.enable_gradient_checkpointing=True
-actor_rollout_ref.actor.fsdp_config.param_offload=False
-actor_rollout_ref.actor.fsdp_config.grad_offload=False
-actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
-actor_rollout_ref.rollout.log_prob_micro_batch_size=128
-actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.name=vllm
-actor_rollout_ref.rollout.gpu_memory_utilization=0.6 actor_rollout_ref.rollout.n=5
-actor_rollout_ref.ref.log_prob_micro_batch_size=128
-actor_rollout_ref.ref.fsdp_config.param_offload=True
-algorithm.kl_ctrl.kl_coef=0.001 trainer.critic_warmup=0 trainer.logger=['console','wandb']
-trainer.project_name='verl_grpo_example_gsm8k'
-trainer.experiment_name='deepseek_llm_7b_function_rm' trainer.n_gpus_per_node=8
-trainer.nnodes=1 trainer.save_freq=-1 trainer.total_epochs=15
-"""
 
 
 @pytest.mark.parametrize(
@@ -111,14 +87,6 @@ def test_megatron_command_composes_under_fsdp() -> None:
     ):
         assert (fsdp.tensor_model_parallel_size, fsdp.ulysses_sequence_parallel_size) == (2, 2)
         assert fsdp.pipeline_model_parallel_size == 2
-
-
-def test_first_grpo_command_composes_with_notices() -> None:
-    recipe = compose("ppo_trainer", shlex.split(FIRST_GRPO))
-    assert recipe.config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 128
-    assert recipe.config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu == 128
-    assert {each.kind for each in recipe.verl} == {"dropped", "renamed"}
-    assert any("grad_offload=false is dropped" in notice for notice in recipe.notices)
 
 
 def only(*overrides: str, recipe: str = "ppo") -> Problem:
