@@ -94,8 +94,8 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.e2e.combinations
 
 quickstart-model: $(STAMP)
-	$(BIN)/python -m rlctl.quickstart.make_model
-	$(BIN)/python -m rlctl.quickstart.make_agent_model
+	$(BIN)/python -m tools.make_model
+	$(BIN)/python -m tools.make_agent_model
 
 clean:
 	rm -rf $(VENV) runs site .pytest_cache .ruff_cache .import_linter_cache build dist

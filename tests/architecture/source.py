@@ -10,7 +10,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "rlctl").rglob("*.py"))
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
-BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
+BENCHMARKS = sorted(
+    path for name in ("benchmarks", "tools") for path in (ROOT / name).rglob("*.py")
+)
 
 # Packages that commands load only when they use them.
 HEAVY = {
@@ -45,13 +47,16 @@ def parsed(path: Path) -> ast.Module:
     return _parse(path.read_text())
 
 
-def nodes(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """Yield every node below `tree` with the qualified name of its innermost function or class."""
-    for node in ast.iter_child_nodes(tree):
-        is_definition = isinstance(node, Function | ast.ClassDef)
-        name = f"{inside}.{node.name}".lstrip(".") if is_definition else inside
-        yield name, node
-        yield from nodes(node, name)
+@cache
+def nodes(tree: ast.AST) -> list[tuple[str, ast.AST]]:
+    """Return every node below `tree` with the qualified name of its innermost function or class."""
+    found: list[tuple[str, ast.AST]] = [("", tree)]
+    for inside, parent in found:  # grows
+        for node in ast.iter_child_nodes(parent):
+            is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            name = f"{inside}.{node.name}".lstrip(".") if is_definition else inside
+            found.append((name, node))
+    return found[1:]
 
 
 def functions(path: Path) -> Iterator[tuple[str, Function]]:

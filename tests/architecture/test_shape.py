@@ -72,11 +72,6 @@ MAY_NAME = {
     ("rlctl/monitoring/panel.py", "rollout"): "label of a phase",
     ("rlctl/api.py", "console"): "without `progress` nothing is printed",
     ("rlctl/cli/commands/train.py", "console"): "`--logger X` keeps the console",
-    ("rlctl/quickstart/make_model.py", "arithmetic"): "the data set of the quickstart",
-    (
-        "rlctl/quickstart/make_agent_model.py",
-        "calculator",
-    ): "tool that the model calls",
     ("rlctl/runtime/data/quickstart.py", "calculator"): "the tool of the quickstart's problems",
     ("rlctl/recipes/verl/", "gdpo"): "name of a reward manager of verl",
     **{
@@ -122,8 +117,10 @@ def unsafe_loads(path: Path) -> Iterator[str]:
     for _, node in nodes(parsed(path)):
         loads = isinstance(node, ast.Attribute) and node.attr in LOADS
         text = ast.unparse(node) if loads else ""
-        imported = ast.unparse(node) if isinstance(node, ast.ImportFrom) else ""
-        if UNPICKLERS.search(text) or re.match(r"from (pickle|torch) import .*\bload", imported):
+        imports_from = isinstance(node, ast.ImportFrom) and node.module in ("pickle", "torch")
+        if UNPICKLERS.search(text) or (
+            imports_from and any(name.name.startswith("load") for name in node.names)
+        ):
             yield name_of(path)
         is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         if is_call and node.func.attr == "load" and ast.unparse(node.func) == "torch.load":
@@ -199,10 +196,10 @@ def literals(path: Path) -> Iterator[tuple[str, int]]:
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     docstrings = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in (tree, *(node for _, node in nodes(tree)))
         if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
     }
-    for node in ast.walk(tree):
+    for _, node in nodes(tree):
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
         if is_text and id(node) not in docstrings:
             yield node.value, node.lineno

@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlctl.quickstart import NAME, real_path
+
 SEED = 0
 NUM_TRAIN, NUM_VAL, LEVEL, CARELESS = 60_000, 256, 2, 0.7
 VOCABULARY = 512
@@ -113,21 +115,8 @@ def main(target: Path) -> None:
     with tempfile.TemporaryDirectory() as work:
         blank, data, runs = (Path(work) / name for name in ("blank", "data", "runs"))
         write_blank(blank, texts, CHAT_TEMPLATE)
-        prep = [
-            "prep",
-            "arithmetic",
-            "--out",
-            data,
-            "--train",
-            NUM_TRAIN,
-            "--val",
-            NUM_VAL,
-            "--level",
-            LEVEL,
-            "--seed",
-            SEED + 2,
-        ]
-        _rlctl(*prep, "--careless", CARELESS)
+        sizes = ["--train", NUM_TRAIN, "--val", NUM_VAL, "--level", LEVEL, "--careless", CARELESS]
+        _rlctl("prep", "arithmetic", "--out", data, "--seed", SEED + 2, *sizes)
         settings = SFT | {
             "actor_rollout_ref.model.path": blank,
             "actor_rollout_ref.model.init": "random",
@@ -136,9 +125,8 @@ def main(target: Path) -> None:
             "trainer.run_dir": runs,
         }
         overrides = [f"{key}={value}" for key, value in settings.items()]
-        _rlctl(
-            "train", "sft", "--recipe", "sft", "--inline", "--name", "quickstart-model", *overrides
-        )
+        options = ["--recipe", "sft", "--inline", "--name", "quickstart-model"]
+        _rlctl("train", "sft", *options, *overrides)
         newest = max(runs.glob("*/quickstart-model/checkpoints/step_*/huggingface"))
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(newest, target)
@@ -150,4 +138,4 @@ def _rlctl(*arguments: object) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "model")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(real_path(NAME)))

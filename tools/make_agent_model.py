@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from rlctl.data_prep import arithmetic
 from rlctl.data_prep.gridworld import INSTRUCTION
 from rlctl.data_prep.rows import PromptRow
-from rlctl.quickstart.make_model import write_blank
+from rlctl.quickstart import AGENT, real_path
+from tools.make_model import write_blank
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -242,4 +243,4 @@ def _learning_rate(step: int) -> float:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "agent_model")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(real_path(AGENT)))
