@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import runpy
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -268,17 +267,3 @@ async def sleeps(task: Mapping[str, Any], client: Any) -> float:
     await chat(task, client)
     await asyncio.sleep(3600)
     return 1.0
-
-
-_seen: Counter[str] = Counter()
-
-
-async def fails_once(task: Mapping[str, Any], client: Any) -> float:
-    """Ask one problem; the first episode of each row in this process fails."""
-    question, truth = questions(task)[0]
-    _seen[question] += 1
-    if _seen[question] == 1:
-        raise RuntimeError("the first episode fails")
-    messages: Any = [{"role": "user", "content": question}]
-    reply = await client.chat.completions.create(model="policy", messages=messages)
-    return float(is_right(reply.choices[0].message.content, truth))

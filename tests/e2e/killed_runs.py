@@ -40,7 +40,7 @@ AUDITED = {
     "checkpoint write": ("open", re.compile(r".*/checkpoints/\..*\.partial/actor/.*")),
     "commit": ("os.rename", re.compile(r".*/checkpoints/\..*\.partial")),
 }
-WRITTEN, TALKING = "written", "talking"  # later than a phase: see `run`
+WRITTEN = "written"  # later than a phase: see `run`
 _SECONDS = re.compile(rb'"seconds": [^,}]+')  # of turns, calls and episodes
 EXIT_CODES = {"SIGKILL": -9, "SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143, "SIGHUP": 129}
 
@@ -54,8 +54,8 @@ class Killer:
     def __init__(self) -> None:
         self.moment, delay, name = ([*os.environ.get(KILL_AT, "").split(":"), "", ""])[:3]
         self.left = int(self.moment) if self.moment.isdigit() else 0
-        self.later = delay if delay in (WRITTEN, TALKING) else ""
-        self.delay = 0.0 if self.later else float(delay or 0)
+        self.waits = delay == WRITTEN
+        self.delay = 0.0 if self.waits else float(delay or 0)
         self.signal = signal.Signals[name or "SIGKILL"]
         self.doing = "starting"
         self.folder: Path | None = None
@@ -70,14 +70,9 @@ class Killer:
         self.doing = name
         self.left -= 1
         if self.left == 0 or name.startswith(PHASES.get(self.moment, "\0")):
-            self.left, self.moment = 0, self.later
-            while self.later == WRITTEN and self._is_writing():
+            self.left, self.moment = 0, ""
+            while self.waits and self._is_writing():
                 time.sleep(0.01)
-            if self.later != TALKING:
-                self._kill_later()
-
-    def episodes(self, states: Mapping[str, int]) -> None:
-        if self.moment == TALKING and states:
             self._kill_later()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
@@ -131,8 +126,7 @@ def run(
 
     `kill_at` is `<n>:<seconds>[:SIGNAL]`, the delay after the n-th phase begins, or with a moment
     of `PHASES` or `AUDITED` in the place of `<n>`. In the place of seconds, `WRITTEN` waits until
-    no checkpoint is being written, and `TALKING` until an episode is running. A write beyond
-    `largest_file` bytes fails, as on a full disk.
+    no checkpoint is being written. A write beyond `largest_file` bytes fails, as on a full disk.
     """
     variables = usual_environment() | {
         "TOKENIZERS_PARALLELISM": "false",

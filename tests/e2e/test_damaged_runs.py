@@ -1,4 +1,4 @@
-"""Resume of runs whose folder was edited, damaged, or is on a full disk."""
+"""Resume of runs whose folder was edited, damaged, poisoned, or is on a full disk."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError
 from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.checkpoint.store import CheckpointStore, damage
 from rlctl.runtime.resume import ResumeOptions, ResumePlan, compose_resumed, plan_resume
 from rlctl.runtime.training.run_folder import input_hashes, open_run
+from tests.distributed.test_poisoned import Bomb, poison, with_kind
 from tests.e2e.command import metrics, rlctl
 from tests.small_disk import small_disk, use_up_inodes
 
@@ -74,44 +76,31 @@ def test_edited_configuration_is_drift(run: Path) -> None:
         assert any(each.key.endswith("seed") for each in accepted.changes)
 
 
-def test_edit_of_a_free_key_is_a_change_and_no_drift(run: Path) -> None:
+def test_edit_of_a_free_key_is_a_change_and_needs_a_checkpoint_to_be_no_drift(run: Path) -> None:
     edit(run, "save_freq: 1\n", "save_freq: 2\n")
     assert [str(each) for each in plan(run).changes] == ["trainer.save_freq: 1 → 2"]
-
-
-def test_edit_without_a_checkpoint_is_refused(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     edit(run, "seed: 1\n", "seed: 5\n")
     with pytest.raises(ConfigError, match="no checkpoint has a copy"):
         plan(run)
 
 
-def test_all_damaged_checkpoints_are_named(run: Path) -> None:
-    (run / "checkpoints/step_000001/state.json").unlink()
+def test_damaged_checkpoints_are_named_and_the_previous_one_is_used(run: Path) -> None:
+    problem = "step_000002 is damaged: manifest.json is missing"
     (run / "checkpoints/step_000002/manifest.json").unlink()
+    planned = plan(run)
+    assert planned.start is not None
+    assert planned.start.step == 1
+    assert planned.warnings == [problem]
+    (run / "checkpoints/step_000001/state.json").unlink()
     for state in ("failed", "finished"):
         RunDir(run).update(state=state)
         with pytest.raises(NotFoundError) as refused:
             plan(run, "trainer.total_training_steps=3")
         assert [each.message for each in refused.value.problems] == [
-            "step_000002 is damaged: manifest.json is missing",
+            problem,
             "step_000001 is damaged: state.json is missing",
         ]
-
-
-def test_deleted_manifest_is_named_and_the_previous_checkpoint_used(run: Path) -> None:
-    (run / "checkpoints/step_000002/manifest.json").unlink()
-    planned = plan(run)
-    assert planned.start is not None
-    assert planned.start.step == 1
-    assert planned.warnings == ["step_000002 is damaged: manifest.json is missing"]
-
-
-def test_another_model_folder_is_drift(run: Path, trained: Path) -> None:
-    other = trained.parents[2] / "other"
-    shutil.copytree(trained.parents[2] / "model", other)
-    with pytest.raises(ConfigError, match=r"actor_rollout_ref\.model\.path: .* would change"):
-        plan(run, f"actor_rollout_ref.model.path={other}")
 
 
 def test_changed_content_of_the_model_folder_is_drift(run: Path, trained: Path) -> None:
@@ -130,6 +119,9 @@ def test_changed_content_of_the_model_folder_is_drift(run: Path, trained: Path) 
         more = "trainer.total_training_steps=3"
         accepted = plan(run, more, force=True), plan(run, more, fork="other")
         assert [each.warnings for each in accepted] == [[changed]] * 2
+        other = shutil.copytree(model, trained.parents[2] / "other")
+        with pytest.raises(ConfigError, match=r"actor_rollout_ref\.model\.path: .* would change"):
+            plan(run, f"actor_rollout_ref.model.path={other}")
     finally:
         weights.write_bytes(before)
 
@@ -205,3 +197,29 @@ def test_disk_without_inodes_costs_the_checkpoint_alone(run: Path, tmp_path: Pat
         assert [row["step"] for row in metrics(copied)] == [1, 2, 3, 4]
         assert json.loads((copied / "run.json").read_text())["state"] == "failed"
         assert not list(copied.glob("checkpoints/.*"))
+
+
+def write_manifest(checkpoint: Path) -> None:
+    """Replace the manifest by one that fits the files."""
+    (checkpoint / "manifest.json").unlink()
+    checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.partial"))
+    CheckpointStore(checkpoint.parent).finish(2)
+
+
+@with_kind
+def test_a_poisoned_checkpoint_runs_nothing(kind: str, run: Path, tmp_path: Path) -> None:
+    """Resume and export a checkpoint that a stranger has changed, with a manifest that fits."""
+    marker, checkpoint = tmp_path / "marker", run / "checkpoints" / "step_000002"
+    poison(kind, checkpoint / "actor", Bomb(marker))
+    shutil.rmtree(checkpoint / "huggingface")  # so that export reads the distributed files
+    write_manifest(checkpoint)
+    assert damage(checkpoint) is None
+    done = rlctl("resume", run, "--inline", "trainer.total_training_steps=3", cwd=tmp_path, code=3)
+    assert done.stderr.count("error:") == 1
+    assert "a damaged checkpoint" in done.stderr
+    assert "Traceback" not in done.stderr
+    if kind != "object":  # export leaves out the optimizer
+        done = rlctl("export", run, "exported", cwd=tmp_path, code=3)
+        assert "a damaged checkpoint" in done.stderr
+        assert not (tmp_path / "exported").exists()
+    assert not marker.exists()
