@@ -1,11 +1,17 @@
-"""Records of runs, written as training writes them, and the environment of commands."""
+"""Records of runs, written as training writes them, and commands in this process."""
 
 from __future__ import annotations
 
+import io
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
+from rlctl.__main__ import main
+from rlctl.cli.console import stderr, stdout
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo, Sample
 
@@ -30,3 +36,22 @@ def plain_environment(**changes: str) -> dict[str, str]:
     prefixes = ("RLCTL_", "NO_COLOR", "FORCE_COLOR")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     return kept | changes
+
+
+def called(
+    *words: str, cwd: Path | None = None, **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Call `rlctl` in this process, in the folder `cwd` and the environment of `changes`."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        patch.dict(os.environ, plain_environment(**changes), clear=True),
+        chdir(cwd or Path.cwd()),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        for console in (stdout, stderr):
+            console.cache_clear()
+        code = main(words)
+    for console in (stdout, stderr):
+        console.cache_clear()
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())

@@ -86,7 +86,9 @@ _MODULES = {
     "eval": "evaluate",
     "generate": "evaluate",
     "show": "runs",
+    "sweeps": "runs",
     "logs": "watch",
+    **dict.fromkeys(("loggers", "version", "completion"), "doctor"),
 }
 COMMANDS = tuple(
     LazyCommand(name, f"rlctl.cli.commands.{_MODULES.get(name, name)}", help, panel)

@@ -50,12 +50,7 @@ def run(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def run_or_quickstart(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete runs and bundled models; the shell offers model folders if nothing matches."""
-    from rlctl.quickstart import FOLDERS
-
-    return [
-        *run(ctx, incomplete),
-        *(name for name in FOLDERS if name.startswith(incomplete)),
-    ]
+    return [*run(ctx, incomplete), *bundled_model(incomplete)]
 
 
 def config_target(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -72,9 +72,11 @@ def _command(path: str, context: Any, given: str) -> Fix | None:
     known = context.command.list_commands(context)
     if given in _WORDS.get(path, {}):
         return given, _WORDS[path][given]
-    algorithms = _algorithms() if path == "rlctl" else known
-    if path == "rlctl" and given in algorithms:
-        return given, ("train", given)
+    if path == "rlctl":
+        from rlctl.recipes.verbs import verbs
+
+        if given in verbs():
+            return given, ("train", given)
     if path == "rlctl train" and (recipe := _recipe(given)) is not None:
         verb = next((each for each in sorted(known, key=len) if each in recipe), "ppo")
         return given, (verb, "--recipe", recipe)
@@ -120,13 +122,6 @@ def _place(words: Sequence[str], option: str) -> int | None:
         (i for i, word in enumerate(words) if word == option or word.startswith(f"{option}=")),
         None,
     )
-
-
-def _algorithms() -> list[str]:
-    """Return the commands of `rlctl train`."""
-    from rlctl.recipes.verbs import verbs
-
-    return list(verbs())
 
 
 def _recipe(given: str) -> str | None:

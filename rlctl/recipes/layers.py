@@ -208,7 +208,8 @@ class Layers:
         if key is None or key.kind == "value":
             return True
         if key.kind == "open":
-            if isinstance(value, dict) or _is_reference(value):
+            is_reference = isinstance(value, str) and ("${" in value or value == MISSING)
+            if isinstance(value, dict) or is_reference:
                 return True
             message = f"{name} should be a mapping, not {value!r}"
             self.add_problem(name, message, where, f"{name}={{name: value}}")
@@ -243,10 +244,6 @@ class Layers:
         self.remove(path, self.tree)
         if not node:
             self.origins.setdefault(".".join(path[:-1]), []).append(Origin({}, setting.where, 3))
-
-
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, str) and ("${" in value or value == MISSING)
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -2,48 +2,51 @@
 
 import json
 import os
-import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from rlctl.__main__ import main
 from rlctl.runtime.planning import doctor as doctor_module
 from rlctl.runtime.planning.doctor import check_package, check_torch, check_vllm
 from rlctl.runtime.planning.machine import GIB, Check, check_space
-from tests.forks import completed
+from rlctl.tracking import loggers
 from tests.processes import run_python
 
-
-def doctor(
-    runs: Path, *arguments: str, process: bool = False, **changes: str
-) -> subprocess.CompletedProcess[str]:
-    dropped = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS")
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in dropped and not name.startswith("RLCTL_")
-    }
-    environment = kept | {"RLCTL_RUNS": str(runs)} | changes
-    if not process:
-        return completed(["doctor", *arguments], Path.cwd(), environment)
-    return run_python("-m", "rlctl", "doctor", *arguments, env=environment)
+Capsys = pytest.CaptureFixture[str]
+NOT_SET = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "RLCTL_RUNS")
 
 
-def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str | None]]:
-    return {each["check"]: each for each in json.loads(done.stdout)}
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Set the variables of a shell, and install two loggers: the others take seconds to import."""
+    for name in NOT_SET:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("RLCTL_RUNS", str(tmp_path))
+    monkeypatch.setattr(loggers, "packages", lambda _: {"jsonl": "rlctl", "swanlab": "rlctl"})
+
+
+def checks(text: str) -> dict[str, dict[str, str | None]]:
+    return {check["check"]: check for check in json.loads(text)}
 
 
 def test_a_correct_installation_has_no_fault_and_exit_code_0(tmp_path: Path) -> None:
-    done = doctor(tmp_path / "not" / "there" / "yet", "--json", process=True)
-    found = checks(done)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert {each["state"] for each in found.values()} <= {"ok", "warning"}
-    assert [
-        found[name]["state"]
-        for name in ("python", "torch", "transformers", "ray", "numpy", "bytecode", "cores")
-    ] == ["ok"] * 7
+    """Also that the checks import no package which takes seconds."""
+    code = (
+        "import sys; from rlctl.__main__ import main; code = main(['doctor', '--json']); "
+        "print(*{'ray', 'transformers', 'vllm'} & {*sys.modules}, file=sys.stderr); sys.exit(code)"
+    )
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RLCTL_")}
+    runs = tmp_path / "not" / "there" / "yet"
+    done = run_python("-c", code, env=plain | {"RLCTL_RUNS": str(runs)})
+    found = checks(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "\n")
+    assert {check["state"] for check in found.values()} <= {"ok", "warning"}
+    names = ("python", "torch", "transformers", "ray", "numpy", "bytecode", "cores")
+    assert [found[name]["state"] for name in names] == ["ok"] * 7
     assert str(found["torch"]["message"]).startswith(version("torch"))
     assert str(found["disk of runs"]["message"]).endswith(f"free at {tmp_path}")
     assert "jsonl" in str(found["trackers"]["message"])
@@ -54,21 +57,28 @@ def test_a_correct_installation_has_no_fault_and_exit_code_0(tmp_path: Path) -> 
     assert not (tmp_path / "not").exists()
 
 
-def test_the_table_shows_each_state_and_remedy(tmp_path: Path) -> None:
-    done = doctor(tmp_path, PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="4096")
-    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert done.returncode == 0
-    at = next(number for number, line in enumerate(lines) if line.startswith("bytecode warning"))
-    assert lines[at + 1] == "→ unset PYTHONDONTWRITEBYTECODE"
-    at = next(number for number, line in enumerate(lines) if line.startswith("cores warning"))
-    assert lines[at + 1] == "→ unset OMP_NUM_THREADS"
+def test_the_table_shows_each_state_and_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "4096")
+    assert main(["doctor"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for check, variable in (
+        ("bytecode", "PYTHONDONTWRITEBYTECODE"),
+        ("cores", "OMP_NUM_THREADS"),
+    ):
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"{check} warning"))
+        assert lines[at + 1] == f"→ unset {variable}"
 
 
-def test_a_fault_is_exit_code_7_and_names_its_remedy(tmp_path: Path) -> None:
+def test_a_fault_is_exit_code_7_and_names_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
     (tmp_path / "file").touch()
-    done = doctor(tmp_path / "file" / "runs", "--json")
-    assert done.returncode == 7
-    assert checks(done)["disk of runs"] == {
+    monkeypatch.setenv("RLCTL_RUNS", str(tmp_path / "file" / "runs"))
+    assert main(["doctor", "--json"]) == 7
+    assert checks(capsys.readouterr().out)["disk of runs"] == {
         "check": "disk of runs",
         "state": "fault",
         "message": f"{tmp_path / 'file'} is not a folder",
@@ -189,27 +199,20 @@ def test_vllm_by_version_and_build(
     assert message in check.message
 
 
-def test_trackers_are_shown_with_mode_and_wrong_variables(tmp_path: Path) -> None:
+def test_trackers_are_shown_with_mode_and_wrong_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
     pytest.importorskip("swanlab")
-    keyless = {"HOME": str(tmp_path), "SWANLAB_API_KEY": "", "SWANLAB_MODE": "offline"}
-    listed = [
-        each
-        for each in json.loads(doctor(tmp_path, "--json", **keyless).stdout)
-        if each["check"] == "trackers"
-    ]
-    assert "swanlab (offline: as requested)" in listed[-1]["message"]
-    done = doctor(tmp_path, "--json", **keyless | {"SWANLAB_MODE": "ofline"})
-    first = next(each for each in json.loads(done.stdout) if each["check"] == "trackers")
-    assert (done.returncode, first["state"]) == (0, "warning")
+    shown = []
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SWANLAB_API_KEY", "")
+    for mode in ("offline", "ofline"):
+        monkeypatch.setenv("SWANLAB_MODE", mode)
+        assert main(["doctor", "--json"]) == 0
+        listed = json.loads(capsys.readouterr().out)
+        shown.append([check for check in listed if check["check"] == "trackers"])
+    assert "swanlab (offline: as requested)" in shown[0][-1]["message"]
+    first = shown[1][0]
+    assert first["state"] == "warning"
     assert first["message"] == "swanlab: SWANLAB_MODE=ofline is not a mode of SwanLab"
     assert "offline" in first["remedy"]
-
-
-def test_doctor_does_not_import_ray_transformers_or_vllm() -> None:
-    code = (
-        "import sys; from pathlib import Path; from rlctl.runtime.planning.doctor import examine; "
-        "examine(Path('runs')); print(*sys.modules)"
-    )
-    loaded = run_python("-c", code).stdout.split()
-    assert "rlctl" in loaded
-    assert not {"ray", "transformers", "vllm"} & set(loaded)

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +15,20 @@ from rlctl import __version__
 from rlctl.cli import COMMANDS
 from tests.architecture.source import HEAVY
 from tests.processes import run_python
-from tests.recorded import plain_environment
-
-
-def environment(**changes: str) -> dict[str, str]:
-    return plain_environment(COLUMNS="100") | changes
+from tests.recorded import called, plain_environment
 
 
 def rlctl(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    return run_python("-m", "rlctl", *arguments, env=environment(**changes))
-
-
-def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    return run_python("-c", STAND_IN, *arguments, env=environment(**changes))
+    return called(*arguments, **{"COLUMNS": "100"} | changes)
 
 
 def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     """Start a stand-in with its output in pipes; see `Popen` for the options."""
-    command = [sys.executable, "-c", STAND_IN, *arguments]
+    code = f"{STAND_IN}\nfrom rlctl.__main__ import main\nsys.exit(main())"
+    command = [sys.executable, "-c", code, *arguments]
+    command = [*options.pop("before", []), *command]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(
-        [*options.pop("before", []), *command], text=True, env=environment(), **pipes | options
-    )
+    return subprocess.Popen(command, text=True, env=plain_environment(), **pipes | options)
 
 
 # Replaces the module of `rlctl data` with commands that fail in different ways.
@@ -77,9 +70,13 @@ def wait():
 module = types.ModuleType("rlctl.cli.commands.data")
 module.app = app
 sys.modules["rlctl.cli.commands.data"] = module
-from rlctl.__main__ import main
-sys.exit(main())
 """
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rlctl.cli.commands.data", sys)  # restored at the end
+    exec(STAND_IN, {})
 
 
 def test_help_lists_every_command_on_stdout_and_loads_nothing_heavy():
@@ -88,7 +85,7 @@ def test_help_lists_every_command_on_stdout_and_loads_nothing_heavy():
         "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); "
         "sys.exit(code)"
     )
-    done = run_python("-c", probe, env=environment())
+    done = run_python("-c", probe, env=plain_environment(COLUMNS="100"))
     assert done.returncode == 0
     for command in COMMANDS:
         assert re.search(rf"│ {command.name} +{re.escape((command.help or '')[:20])}", done.stdout)
@@ -167,30 +164,33 @@ CODES = {
 }
 
 
+@pytest.mark.usefixtures("stand_in")
 def test_all_problems_of_an_error_are_printed_to_stderr():
-    done = run("data", "bad", "ConfigError")
+    done = rlctl("data", "bad", "ConfigError")
     assert (done.returncode, done.stdout) == (3, "")
     assert (
         done.stderr
         == "error: this is wrong\n  at: file.yaml:3\n  help: do that\nerror: so is this\n"
         "  see: rlctl explain E-CONFIG\n"
     )
+    colours = rlctl("data", "bad", "ConfigError", FORCE_COLOR="1").stderr
+    assert "\x1b[1;31merror" in colours
+    plain = rlctl("data", "bad", "ConfigError", FORCE_COLOR="1", NO_COLOR="1").stderr
+    assert "\x1b[31m" not in plain
 
 
-def test_every_kind_of_error_has_its_exit_code():
-    loop = f"print(*(main(['data', 'bad', kind]) for kind in {list(CODES)}))"
-    script = STAND_IN.replace("sys.exit(main())", loop)
-    done = run_python("-c", script, env=environment())
-    assert [int(code) for code in done.stdout.split()] == list(CODES.values())
+@pytest.mark.usefixtures("stand_in")
+def test_exit_codes_of_errors_and_commands():
+    for kind, code in CODES.items():
+        assert rlctl("data", "bad", kind).returncode == code
+    for code in ("7", "0"):
+        assert rlctl("data", "code", code).returncode == int(code)
 
 
-def test_colour_follows_force_color_and_no_color():
-    assert "\x1b[1;31merror" in run("data", "bad", "ConfigError", FORCE_COLOR="1").stderr
-    assert "\x1b[31m" not in run("data", "bad", "ConfigError", FORCE_COLOR="1", NO_COLOR="1").stderr
-
-
-def test_an_internal_error_is_one_line_with_its_traceback_in_a_file(tmp_path):
-    done = run("data", "defect", TMPDIR=str(tmp_path))
+@pytest.mark.usefixtures("stand_in")
+def test_an_internal_error_is_one_line_with_its_traceback_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    done = rlctl("data", "defect")
     assert (done.returncode, done.stdout) == (70, "")
     first, where, hint, see = done.stderr.splitlines()
     assert see == "  see: rlctl explain E-INTERNAL"
@@ -199,20 +199,13 @@ def test_an_internal_error_is_one_line_with_its_traceback_in_a_file(tmp_path):
     assert file.parent == tmp_path
     assert "in defect" in file.read_text()
     assert hint.startswith("  help: ")
-
-
-@pytest.mark.parametrize(("arguments", "changes"), [(["--debug"], {}), ([], {"RLCTL_DEBUG": "1"})])
-def test_debug_shows_tracebacks(arguments, changes, tmp_path):
-    done = run(*arguments, "data", "defect", TMPDIR=str(tmp_path), **changes)
-    assert done.returncode == 70
-    assert "in defect" in done.stderr
-    assert "\nerror: internal error: ValueError: a secret bug\n" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_command_may_choose_its_exit_code():
-    assert run("data", "code", "7").returncode == 7
-    assert run("data", "code", "0").returncode == 0
+    file.unlink()
+    for arguments, changes in ((["--debug"], {}), ([], {"RLCTL_DEBUG": "1"})):
+        done = rlctl(*arguments, "data", "defect", **changes)
+        assert done.returncode == 70
+        assert "in defect" in done.stderr
+        assert "\nerror: internal error: ValueError: a secret bug\n" in done.stderr
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_closed_pipe_prints_no_error():
@@ -254,10 +247,3 @@ def test_nohup_ignores_sighup():
         child.wait(0.7)
     child.send_signal(signal.SIGTERM)
     assert child.wait(600) == 143
-
-
-def test_completion_offers_commands_and_options_of_subcommands():
-    done = rlctl(_RLCTL_COMPLETE="complete_bash", COMP_WORDS="rlctl ru", COMP_CWORD="1")
-    assert done.stdout.split() == ["runs"]
-    done = rlctl(_RLCTL_COMPLETE="complete_bash", COMP_WORDS="rlctl runs --js", COMP_CWORD="2")
-    assert done.stdout.split() == ["--json"]

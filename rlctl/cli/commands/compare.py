@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+Form = Literal["table", "csv", "markdown"]
+
 _EXAMPLES = """
 Examples:
 
@@ -52,7 +54,7 @@ def compare(
         ),
     ] = None,
     form: Annotated[
-        Literal["table", "csv", "markdown"],
+        Form,
         typer.Option("--format", help="Print the tables in this form."),
     ] = "table",
     root: Root = None,
@@ -87,8 +89,6 @@ def compare(
     else:
         print_comparison(comparison, changed, form)
 
-
-Form = Literal["table", "csv", "markdown"]
 
 _WITH_BEST = ("val-core/", "critic/score", "train/loss")
 

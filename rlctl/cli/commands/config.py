@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -86,7 +86,10 @@ def show(
     chosen = {name: values[name] for name in names}
     if as_json:
         print_json(
-            {name: _with_origin(value, found, name) for name, value in chosen.items()}
+            {
+                name: {"value": value, "where": _place(found.origins.get(name, ())) or None}
+                for name, value in chosen.items()
+            }
             if origin
             else nested(chosen)
         )
@@ -265,10 +268,6 @@ def _differs(chain: Sequence[Origin]) -> bool:
 
 def _place(chain: Sequence[Origin]) -> str:
     return chain[-1].where if chain else ""
-
-
-def _with_origin(value: Any, found: ConfigTarget, name: str) -> dict[str, Any]:
-    return {"value": value, "where": _place(found.origins.get(name, ())) or None}
 
 
 def _resolve(key: str, found: ConfigTarget) -> str:

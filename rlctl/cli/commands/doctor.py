@@ -1,9 +1,9 @@
-"""`rlctl doctor`: checks of the installation and the machine, and the archive of a bug report."""
+"""`rlctl doctor`, `loggers`, `version` and `completion`: the installation and the machine."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 _STYLES = {"ok": "green", "warning": "bold yellow", "fault": "bold red"}
+_LOGGER_STYLES = {"ready": "green", "not installed": "dim", "would not start": "bold red"}
 _EXAMPLES = """
 Examples:
 
@@ -72,7 +73,7 @@ def doctor(
         )
     store = RunStore.at(root)
     chosen = store.find(run) if run is not None else None
-    checks = [dataclasses.asdict(each) for each in examine(store.root)]
+    checks = [dataclasses.asdict(check) for check in examine(store.root)]
     if bug_report:
         from rlctl.runs.bug_report import default_name, write_bug_report
 
@@ -83,7 +84,7 @@ def doctor(
         print_json(checks)
     else:
         _print_checks(checks)
-    if any(each["state"] == "fault" for each in checks):
+    if any(check["state"] == "fault" for check in checks):
         raise typer.Exit(ResourceError.exit_code)
 
 
@@ -94,11 +95,11 @@ def _print_checks(checks: list[dict[str, Any]]) -> None:
 
     rows = [
         (
-            each["check"],
-            Text(each["state"], _STYLES[each["state"]]),
-            each["message"] + (f"\n→ {each['remedy']}" if each["remedy"] else ""),
+            check["check"],
+            Text(check["state"], _STYLES[check["state"]]),
+            check["message"] + (f"\n→ {check['remedy']}" if check["remedy"] else ""),
         )
-        for each in checks
+        for check in checks
     ]
     stdout().print(table(["check", "state", "found"], rows))
 
@@ -109,9 +110,74 @@ def _print_contents(target: Path, items: list[Item], as_json: bool) -> None:
     from rlctl.cli.console import notice, print_json, stdout, table
 
     if as_json:
-        contents = [dataclasses.asdict(each) for each in items]
+        contents = [dataclasses.asdict(item) for item in items]
         print_json({"file": str(target.absolute()), "contents": contents})
         return
-    rows = [(each.name, f"{each.bytes:,}", each.remark) for each in items]
+    rows = [(item.name, f"{item.bytes:,}", item.remark) for item in items]
     stdout().print(table(["file", "bytes", "remark"], rows, right=["bytes"]))
     notice(f"wrote {target}, without prompts, responses and secrets: look through it first")
+
+
+@app.command(epilog="Example: rlctl loggers --json")
+def loggers(as_json: Json = False) -> None:
+    """List the trackers, the mode each would choose, and problems with its settings."""
+    import dataclasses
+
+    from rich.text import Text
+
+    from rlctl.cli.console import print_json, stdout, table
+    from rlctl.tracking.loggers import examine
+
+    states = examine()
+    if as_json:
+        print_json([dataclasses.asdict(state) for state in states])
+        return
+    rows = [
+        (
+            state.name,
+            Text(state.state, _LOGGER_STYLES[state.state]),
+            state.package,
+            state.message + (f"\n→ {state.remedy}" if state.remedy else ""),
+        )
+        for state in states
+    ]
+    stdout().print(table(["logger", "state", "package", "would be"], rows))
+
+
+@app.command(epilog="Example: rlctl version --json")
+def version(as_json: Json = False) -> None:
+    """Show the versions of rlctl and its dependencies."""
+    from rlctl.cli.console import print_json, stdout, table
+    from rlctl.runs.provenance import installed_versions
+
+    versions = installed_versions()
+    if as_json:
+        print_json(versions)
+        return
+    rows = [(name, number or "not installed") for name, number in versions.items()]
+    stdout().print(table(["package", "version"], rows))
+
+
+_COMPLETION_EXAMPLES = """
+Examples:
+
+  eval "$(rlctl completion bash)"                    in ~/.bashrc
+
+  rlctl completion zsh > ~/.zfunc/_rlctl
+
+  rlctl completion fish > ~/.config/fish/completions/rlctl.fish
+
+  rlctl completion powershell | Out-String | Invoke-Expression
+"""
+
+
+@app.command(epilog=_COMPLETION_EXAMPLES)
+def completion(
+    shell: Annotated[
+        Literal["bash", "zsh", "fish", "powershell", "pwsh"], typer.Argument(help="Shell.")
+    ],
+) -> None:
+    """Print the completion script of a shell; `rlctl --install-completion` installs it."""
+    from rlctl.cli.shells import completion_script
+
+    typer.echo(completion_script(shell))

@@ -15,6 +15,7 @@ from rlctl.cli.options import Json
 if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow
     from rlctl.runtime.agents.environments.scripted import Parse, Transcript
+    from rlctl.tracking.episodes import Episode
 
 app = typer.Typer()
 
@@ -110,19 +111,41 @@ def try_environment(
 
     Exit with code 1 if an environment or a program fails.
     """
+    from dataclasses import asdict
+
+    from rlctl.cli.console import print_json
+
     _check(name, program, scripted, model, config)
     rows = _rows(data, episodes)
     if model is not None:
-        names = ("episode_s",) if program else ("call_s", "turn_s")
-        overrides = [f"agent.timeouts.{each}={timeout}" for each in names]
+        from rlctl.cli.views.samples import print_episodes
+
+        limits = ("episode_s",) if program else ("call_s", "turn_s")
+        overrides = [f"agent.timeouts.{limit}={timeout}" for limit in limits]
         overrides += [f"multi_turn.format={parser}"] if parser is not None else []
         chosen = {"agent.environment": name, "agent.program": program}
         overrides += [f"{key}={json.dumps(value)}" for key, value in chosen.items()]
-        overrides = [f"actor_rollout_ref.rollout.{each}" for each in overrides]
-        _play_with(model, parse_settings(settings), rows, [*overrides, *(config or [])], as_json)
-        return
-    assert name is not None, "checked: without it there is a program, which has a model"
-    _play_script(name, parse_settings(settings), rows, scripted, parser, timeout, as_json)
+        overrides = [f"actor_rollout_ref.rollout.{override}" for override in overrides]
+        values = parse_settings(settings)
+        played = _play_with(model, values, rows, [*overrides, *(config or [])])
+        if as_json:
+            print_json([{"prompt": prompt, **asdict(episode)} for prompt, episode in played])
+        else:
+            print_episodes(played)
+        failed = any(episode.failed for _, episode in played)
+    else:
+        from rlctl.cli.views.env import print_transcripts
+
+        assert name is not None, "checked: without it there is a program, which has a model"
+        values = parse_settings(settings)
+        transcripts = _play_script(name, values, rows, scripted, parser, timeout)
+        if as_json:
+            print_json([asdict(transcript) for transcript in transcripts])
+        else:
+            print_transcripts(transcripts)
+        failed = any(transcript.error for transcript in transcripts)
+    if failed:
+        raise typer.Exit(1)
 
 
 def _check(
@@ -154,14 +177,11 @@ def _play_script(
     scripted: Path | None,
     parser: str | None,
     timeout: float,
-    as_json: bool,
-) -> None:
-    """Play an episode of each row with scripted turns, and print it; exit with 1 if one fails."""
+) -> list[Transcript]:
+    """Play an episode of each row with scripted turns."""
     import asyncio
     from dataclasses import asdict
 
-    from rlctl.cli.console import print_json
-    from rlctl.cli.views.env import print_transcripts
     from rlctl.runtime.agents.environments.pool import EnvironmentPool, Timeouts
     from rlctl.runtime.agents.environments.scripted import play, read_script
 
@@ -177,46 +197,26 @@ def _play_script(
         )
 
     with EnvironmentPool(name, values, timeouts=limits) as pool:
-        transcripts = asyncio.run(run())
-    if as_json:
-        print_json([asdict(each) for each in transcripts])
-    else:
-        print_transcripts(transcripts)
-    if any(each.error for each in transcripts):
-        raise typer.Exit(1)
+        return asyncio.run(run())
 
 
 def _play_with(
-    model: str,
-    values: dict[str, Any],
-    rows: Sequence[PromptRow],
-    overrides: Sequence[str],
-    as_json: bool,
-) -> None:
-    """Play an episode of each row with a model, and print it; exit with 1 if one fails."""
-    from dataclasses import asdict
-
-    from rlctl.cli.console import print_json
+    model: str, values: dict[str, Any], rows: Sequence[PromptRow], overrides: Sequence[str]
+) -> list[tuple[str, Episode]]:
+    """Play an episode of each row with a model; return the prompts and the episodes."""
     from rlctl.cli.startup import announce
-    from rlctl.cli.views.samples import print_episodes
 
     announce("loading the model")
     from rlctl.runtime.evaluate import play
     from rlctl.runtime.planning.evaluation import target_config
 
     fixed = ["multi_turn.enable=true", "agent.num_workers=1", "agent.max_failed_share=1"]
-    settings = [f"actor_rollout_ref.rollout.{each}" for each in [*fixed, "val_kwargs.n=1"]]
+    settings = [f"actor_rollout_ref.rollout.{text}" for text in [*fixed, "val_kwargs.n=1"]]
     config = target_config(model, [*settings, *overrides], "grpo")
     agent = config.actor_rollout_ref.rollout.agent
     agent.params.clear()  # a run's own
     agent.params.update(values)
-    played = play(config, rows, seed=0)
-    if as_json:
-        print_json([{"prompt": prompt, **asdict(episode)} for prompt, episode in played])
-    else:
-        print_episodes(played)
-    if any(episode.failed for _, episode in played):
-        raise typer.Exit(1)
+    return play(config, rows, seed=0)
 
 
 def parse_settings(settings: Sequence[str] | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`rlctl runs` and `rlctl show`: the list of runs, and the details of one."""
+"""`rlctl runs`, `sweeps` and `show`: the lists of runs and sweeps, and the details of one."""
 
 from __future__ import annotations
 
@@ -153,14 +153,12 @@ def sync(
     found = RunStore.at(root).find(run)
     sent = [syncing.sync(found, name, first) for name in dict.fromkeys(logger)]
     if as_json:
-        print_json([dataclasses.asdict(each) for each in sent])
+        print_json([dataclasses.asdict(synced) for synced in sent])
         return
-    for each in sent:
-        known = f" (as {each.id})" if each.id else ""
-        result = (
-            f"{plural(each.num_steps, 'step')} sent" if each.num_steps else "nothing is missing"
-        )
-        notice(f"{each.logger}{known}: {result}")
+    for synced in sent:
+        known = f" (as {synced.id})" if synced.id else ""
+        steps = f"{plural(synced.num_steps, 'step')} sent" if synced.num_steps else ""
+        notice(f"{synced.logger}{known}: {steps or 'nothing is missing'}")
 
 
 _SHOW_EXAMPLES = """
@@ -225,3 +223,15 @@ def show(
         )
     else:
         print_samples(at, chosen, number, grep)
+
+
+@app.command(epilog="Example: rlctl sweeps --json")
+def sweeps(root: Root = None, as_json: Json = False) -> None:
+    """List the sweeps, newest first."""
+    from rlctl.cli.console import print_json
+    from rlctl.cli.views import sweep as sweep_view
+    from rlctl.runs.store import DEFAULT_ROOT
+    from rlctl.sweeps import record, results
+
+    found = [results.overview(sweep) for sweep in record.sweeps(root or DEFAULT_ROOT)]
+    print_json(found) if as_json else sweep_view.print_sweeps(found)

@@ -19,7 +19,8 @@ def print_scores(scored: Sequence[dict[str, Any]]) -> None:
             f"{each['score']:g}",
             visible(str(each["ground_truth"])),
             visible(_end(each["response"])),
-            each["error"] or _components(each["components"]),
+            each["error"]
+            or ", ".join(f"{name} {value:g}" for name, value in each["components"].items()),
         )
         for each in scored
     ]
@@ -47,7 +48,3 @@ def print_pairs(pairs: Sequence[dict[str, Any]]) -> None:
 def _end(text: str, width: int = _WIDTH) -> str:
     line = " ".join(text.split())
     return line if len(line) <= width else "…" + line[1 - width :]
-
-
-def _components(components: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in components.items())

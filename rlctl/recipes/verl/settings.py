@@ -130,7 +130,7 @@ class VerlSettings:
         """Return the problems of verl's distillation; if it is off, its settings are unused."""
         settings = [each for each in self.found if each.key.startswith(f"{SECTION}.")]
         given = {each.key: each.value for each in settings}
-        if is_on(given, container):
+        if given.get(f"{SECTION}.enabled") is True or _selected(container):
             return distillation_problems(given, settings[0].where, container) if settings else []
         for each in {each.key: each for each in settings if each.kind == "refused"}.values():
             self.add_unused(each.key, each.value, each.where, "distillation is off")
@@ -155,11 +155,6 @@ class VerlSettings:
 SECTION = "distillation"
 _LOSS = f"{SECTION}.distillation_loss"
 _ALGORITHM = "algorithm.name=distill"
-
-
-def is_on(given: Mapping[str, Any], container: dict[str, Any]) -> bool:
-    """Return True if verl's settings `given` or the configuration select distillation."""
-    return given.get(f"{SECTION}.enabled") is True or _selected(container)
 
 
 def distillation_problems(
