@@ -142,19 +142,15 @@ def test_episodes_with_a_model(tmp_path: Path) -> None:
     options = [*words, "--episodes", "2", "-s", "data.max_response_length=256"]
     first, second = run(*options)
     assert "<|user|>" in first["prompt"]
+    roles = [*["assistant", "user"] * 2, "assistant"]
     for each in (first, second):
-        assert [message["role"] for message in each["messages"]] == ["assistant", "user"] * 2 + [
-            "assistant"
-        ]
+        assert [message["role"] for message in each["messages"]] == roles
         assert (each["outcome"], each["score"], each["error"]) == ("done", 0.0, None)
     program = ["test", "--program", "tests.agents.programs:chat", *words[2:]]
     [asked] = run(*program, "-s", "data.max_response_length=256")
-    assert [message["role"] for message in asked["messages"]] == ["assistant", "user"] * 2 + [
-        "assistant"
-    ]
-    assert [each["text"] for each in asked["messages"]] == [
-        each["text"] for each in first["messages"]
-    ]
+    assert [message["role"] for message in asked["messages"]] == roles
+    texts = [[message["text"] for message in each["messages"]] for each in (asked, first)]
+    assert texts[0] == texts[1]
     sleeping = ["test", "--program", "tests.agents.programs:sleeps", *words[2:], "--timeout", "1"]
     [slow] = run(*sleeping, "-s", "data.max_response_length=256", code=1)
     assert slow["error"] == "the episode took longer than 1 s"

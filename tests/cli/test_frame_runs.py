@@ -1,4 +1,4 @@
-"""`rlctl runs` and `rlctl show` in processes of their own, on runs written by the real tracker."""
+"""`rlctl runs` and `rlctl show` of runs that the real tracker wrote."""
 
 import json
 import re
@@ -18,8 +18,7 @@ from rlctl.runs.record import failure_of
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import DEFAULT_ROOT
 from rlctl.tracking.tracker import Sample
-from tests.forks import completed
-from tests.recorded import plain_environment, record
+from tests.recorded import called, plain_environment, record
 
 ACC = "val-core/arithmetic/acc/mean@1"
 
@@ -60,7 +59,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rlctl(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return completed([*arguments], root.parent, plain_environment())
+    return called(*arguments, cwd=root.parent)
 
 
 def test_runs_prints_one_line_per_run_and_warns_of_damaged_records(root):
@@ -216,18 +215,10 @@ def test_samples(root):
     assert rlctl(root, "show", "first", "--right", "-n", "1").stdout.count("prompt: ") == 1
     found = rlctl(root, "show", "first", "--grep", "[BOLD]")
     assert (found.stdout.count("prompt: "), found.stderr) == (1, "note: 1 of 1 samples of step 2\n")
-    assert (
-        len(
-            json.loads(rlctl(root, "show", "first", "--grep", "####", "-n", "2", "--json").stdout)[
-                "samples"
-            ]
-        )
-        == 2
-    )
-    assert (
-        rlctl(root, "show", "first", "--grep", "zzz").stderr
-        == "note: no sample of step 2 matches\n"
-    )
+    limited = rlctl(root, "show", "first", "--grep", "####", "-n", "2", "--json").stdout
+    assert len(json.loads(limited)["samples"]) == 2
+    missing = rlctl(root, "show", "first", "--grep", "zzz").stderr
+    assert missing == "note: no sample of step 2 matches\n"
     assert rlctl(root, "show", "first", "--right", "--wrong").returncode == 2
 
 

@@ -48,74 +48,43 @@ def source(tmp_path: Path) -> Path:
 
 def test_arithmetic_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
     def prepare(name: str, *options: object) -> dict[str, Any]:
-        result = run(
-            "prep",
-            "arithmetic",
-            "--out",
-            tmp_path / name,
-            "--train",
-            300,
-            "--val",
-            40,
-            "--json",
-            *options,
-        )
+        sizes = ("--train", 300, "--val", 40, "--json", *options)
+        result = run("prep", "arithmetic", "--out", tmp_path / name, *sizes)
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)
 
     first = prepare("a", "--seed", 7)
     assert [first[split]["num_rows"] for split in ("train", "val")] == [300, 40]
-    assert (
-        first["train"]["sha256"]
-        == prepare("b", "--seed", 7)["train"]["sha256"]
-        != prepare("c", "--seed", 8)["train"]["sha256"]
-    )
+    assert prepare("b", "--seed", 7)["train"]["sha256"] == first["train"]["sha256"]
+    assert prepare("c", "--seed", 8)["train"]["sha256"] != first["train"]["sha256"]
     careless = prepare("d", "--seed", 7, "--careless", 1.0)
     assert careless["train"]["sha256"] != first["train"]["sha256"]
     assert careless["val"]["sha256"] == first["val"]["sha256"]
     train, val = (read_rows(tmp_path / "a" / f"{split}.parquet") for split in ("train", "val"))
-    assert not {row.prompt[0]["content"] for row in train} & {
-        row.prompt[0]["content"] for row in val
-    }
-    assert sorted(file.name for file in (tmp_path / "a").iterdir()) == [
-        "train.parquet",
-        "val.parquet",
-    ]
+    prompts = [{row.prompt[0]["content"] for row in rows} for rows in (train, val)]
+    assert prompts[0].isdisjoint(prompts[1])
+    names = {file.name for file in (tmp_path / "a").iterdir()}
+    assert names == {"train.parquet", "val.parquet"}
 
 
 def test_gsm8k_drops_and_counts_long_prompts(tmp_path: Path, source: Path, model: Path) -> None:
     out = tmp_path / "out"
-    arguments = (
-        "prep",
-        "gsm8k",
-        "--source",
-        source,
-        "--out",
-        out,
-        "--model",
-        model,
-        "--max-prompt-length",
-        430,
-    )
+    arguments = ("prep", "gsm8k", "--source", source, "--out", out, "--model", model)
+    arguments += ("--max-prompt-length", 430)
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)["train"]
     # One token per byte: the question, a space and the instruction (66), "user" and two line ends
     # (6), three special tokens, "assistant" and a line end (10).
     lengths = [100 * i + 1 + 66 + 6 + 3 + 10 for i in range(1, 5)]
-    assert summary["prompt_tokens"] == {
-        "min": lengths[0],
-        "median": lengths[2],
-        "p95": lengths[3],
-        "max": lengths[3],
-    }
+    tokens = {"min": lengths[0], "median": lengths[2], "p95": lengths[3], "max": lengths[3]}
+    assert summary["prompt_tokens"] == tokens
     assert (summary["num_rows"], summary["num_dropped"]) == (3, 1)
     assert [row.extra_info["index"] for row in read_rows(out / "train.parquet")] == [0, 1, 2]
     result = run(*arguments)
     assert result.stdout == ""
-    assert "train.parquet: 3 rows, 1 longer than 430 tokens dropped" in result.stderr.replace(
-        "\n", ""
-    )
+    shown = result.stderr.replace("\n", "")
+    assert "train.parquet: 3 rows, 1 longer than 430 tokens dropped" in shown
     assert re.search(r"\d+-\d+ +1 +█", result.stderr)
 
 
@@ -124,44 +93,22 @@ def test_errors_leave_no_file(tmp_path: Path, source: Path, model: Path) -> None
     arguments = ("prep", "gsm8k", "--source", source, "--out", out)
     assert isinstance(error(*arguments, "--max-prompt-length", 5), UsageError)
     assert isinstance(error(*arguments, "--model", tmp_path), ConfigError)
-    assert "the shortest has 186" in str(
-        error(*arguments, "--model", model, "--max-prompt-length", 5)
-    )
+    short = error(*arguments, "--model", model, "--max-prompt-length", 5)
+    assert "the shortest has 186" in str(short)
     (source / "test.jsonl").write_text("{")
     assert "test.jsonl:1" in str(error(*arguments))
     assert "level 7" in str(error("prep", "arithmetic", "--out", out, "--level", 7))
-    assert isinstance(
-        error(
-            "prep",
-            "jsonl",
-            tmp_path / "none",
-            "--prompt-key",
-            "q",
-            "--answer-key",
-            "a",
-            "--out",
-            out,
-        ),
-        NotFoundError,
-    )
+    keys = ("--prompt-key", "q", "--answer-key", "a")
+    missing = error("prep", "jsonl", tmp_path / "none", *keys, "--out", out)
+    assert isinstance(missing, NotFoundError)
     assert not out.exists()
 
 
 def test_jsonl(tmp_path: Path) -> None:
     file = tmp_path / "sums.jsonl"
     file.write_text("\n".join(json.dumps({"q": f"{i} + {i}?", "a": 2 * i}) for i in range(10)))
-    options = (
-        "--prompt-key",
-        "q",
-        "--answer-key",
-        "a",
-        "--system",
-        "Be brief.",
-        "--instruction",
-        "End with ####.",
-        "--val-fraction",
-        0.3,
-    )
+    options = ("--prompt-key", "q", "--answer-key", "a", "--val-fraction", 0.3)
+    options += ("--system", "Be brief.", "--instruction", "End with ####.")
     result = run("prep", "jsonl", file, *options, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     train, val = (read_rows(tmp_path / "out" / f"{split}.parquet") for split in ("train", "val"))
@@ -176,20 +123,16 @@ def test_data_show(tmp_path: Path, model: Path) -> None:
     run("prep", "arithmetic", "--out", tmp_path, "--train", 5, "--val", 5)
     file = tmp_path / "train.parquet"
     rows = read_rows(file)
-    entries = json.loads(
-        run("data", "show", file, "--model", model, "-n", 2, "--start", 1, "--json").stdout
-    )
+    words = ("data", "show", file, "--model", model, "-n", 2, "--start", 1, "--json")
+    entries = json.loads(run(*words).stdout)
     assert [entry["row"] for entry in entries] == [1, 2]
     for entry in entries:
         row = rows[entry["row"]]
         text = row.prompt[0]["content"]
         assert entry["rendered"] == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
         assert entry["num_tokens"] == len(text) + 19
-        assert (entry["ground_truth"], entry["extra_info"], entry["style"]) == (
-            row.ground_truth,
-            row.extra_info,
-            "rule",
-        )
+        assert (entry["ground_truth"], entry["extra_info"]) == (row.ground_truth, row.extra_info)
+        assert entry["style"] == "rule"
     shown = run("data", "show", file, "-n", 1)
     assert rows[0].prompt[0]["content"] in shown.stdout.replace("\n", " ")
     assert f"ground truth: {rows[0].ground_truth}" in shown.stdout

@@ -22,28 +22,22 @@ RESPONSES = ["it is 18", "#### 18.0", "#### 19"]
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    write_rows(
-        tmp_path / "rows.parquet",
-        [
-            PromptRow("openai/gsm8k", [{"role": "user", "content": "?"}], "18", extra_info={"i": i})
-            for i in range(3)
-        ],
-    )
+    asked = [{"role": "user", "content": "?"}]
+    rows = [PromptRow("openai/gsm8k", asked, "18", extra_info={"i": i}) for i in range(3)]
+    write_rows(tmp_path / "rows.parquet", rows)
     return tmp_path / "rows.parquet"
 
 
 @pytest.fixture
 def responses(tmp_path: Path) -> Path:
-    (tmp_path / "responses.jsonl").write_text(
-        "\n".join(json.dumps({"response": text}) for text in RESPONSES)
-    )
+    lines = (json.dumps({"response": text}) for text in RESPONSES)
+    (tmp_path / "responses.jsonl").write_text("\n".join(lines))
     return tmp_path / "responses.jsonl"
 
 
 def run(rows: Path, responses: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(
-        reward.app, ["test", "--data", str(rows), "--responses", str(responses), *arguments]
-    )
+    words = ["test", "--data", str(rows), "--responses", str(responses), *arguments]
+    return CliRunner().invoke(reward.app, words)
 
 
 def scores(*arguments: Any) -> list[float]:
@@ -75,13 +69,9 @@ def test_each_format_of_responses(rows: Path, tmp_path: Path) -> None:
 
 
 def test_several_responses_per_row_are_consecutive(tmp_path: Path) -> None:
-    write_rows(
-        tmp_path / "two.parquet",
-        [
-            PromptRow("openai/gsm8k", [{"role": "user", "content": "?"}], truth)
-            for truth in ("1", "2")
-        ],
-    )
+    asked = [{"role": "user", "content": "?"}]
+    rows = [PromptRow("openai/gsm8k", asked, truth) for truth in ("1", "2")]
+    write_rows(tmp_path / "two.parquet", rows)
     (tmp_path / "four.txt").write_text("#### 1\n#### 2\n#### 1\n#### 2\n")
     assert scores(tmp_path / "two.parquet", tmp_path / "four.txt") == [1, 0, 0, 1]
 
@@ -154,7 +144,5 @@ def test_invalid_inputs(rows: Path, responses: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"response": "x"}\n{"answer": "x"}\n3\n')
     caught = run(rows, tmp_path / "bad.jsonl").exception
     assert isinstance(caught, ConfigError)
-    assert [problem.where for problem in caught.problems] == [
-        f"{tmp_path}/bad.jsonl:2",
-        f"{tmp_path}/bad.jsonl:3",
-    ]
+    where = [problem.where for problem in caught.problems]
+    assert where == [f"{tmp_path}/bad.jsonl:2", f"{tmp_path}/bad.jsonl:3"]

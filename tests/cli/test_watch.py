@@ -14,8 +14,7 @@ import pexpect
 import pytest
 
 from rlctl.runs.run_dir import RunDir
-from tests.forks import completed
-from tests.recorded import plain_environment, record
+from tests.recorded import called, plain_environment, record
 
 ACC = "val-core/x/acc/mean@1"
 TIMEOUT_S = 300  # reached only if a command hangs
@@ -97,7 +96,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def rlctl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return completed([*arguments], folder, environment())
+    return called(*arguments, cwd=folder)
 
 
 def test_watch_and_logs_follow_a_run_to_its_end(driver: Driver, tmp_path: Path) -> None:

@@ -112,11 +112,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             3,
             "lora_rank=100000 is above the model's hidden size",
         ),
-        (
-            ["train", "ppo", "-r", "ppo", "--dry-run", "actor_rollout_ref.model.path=/nope"],
-            3,
-            "there is no model folder '/nope'",
-        ),
         (["config", "show", "@last"], 4, "help: -r @last shows the configuration of that run"),
         (
             ["train", "ppo", "--dry-run", "data.prompt_key=nope"],

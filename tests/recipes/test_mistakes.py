@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shlex
 from pathlib import Path
 
@@ -33,144 +34,119 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("override", "message", "hint"),
-    [
-        (
-            "trainer.total_epoch=3",
-            "unknown key trainer.total_epoch",
-            "did you mean trainer.total_epochs?",
-        ),
-        (
-            "++trainer.total_epoch=3",
-            "unknown key trainer.total_epoch",
-            "did you mean trainer.total_epochs?",
-        ),
-        (
-            "lr=3",
-            "unknown key lr",
-            "did you mean actor_rollout_ref.actor.optim.lr or critic.optim.lr or "
-            "reward.reward_model.optim.lr?",
-        ),
-        (
-            "actor.optim.betas=3",
-            "unknown key actor.optim.betas",
-            "did you mean actor_rollout_ref.actor.optim.betas",
-        ),
-        ("~trainer.sed", "unknown key trainer.sed", "did you mean trainer.seed"),
-        (
-            "trainer=3",
-            "part trainer/3 does not exist",
-            "parts in trainer/: local; to set a key of the section trainer: trainer.total_epochs=…",
-        ),
-        (
-            "trainer.keep_best=x",
-            "trainer.keep_best is a section, not a value (given: 'x')",
-            "such as trainer.keep_best.metric",
-        ),
-        (
-            "trainer.keep_best=null",
-            "trainer.keep_best is an empty section",
-            "such as trainer.keep_best.metric",
-        ),
-        (
-            "trainer.total_epochs=abc",
-            "trainer.total_epochs should be a whole number ≥ 1, not 'abc'",
-            "passes over",
-        ),
-        (
-            "trainer.total_epochs=0",
-            "trainer.total_epochs should be a whole number ≥ 1, not 0",
-            "passes over",
-        ),
-        (
-            "trainer.test_freq=0",
-            "trainer.test_freq should be a whole number -1 or ≥ 1, not 0",
-            "never",
-        ),
-        (
-            "algorithm.gamma=1.01",
-            "algorithm.gamma should be a number ≥ 0 and ≤ 1, not 1.01",
-            "discount",
-        ),
-        (
-            "actor_rollout_ref.actor.optim.lr=nan",
-            "actor_rollout_ref.actor.optim.lr should be a number ≥ 0, not nan",
-            "rate",
-        ),
-        (
-            "data.train_batch_size=1e3",
-            "data.train_batch_size should be a whole number ≥ 1, not 1000.0",
-            "write 1000",
-        ),
-        ("data.shuffle=yes", "data.shuffle should be true or false, not 'yes'", "shuffle"),
-        ("trainer.device=gpu", "trainer.device should be auto | cpu | cuda, not 'gpu'", "auto"),
-        (
-            "trainer.experiment_name=None",
-            "trainer.experiment_name is the text 'None'",
-            "trainer.experiment_name=null",
-        ),
-        (
-            "trainer.logger.0=x",
-            "trainer.logger is a list of text: it has no keys of its own",
-            "as a whole",
-        ),
-        (
-            "trainer.placement.pools={a: 0}",
-            "trainer.placement.pools.a should be a whole number ≥ 1, not 0",
-            "devices",
-        ),
-        (
-            "trainer.placement.pools=3",
-            "trainer.placement.pools should be a mapping, not 3",
-            "{name: value}",
-        ),
-        (
-            "trainer.total_epochs",
-            "'trainer.total_epochs' is not key=value",
-            "trainer.total_epochs=VALUE",
-        ),
-        ("=3", "'' is not a key", "write key=VALUE"),
-        (
-            "trainer.total_epochs=1,2",
-            "trainer.total_epochs=1,2 has several values",
-            "rlctl sweep",
-        ),
-        ("data.seed=range(1,3)", "data.seed=range(1,3) has several values", "rlctl sweep"),
-        (
-            "optim=adamw",
-            "the recipe has no part at optim",
-            "optim@actor_rollout_ref.actor.optim=adamw",
-        ),
-        ("optim@critic.optim=sgd", "part optim/sgd does not exist", "parts in optim/: adamw"),
-        ("nogroup@critic.optim=adamw", "group nogroup does not exist", "optim"),
-        ("~trainer", "trainer cannot be removed", "trainer=local"),
-        ("~trainer.seed", "trainer.seed cannot be removed", "set a different value"),
-        ("hydra.run.dir=x", "hydra.run.dir is not supported", "hydra.searchpath"),
-        ("hydra.searchpath=[nowhere]", "the search path nowhere is not a folder", "nowhere"),
-        (
-            "trainer.seed=${trainer.sed}",
-            "trainer.seed refers to trainer.sed, which does not exist",
-            "did you mean trainer.seed",
-        ),
-        (
-            "trainer.run_dir=${oc.env:RLCTL_NOPE}",
-            "the environment variable RLCTL_NOPE is not set (trainer.run_dir needs it)",
-            "export",
-        ),
-        (
-            "trainer.default_hdfs_dir=hdfs://x",
-            "trainer.default_hdfs_dir=hdfs://x is not supported",
-            "trainer.mirror=hdfs://x",
-        ),
-        (
-            "actor_rollout_ref.rollout.dtype=float16",
-            "actor_rollout_ref.rollout.dtype=float16 is not supported",
-            "set actor_rollout_ref.model.dtype=float16",
-        ),
-    ],
-)
-def test_mistake_on_the_command_line_is_reported(override: str, message: str, hint: str) -> None:
+# Override, message and hint.
+MISTAKES = """
+trainer.total_epoch=3
+  unknown key trainer.total_epoch
+  did you mean trainer.total_epochs?
+++trainer.total_epoch=3
+  unknown key trainer.total_epoch
+  did you mean trainer.total_epochs?
+lr=3
+  unknown key lr
+  did you mean actor_rollout_ref.actor.optim.lr or critic.optim.lr or reward.reward_model.optim.lr?
+actor.optim.betas=3
+  unknown key actor.optim.betas
+  did you mean actor_rollout_ref.actor.optim.betas
+~trainer.sed
+  unknown key trainer.sed
+  did you mean trainer.seed
+trainer=3
+  part trainer/3 does not exist
+  parts in trainer/: local; to set a key of the section trainer: trainer.total_epochs=…
+trainer.keep_best=x
+  trainer.keep_best is a section, not a value (given: 'x')
+  such as trainer.keep_best.metric
+trainer.keep_best=null
+  trainer.keep_best is an empty section
+  such as trainer.keep_best.metric
+trainer.total_epochs=abc
+  trainer.total_epochs should be a whole number ≥ 1, not 'abc'
+  passes over
+trainer.total_epochs=0
+  trainer.total_epochs should be a whole number ≥ 1, not 0
+  passes over
+trainer.test_freq=0
+  trainer.test_freq should be a whole number -1 or ≥ 1, not 0
+  never
+algorithm.gamma=1.01
+  algorithm.gamma should be a number ≥ 0 and ≤ 1, not 1.01
+  discount
+actor_rollout_ref.actor.optim.lr=nan
+  actor_rollout_ref.actor.optim.lr should be a number ≥ 0, not nan
+  rate
+data.train_batch_size=1e3
+  data.train_batch_size should be a whole number ≥ 1, not 1000.0
+  write 1000
+data.shuffle=yes
+  data.shuffle should be true or false, not 'yes'
+  shuffle
+trainer.device=gpu
+  trainer.device should be auto | cpu | cuda, not 'gpu'
+  auto
+trainer.experiment_name=None
+  trainer.experiment_name is the text 'None'
+  trainer.experiment_name=null
+trainer.logger.0=x
+  trainer.logger is a list of text: it has no keys of its own
+  as a whole
+trainer.placement.pools={a: 0}
+  trainer.placement.pools.a should be a whole number ≥ 1, not 0
+  devices
+trainer.placement.pools=3
+  trainer.placement.pools should be a mapping, not 3
+  {name: value}
+trainer.total_epochs
+  'trainer.total_epochs' is not key=value
+  trainer.total_epochs=VALUE
+=3
+  '' is not a key
+  write key=VALUE
+trainer.total_epochs=1,2
+  trainer.total_epochs=1,2 has several values
+  rlctl sweep
+data.seed=range(1,3)
+  data.seed=range(1,3) has several values
+  rlctl sweep
+optim=adamw
+  the recipe has no part at optim
+  optim@actor_rollout_ref.actor.optim=adamw
+optim@critic.optim=sgd
+  part optim/sgd does not exist
+  parts in optim/: adamw
+nogroup@critic.optim=adamw
+  group nogroup does not exist
+  optim
+~trainer
+  trainer cannot be removed
+  trainer=local
+~trainer.seed
+  trainer.seed cannot be removed
+  set a different value
+hydra.run.dir=x
+  hydra.run.dir is not supported
+  hydra.searchpath
+hydra.searchpath=[nowhere]
+  the search path nowhere is not a folder
+  nowhere
+trainer.seed=${trainer.sed}
+  trainer.seed refers to trainer.sed, which does not exist
+  did you mean trainer.seed
+trainer.run_dir=${oc.env:RLCTL_NOPE}
+  the environment variable RLCTL_NOPE is not set (trainer.run_dir needs it)
+  export
+trainer.default_hdfs_dir=hdfs://x
+  trainer.default_hdfs_dir=hdfs://x is not supported
+  trainer.mirror=hdfs://x
+actor_rollout_ref.rollout.dtype=float16
+  actor_rollout_ref.rollout.dtype=float16 is not supported
+  set actor_rollout_ref.model.dtype=float16
+"""
+
+
+@pytest.mark.parametrize("mistake", re.split(r"\n(?! )", MISTAKES.strip()))
+def test_mistake_on_the_command_line_is_reported(mistake: str) -> None:
+    override, message, hint = mistake.split("\n  ")
     problem = only("ppo", override)
     assert problem.message == message
     assert problem.where == f"override {override}"
