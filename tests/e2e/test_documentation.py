@@ -131,6 +131,15 @@ def follow(document: Path, folder: Path) -> None:
                 parse(command)
 
 
+def test_every_command_exists() -> None:
+    texts = [text for document in DOCS for language, text in blocks(document) if language == ""]
+    found = {command for text in texts for command in commands(text)}
+    for command in sorted(found):
+        if command.startswith("rlctl "):
+            parse(command)
+
+
+@pytest.mark.soak
 def test_readme(readme: Path) -> None:
     follow(ROOT / "README.md", readme)
     assert (readme / "my-model" / "config.json").exists()

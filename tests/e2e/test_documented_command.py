@@ -29,7 +29,10 @@ def test_documented_command_trains_and_logs_to_swanlab(
     (source / "train.jsonl").write_text((GSM8K / "train.jsonl").read_text() * 15)
     (source / "test.jsonl").write_text((GSM8K / "test.jsonl").read_text())
     rlctl("prep", "gsm8k", "--source", source, "--out", data, cwd=tmp_path)
-    write_tiny_model(tmp_path / "Qwen" / "Qwen2.5-0.5B-Instruct", max_position_embeddings=1024)
+    model = tmp_path / "Qwen" / "Qwen2.5-0.5B-Instruct"
+    write_tiny_model(model, max_position_embeddings=1024)
+    shown = rlctl("data", "show", data / "train.parquet", "--model", model, "-n", 1, cwd=tmp_path)
+    assert "Natalia" in shown.stdout
     words = [os.path.expandvars(word) for word in shlex.split(SWANLAB)]
     # A random model scores 0 on GSM8K and would learn nothing: reward long responses instead.
     longer = (
@@ -44,19 +47,13 @@ def test_documented_command_trains_and_logs_to_swanlab(
         "trainer.total_training_steps=1",
         "trainer.experiment_name=swan",
     ]
-    rlctl(
-        "train",
-        "ppo",
-        *words,
-        *short,
-        "trainer.device=cpu",
-        "reward.custom_reward_function.path=longer.py",
-        cwd=tmp_path,
-    )
+    reward = "reward.custom_reward_function.path=longer.py"
+    rlctl("train", "ppo", *words, *short, "trainer.device=cpu", reward, cwd=tmp_path)
     (run,) = tmp_path.glob("runs/*/swan")
     step = metrics(run)[-1]
     assert step["training/global_step"] == 1
     assert step["actor/grad_norm"] > 0
     assert step["critic/grad_norm"] > 0
+    assert any(name.startswith("val-core/openai/gsm8k/") for name in step)
     (written,) = run.glob("swanlog/run-*/*.swanlab")
     assert b"critic/score/mean" in written.read_bytes()

@@ -36,12 +36,8 @@ def test_step_arithmetic(settings: list[str], capsys: Capsys) -> None:
         "trainer.device=cpu",
     )["batches"]
     assert (found["prompts"], found["answers_a_prompt"], found["rows"]) == (8, 6, 48)
-    assert (
-        found["train_prompts"],
-        found["steps_per_epoch"],
-        found["total_steps"],
-        found["val_prompts"],
-    ) == (64, 8, 2, 8)
+    names = ("train_prompts", "steps_per_epoch", "total_steps", "val_prompts")
+    assert [found[name] for name in names] == [64, 8, 2, 8]
     (actor,) = found["updates"]
     # 4 prompts × 6 = 24 rows, 12 on each of two ranks, five at a time: 5 + 5 + 2
     assert (actor["mini_batches"], actor["rows"], actor["rows_a_rank"]) == (2, 24, 12)
@@ -51,13 +47,8 @@ def test_step_arithmetic(settings: list[str], capsys: Capsys) -> None:
 
 def test_micro_batches_follow_the_token_budget(settings: list[str], capsys: Capsys) -> None:
     budget = 300
-    found = report(
-        capsys,
-        "ppo",
-        *settings,
-        f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={budget}",
-        "trainer.device=cpu",
-    )["batches"]
+    tokens = f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={budget}"
+    found = report(capsys, "ppo", *settings, tokens, "trainer.device=cpu")["batches"]
     actor, critic = found["updates"]
     mean = found["mean_prompt_length"]
     assert 12 < mean < 160
@@ -71,14 +62,8 @@ def test_memory_of_a_tiny_model(settings: list[str], capsys: Capsys) -> None:
 
     Gated MLP of 64, 4 heads of 8 over 2, 259 tokens, tied head, query/key/value biases, float32.
     """
-    found = report(
-        capsys,
-        "ppo",
-        *settings,
-        "algorithm.use_kl_in_reward=true",
-        "trainer.device=cpu",
-        "trainer.save_freq=1",
-    )
+    more = ["algorithm.use_kl_in_reward=true", "trainer.device=cpu", "trainer.save_freq=1"]
+    found = report(capsys, "ppo", *settings, *more)
     attention = (32 * 32 + 32) + 2 * (32 * 16 + 16) + 32 * 32
     backbone = 259 * 32 + 2 * (attention + 3 * 32 * 64 + 2 * 32) + 32
     actor, reference, critic = (
@@ -87,11 +72,8 @@ def test_memory_of_a_tiny_model(settings: list[str], capsys: Capsys) -> None:
     )
     assert actor["num_parameters"] == reference["num_parameters"] == backbone
     assert critic["num_parameters"] == backbone + 32 + 1
-    assert (actor["parameters"], actor["gradients"], actor["moments"]) == (
-        4 * backbone,
-        4 * backbone,
-        8 * backbone,
-    )
+    assert actor["parameters"] == actor["gradients"] == 4 * backbone
+    assert actor["moments"] == 8 * backbone
     assert (reference["gradients"], reference["moments"]) == (0, 0)
     tokens = 4 * (160 + 12)  # a mini-batch of four longest rows is less than the budget
     a_token = 6 * 32 + 2 * 32 + 2 * 16 + 4 * 64
@@ -99,9 +81,8 @@ def test_memory_of_a_tiny_model(settings: list[str], capsys: Capsys) -> None:
     assert reference["activations"] == 2 * tokens * a_token * 4  # one layer, but eight rows
     assert actor["logits"] == 2 * tokens * 259 * 4
     assert critic["logits"] == 0
-    assert (
-        actor["kv_cache"] == 2 * 2 * 16 * 8 * (160 + 12) * 4
-    )  # keys and values, layers, sizes, eight rows
+    # keys and values, layers, sizes, eight rows
+    assert actor["kv_cache"] == 2 * 2 * 16 * 8 * (160 + 12) * 4
     held = sum(each["parameters"] + each["moments"] for each in (actor, reference, critic))
     passing = [
         max(each["kv_cache"], each["gradients"] + each["activations"] + each["logits"])
@@ -130,15 +111,8 @@ def test_dry_run_and_start_report_all_problems(
     found = report(capsys, "ppo", *settings, *wrong, code=3)
     assert not found["ok"]
     messages = "\n".join(each["message"] + str(each["where"]) for each in found["problems"])
-    for words in (
-        "ppo_mini_batch_size=3",
-        "consle",
-        "nowhere.parquet",
-        "context is 256",
-        "'.mine'",
-        "KeyError: 'gold'",
-    ):
-        assert words in messages
+    wanted = ("ppo_mini_batch_size=3", "consle", "nowhere.parquet", "context is 256", "'.mine'")
+    assert all(words in messages for words in (*wanted, "KeyError: 'gold'"))
     assert main(["train", "ppo", *settings, *wrong]) == 3
     talk = capsys.readouterr().err
     assert all(each["message"] in talk for each in found["problems"])

@@ -28,8 +28,11 @@ MORE = {
     "distill": ["+actor_rollout_ref.ref.model.override_config.rms_norm_eps=0.1"],  # any teacher
 }
 
-# Trained by the tests of their algorithms.
-TRAINED = ("ppo", "grpo", "online_dpo", "self_distill", "dpo")
+# Trained by other tests, or with another estimator or loss alone.
+IN_SOAK = (
+    *("ppo", "grpo", "online_dpo", "self_distill", "dpo", "sft"),
+    *("rloo", "reinforce_plus_plus", "dr_grpo", "gspo"),
+)
 
 
 def is_embedded(name: str, config: schema.Config) -> bool:
@@ -38,14 +41,14 @@ def is_embedded(name: str, config: schema.Config) -> bool:
         config.actor_rollout_ref.model.path.startswith("quickstart")
         and not config.actor_rollout_ref.rollout.multi_turn.enable
         and not (config.reward.reward_model.enable and name != "rm")  # needs a trained one
-        and name != "judge"  # needs a server: see `test_judge_recipe.py`
+        and name != "judge"  # needs a server: see `test_secrets.py`
     )
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.soak if name in TRAINED else ())
+        pytest.param(name, marks=pytest.mark.soak if name in IN_SOAK else ())
         for name in library_recipes()
         if not name.endswith("_trainer")
     ],

@@ -8,11 +8,12 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from tests.e2e.command import rlctl
+from tests.e2e.command import metrics, rlctl
 from tests.rewards.chat_server import Reply, chat_server
 from tests.tracking.real import LOGGERS
 
@@ -106,6 +107,22 @@ def overrides(folder: Path) -> list[str]:
     ]
 
 
+def judge_reply(number: int, body: dict[str, Any]) -> Reply:
+    """Score by the length of the message; each fifth reply has no verdict, and two are errors.
+
+    All repeat the key.
+    """
+    key = PLANTED["judge"]
+    if number == 3:
+        return Reply(status=500, body=f"failed with {key}")
+    if number == 5:
+        return Reply(body=json.dumps({"error": key}))
+    if number % 5 == 4:
+        return Reply(f"I cannot say: {key}")
+    score = len(body["messages"][1]["content"]) % 11
+    return Reply(json.dumps({"reasoning": f"your key is {key}", "score": score}))
+
+
 def contents(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the names and contents of all files below a folder, without git's own."""
     for parent, _, names in os.walk(folder):
@@ -195,16 +212,13 @@ def test_secrets_are_in_nothing_that_a_run_leaves(settings: list[str], tmp_path:
     run(*fresh, "data.train_files=/nowhere", "trainer.seed=x", "--dry-run", code=3)
     run(*fresh, mirror, "--dry-run", code=7)
 
-    def judged(*_: object) -> Reply:
-        text = f"your key is {PLANTED['judge']}"
-        return Reply(json.dumps({"reasoning": text, "score": 3}))
-
-    with chat_server(judged) as server:
+    with chat_server(judge_reply) as server:
         judge = [
             f"reward.params.judge.base_url={server.base_url}",
             "reward.params.judge.api_key_env=RLCTL_TEST_JUDGE_KEY",
             f"+reward.params.judge.extra_body.api_key={PLANTED['parameter of a judge']}",
-            *("reward.num_processes=1", "trainer.total_training_steps=1", "trainer.save_freq=1"),
+            *("reward.num_processes=1", "trainer.save_freq=1"),
+            *("actor_rollout_ref.rollout.n=2", "reward.max_failed_share=0.9"),
         ]
         run(
             *("train", "grpo", "--recipe", "judge", "--inline", "--name", "judged", *settings),
@@ -212,6 +226,9 @@ def test_secrets_are_in_nothing_that_a_run_leaves(settings: list[str], tmp_path:
             env=given | {"RLCTL_TEST_JUDGE_KEY": PLANTED["judge"]},
         )
         assert server.bodies[0]["api_key"] == PLANTED["parameter of a judge"]
+        assert set(server.keys) == {f"Bearer {PLANTED['judge']}"}
+    rows = metrics(folder.with_name("judged"))[-2:]
+    assert sum(row["reward/num_dropped"] for row in rows) > 0
     assert (folder.with_name("judged") / ".reward_cache.sqlite").is_file()
     run("show", "judged", "--json")
     run("show", "judged", "--samples")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,27 +12,22 @@ from tests.e2e.command import rlctl
 from tests.e2e.wheel import ROOT, TIMEOUT_S, install, run
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder with the commands of an environment that has only the wheel."""
-    return install(tmp_path_factory.mktemp("wheel"))
-
-
-@pytest.mark.timeout(TIMEOUT_S)
-def test_wheel_and_checkout_have_the_same_recipes(installed: Path, tmp_path: Path) -> None:
-    command = ("recipes", "ls", "--json")
-    from_wheel = json.loads(run(installed / "python", "-m", "rlctl", *command, cwd=tmp_path))
-    from_checkout = json.loads(rlctl(*command, cwd=ROOT).stdout)
-    assert [each["name"] for each in from_wheel] == [each["name"] for each in from_checkout]
-    assert {"ppo", "grpo", "sft", "gsm8k_ppo"} <= {each["name"] for each in from_wheel}
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(TIMEOUT_S)
-def test_a_wheel_plans_the_quickstart_from_any_folder(installed: Path, tmp_path: Path) -> None:
+def test_wheel_and_checkout_have_the_same_recipes_and_plans(tmp_path: Path) -> None:
+    """Run the commands in an empty folder, in an environment that has only the wheel."""
+    folder, installed = tmp_path / "empty", install(tmp_path)
+    folder.mkdir()
+
+    def both(*command: str) -> tuple[Any, Any]:
+        from_wheel = json.loads(run(installed / "rlctl", *command, cwd=folder))
+        return from_wheel, json.loads(rlctl(*command, cwd=ROOT).stdout)
+
+    names = [[recipe["name"] for recipe in listed] for listed in both("recipes", "ls", "--json")]
+    assert names[0] == names[1]
+    assert {"ppo", "grpo", "sft", "gsm8k_ppo"} <= {*names[0]}
     command = ("train", "ppo", "--dry-run", "--json", "trainer.n_gpus_per_node=1")
-    from_wheel = json.loads(run(installed / "rlctl", *command, cwd=tmp_path))
-    from_checkout = json.loads(rlctl(*command, cwd=ROOT).stdout)
+    from_wheel, from_checkout = both(*command)
     assert from_wheel["batches"] == from_checkout["batches"]
     assert from_wheel["recipe"] == from_checkout["recipe"] == "ppo"
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
