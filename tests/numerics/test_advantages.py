@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -83,23 +84,8 @@ def test_golden_returns_and_discounts() -> None:
     assert advantages[0].tolist() == pytest.approx([-0.546326, -0.395036, -0.226935, 0], abs=2e-6)
     assert advantages[2].tolist() == pytest.approx([0.815286, 0, 1.117867, 1.454068], abs=2e-6)
     assert returns[2].tolist() == pytest.approx([1.62, 0, 1.8, 2])
-
-
-def test_golden_dr_grpo() -> None:
-    advantages, _ = get_estimator("grpo")(
-        golden_rows(), AdvantageConfig(gamma=1.0, lam=1.0, norm_by_std=False)
-    )
+    advantages, _ = get_estimator("grpo")(golden_rows(), replace(PLAIN, norm_by_std=False))
     assert advantages[:, 0].tolist() == [0.25, -0.25, 2.0]
-
-
-def test_reinforce_plus_plus_passes_over_tool_output() -> None:
-    rows = AdvantageInputs(
-        torch.tensor([[0.0, 0, 0, 0, 2]]), torch.tensor([[1.0, 1, 0, 0, 1]]), torch.tensor([0])
-    )
-    _, returns = get_estimator("reinforce_plus_plus")(
-        rows, AdvantageConfig(gamma=0.5, lam=1.0, norm_by_std=True)
-    )
-    assert returns[0].tolist() == [0.5, 1, 0, 0, 2]
 
 
 def test_gae_ignores_rewards_and_values_of_masked_tokens() -> None:
@@ -117,7 +103,7 @@ def test_gae_ignores_rewards_and_values_of_masked_tokens() -> None:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("norm_by_std", [True, False])
 def test_estimator_equals_an_independent_loop(name: str, seed: int, norm_by_std: bool) -> None:
     """Compare on ragged rows with tool output. A new estimator needs a loop in `LOOPS`."""
@@ -138,20 +124,12 @@ def test_order_of_rows_does_not_matter(name: str) -> None:
     rows = random_rows(7, rows=6)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
 
-    def reorder(x: torch.Tensor | None) -> torch.Tensor | None:
-        return None if x is None else x[order]
-
-    shuffled = AdvantageInputs(
-        rows.rewards[order],
-        rows.mask[order],
-        rows.group[order],
-        reorder(rows.values),
-        reorder(rows.greedy_scores),
-        {key: value[order] for key, value in rows.components.items()},
-        reorder(rows.log_probs),
-        reorder(rows.sum_pi_squared),
-        reorder(rows.turn),
-    )
+    fields: dict[str, Any] = {
+        name: value[order] if isinstance(value, torch.Tensor) else value
+        for name, value in vars(rows).items()
+    }
+    fields["components"] = {key: value[order] for key, value in rows.components.items()}
+    shuffled = AdvantageInputs(**fields)
     expected, got = (
         get_estimator(name)(rows, PLAIN)[0][order],
         get_estimator(name)(shuffled, PLAIN)[0],
@@ -187,28 +165,20 @@ def test_vapos_returns_have_a_lambda_of_their_own() -> None:
     torch.testing.assert_close(returns[rows.mask > 0], expected[rows.mask > 0])
 
 
-def test_maxrl_divides_by_the_success_rate() -> None:
-    scores = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]).unsqueeze(1)
-    rows = AdvantageInputs(scores, torch.ones(8, 1), torch.tensor([0, 0, 0, 0, 1, 1, 1, 2]))
-    advantages, _ = get_estimator("maxrl")(rows, PLAIN)
-    expected = [3.0, -1, -1, -1, 0.5, 0.5, -1, 0]
-    assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-4)
-
-
 def test_group_of_equal_scores_has_zero_advantages() -> None:
     rows = AdvantageInputs(torch.full((4, 1), 0.1), torch.ones(4, 1), torch.tensor([0, 0, 0, 1]))
     advantages, _ = get_estimator("grpo")(rows, PLAIN)
     assert advantages[:3, 0].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_pass_at_k_refuses_a_group_of_one() -> None:
+def test_inputs_that_an_estimator_cannot_use_are_refused() -> None:
     with pytest.raises(ValueError, match="at least two responses"):
         get_estimator("grpo_passk")(golden_rows(), PLAIN)
-
-
-def test_gdpo_refuses_weights_of_other_components() -> None:
     with pytest.raises(ConfigError, match=r"helpful.*correct, format"):
         get_estimator("gdpo", reward_keys=["helpful"])(random_rows(0), PLAIN)
+    with pytest.raises(ConfigError, match="2 weights for 1 reward_keys") as caught:
+        get_estimator("gdpo", reward_keys=["a"], reward_weights=[1, 2])
+    assert caught.value.problems[0].where == "algorithm.adv_estimator_params"
 
 
 def test_gdpo_leaves_out_components_without_a_weight() -> None:
@@ -217,12 +187,6 @@ def test_gdpo_leaves_out_components_without_a_weight() -> None:
     chosen = get_estimator("gdpo", reward_keys=["correct"])(rows, PLAIN)
     assert torch.equal(chosen[0], get_estimator("gdpo")(alone, PLAIN)[0])
     assert not torch.equal(chosen[0], get_estimator("gdpo")(rows, PLAIN)[0])
-
-
-def test_gdpo_requires_one_weight_per_component() -> None:
-    with pytest.raises(ConfigError, match="2 weights for 1 reward_keys") as caught:
-        get_estimator("gdpo", reward_keys=["a"], reward_weights=[1, 2])
-    assert caught.value.problems[0].where == "algorithm.adv_estimator_params"
 
 
 def test_gdpo_accepts_flat_keys_and_params() -> None:
@@ -237,14 +201,6 @@ def test_gdpo_accepts_flat_keys_and_params() -> None:
     assert found == [expected, expected]
 
 
-def test_unknown_names_get_a_suggestion() -> None:
-    with pytest.raises(ConfigError) as caught:
-        get_estimator("gropo")
-    assert "'gropo'" in str(caught.value)
-    assert "did you mean 'grpo'" in str(caught.value)
-    assert "reinforce_plus_plus_baseline" in str(caught.value)
-
-
 def my_estimator(
     inputs: AdvantageInputs, config: AdvantageConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -252,16 +208,16 @@ def my_estimator(
     return inputs.rewards * config.gamma, inputs.rewards
 
 
-def test_function_of_a_user_is_found_by_module_and_name() -> None:
-    found = get_estimator("tests.numerics.test_advantages:my_estimator")
-    assert found.needs == Needs.NOTHING
-    assert torch.equal(found(golden_rows(), PLAIN)[0], golden_rows().rewards)
+def test_estimators_are_found_and_pickled_by_name() -> None:
+    estimator = get_estimator("tests.numerics.test_advantages:my_estimator")
+    assert estimator.needs == Needs.NOTHING
+    assert torch.equal(estimator(golden_rows(), PLAIN)[0], golden_rows().rewards)
     assert get_estimator("rlctl.runtime.algorithms.advantages.gae:gae").needs == Needs.CRITIC
-
-
-def test_an_estimator_is_pickled_by_reference() -> None:
     gdpo = get_estimator("gdpo", reward_keys=["a"])
     assert pickle.loads(pickle.dumps(gdpo)) == gdpo
+    with pytest.raises(ConfigError, match=r"'gropo'(?s:.*)did you mean 'grpo'") as caught:
+        get_estimator("gropo")
+    assert "reinforce_plus_plus_baseline" in str(caught.value)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1])
@@ -320,11 +276,3 @@ def test_an_episode_with_several_rows_counts_once(name: str) -> None:
         assert (found[once, 0][order].diff() >= 0).all()
         return
     torch.testing.assert_close(found[once], wanted)
-
-
-def test_the_score_of_an_episode_is_the_mean_of_its_rows() -> None:
-    rewards = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 0.5]])
-    episode, group = torch.tensor([1, 1, 0]), torch.zeros(3, dtype=torch.int64)
-    inputs = AdvantageInputs(rewards, torch.ones(3, 2), group, episode=episode)
-    assert inputs.scores.tolist() == [2.0, 2.0, 0.5]
-    assert inputs.counted.tolist() == [True, False, True]

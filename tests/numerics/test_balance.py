@@ -16,7 +16,7 @@ def test_row_cost_is_verls_for_a_hidden_size_of_4096() -> None:
     assert row_cost(torch.tensor([1, 1000]), 4096).tolist() == [24577, 24576 * 1000 + 1000**2]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     costs=st.lists(st.integers(0, 10_000), max_size=40),
     parts=st.integers(1, 9),
@@ -59,13 +59,7 @@ def test_balance_by_hand() -> None:
     assert shares([10, 1, 1, 1, 1], 3, equal_size=True) == [[0], [1, 3], [2, 4]]
 
 
-def test_balance_is_deterministic() -> None:
-    costs = torch.ones(10)
-    first, second = (balance(costs, 3, equal_size=False) for _ in range(2))
-    assert [a.tolist() for a in first] == [b.tolist() for b in second]
-
-
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 50), max_size=30),
     budget=st.integers(1, 120),
@@ -116,10 +110,3 @@ def test_micro_batches_count_a_prompt_once() -> None:
         [13, 4],
     ]
     assert [cut.tolist() for cut in micro_batches(counts, 17)] == [[3], [0, 5], [2], [4, 1]]
-
-
-def test_number_of_micro_batches_is_near_the_minimum() -> None:
-    """Split lengths far below the budget: at most two more micro-batches than needed."""
-    lengths = torch.randint(1, 100, (400,), generator=torch.Generator().manual_seed(0))
-    needed = -(-int(lengths.sum()) // 1000)
-    assert len(micro_batches(TokenCounts.of_rows(lengths), 1000)) <= needed + 2

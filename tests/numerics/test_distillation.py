@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
-from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.distill import Distill, DistillParams, Graded
 from rlctl.runtime.algorithms.references import RoutedReference
 from rlctl.runtime.batch import LogProbs, Ragged, Rollouts, Scored
@@ -21,6 +20,7 @@ from rlctl.runtime.model import causal_lm
 from rlctl.runtime.model.causal_lm import PolicyModel, PolicyOutputs
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.roles import Reference
+from tests.configs import configured
 from tests.models import tiny_model
 from tests.numerics.batches import scored_batch
 
@@ -29,7 +29,7 @@ K = 3
 
 
 def algorithm(**settings: Any) -> Distill:
-    config = compose("distill", ["actor_rollout_ref.ref.model.path=teacher"]).config
+    config = configured("distill", ["actor_rollout_ref.ref.model.path=teacher"], ())
     return Distill.from_config(config, 10, DistillParams.model_validate(settings))
 
 

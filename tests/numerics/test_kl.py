@@ -17,11 +17,6 @@ LOG_PROBS = [-1, -2, -0.5, -3, -0.2, -1.5, -9, -9]
 REF = [-1.1, -1, -0.5, -3, -4.2, -1.5, -9, -9]
 
 
-def test_golden_k3() -> None:
-    kl = load_kl_estimator("low_var_kl")(torch.tensor(LOG_PROBS) - torch.tensor(REF))
-    assert kl.tolist() == pytest.approx([0.004837, 0.718282, 0, 0, 3.018315, 0, 0, 0], abs=1e-6)
-
-
 def expected(kind: str, d: float) -> tuple[float, float]:
     """Return value and slope by log π of an estimate at d = log π − log π_ref."""
     match kind.removesuffix("+"):
@@ -62,10 +57,8 @@ def test_unknown_kind(kind: str) -> None:
 
 
 def test_every_kind_has_a_variant_with_the_gradient_of_k2() -> None:
-    kinds = names("kl_estimators")
-    plain = [kind for kind in kinds if not kind.endswith("+")]
-    assert {"kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"} <= set(plain)
-    assert {f"{kind}+" for kind in plain} <= set(kinds)
+    kinds = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+    assert set(names("kl_estimators")) >= {kind + end for kind in kinds for end in ("", "+")}
 
 
 def test_golden_adaptive_controller() -> None:
@@ -77,6 +70,9 @@ def test_golden_adaptive_controller() -> None:
     assert controller.coef == pytest.approx(0.0009999737856, rel=1e-12)
     controller.update(0.1, 256)
     assert controller.coef == pytest.approx(0.0009999737856, rel=1e-12)
+    fixed = make_kl_controller(config.model_copy(update={"type": "fixed", "kl_coef": 0.02}))
+    fixed.update(5.0, 1000)
+    assert fixed == FixedKL(0.02)
 
 
 def test_state_of_a_controller_is_restored_exactly() -> None:
@@ -94,10 +90,3 @@ def test_kl_that_is_not_finite_changes_nothing(kl: float) -> None:
     controller = AdaptiveKL(0.001, target=0.1, horizon=100)
     controller.update(kl, 10)
     assert controller.coef == 0.001
-
-
-def test_fixed_controller_stays_constant() -> None:
-    config = schema.KLControl(type="fixed", kl_coef=0.02, target_kl=0.1, horizon=100)
-    controller = make_kl_controller(config)
-    controller.update(5.0, 1000)
-    assert controller == FixedKL(0.02)

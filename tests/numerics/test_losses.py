@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 from dataclasses import replace
 
@@ -66,7 +65,7 @@ def test_golden(name: str) -> None:
     assert metrics["actor/ppo_kl"] == pytest.approx(-0.2)
 
 
-def test_golden_vanilla_metrics_and_gradient() -> None:
+def test_golden_metrics_and_gradient() -> None:
     log_probs = golden_tokens().log_probs.clone().requires_grad_()
     loss, metrics = loss_of("vanilla", golden_tokens(log_probs))
     loss.backward()
@@ -76,9 +75,6 @@ def test_golden_vanilla_metrics_and_gradient() -> None:
     )
     assert metrics["actor/pg_clipfrac"] == pytest.approx(0.4)
     assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(0.2)
-
-
-def test_golden_cispo_clipfrac() -> None:
     assert loss_of("cispo", golden_tokens())[1]["actor/pg_clipfrac"] == pytest.approx(0.6)
 
 
@@ -93,7 +89,7 @@ def tokens_with_probs(seed: int) -> PolicyTokens:
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_value_and_gradient_of_each_token(name: str, seed: int) -> None:
     """Compare with the formulas. A new loss needs a formula in `FORMULAS`."""
     tokens = tokens_with_probs(seed)
@@ -144,18 +140,6 @@ def test_losses_are_finite_far_off_policy(name: str) -> None:
     assert bool(torch.isfinite(leaf.grad).all())
 
 
-def test_dual_clip_bounds_the_ratio_of_negative_advantages() -> None:
-    leaf = torch.tensor([0.0, 0.0], requires_grad=True)
-    one = torch.ones(2)
-    tokens = PolicyTokens(leaf, torch.tensor([-0.5, -3.0]), -one, one, torch.tensor([0, 0]), 1)
-    losses, metrics = get_policy_loss("vanilla")(tokens, CLIP)
-    losses.sum().backward()
-    assert leaf.grad is not None
-    assert losses.tolist() == pytest.approx([math.exp(0.5), 3.0])
-    assert leaf.grad.tolist() == pytest.approx([math.exp(0.5), 0.0])
-    assert metrics["actor/pg_clipfrac_lower"].value == 0.5
-
-
 def test_clip_cov_draws_its_share_of_tokens() -> None:
     torch.manual_seed(0)
     tokens = random_tokens(2, lengths=(50, 50))
@@ -182,27 +166,16 @@ def test_metrics_of_parts_join_to_those_of_the_batch() -> None:
     tokens = random_tokens(3)
     _, whole = get_policy_loss("vanilla")(tokens, loss_formulas.CLIP)
     first, second = tokens.row < 2, tokens.row >= 2
+    fields = ("log_probs", "old_log_probs", "advantages", "mask", "row")
     parts = [
         get_policy_loss("vanilla")(
-            PolicyTokens(
-                tokens.log_probs[k],
-                tokens.old_log_probs[k],
-                tokens.advantages[k],
-                tokens.mask[k],
-                tokens.row[k],
-                5,
-            ),
+            replace(tokens, **{name: getattr(tokens, name)[rows] for name in fields}),
             loss_formulas.CLIP,
         )[1]
-        for k in (first, second)
+        for rows in (first, second)
     ]
     for name, metric in whole.items():
         assert parts[0][name].join(parts[1][name]).value == pytest.approx(metric.value, rel=1e-6)
-
-
-def test_unknown_names_get_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'vanilla'"):
-        get_policy_loss("vanila")
 
 
 def my_loss(tokens: PolicyTokens, clip: ClipRange) -> tuple[Tensor, dict[str, object]]:
@@ -210,10 +183,14 @@ def my_loss(tokens: PolicyTokens, clip: ClipRange) -> tuple[Tensor, dict[str, ob
     return -tokens.log_probs, {}
 
 
-def test_function_of_a_user_is_found_by_module_and_name() -> None:
-    found = get_policy_loss("tests.numerics.test_losses:my_loss")
-    assert found.aggregation is None
-    assert torch.equal(found(golden_tokens(), CLIP)[0], -golden_tokens().log_probs)
+def test_losses_are_found_and_pickled_by_name() -> None:
+    loss = get_policy_loss("tests.numerics.test_losses:my_loss")
+    assert loss.aggregation is None
+    assert torch.equal(loss(golden_tokens(), CLIP)[0], -golden_tokens().log_probs)
+    sapo = get_policy_loss("sapo", tau_pos=2.0)
+    assert pickle.loads(pickle.dumps(sapo)) == sapo
+    with pytest.raises(ConfigError, match="did you mean 'vanilla'"):
+        get_policy_loss("vanila")
 
 
 def from_config(*settings: str) -> PPO:
@@ -246,11 +223,6 @@ def test_flat_keys_and_params_set_the_same_settings(name: str) -> None:
     nested = from_config(mode, f"{actor}.policy_loss.params={{{listed}}}")
     assert flat.policy_loss == nested.policy_loss == load_policy_loss(name, params)
     assert from_config(mode).policy_loss == load_policy_loss(name, {})
-
-
-def test_a_loss_is_pickled_by_reference() -> None:
-    sapo = get_policy_loss("sapo", tau_pos=2.0)
-    assert pickle.loads(pickle.dumps(sapo)) == sapo
 
 
 def test_weights_of_a_loss_per_row_are_averaged_geometrically() -> None:

@@ -92,18 +92,10 @@ def test_log_probs_and_entropy_equal_log_softmax(
         ((logits / temperature).log_softmax(-1)[torch.arange(8), targets] * weight_l).sum(), logits
     )
     torch.testing.assert_close(grad, expected)
-
-
-def test_log_probs_pass_gradcheck() -> None:
-    logits = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    targets = torch.tensor([0, 4, 2])
-
-    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        log_probs, entropy = ops.log_probs_and_entropy(x, targets, 0.9, True)
-        assert entropy is not None
-        return log_probs, entropy
-
-    assert torch.autograd.gradcheck(both, (logits,))
+    none, entropy = ops.log_probs_and_entropy(logits[:0], targets[:0], temperature, True)
+    assert entropy is not None
+    (none.sum() + entropy.sum()).backward()
+    assert none.shape == entropy.shape == (0,)
 
 
 def test_bfloat16_logits_are_scored_in_float32() -> None:
@@ -134,16 +126,6 @@ def test_forbidden_and_extreme_logits_give_no_nan() -> None:
     (log_probs.sum() + entropy.sum()).backward()
     assert logits.grad is not None
     assert logits.grad.flatten().tolist() == pytest.approx([0.5, 0, -0.5, 0, 0, 0, 0, 0, 0])
-
-
-def test_empty_batch_has_empty_log_probs() -> None:
-    logits = torch.empty(0, 5, requires_grad=True)
-    log_probs, entropy = ops.log_probs_and_entropy(
-        logits, torch.empty(0, dtype=torch.int64), 1.0, with_entropy=True
-    )
-    assert entropy is not None
-    (log_probs.sum() + entropy.sum()).backward()
-    assert log_probs.shape == entropy.shape == (0,)
 
 
 def test_log_probs_need_no_second_vocabulary_matrix() -> None:

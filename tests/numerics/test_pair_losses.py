@@ -13,7 +13,6 @@ from torch import Tensor
 
 from rlctl.errors import ConfigError
 from rlctl.plugins import parse_params
-from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import group_batches, mini_batch_rows
 from rlctl.runtime.algorithms.online_dpo import OnlineDPO, OnlineDPOParams
 from rlctl.runtime.algorithms.pair_losses import PairParams, pair_loss, pair_rows
@@ -22,6 +21,7 @@ from rlctl.runtime.batch import Ragged, Scored
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.tracking.episodes import Episode
+from tests.configs import configured
 from tests.models import tiny_model
 from tests.numerics.batches import scored_batch
 
@@ -165,11 +165,13 @@ def test_a_pair_of_episodes_has_all_of_their_rows(name: str) -> None:
     assert loss.count == 2
 
 
+def online_dpo(kind: str) -> OnlineDPO:
+    config = configured("online_dpo", (), ())
+    return OnlineDPO.from_config(config, 10, OnlineDPOParams.model_validate({"pairs": kind}))
+
+
 def make_pairs(kind: str, scores: list[float], group: list[int], step: int = 1) -> list[list[int]]:
-    config = compose("online_dpo").config
-    algorithm = OnlineDPO.from_config(config, 10, OnlineDPOParams.model_validate({"pairs": kind}))
-    scored = named(scores, group)
-    return algorithm._pairs(scored, step).tolist()
+    return online_dpo(kind)._pairs(named(scores, group), step).tolist()
 
 
 def test_pairs_have_different_scores_and_one_prompt() -> None:
@@ -194,16 +196,14 @@ def named(scores: list[float], group: list[int], episode: list[int] | None = Non
 def test_rows_of_an_episode_are_ranked_once() -> None:
     """The best episode of a prompt has two rows, and rows of one episode are no pair."""
     scored = named([1.0, 0.0, 1.0, 0.5], [0, 0, 0, 0], [0, 1, 0, 2])
-    config, algorithm = compose("raft").config, compose("online_dpo").config
-    raft = RAFT.from_config(config, 10, RaftParams(top_k=1))
+    raft = RAFT.from_config(configured("raft", (), ()), 10, RaftParams(top_k=1))
     assert raft.kept(scored).tolist() == [True, False, True, False]
-    dpo = OnlineDPO.from_config(algorithm, 10, OnlineDPOParams.model_validate({"pairs": "all"}))
-    assert dpo._pairs(scored, 1).tolist() == [[0, 1], [0, 3], [3, 1]]
+    assert online_dpo("all")._pairs(scored, 1).tolist() == [[0, 1], [0, 3], [3, 1]]
 
 
 def test_rejection_keeps_the_best_of_each_prompt_above_the_threshold() -> None:
     scored = named([0.0, 1.0, 1.0, 0.3, 0.2, 0.1], [4, 4, 4, 2, 2, 2])
-    config = compose("raft").config
+    config = configured("raft", (), ())
 
     def kept(**params: Any) -> list[int]:
         algorithm = RAFT.from_config(config, 10, RaftParams.model_validate(params))
@@ -227,7 +227,7 @@ def test_mini_batches_keep_groups_together() -> None:
 
 def test_batches_that_lack_rows_are_cut_between_groups() -> None:
     size = "actor_rollout_ref.actor.ppo_mini_batch_size=2"
-    actor = compose("grpo", [size]).config.actor_rollout_ref.actor
+    actor = configured("grpo", (), [size]).actor_rollout_ref.actor
 
     def cut(*group: int) -> list[list[int]]:
         batch: Any = SimpleNamespace(group=torch.tensor(group))
@@ -260,6 +260,6 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], words: s
 
 
 def test_one_response_per_prompt_is_refused() -> None:
-    config = compose("online_dpo", ["actor_rollout_ref.rollout.n=1"]).config
+    config = configured("online_dpo", (), ["actor_rollout_ref.rollout.n=1"])
     with pytest.raises(ConfigError, match=r"rollout\.n is 1"):
         OnlineDPO.from_config(config, 10, OnlineDPOParams())

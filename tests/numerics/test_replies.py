@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
+from tests.configs import configured
 
 TURNS = [[3, 2], [4], [2, 2, 1], [1, 3]]  # tokens of each turn of four episodes, in two groups
 
@@ -61,26 +61,27 @@ def batch(algorithm: PPO, reply_length: int) -> tuple[Experience, Tensor]:
     return experience, field("new").values
 
 
+ESTIMATORS = ("gae", "grpo", "grpo_turns", "rloo", "reinforce_plus_plus", "opo")
+MODES = ("seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+FIXED = [
+    "data.train_files=[t.parquet]",
+    "actor_rollout_ref.model.path=m",
+    "actor_rollout_ref.rollout.n=2",
+    "actor_rollout_ref.actor.entropy_coeff=0.1",
+    "actor_rollout_ref.actor.use_kl_loss=true",
+]
+
+
 @pytest.mark.parametrize(
-    "mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-)
-@pytest.mark.parametrize(
-    "estimator", ["gae", "grpo", "grpo_turns", "rloo", "reinforce_plus_plus", "opo"]
+    ("estimator", "mode"),
+    [*((name, "token-mean") for name in ESTIMATORS), *(("grpo", mode) for mode in MODES)],
 )
 def test_ten_times_longer_replies_change_no_loss(estimator: str, mode: str) -> None:
-    config = compose(
-        "ppo",
-        [
-            "data.train_files=[t.parquet]",
-            "actor_rollout_ref.model.path=m",
-            "actor_rollout_ref.rollout.n=2",
-            f"algorithm.adv_estimator={estimator}",
-            f"actor_rollout_ref.actor.loss_agg_mode={mode}",
-            "actor_rollout_ref.actor.entropy_coeff=0.1",
-            "actor_rollout_ref.actor.use_kl_loss=true",
-        ],
-    ).config
-    algorithm = PPO.from_config(config, 1)
+    settings = [
+        f"algorithm.adv_estimator={estimator}",
+        f"actor_rollout_ref.actor.loss_agg_mode={mode}",
+    ]
+    algorithm = PPO.from_config(configured("ppo", FIXED, settings), 1)
     found = []
     for length in (3, 30):
         experience, new = batch(algorithm, length)

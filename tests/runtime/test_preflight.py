@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,19 @@ def config(model: Path, *overrides: str) -> Config:
         "data.max_response_length=8",
     ]
     return compose("ppo_trainer", [*small, *overrides]).config
+
+
+def actor_memory(
+    model: Path, *overrides: str, device: str = "cpu", ranks: int = 1, needs: Needs = Needs.GROUPS
+) -> RoleMemory:
+    devices = Devices(device, 1, ranks)
+    return plan_memory(config(model, *overrides), devices, {"main": ranks}, needs).known()[0]
+
+
+ONE_ROW = (
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.actor.use_dynamic_bsz=false",
+)
 
 
 def faults(model: Path) -> list[str]:
@@ -244,12 +258,7 @@ def test_stages_divide_the_pool_and_have_layers(model: Path, tmp_path: Path) -> 
 
 
 def test_a_stage_has_its_part_of_the_weights_and_all_micro_batches_in_flight(model: Path) -> None:
-    def actor(*overrides: str) -> RoleMemory:
-        rows = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"
-        sizes = (rows, "actor_rollout_ref.actor.use_dynamic_bsz=false", *overrides)
-        devices = Devices("cpu", 1, 4)
-        return plan_memory(config(model, *sizes), devices, {"main": 4}, Needs.GROUPS).known()[0]
-
+    actor = partial(actor_memory, model, *ONE_ROW, ranks=4)
     section = "actor_rollout_ref.actor.fsdp_config"
     stages = f"{section}.pipeline_model_parallel_size=2"
     alone, first = actor(), actor(stages)
@@ -287,24 +296,17 @@ def test_experts_are_divided_over_the_ranks_of_one_copy(model: Path, tmp_path: P
 
 
 def test_a_cache_that_the_engine_keeps_is_held_during_training(model: Path) -> None:
-    def actor(*overrides: str) -> RoleMemory:
-        needs = Needs.GROUPS | Needs.ENGINE
-        plan = plan_memory(config(model, *overrides), Devices("cuda", 1, 1), ONE_RANK, needs)
-        return plan.known()[0]
-
+    actor = partial(actor_memory, model, device="cuda", needs=Needs.GROUPS | Needs.ENGINE)
     freed, kept = actor(), actor("actor_rollout_ref.rollout.free_cache_engine=false")
     assert kept.held == freed.held + freed.kv_cache > freed.held
     assert kept.passing <= freed.passing < kept.passing + kept.kv_cache
 
 
 def test_bfloat16_weights_have_float32_moments_and_their_other_bits(model: Path) -> None:
-    def actor(*overrides: str) -> RoleMemory:
-        devices = Devices("cuda", 1, 1)
-        return plan_memory(config(model, *overrides), devices, ONE_RANK, Needs.GROUPS).known()[0]
-
     dtype = "actor_rollout_ref.model.dtype=bfloat16"
-    whole = actor(dtype)
-    half = actor(dtype, "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16")
+    actor = partial(actor_memory, model, dtype, device="cuda")
+    whole = actor()
+    half = actor("actor_rollout_ref.actor.fsdp_config.model_dtype=bf16")
     number = whole.num_parameters
     assert (whole.parameters, whole.moments) == (4 * number, 8 * number)
     assert (half.parameters, half.moments, half.gradients) == (2 * number, 10 * number, 2 * number)
@@ -339,16 +341,9 @@ def test_router_replay_needs_a_record(model: Path, tmp_path: Path) -> None:
 
 
 def test_ranks_that_share_rows_have_fewer_activations(model: Path) -> None:
-    def actor(*overrides: str) -> RoleMemory:
-        plan = plan_memory(
-            config(model, *overrides), Devices("cpu", 1, 2), {"main": 2}, Needs.GROUPS
-        )
-        return plan.known()[0]
-
     key = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"
-    rows = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"
-    alone = actor(rows, "actor_rollout_ref.actor.use_dynamic_bsz=false")
-    shared = actor(rows, "actor_rollout_ref.actor.use_dynamic_bsz=false", key)
+    alone = actor_memory(model, *ONE_ROW, ranks=2)
+    shared = actor_memory(model, *ONE_ROW, key, ranks=2)
     assert shared.activations == alone.activations // 2
     assert shared.logits == alone.logits // 2
     assert shared.held == alone.held

@@ -34,7 +34,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tiny_model(folder / "model")
     for split, rows in arithmetic_pairs(16, 6, seed=0).items():
         write_rows(folder / f"{split}.parquet", rows)
-    train_rm(folder, "rm", "trainer.total_training_steps=3")
+    overrides = settings(
+        folder,
+        "rm",
+        f"reward.reward_model.model.path={folder}/model",
+        "reward.reward_model.optim.lr=1e-3",
+        "trainer.total_training_steps=3",
+    )
+    api.train(compose("rm_trainer", overrides), inline=True)
     return folder
 
 
@@ -54,22 +61,13 @@ def settings(root: Path, name: str, *overrides: str) -> list[str]:
     ]
 
 
-def train_rm(root: Path, name: str, *overrides: str) -> Path:
-    model = f"reward.reward_model.model.path={root}/model"
-    own = (model, "reward.reward_model.optim.lr=1e-3", *overrides)
-    recipe = compose("rm_trainer", settings(root, name, *own))
-    return api.train(recipe, inline=True).path
-
-
-def train_ppo(root: Path, name: str, *overrides: str) -> Path:
-    own = (
+def policy(root: Path) -> tuple[str, ...]:
+    return (
         f"actor_rollout_ref.model.path={root}/model",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "data.max_response_length=6",
         "reward.reward_model.enable=true",
-        *overrides,
     )
-    return api.train(compose("ppo_trainer", settings(root, name, *own)), inline=True).path
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
@@ -78,6 +76,12 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(run / f"checkpoints/step_{step:06d}/huggingface/model.safetensors")
+
+
+def assert_equal_weights(run: Path, other: Path, step: int) -> None:
+    expected = weights(other, step)
+    for name, value in weights(run, step).items():
+        assert torch.equal(value, expected[name]), name
 
 
 def test_training_reports_pairs_and_exports_a_classifier(root: Path) -> None:
@@ -101,11 +105,8 @@ def test_training_reports_pairs_and_exports_a_classifier(root: Path) -> None:
 
 
 def test_training_resumes_exactly(root: Path) -> None:
-    run = train_rm(root, "again", "trainer.total_training_steps=1")
-    api.resume(run, ["trainer.total_training_steps=3"], inline=True)
-    expected = weights(root / "runs/p/rm", 3)
-    for name, value in weights(run, 3).items():
-        assert torch.equal(value, expected[name]), name
+    again = api.resume(root / "runs/p/rm", from_step=1, fork="again", inline=True).path
+    assert_equal_weights(again, root / "runs/p/rm", 3)
 
 
 def test_policy_learns_from_the_model_and_shows_the_rule(root: Path) -> None:
@@ -114,7 +115,8 @@ def test_policy_learns_from_the_model_and_shows_the_rule(root: Path) -> None:
         "reward.reward_model.normalize=running",
         "trainer.total_training_steps=2",
     )
-    run = train_ppo(root, "ppo", *overrides)
+    recipe = compose("ppo_trainer", settings(root, "ppo", *policy(root), *overrides))
+    run = api.train(recipe, inline=True).path
     first, *rows = rows_of(run)
     assert first["val-core/rlctl/arithmetic/acc/mean@1"] in (0.0, 1.0)
     assert "val-aux/rlctl/arithmetic/model_reward/mean@1" in first
@@ -126,12 +128,9 @@ def test_policy_learns_from_the_model_and_shows_the_rule(root: Path) -> None:
     assert rows[0]["critic/score/mean"] == pytest.approx(0, abs=1e-5)  # normalized
     state = json.loads((run / "checkpoints/step_000001/state.json").read_text())
     assert state["reward"]["count"] == 4
-    half = train_ppo(root, "half", *overrides[:2], "trainer.total_training_steps=1")
-    api.resume(half, [overrides[2]], inline=True)
+    half = api.resume(run, from_step=1, fork="half", inline=True).path
     assert rows_of(half)[-1]["critic/score/mean"] == rows[-1]["critic/score/mean"]
-    expected = weights(run, 2)
-    for name, value in weights(half, 2).items():
-        assert torch.equal(value, expected[name]), name
+    assert_equal_weights(half, run, 2)
 
 
 def scores_of_transformers(folder: Path, chats: list[list[dict[str, str]]]) -> list[float]:
@@ -239,13 +238,11 @@ def problems(root: Path, recipe: str, *overrides: str) -> str:
 
 
 def test_wrong_models_and_pairs_are_reported_before_the_start(root: Path) -> None:
-    policy = f"actor_rollout_ref.model.path={root}/model"
-    on = ("actor_rollout_ref.actor.ppo_mini_batch_size=4", "reward.reward_model.enable=true")
-    generative = problems(root, "ppo_trainer", policy, *on)
+    generative = problems(root, "ppo_trainer", *policy(root))
     assert "is a Qwen2ForCausalLM, which writes text and has no head for a score" in generative
     assert f"reward.judge.model.path={root}/model" in generative
     missing = "reward.reward_model.model.path=/none"
-    assert "/none" in problems(root, "ppo_trainer", policy, *on, missing)
+    assert "/none" in problems(root, "ppo_trainer", *policy(root), missing)
     model = f"reward.reward_model.model.path={root}/model"
     assert "has no field 'extra_info.better' (data.chosen_key)" in problems(
         root, "rm_trainer", model, "data.chosen_key=extra_info.better"
@@ -262,9 +259,7 @@ def test_model_scale_needs_a_model_that_has_one(root: Path) -> None:
     found = problems(
         root,
         "ppo_trainer",
-        f"actor_rollout_ref.model.path={root}/model",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "reward.reward_model.enable=true",
+        *policy(root),
         f"reward.reward_model.model.path={root}/plain",
         "reward.reward_model.normalize=model",
     )

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from rlctl.errors import ConfigError
-from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.algorithms.old_log_probs import PassBefore
 from rlctl.runtime.algorithms.ppo import PPO
@@ -19,11 +18,21 @@ from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import to_floats
+from tests.configs import configured
 from tests.numerics.batches import scored_batch
 
 OLD = [[-1.0, -0.5, -2.0], [-0.1, -3.0], [-1.2], [-0.7, -0.2, -0.9, -1.1]]
 ENGINE = [[-1.1, -0.2, -3.5], [-0.1, -2.9], [-0.4], [-0.8, -0.9, -0.7, -1.1]]
 CORRECTION = "algorithm.rollout_correction"
+SMALL = [
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.rollout.n=2",
+    "data.max_response_length=4",
+    "data.train_files=[t]",
+    "actor_rollout_ref.model.path=m",
+    "data.train_batch_size=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+]
 
 
 class Recorder:
@@ -49,15 +58,7 @@ class Recorder:
 
 
 def ppo(*overrides: str, pass_before: bool = False) -> PPO:
-    grpo = [
-        "algorithm.adv_estimator=grpo",
-        "actor_rollout_ref.rollout.n=2",
-        "data.max_response_length=4",
-    ]
-    sizes = ["data.train_files=[t]", "actor_rollout_ref.model.path=m", "data.train_batch_size=2"]
-    sizes.append("actor_rollout_ref.actor.ppo_mini_batch_size=2")
-    config = compose("ppo_trainer", [*grpo, *sizes, *overrides]).config
-    algorithm = PPO.from_config(config, num_steps=1)
+    algorithm = PPO.from_config(configured("ppo_trainer", SMALL, overrides), num_steps=1)
     if pass_before and not algorithm.correction.bypass:  # as with a KL in the reward
         algorithm = replace(algorithm, update=PassBefore(algorithm.correction))
     return algorithm
@@ -427,39 +428,29 @@ def test_interpolation_does_not_depend_on_micro_batches() -> None:
         assert others == counts
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["async_training.max_staleness=0"], "max_staleness=0 generates all rollouts under"),
-        ([f"{CORRECTION}.loss_type=reinforce"], "has no proximal policy"),
-        ([f"{CORRECTION}.rollout_is_batch_normalize=true"], "needs the weights of all rows"),
-        ([f"{CORRECTION}.rollout_is=null"], "no correction for it is chosen"),
-        (["algorithm.adv_estimator=optimal_token_baseline"], "bypass_mode does not compute"),
-    ],
-)
-def test_interpolation_refuses_what_contradicts_it(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ppo(*LOGLINEAR, *overrides)
-
-
-def test_bypass_refuses_an_estimator_that_needs_the_trainers_probabilities() -> None:
-    with pytest.raises(ConfigError, match="bypass_mode does not compute"):
-        ppo(*BYPASS, "algorithm.adv_estimator=optimal_token_baseline")
+WEIGHTS = [f"{CORRECTION}.rollout_is=token"]
+OPTIMAL = "algorithm.adv_estimator=optimal_token_baseline"
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["rollout_rs=token_k1"], "has no threshold"),
-        (["rollout_rs=token_k9", "rollout_rs_threshold=2"], "token_k9"),
-        (["rollout_is=token", "rollout_is_threshold=3.0_1.0"], "is no bound"),
-        (["rollout_is=token", "rollout_is_threshold=0.5_2"], r"0\.52 leaves out a ratio of 1"),
+        ([*LOGLINEAR, "async_training.max_staleness=0"], "generates all rollouts under"),
+        ([*LOGLINEAR, f"{CORRECTION}.loss_type=reinforce"], "has no proximal policy"),
+        ([*LOGLINEAR, f"{CORRECTION}.rollout_is_batch_normalize=true"], "weights of all rows"),
+        ([*LOGLINEAR, f"{CORRECTION}.rollout_is=null"], "no correction for it is chosen"),
+        ([*LOGLINEAR, OPTIMAL], "bypass_mode does not compute"),
+        ([*BYPASS, OPTIMAL], "bypass_mode does not compute"),
+        ([f"{CORRECTION}.rollout_rs=token_k1"], "has no threshold"),
+        ([f"{CORRECTION}.rollout_rs=token_k9", f"{CORRECTION}.rollout_rs_threshold=2"], "token_k9"),
+        ([*WEIGHTS, f"{CORRECTION}.rollout_is_threshold=3.0_1.0"], "is no bound"),
+        ([*WEIGHTS, f"{CORRECTION}.rollout_is_threshold=0.5_2"], r"0\.52 leaves out a ratio of 1"),
         (
-            ["rollout_rs=token_k1", "rollout_rs_threshold=1.5_2.0"],
+            [f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=1.5_2.0"],
             r"1\.5_2 leaves out a ratio of 1",
         ),
     ],
 )
 def test_inconsistent_settings_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ppo(*[f"{CORRECTION}.{each}" for each in overrides])
+        ppo(*overrides)
