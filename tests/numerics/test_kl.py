@@ -10,7 +10,7 @@ import torch
 from rlctl.errors import ConfigError
 from rlctl.plugins import names
 from rlctl.recipes import schema
-from rlctl.runtime.algorithms.kl_controllers import AdaptiveKL, FixedKL, make_kl_controller
+from rlctl.runtime.algorithms.kl_controllers import AdaptiveKL, KLController, make_kl_controller
 from rlctl.runtime.algorithms.kl_estimators import load_kl_estimator
 
 LOG_PROBS = [-1, -2, -0.5, -3, -0.2, -1.5, -9, -9]
@@ -72,7 +72,7 @@ def test_golden_adaptive_controller() -> None:
     assert controller.coef == pytest.approx(0.0009999737856, rel=1e-12)
     fixed = make_kl_controller(config.model_copy(update={"type": "fixed", "kl_coef": 0.02}))
     fixed.update(5.0, 1000)
-    assert fixed == FixedKL(0.02)
+    assert fixed == KLController(0.02)
 
 
 def test_state_of_a_controller_is_restored_exactly() -> None:

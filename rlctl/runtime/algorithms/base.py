@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import Any, Protocol, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from rlctl.plugins import Params
 from rlctl.recipes import schema
+from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Experience, Prompts, Rollouts, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import Metrics
+
+P = TypeVar("P", bound=Params)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +125,35 @@ class Stateless:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing."""
+
+
+@dataclass(frozen=True)
+class PolicyAlgorithm(Stateless, Generic[P]):
+    """Base of stateless algorithms that train the policy, on its own responses by default."""
+
+    actor: schema.Actor
+    data: schema.Data
+    model: schema.Model
+    params: P
+    seed: int
+    schedule: Schedule
+
+    @classmethod
+    def from_config(cls, config: schema.Config, num_steps: int, params: P) -> Self:
+        """Build the algorithm; `num_steps` is the length of the learning-rate schedule."""
+        roles = config.actor_rollout_ref
+        return cls(
+            actor=roles.actor,
+            data=config.data,
+            model=roles.model,
+            params=params,
+            seed=sampling_seed(config),
+            schedule=Schedule.from_config(roles.actor.optim, num_steps),
+        )
+
+    def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
+        """Generate `rollout.n` responses to each prompt and score them."""
+        return sample(prompts, roles, step_seed(self.seed, step))
 
 
 # Keys that only the PPO family uses, as patterns for `unused_keys`.

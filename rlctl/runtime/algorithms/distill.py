@@ -8,7 +8,7 @@ for each row. It grades responses that the policy samples: generalized knowledge
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
@@ -24,14 +24,10 @@ from rlctl.runtime.algorithms.base import (
     PPO_KEYS,
     Loss,
     Needs,
-    Stateless,
+    PolicyAlgorithm,
     rows_of_groups,
-    sample,
-    sampling_seed,
-    step_seed,
 )
-from rlctl.runtime.algorithms.schedule import Schedule
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
+from rlctl.runtime.batch import Ragged, Rollouts, Scored
 from rlctl.runtime.data.fields import text_field
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.ops import masked_sum
@@ -88,34 +84,20 @@ class Graded(Scored):
 
 
 @dataclass(frozen=True)
-class Distill(Stateless):
+class Distill(PolicyAlgorithm[DistillParams]):
     """On-policy distillation from one teacher, or from one for each kind of row; immutable."""
 
     Params: ClassVar[type[DistillParams]] = DistillParams
 
-    actor: schema.Actor
-    params: DistillParams
-    data: schema.Data
-    model: schema.Model
-    references: Mapping[str, schema.Model]
-    seed: int
-    schedule: Schedule
+    references: Mapping[str, schema.Model] = field(default_factory=dict)
 
     @classmethod
     def from_config(cls, config: schema.Config, num_steps: int, params: DistillParams) -> Self:
-        """Build the algorithm; `num_steps` is the length of the learning-rate schedule."""
-        actor = config.actor_rollout_ref.actor
+        """Build the algorithm. Raises ConfigError if two teachers grade the same rows."""
         if not params.teacher_models:
             cls.check_teacher(config)
-        return cls(
-            actor=actor,
-            params=params,
-            seed=sampling_seed(config),
-            data=config.data,
-            model=config.actor_rollout_ref.model,
-            references=_teachers(config.actor_rollout_ref.reference_model, params),
-            schedule=Schedule.from_config(actor.optim, num_steps),
-        )
+        teachers = _teachers(config.actor_rollout_ref.reference_model, params)
+        return replace(super().from_config(config, num_steps, params), references=teachers)
 
     @staticmethod
     def check_teacher(config: schema.Config) -> None:
@@ -146,21 +128,17 @@ class Distill(Stateless):
     def reference_of(self, row: PromptRow) -> str:
         """Return the name of the row's teacher. Raises ConfigError if it has none."""
         params = self.params
-        names = {each.key: name for name, each in params.teacher_models.items()}
-        found = text_field(row, params.teacher_key, "algorithm.params.teacher_key")
-        name = names.get(found, names.get(None))
+        names = {teacher.key: name for name, teacher in params.teacher_models.items()}
+        key = text_field(row, params.teacher_key, "algorithm.params.teacher_key")
+        name = names.get(key, names.get(None))
         if name is None:
             raise ConfigError(
-                f"no teacher for rows whose {params.teacher_key} is {found!r}; there are those of "
+                f"no teacher for rows whose {params.teacher_key} is {key!r}; there are those of "
                 f"{', '.join(map(repr, names))}",
                 where="algorithm.params.teacher_models",
                 hint="a teacher without `key` grades all other rows",
             )
         return name
-
-    def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
-        """Generate `rollout.n` responses to each prompt and score them, for metrics."""
-        return sample(prompts, roles, step_seed(self.seed, step))
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Let the teacher grade the responses; update the actor once per mini-batch."""
@@ -175,9 +153,9 @@ class Distill(Stateless):
     def grade(self, scored: Scored, roles: Roles) -> Graded:
         """Return the responses with the log-probs of the teacher."""
         k = 0 if self.params.loss_mode == "reverse_kl" else self.params.topk
-        given = roles.reference.compute_log_probs(self.teachers_view(scored), k)
-        graded = given.candidate_log_probs or given.log_probs
-        scored = replace(scored, candidates=given.candidates)
+        grades = roles.reference.compute_log_probs(self.teachers_view(scored), k)
+        graded = grades.candidate_log_probs or grades.log_probs
+        scored = replace(scored, candidates=grades.candidates)
         return scored.grow(Graded, teacher_log_probs=graded)
 
     def teachers_view(self, scored: Scored) -> Scored:
@@ -223,16 +201,16 @@ class Distill(Stateless):
 def _teachers(reference: schema.Model, params: DistillParams) -> dict[str, schema.Model]:
     """Return the models of several teachers; raise ConfigError if two have the same rows."""
     teachers = params.teacher_models
-    keys = [each.key for each in teachers.values()]
-    for name, each in teachers.items():
-        if keys.count(each.key) > 1:
+    keys = [teacher.key for teacher in teachers.values()]
+    for name, teacher in teachers.items():
+        if keys.count(teacher.key) > 1:
             raise ConfigError(
-                f"two teachers have the key {each.key!r}, one of them {name!r}",
+                f"two teachers have the key {teacher.key!r}, one of them {name!r}",
                 where="algorithm.params.teacher_models",
                 hint="a key of its own for each; null = all other rows",
             )
-    own = {"tokenizer_path": None, "override_config": {}, "init": "auto", "lora_rank": 0}
+    defaults = {"tokenizer_path": None, "override_config": {}, "init": "auto", "lora_rank": 0}
     return {
-        name: reference.model_copy(update={**own, "path": each.model_path})
-        for name, each in teachers.items()
+        name: reference.model_copy(update={**defaults, "path": teacher.model_path})
+        for name, teacher in teachers.items()
     }

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from rlctl.runtime.algorithms.advantages.base import Estimator
-from rlctl.runtime.algorithms.correction import Correction
-from rlctl.runtime.algorithms.kl_controllers import KLController
 from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, probs_diff
 from rlctl.runtime.algorithms.token_rewards import KL_PENALTY
 from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged, Rollouts, Scored
@@ -15,37 +12,10 @@ from rlctl.runtime.batch.stored import is_stored
 from rlctl.runtime.roles import Actor, Total
 from rlctl.tracking.metrics import Mean, Metric, Metrics
 
+if TYPE_CHECKING:
+    from rlctl.runtime.algorithms.ppo import PPO
+
 _DIFF = "diff"
-
-
-class Computes(Protocol):
-    """Algorithm that computes advantages; pickled to the workers in each step."""
-
-    @property
-    def kl(self) -> KLController:
-        """Controller of the KL in the reward."""
-        ...
-
-    @property
-    def estimator(self) -> Estimator:
-        """The advantage estimator."""
-        ...
-
-    @property
-    def correction(self) -> Correction:
-        """The rollout correction."""
-        ...
-
-    def compute_advantages(
-        self,
-        scored: Scored,
-        old: LogProbs | None,
-        ref: LogProbs | None,
-        values: Ragged | None,
-        total: Total | None = None,
-    ) -> tuple[Experience, Metrics]:
-        """Return the batch with token rewards, advantages and returns, and metrics."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +42,12 @@ class _Added(Batch):
 
 @dataclass(frozen=True)
 class _OnWorkers:
-    """Computation of one worker's groups."""
+    """Computation of one worker's groups; pickled to the workers in each step."""
 
-    algorithm: Computes
+    algorithm: PPO
 
     def __call__(self, batch: _Passes, total: Total) -> tuple[_Added, Metrics]:
-        scored = Scored(**{each.name: getattr(batch, each.name) for each in fields(Scored)})
+        scored = Scored(**{field.name: getattr(batch, field.name) for field in fields(Scored)})
         old = None
         if batch.old is not None:
             old = LogProbs(batch.old, batch.entropy, batch.sum_pi_squared)
@@ -85,22 +55,21 @@ class _OnWorkers:
         experience, metrics = self.algorithm.compute_advantages(
             scored, old, ref, batch.values, total
         )
-        return _Added(**{each.name: getattr(experience, each.name) for each in fields(_Added)}), (
-            metrics
-        )
+        added = {field.name: getattr(experience, field.name) for field in fields(_Added)}
+        return _Added(**added), metrics
 
 
 def compute_advantages(
-    algorithm: Computes,
+    algorithm: PPO,
     actor: Actor,
     scored: Scored,
     old: LogProbs | None,
     ref: LogProbs | None,
     values: Ragged | None,
 ) -> tuple[Experience, Metrics]:
-    """Compute advantages on the workers if they have the tokens and it is possible, else here.
+    """Compute advantages on the workers if they have the tokens and it is possible.
 
-    Episodes are not divided: which rows belong to one is known here alone.
+    Episodes are not divided: workers do not know which rows belong to one.
     """
     correction = algorithm.correction
     stored = is_stored(scored) or (old is not None and is_stored(old))
@@ -120,10 +89,14 @@ def compute_advantages(
     added, metrics = actor.map_groups(batch, _OnWorkers(algorithm))
     if (kl := metrics.get(KL_PENALTY)) is not None:  # a worker has updated a copy
         algorithm.kl.update(kl.value, len(scored))
-    own = {each.name: getattr(added, each.name) for each in fields(added)}
-    scored = replace(scored, response_mask=own.pop("response_mask"))
+    computed = {field.name: getattr(added, field.name) for field in fields(added)}
+    scored = replace(scored, response_mask=computed.pop("response_mask"))
     return scored.grow(
-        Experience, old_log_probs=old_log_probs, ref_log_probs=ref_log_probs, values=values, **own
+        Experience,
+        old_log_probs=old_log_probs,
+        ref_log_probs=ref_log_probs,
+        values=values,
+        **computed,
     ), metrics
 
 
@@ -138,8 +111,8 @@ def mean_probs_diff(rollouts: Rollouts, log_probs: LogProbs, actor: Actor) -> fl
     """Return the mean of |π_train − π_rollout| of the unmasked tokens, 0 without any."""
     if not (is_stored(rollouts) or is_stored(log_probs)):
         return _value(_probs_diff(rollouts, log_probs.log_probs))
-    own = {each.name: getattr(rollouts, each.name) for each in fields(Rollouts)}
-    metrics = actor.map_groups(_Compared(**own, trainer=log_probs.log_probs), _compare)
+    columns = {field.name: getattr(rollouts, field.name) for field in fields(Rollouts)}
+    metrics = actor.map_groups(_Compared(**columns, trainer=log_probs.log_probs), _compare)
     return _value(metrics[_DIFF])
 
 

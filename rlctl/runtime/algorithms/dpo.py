@@ -13,28 +13,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.given_responses import GivenResponses
-from rlctl.runtime.algorithms.online_dpo import OnlineDPO
-from rlctl.runtime.algorithms.pair_losses import PairParams
+from rlctl.runtime.algorithms.pair_losses import PairAlgorithm, PairParams
 from rlctl.runtime.batch import Prompts, Scored
 from rlctl.runtime.data.fields import pair_texts
 from rlctl.runtime.roles import Roles
 
 
 @dataclass(frozen=True)
-class DPO(OnlineDPO):
+class DPO(PairAlgorithm[PairParams]):
     """DPO, IPO, cDPO or SimPO on given pairs, at temperature 1."""
 
     Params: ClassVar[type[PairParams]] = PairParams
 
-    @property
-    def needs(self) -> Needs:
-        """The engine, which generates responses in validation, and the loss's reference."""
-        return super().needs & ~(Needs.GROUPS | Needs.COMPARISON)
-
     unused_keys: ClassVar = dict.fromkeys(
-        (*OnlineDPO.unused_keys, "trainer.mismatch.*", "actor_rollout_ref.rollout.temperature"), ""
+        (*PairAlgorithm.unused_keys, "trainer.mismatch.*", "actor_rollout_ref.rollout.temperature"),
+        "",
     )
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:  # noqa: ARG002

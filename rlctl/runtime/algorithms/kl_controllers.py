@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from rlctl.recipes import schema
 
 
-class KLController(Protocol):
-    """The weight β of a KL penalty in the reward.
+@dataclass
+class KLController:
+    """A constant weight β of a KL penalty in the reward.
 
     `coef` is used for a batch first, then updated with that batch's KL.
     """
@@ -19,25 +20,6 @@ class KLController(Protocol):
 
     def update(self, kl: float, num_rows: int) -> None:
         """Adapt `coef` to `kl`, the mean over the `num_rows` rows of the mean over tokens."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that a checkpoint keeps."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        ...
-
-
-@dataclass
-class FixedKL:
-    """A constant β."""
-
-    coef: float
-
-    def update(self, kl: float, num_rows: int) -> None:
-        """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state: a resumed run uses the β of its configuration."""
@@ -48,7 +30,7 @@ class FixedKL:
 
 
 @dataclass
-class AdaptiveKL(FixedKL):
+class AdaptiveKL(KLController):
     """A β that follows the KL: β ×= 1 + clip(kl/target − 1, ±0.2)·rows/horizon.
 
     Ziegler et al., arXiv 1909.08593, section 2.2.
@@ -77,4 +59,4 @@ def make_kl_controller(config: schema.KLControl) -> KLController:
     """Build the controller that `algorithm.kl_ctrl` describes."""
     if config.type == "adaptive":
         return AdaptiveKL(config.kl_coef, config.target_kl, config.horizon)
-    return FixedKL(config.kl_coef)
+    return KLController(config.kl_coef)

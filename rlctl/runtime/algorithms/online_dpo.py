@@ -16,24 +16,10 @@ from torch import Tensor
 
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
-from rlctl.runtime.algorithms.base import (
-    AGGREGATION_KEYS,
-    PPO_KEYS,
-    Loss,
-    Needs,
-    Stateless,
-    rows_of_groups,
-    sample,
-    sampling_seed,
-    step_seed,
-)
-from rlctl.runtime.algorithms.pair_losses import PairParams, PairRows, pair_loss, pair_rows
-from rlctl.runtime.algorithms.schedule import Schedule
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
-from rlctl.runtime.model.causal_lm import PolicyOutputs
+from rlctl.runtime.algorithms.base import Needs, step_seed
+from rlctl.runtime.algorithms.pair_losses import PairAlgorithm, PairParams
+from rlctl.runtime.batch import Scored
 from rlctl.runtime.ops import first_rows
-from rlctl.runtime.roles import Roles
-from rlctl.tracking.metrics import Metrics, Sum, merge
 
 
 class OnlineDPOParams(PairParams):
@@ -46,78 +32,30 @@ class OnlineDPOParams(PairParams):
 
 
 @dataclass(frozen=True)
-class OnlineDPO(Stateless):
+class OnlineDPO(PairAlgorithm[OnlineDPOParams]):
     """DPO on pairs of the policy's own responses; immutable."""
 
-    Params: ClassVar[type[PairParams]] = OnlineDPOParams
-
-    actor: schema.Actor
-    data: schema.Data
-    model: schema.Model
-    params: PairParams
-    seed: int
-    schedule: Schedule
+    Params: ClassVar[type[OnlineDPOParams]] = OnlineDPOParams
 
     @classmethod
-    def from_config(cls, config: schema.Config, num_steps: int, params: PairParams) -> Self:
-        """Build the algorithm. Raises ConfigError for one response per prompt, if it samples."""
-        actor = config.actor_rollout_ref.actor
-        built = cls(
-            actor=actor,
-            data=config.data,
-            model=config.actor_rollout_ref.model,
-            params=params,
-            seed=sampling_seed(config),
-            schedule=Schedule.from_config(actor.optim, num_steps),
-        )
-        if Needs.COMPARISON in built.needs and config.actor_rollout_ref.rollout.n < 2:
+    def from_config(cls, config: schema.Config, num_steps: int, params: OnlineDPOParams) -> Self:
+        """Build the algorithm. Raises ConfigError for one response per prompt."""
+        if config.actor_rollout_ref.rollout.n < 2:
             raise ConfigError(
                 f"algorithm.name={config.algorithm.name} compares the responses to one prompt, "
                 "but rollout.n is 1",
                 hint="actor_rollout_ref.rollout.n=8",
             )
-        return built
+        return super().from_config(config, num_steps, params)
 
     @property
     def needs(self) -> Needs:
         """Groups of responses, and the reference if the loss has one."""
-        needs = Needs.ENGINE | Needs.GROUPS | Needs.COMPARISON
-        return needs | Needs.REFERENCE if self.params.uses_reference else needs
-
-    unused_keys: ClassVar = dict.fromkeys((*PPO_KEYS, *AGGREGATION_KEYS), "")
-
-    def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
-        """Generate `rollout.n` responses to each prompt and score them."""
-        return sample(prompts, roles, step_seed(self.seed, step))
-
-    def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
-        """Pair the responses and update the actor once per mini-batch; return metrics."""
-        groups, pairs = scored.group, self._pairs(scored, step)  # (P, 2)
-        episode = scored.episode_of_row
-        kept = torch.isin(episode, episode[pairs]).nonzero().flatten()
-        scored, pairs = scored.select(kept), torch.searchsorted(kept, pairs)
-        reference: Ragged | None = None
-        if self.params.uses_reference and len(kept):
-            reference = roles.reference.compute_log_probs(scored).log_probs
-        updates: list[Metrics] = [{"pairs/count": Sum(0.0)}]
-        for rows in rows_of_groups(groups, scored.group, self.actor, step):
-            mine = torch.searchsorted(rows, pairs[torch.isin(pairs[:, 0], rows)])
-            batch, ref = scored.select(rows), reference and reference.select(rows)
-            now = roles.actor.compute_log_probs(batch).log_probs
-            batch, metrics = pair_rows(batch, now, ref, mine, self.params)
-            updates += [metrics, roles.actor.update(batch, self.schedule(step - 1))]
-        return merge(updates)
-
-    def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
-        """Return the pair loss of a micro-batch; `outputs` hold (T,)."""
-        assert isinstance(batch, PairRows)
-        return pair_loss(outputs.log_probs, batch)
+        return super().needs | Needs.GROUPS | Needs.COMPARISON
 
     def _pairs(self, scored: Scored, step: int) -> Tensor:
-        """Return the first rows of better and worse episodes of a prompt: (P, 2) int64."""
-        assert isinstance(self.params, OnlineDPOParams)
         draw = torch.Generator().manual_seed(step_seed(self.seed, step))
-        found, once = [torch.empty(0, 2, dtype=torch.int64)], first_rows(scored.episode_of_row)
+        pairs, once = [torch.empty(0, 2, dtype=torch.int64)], first_rows(scored.episode_of_row)
         for group in scored.group.unique().tolist():
             rows = (once & (scored.group == group)).nonzero().flatten()
             gap = scored.scores[rows, None] - scored.scores[rows]  # (n, n)
@@ -126,5 +64,5 @@ class OnlineDPO(Stateless):
                 better = better[gap[better[:, 0], better[:, 1]].argmax()][None]
             elif len(better) and self.params.pairs == "random":
                 better = better[torch.randint(len(better), (1,), generator=draw)]
-            found.append(rows[better])
-        return torch.cat(found)
+            pairs.append(rows[better])
+        return torch.cat(pairs)

@@ -8,8 +8,9 @@ Log-probs of both passes must agree, so models with dropout are not supported.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self, TypeVar
 
 import torch
 from pydantic import Field, model_validator
@@ -17,10 +18,19 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rlctl.plugins import Params
-from rlctl.runtime.algorithms.base import Loss
-from rlctl.runtime.batch import Ragged, Scored
+from rlctl.runtime.algorithms.base import (
+    AGGREGATION_KEYS,
+    PPO_KEYS,
+    Loss,
+    Needs,
+    PolicyAlgorithm,
+    rows_of_groups,
+)
+from rlctl.runtime.batch import Ragged, Rollouts, Scored
+from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.ops import group_sum, masked_sum
-from rlctl.tracking.metrics import Mean, Metrics, Sum
+from rlctl.runtime.roles import Roles
+from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 
 class PairParams(Params):
@@ -94,6 +104,48 @@ class PairRows(Scored):
         Its value is that of the pair losses, and its count the number of pairs.
         """
         return Loss(weighted + self.constants.sum(), float(self.counts.sum()), {})
+
+
+P = TypeVar("P", bound=PairParams)
+
+
+@dataclass(frozen=True)
+class PairAlgorithm(PolicyAlgorithm[P]):
+    """Base of algorithms that update the policy with a pair loss."""
+
+    @property
+    def needs(self) -> Needs:
+        """The engine, which generates responses in validation, and the loss's reference."""
+        return Needs.ENGINE | (Needs.REFERENCE if self.params.uses_reference else Needs.NOTHING)
+
+    unused_keys: ClassVar = dict.fromkeys((*PPO_KEYS, *AGGREGATION_KEYS), "")
+
+    def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
+        """Pair the responses and update the actor once per mini-batch; return metrics."""
+        groups, pairs = scored.group, self._pairs(scored, step)  # (P, 2)
+        episode = scored.episode_of_row
+        kept = torch.isin(episode, episode[pairs]).nonzero().flatten()
+        scored, pairs = scored.select(kept), torch.searchsorted(kept, pairs)
+        reference: Ragged | None = None
+        if self.params.uses_reference and len(kept):
+            reference = roles.reference.compute_log_probs(scored).log_probs
+        updates: list[Metrics] = [{"pairs/count": Sum(0.0)}]
+        for rows in rows_of_groups(groups, scored.group, self.actor, step):
+            mine = torch.searchsorted(rows, pairs[torch.isin(pairs[:, 0], rows)])
+            batch, ref = scored.select(rows), reference and reference.select(rows)
+            now = roles.actor.compute_log_probs(batch).log_probs
+            batch, metrics = pair_rows(batch, now, ref, mine, self.params)
+            updates += [metrics, roles.actor.update(batch, self.schedule(step - 1))]
+        return merge(updates)
+
+    @abstractmethod
+    def _pairs(self, scored: Scored, step: int) -> Tensor:
+        """Return the first rows of better and worse episodes of a prompt: (P, 2) int64."""
+
+    def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
+        """Return the pair loss of a micro-batch; `outputs` hold (T,)."""
+        assert isinstance(batch, PairRows)
+        return pair_loss(outputs.log_probs, batch)
 
 
 def pair_rows(

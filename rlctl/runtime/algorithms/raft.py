@@ -7,28 +7,23 @@ prompt with the current policy, keep the best by score, and fine-tune on them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from rlctl.plugins import Params as PluginParams
-from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import (
     AGGREGATION_KEYS,
     PPO_KEYS,
     Loss,
     Needs,
-    Stateless,
+    PolicyAlgorithm,
     rows_of_groups,
-    sample,
-    sampling_seed,
-    step_seed,
 )
-from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.algorithms.sft import negative_log_likelihood
-from rlctl.runtime.batch import Prompts, Rollouts, Scored
+from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.ops import first_rows
 from rlctl.runtime.roles import Roles
@@ -45,22 +40,10 @@ class RaftParams(PluginParams):
 
 
 @dataclass(frozen=True)
-class RAFT(Stateless):
+class RAFT(PolicyAlgorithm[RaftParams]):
     """Fine-tuning on the policy's own responses, selected by score; immutable."""
 
     Params: ClassVar[type[RaftParams]] = RaftParams
-
-    actor: schema.Actor
-    params: RaftParams
-    seed: int
-    schedule: Schedule
-
-    @classmethod
-    def from_config(cls, config: schema.Config, num_steps: int, params: RaftParams) -> Self:
-        """Build the algorithm; `num_steps` is the length of the learning-rate schedule."""
-        actor = config.actor_rollout_ref.actor
-        schedule = Schedule.from_config(actor.optim, num_steps)
-        return cls(actor, params, sampling_seed(config), schedule)
 
     @property
     def needs(self) -> Needs:
@@ -68,10 +51,6 @@ class RAFT(Stateless):
         return Needs.ENGINE | Needs.GROUPS
 
     unused_keys: ClassVar = dict.fromkeys((*PPO_KEYS, *AGGREGATION_KEYS, "trainer.mismatch.*"), "")
-
-    def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
-        """Generate `rollout.n` responses to each prompt and score them."""
-        return sample(prompts, roles, step_seed(self.seed, step))
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Update the actor once per mini-batch with the responses that are kept."""
@@ -99,8 +78,8 @@ class RAFT(Stateless):
     def kept(self, scored: Scored) -> Tensor:
         """Return a mask (B,) of the rows to learn from.
 
-        They are those of the `top_k` best episodes of each group with a score of at least
-        `threshold`; of equal scores, the first.
+        Selects the `top_k` best episodes of each group with a score of at least `threshold`; of
+        equal scores, the first.
         """
         scores, episode = scored.scores, scored.episode_of_row
         once, best = first_rows(episode), torch.zeros_like(scores, dtype=torch.bool)
