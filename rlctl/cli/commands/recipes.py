@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from rlctl.cli import complete
 from rlctl.cli.options import Json, Strict
+from rlctl.errors import Problem, RlctlError
 from rlctl.terminal import visible
 
 app = typer.Typer(no_args_is_help=True)
@@ -109,17 +112,50 @@ def check(
     """Compose recipes and list all their problems and all keys that have no effect."""
     from rlctl.cli.console import print_json, print_problems, stdout, warn
     from rlctl.recipes.search_path import library_recipes
-    from rlctl.runtime.planning.recipe_check import check_recipe
 
     names = recipes or [name for name in library_recipes() if not name.endswith("_trainer")]
-    checks = [check_recipe(name, strict=strict) for name in names]
+    checks = [(name, _check_recipe(name, strict)) for name in names]
     if as_json:
-        print_json([each.as_dict() for each in checks])
-    for each in checks if not as_json else ():
-        print_problems(each.problems)
-        for line in each.unused:
-            warn(f"{each.name}: {line}")
-        stdout().print(f"{'ok' if not each.problems else 'wrong':6}{each.name}", markup=False)
-    code = max((each.exit_code for each in checks), default=0)
+        print_json(
+            [
+                {
+                    "recipe": name,
+                    "ok": not result.problems,
+                    "problems": [asdict(problem) for problem in result.problems],
+                    "no_effect": result.unused,
+                }
+                for name, result in checks
+            ]
+        )
+    for name, result in checks if not as_json else ():
+        print_problems(result.problems)
+        for line in result.unused:
+            warn(f"{name}: {line}")
+        stdout().print(f"{'ok' if not result.problems else 'wrong':6}{name}", markup=False)
+    code = max((result.exit_code for _, result in checks), default=0)
     if code:
         raise typer.Exit(code)
+
+
+class _Check(NamedTuple):
+    """Problems of a recipe, which make it unusable, and its keys without effect."""
+
+    problems: Sequence[Problem] = ()
+    unused: Sequence[str] = ()
+    exit_code: int = 0
+
+
+def _check_recipe(name: str, strict: bool) -> _Check:
+    """Compose a recipe and load its plug-ins; data and models are not read."""
+    from rlctl.recipes.compose import compose
+    from rlctl.recipes.roles import needed_roles
+    from rlctl.recipes.unused_keys import report_unused_keys
+    from rlctl.runtime.build import load_algorithm
+
+    try:
+        recipe = compose(name)
+        needs = load_algorithm(recipe.config, num_steps=1).needs
+        roles = {role.name for role in needed_roles(recipe.config, needs)}
+        return _Check(unused=report_unused_keys(recipe, roles, strict=strict))
+    except RlctlError as error:
+        return _Check(error.problems, exit_code=error.exit_code)
