@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from rlctl.errors import ConfigError, NotFoundError
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
 from rlctl.runtime.checkpoint.export import export
@@ -151,28 +150,6 @@ def test_export_of_adapter_and_of_checkpoint_without_model_folder(
     for name, value in weights(folder / "rebuilt").items():
         torch.testing.assert_close(value, merged[name], rtol=1e-6, atol=1e-7)
     assert AutoTokenizer.from_pretrained(folder / "rebuilt").chat_template
-
-
-def test_export_never_overwrites_or_leaves_partial_files(trained: Path, folder: Path) -> None:
-    taken = folder / "taken"
-    taken.mkdir()
-    export(found(trained), None, taken)  # an empty folder is accepted
-    (taken / "mine.txt").write_text("mine")
-    refused = rlctl("export", "lora", "taken", "--force", cwd=folder, code=5)
-    assert "it also has mine.txt" in refused.stderr
-    assert (taken / "mine.txt").exists()
-    (taken / "mine.txt").unlink()
-    assert "--force" in rlctl("export", "lora", "taken", cwd=folder, code=5).stderr
-    export(found(trained), None, taken, force=True)
-    with pytest.raises(NotFoundError, match="of step 99"):
-        export(found(trained), 99, folder / "never")
-    damaged = folder / RUNS / "damaged"
-    shutil.copytree(trained, damaged)
-    weights_file = damaged / "checkpoints" / "step_000003" / "huggingface" / "model.safetensors"
-    weights_file.write_bytes(weights_file.read_bytes()[:-1])
-    with pytest.raises(ConfigError, match="safetensors has"):
-        export(found(damaged), None, folder / "never")
-    assert [path.name for path in folder.iterdir() if path.name.startswith((".", "never"))] == []
 
 
 VLLM = """

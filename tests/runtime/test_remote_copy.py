@@ -72,6 +72,19 @@ def test_steps_above_six_digits_are_compared_as_numbers(tmp_path: Path) -> None:
     assert CheckpointStore(pull(url, tmp_path / "there") / "checkpoints").steps() == [1_000_040]
 
 
+def test_a_damaged_checkpoint_of_a_copy_is_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunDir.create(tmp_path / "here", "p", "r", "ppo")
+    save(run, 1)
+    url = f"file://{tmp_path}/copy"
+    assert copied(run, url, EVERYTHING) == [1, 21]
+    state = tmp_path / "copy/checkpoints/step_000021/state.json"
+    state.write_text(state.read_text().replace("0", "1"))
+    assert CheckpointStore(pull(url, tmp_path / "there") / "checkpoints").steps() == [1]
+    assert "step_000021 is damaged: state.json has changed since it was written" in caplog.text
+
+
 def test_a_folder_whose_copy_was_resumed_elsewhere_is_refused(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "here", "p", "r", "ppo")
     url = f"file://{tmp_path}/copies/p/r"
