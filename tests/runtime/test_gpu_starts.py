@@ -16,7 +16,7 @@ from rlctl.runtime.cluster.gpus import ClusterGpus
 from rlctl.runtime.cluster.session import _options
 from rlctl.runtime.planning import devices
 from rlctl.runtime.planning.devices import Devices
-from rlctl.runtime.planning.preflight import check_placement
+from rlctl.runtime.planning.placement import check_placement
 from rlctl.runtime.planning.role_memory import memory_of
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout import auto

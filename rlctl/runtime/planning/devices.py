@@ -13,7 +13,7 @@ from typing import Self
 
 import torch
 
-from rlctl.errors import Problem, ResourceError
+from rlctl.errors import ResourceError
 from rlctl.recipes import schema
 from rlctl.recipes.roles import pool_names
 from rlctl.runtime.cluster.gpus import ClusterGpus
@@ -76,23 +76,6 @@ def _warn_of_unused_gpus() -> None:
             "this machine has a GPU that torch cannot use, so trainer.device=auto is the CPU; "
             "`rlctl doctor` shows versions of torch and driver, trainer.device=cpu accepts it"
         )
-
-
-def check_fraction(
-    placement: schema.Placement, devices: Devices, sizes: Mapping[str, int]
-) -> list[Problem]:
-    """Return a problem if two ranks of a pool would be on one GPU, which NCCL refuses."""
-    several = [name for name, size in sizes.items() if size > 1]
-    if devices.kind != "cuda" or placement.device_fraction > 0.5 or not several:
-        return []
-    return [
-        Problem(
-            f"with trainer.placement.device_fraction={placement.device_fraction:g} ranks of the "
-            f"pool {several[0]} would share a GPU",
-            where="trainer.placement.device_fraction",
-            hint="1; or one rank in each pool: trainer.n_gpus_per_node=1",
-        )
-    ]
 
 
 def pool_sizes(config: schema.Config, devices: Devices, needs: Flag) -> Mapping[str, int]:

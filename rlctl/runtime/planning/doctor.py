@@ -191,8 +191,8 @@ def _packages() -> Iterator[Check]:
 def _isolation() -> Check:
     """Return what isolates programs of the python tool, or what they are not kept from."""
     missing = missing_isolation()
-    told = "bubblewrap" if missing is None else f"{missing} (apt install bubblewrap)"
-    return Check("python tool", "ok", told)
+    message = "bubblewrap" if missing is None else f"{missing} (apt install bubblewrap)"
+    return Check("python tool", "ok", message)
 
 
 def _extras_of_rlctl() -> Iterator[Check]:

@@ -31,6 +31,7 @@ from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.planning import mesh, preflight, router_check
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.error_collector import ErrorCollector, Part
+from rlctl.runtime.planning.placement import check_placement
 from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS, check_reward
 from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_memory
 from rlctl.runtime.planning.role_models import (
@@ -187,7 +188,7 @@ def _check_pools(draft: Draft) -> None:
                 hint="leave one out",
             )
         )
-    problems = preflight.check_placement(config, draft.devices, list(ranks), engines)
+    problems = check_placement(config, draft.devices, list(ranks), engines)
     raise_problems([*problems, *mesh.check_sizes(config, ranks, needs)])
 
 

@@ -27,7 +27,7 @@ from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.gpus import Device
 from rlctl.runtime.planning.mesh import check_sizes
 from rlctl.runtime.planning.model_size import ModelSize
-from rlctl.runtime.planning.preflight import check_placement
+from rlctl.runtime.planning.placement import check_placement
 from rlctl.runtime.planning.role_memory import GIB, plan_memory, read_size
 
 ENOUGH = 8192  # tokens of a micro-batch above which a GPU computes at its full speed

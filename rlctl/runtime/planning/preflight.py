@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from rlctl.data_prep.hub import hub_answers
@@ -14,13 +13,12 @@ from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import existing_parent, free_space
 from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, Role, needed_roles, trained_role
+from rlctl.recipes.roles import ACTOR, Role, needed_roles, trained_role
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.cluster.access import check_packages
 from rlctl.runtime.model.compiled import check_compiler
 from rlctl.runtime.model.tensor_parallel import divisors
-from rlctl.runtime.planning.async_checks import check_async
-from rlctl.runtime.planning.devices import Devices, check_fraction
+from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.weight_sync import uses_host_memory
 from rlctl.storage import local
@@ -172,88 +170,6 @@ def check_software(config: schema.Config, devices: Devices, inline: bool) -> Non
     parse_params(engine, rollout.name, rollout.params, "actor_rollout_ref.rollout.params")
     engine.check(rollout, devices.kind, num_ranks)
     uses_host_memory(rollout, devices.kind)
-
-
-def check_placement(
-    config: schema.Config, devices: Devices, pools: Sequence[str], rollout_pool: str | None
-) -> list[Problem]:
-    """Return a problem where the pools need more GPUs than a node has; they share CPUs.
-
-    A pool of rollout engines may hold no other role, because a failed engine is restarted.
-    """
-    sizes = {name: config.trainer.placement.pools.get(name, devices.per_node) for name in pools}
-    problems = [] if rollout_pool is None else _check_rollout_pool(config, rollout_pool)
-    problems += check_async(config, devices.kind, rollout_pool)
-    unknown = [name for name in config.trainer.placement.pools if name not in pools]
-    if unknown:
-        problems.append(
-            Problem(
-                f"trainer.placement.pools names {', '.join(map(repr, unknown))}, where no role is "
-                "placed",
-                "trainer.placement.pools",
-                f"pools with roles: {', '.join(pools)}",
-            )
-        )
-    problems += _check_judge(config, devices, sum(sizes.values()))
-    problems += check_fraction(config.trainer.placement, devices, sizes)
-    if devices.kind != "cuda" or sum(sizes.values()) <= devices.per_node:
-        return problems
-    listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())
-    return [
-        *problems,
-        Problem(
-            f"the pools need {sum(sizes.values())} GPUs per node ({listing}), but each node has "
-            f"{devices.per_node}",
-            where="trainer.placement",
-            hint="set the size of each pool in trainer.placement.pools, or put the roles into one "
-            "pool",
-        ),
-    ]
-
-
-def _check_judge(config: schema.Config, devices: Devices, num_used: int) -> list[Problem]:
-    """Return a problem if this machine has too few GPUs for the engines of the run's own judge."""
-    judge = config.reward.judge
-    if judge.model.path is None or devices.kind != "cuda" or devices.num_nodes > 1:
-        return []
-    if not torch.cuda.is_available():  # they are on another machine
-        return []
-    wanted, found = judge.rollout.num_engines, torch.cuda.device_count()
-    if num_used + wanted <= found:
-        return []
-    return [
-        Problem(
-            f"{wanted} engines of the judge need GPUs of their own beside {num_used} of the "
-            f"trainer, but this machine has {found}",
-            where="reward.judge.rollout.num_engines",
-            hint=f"trainer.n_gpus_per_node={max(1, found - wanted)}",
-        )
-    ]
-
-
-def _check_rollout_pool(config: schema.Config, pool: str) -> list[Problem]:
-    placement, rollout = config.trainer.placement, config.actor_rollout_ref.rollout
-    problems: list[Problem] = []
-    others = [role.name for role in ROLES if role is not ROLLOUT and role.pool(placement) == pool]
-    if others:
-        problems.append(
-            Problem(
-                f"pool {pool!r} holds the rollout engines and {' and '.join(others)}",
-                "trainer.placement",
-                "a separate pool: the restart of a failed engine would end the other roles",
-            )
-        )
-    if rollout.tensor_model_parallel_size > 1:
-        problems.append(
-            Problem(
-                "actor_rollout_ref.rollout.tensor_model_parallel_size="
-                f"{rollout.tensor_model_parallel_size}: an engine in a pool of its own has one "
-                "device",
-                "trainer.placement.rollout",
-                "1, or the engines in the actor's processes (trainer.placement.rollout=null)",
-            )
-        )
-    return problems
 
 
 def check_disk(config: schema.Config, root: Path) -> None:

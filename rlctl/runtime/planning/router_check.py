@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from rlctl.errors import ConfigError, Problem, raise_problems
-from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, Role, needed_roles
 from rlctl.runtime.algorithms.base import Algorithm, Needs
@@ -13,7 +12,7 @@ from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.model.routing import SUPPORTED, routing_shape
 from rlctl.runtime.planning.model_size import UnknownSizeError, build_on_meta
 from rlctl.runtime.planning.preflight import read_model_config
-from rlctl.runtime.rollout.auto import AutoEngine, select_engine
+from rlctl.runtime.rollout.auto import load_engine
 from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 
 _SECTION = "actor_rollout_ref.actor"
@@ -107,9 +106,7 @@ def _of_model(config: schema.Config) -> list[tuple[str, str]]:
 def _of_engine(config: schema.Config, device: str | None) -> list[tuple[str, str]]:
     """Return why the rollout engine cannot record its choices."""
     rollout = config.actor_rollout_ref.rollout
-    engine = load("engines", rollout.name)
-    if isinstance(engine, type) and issubclass(engine, AutoEngine):
-        engine = select_engine(device or "cpu")
+    engine = load_engine(rollout.name, device or "cpu")
     section = "actor_rollout_ref.rollout"
     if not getattr(engine, "records_routing", False):
         message = f"the engine {rollout.name} does not return the experts of its tokens"

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.model.engine_weights import AdapterSync
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
@@ -43,6 +44,13 @@ class AutoEngine:
     ) -> Generator[str, None, RolloutEngine]:
         """Build the selected engine, yielding its startup phases."""
         return (yield from start_in_phases(select_engine(spec.rank_info.device), spec, policy))
+
+
+def load_engine(name: str, device: str) -> type[RolloutEngine]:
+    """Return the class of the engine `name`; for `auto` the one that it uses on `device`."""
+    engine: type[RolloutEngine] = load("engines", name)
+    is_auto = isinstance(engine, type) and issubclass(engine, AutoEngine)
+    return select_engine(device) if is_auto else engine
 
 
 def select_engine(device: str) -> type[HFEngine] | type[VLLMEngine]:

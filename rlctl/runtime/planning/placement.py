@@ -1,0 +1,165 @@
+"""Checks of pools: their roles, their GPUs, and generation during training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from rlctl.errors import Problem
+from rlctl.recipes import schema
+from rlctl.recipes.roles import ROLES, ROLLOUT
+from rlctl.runtime.planning.devices import Devices
+from rlctl.runtime.rollout.auto import load_engine
+from rlctl.runtime.rollout.exchange import InFlightEngine
+
+_SECTION = "async_training"
+
+
+def check_placement(
+    config: schema.Config, devices: Devices, pools: Sequence[str], rollout_pool: str | None
+) -> list[Problem]:
+    """Return the problems of pools and schedule, such as more GPUs than a node has.
+
+    A pool of rollout engines may hold no other role, because a failed engine is restarted.
+    """
+    sizes = {name: config.trainer.placement.pools.get(name, devices.per_node) for name in pools}
+    problems = [] if rollout_pool is None else _check_rollout_pool(config, rollout_pool)
+    problems += _check_async(config, devices.kind, rollout_pool)
+    unknown = [name for name in config.trainer.placement.pools if name not in pools]
+    if unknown:
+        problems.append(
+            Problem(
+                f"trainer.placement.pools names {', '.join(map(repr, unknown))}, where no role is "
+                "placed",
+                "trainer.placement.pools",
+                f"pools with roles: {', '.join(pools)}",
+            )
+        )
+    problems += _check_judge(config, devices, sum(sizes.values()))
+    problems += _check_fraction(config.trainer.placement, devices, sizes)
+    if devices.kind != "cuda" or sum(sizes.values()) <= devices.per_node:
+        return problems
+    listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+    return [
+        *problems,
+        Problem(
+            f"the pools need {sum(sizes.values())} GPUs per node ({listing}), but each node has "
+            f"{devices.per_node}",
+            where="trainer.placement",
+            hint="set the size of each pool in trainer.placement.pools, or put the roles into one "
+            "pool",
+        ),
+    ]
+
+
+def _check_fraction(
+    placement: schema.Placement, devices: Devices, sizes: Mapping[str, int]
+) -> list[Problem]:
+    """Return a problem if two ranks of a pool would be on one GPU, which NCCL refuses."""
+    several = [name for name, size in sizes.items() if size > 1]
+    if devices.kind != "cuda" or placement.device_fraction > 0.5 or not several:
+        return []
+    return [
+        Problem(
+            f"with trainer.placement.device_fraction={placement.device_fraction:g} ranks of the "
+            f"pool {several[0]} would share a GPU",
+            where="trainer.placement.device_fraction",
+            hint="1; or one rank in each pool: trainer.n_gpus_per_node=1",
+        )
+    ]
+
+
+def _check_judge(config: schema.Config, devices: Devices, num_used: int) -> list[Problem]:
+    """Return a problem if this machine has too few GPUs for the engines of the run's own judge."""
+    judge = config.reward.judge
+    if judge.model.path is None or devices.kind != "cuda" or devices.num_nodes > 1:
+        return []
+    if not torch.cuda.is_available():  # they are on another machine
+        return []
+    wanted, found = judge.rollout.num_engines, torch.cuda.device_count()
+    if num_used + wanted <= found:
+        return []
+    return [
+        Problem(
+            f"{wanted} engines of the judge need GPUs of their own beside {num_used} of the "
+            f"trainer, but this machine has {found}",
+            where="reward.judge.rollout.num_engines",
+            hint=f"trainer.n_gpus_per_node={max(1, found - wanted)}",
+        )
+    ]
+
+
+def _check_rollout_pool(config: schema.Config, pool: str) -> list[Problem]:
+    placement, rollout = config.trainer.placement, config.actor_rollout_ref.rollout
+    problems: list[Problem] = []
+    others = [role.name for role in ROLES if role is not ROLLOUT and role.pool(placement) == pool]
+    if others:
+        problems.append(
+            Problem(
+                f"pool {pool!r} holds the rollout engines and {' and '.join(others)}",
+                "trainer.placement",
+                "a separate pool: the restart of a failed engine would end the other roles",
+            )
+        )
+    if rollout.tensor_model_parallel_size > 1:
+        problems.append(
+            Problem(
+                "actor_rollout_ref.rollout.tensor_model_parallel_size="
+                f"{rollout.tensor_model_parallel_size}: an engine in a pool of its own has one "
+                "device",
+                "trainer.placement.rollout",
+                "1, or the engines in the actor's processes (trainer.placement.rollout=null)",
+            )
+        )
+    return problems
+
+
+def _check_async(config: schema.Config, device: str, rollout_pool: str | None) -> list[Problem]:
+    """Return the problems of an asynchronous schedule that the settings do not support.
+
+    `device` is "cpu" or "cuda"; `rollout_pool` is the pool of the rollout engines, None if the
+    actor's processes hold them.
+    """
+    asynchronous = config.async_training
+    if not asynchronous.eager:
+        if asynchronous.max_staleness <= 1:
+            return []
+        return [
+            Problem(
+                "the schedule fixed generates exactly one step ahead",
+                f"{_SECTION}.max_staleness={asynchronous.max_staleness}",
+                f"{_SECTION}.max_staleness=1, or {_SECTION}.schedule=eager",
+            )
+        ]
+    where = f"{_SECTION}.schedule=eager"
+    problems: list[Problem] = []
+    if rollout_pool is None:
+        problems.append(
+            Problem(
+                "engines generate without a pause, but they share the processes of the actor",
+                where,
+                "trainer.placement.rollout=engines and "
+                "trainer.placement.pools={main: 1, engines: 1} give them a pool of their own; "
+                f"{_SECTION}.schedule=fixed works without",
+            )
+        )
+    name = config.actor_rollout_ref.rollout.name
+    if not issubclass(load_engine(name, device), InFlightEngine):
+        problems.append(
+            Problem(
+                f"the engine {name} cannot load weights in mid-response",
+                where,
+                f"actor_rollout_ref.rollout.name=hf|vllm, or {_SECTION}.schedule=fixed",
+            )
+        )
+    if config.algorithm.filter_groups.enable:
+        problems.append(
+            Problem(
+                "a step learns from the oldest groups that are finished, and none is dropped, but "
+                "algorithm.filter_groups.enable=true drops groups",
+                where,
+                f"algorithm.filter_groups.enable=false, or {_SECTION}.schedule=fixed",
+            )
+        )
+    return problems
