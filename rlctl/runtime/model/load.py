@@ -10,6 +10,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    PretrainedConfig,
     PreTrainedModel,
 )
 
@@ -26,7 +27,7 @@ from rlctl.storage import local
 
 Kind = Literal["policy", "backbone", "classifier", "new_classifier"]
 
-_CLASSES: dict[Kind, Any] = {
+CLASSES: dict[Kind, Any] = {
     "policy": AutoModelForCausalLM,
     "backbone": AutoModel,
     "classifier": AutoModelForSequenceClassification,
@@ -79,24 +80,22 @@ def load_model(
 
 
 def _random(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> PreTrainedModel:
-    options: dict[str, Any] = four_bit_options(dtype) if is_4bit(model) else {}
-    trust = model.trust_remote_code
+    options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code, "dtype": dtype}
+    if is_4bit(model):
+        options |= four_bit_options(dtype)
     torch.manual_seed(seed)
-    config = AutoConfig.from_pretrained(
-        local(model.path), trust_remote_code=trust, **with_labels(model.override_config, kind)
-    )
-    return auto_class(kind).from_config(config, trust_remote_code=trust, dtype=dtype, **options)
+    return CLASSES[kind].from_config(load_config(model, kind), **options)
 
 
 def _from_files(
     model: schema.Model, kind: Kind, dtype: torch.dtype | str, seed: int
 ) -> PreTrainedModel:
-    options = with_labels(model.override_config, kind)
+    options = _with_labels(model.override_config, kind)
     if isinstance(dtype, torch.dtype) and is_4bit(model):
         options |= four_bit_options(dtype)
     with quiet_loading(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        both: Any = auto_class(kind).from_pretrained(
+        both: Any = CLASSES[kind].from_pretrained(
             local(model.path),
             use_safetensors=True,
             trust_remote_code=model.trust_remote_code,
@@ -118,25 +117,31 @@ def _mapped(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> P
     stored = stored_dtype(files)
     loaded = _from_files(model, kind, stored or dtype, seed)
     if loaded.dtype != dtype:
-        rebuild_buffers(loaded, dtype, auto_class(kind), trust_remote_code=model.trust_remote_code)
+        rebuild_buffers(loaded, dtype, CLASSES[kind], trust_remote_code=model.trust_remote_code)
     return loaded
 
 
 def empty_model(model: schema.Model) -> PreTrainedModel:
     """Build a policy on the meta device: modules and shapes of parameters, without data."""
-    config = AutoConfig.from_pretrained(
-        local(model.path), trust_remote_code=model.trust_remote_code, **model.override_config
-    )
+    return build_empty(load_config(model, "policy"), model, "policy")
+
+
+def build_empty(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrainedModel:
+    """Build a model of `config` on the meta device. Raises any error of the model's code."""
     with torch.device("meta"):
-        return auto_class("policy").from_config(config, trust_remote_code=model.trust_remote_code)
+        return CLASSES[kind].from_config(config, trust_remote_code=model.trust_remote_code)
 
 
-def auto_class(kind: Kind) -> Any:
-    """Return the class of transformers that builds models of `kind`."""
-    return _CLASSES[kind]
+def load_config(model: schema.Model, kind: Kind) -> PretrainedConfig:
+    """Return config.json with the values that replace its own."""
+    return AutoConfig.from_pretrained(
+        local(model.path),
+        trust_remote_code=model.trust_remote_code,
+        **_with_labels(model.override_config, kind),
+    )
 
 
-def with_labels(override_config: dict[str, Any], kind: Kind) -> dict[str, Any]:
+def _with_labels(override_config: dict[str, Any], kind: Kind) -> dict[str, Any]:
     """Return the values that replace those of config.json, with one label for a classifier."""
     one_label = {"num_labels": 1} if kind in ("classifier", "new_classifier") else {}
     return override_config | one_label

@@ -7,14 +7,13 @@ from typing import Self
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
-from rlctl.runtime.model.load import Kind, auto_class, with_labels
+from rlctl.runtime.model.load import Kind, build_empty, load_config
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.ops import ceil_div
-from rlctl.storage import local
 
 # Names of the width of the feed-forward layer, by architecture.
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff")
@@ -47,11 +46,7 @@ class ModelSize:
         Raises `ConfigError` where transformers cannot build the model, and `UnknownSizeError`
         where the model's code does not run on the meta device.
         """
-        config = AutoConfig.from_pretrained(
-            local(model.path),
-            trust_remote_code=model.trust_remote_code,
-            **with_labels(model.override_config, kind),
-        )
+        config = load_config(model, kind)
         built, text = build_on_meta(config, model, kind), config.get_text_config()
         with torch.device("meta"):
             add_adapters(built.base_model if kind == "new_classifier" else built, model, 0)
@@ -123,8 +118,7 @@ class ModelSize:
 def build_on_meta(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrainedModel:
     """Build a model without data. Raises `ConfigError` and `UnknownSizeError`: see `ModelSize`."""
     try:
-        with torch.device("meta"):
-            return auto_class(kind).from_config(config, trust_remote_code=model.trust_remote_code)
+        return build_empty(config, model, kind)
     except (ValueError, ImportError) as error:  # no such class, or a package that it needs
         raise ConfigError(
             f"the model {model.path!r} cannot be built: {_first_line(error)}"
