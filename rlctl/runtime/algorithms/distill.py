@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field
 from torch import Tensor
@@ -83,31 +83,20 @@ class Graded(Scored):
     teacher_log_probs: Ragged
 
 
-@dataclass(frozen=True)
-class Distill(PolicyAlgorithm[DistillParams]):
-    """On-policy distillation from one teacher, or from one for each kind of row; immutable."""
+D = TypeVar("D", bound=DistillParams)
 
-    Params: ClassVar[type[DistillParams]] = DistillParams
+
+@dataclass(frozen=True)
+class DistillAlgorithm(PolicyAlgorithm[D]):
+    """Base of on-policy distillation from one teacher, or from one for each kind of row."""
 
     references: Mapping[str, schema.Model] = field(default_factory=dict)
 
     @classmethod
-    def from_config(cls, config: schema.Config, num_steps: int, params: DistillParams) -> Self:
+    def from_config(cls, config: schema.Config, num_steps: int, params: D) -> Self:
         """Build the algorithm. Raises ConfigError if two teachers grade the same rows."""
-        if not params.teacher_models:
-            cls.check_teacher(config)
         teachers = _teachers(config.actor_rollout_ref.reference_model, params)
         return replace(super().from_config(config, num_steps, params), references=teachers)
-
-    @staticmethod
-    def check_teacher(config: schema.Config) -> None:
-        """Warn if the teacher is the actor's initial model."""
-        roles = config.actor_rollout_ref
-        if roles.reference_model == roles.model:
-            warn_once(
-                "the teacher is the actor's own initial model, from which there is nothing to "
-                "learn: set actor_rollout_ref.ref.model.path"
-            )
 
     @property
     def needs(self) -> Needs:
@@ -196,6 +185,24 @@ class Distill(PolicyAlgorithm[DistillParams]):
     def _bounded(self, divergence: Tensor) -> Tensor:
         most = self.params.loss_max_clamp
         return divergence if most is None else divergence.clamp(-most, most)
+
+
+@dataclass(frozen=True)
+class Distill(DistillAlgorithm[DistillParams]):
+    """On-policy distillation from other models; immutable."""
+
+    Params: ClassVar[type[DistillParams]] = DistillParams
+
+    @classmethod
+    def from_config(cls, config: schema.Config, num_steps: int, params: DistillParams) -> Self:
+        """Build the algorithm; warn if the teacher is the actor's initial model."""
+        roles = config.actor_rollout_ref
+        if not params.teacher_models and roles.reference_model == roles.model:
+            warn_once(
+                "the teacher is the actor's own initial model, from which there is nothing to "
+                "learn: set actor_rollout_ref.ref.model.path"
+            )
+        return super().from_config(config, num_steps, params)
 
 
 def _teachers(reference: schema.Model, params: DistillParams) -> dict[str, schema.Model]:

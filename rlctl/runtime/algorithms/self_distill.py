@@ -22,7 +22,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.algorithms.distill import Distill, DistillParams
+from rlctl.runtime.algorithms.distill import DistillAlgorithm, DistillParams
 from rlctl.runtime.batch import Ragged, Scored
 from rlctl.runtime.data.fields import text_field
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
@@ -54,13 +54,13 @@ class SelfDistillParams(DistillParams):
 
 
 @dataclass(frozen=True)
-class SelfDistill(Distill):
+class SelfDistill(DistillAlgorithm[SelfDistillParams]):
     """Distillation from the initial or the averaged policy that knows the solution; immutable."""
 
-    Params: ClassVar[type[DistillParams]] = SelfDistillParams
+    Params: ClassVar[type[SelfDistillParams]] = SelfDistillParams
 
     @classmethod
-    def from_config(cls, config: schema.Config, num_steps: int, params: DistillParams) -> Self:
+    def from_config(cls, config: schema.Config, num_steps: int, params: SelfDistillParams) -> Self:
         """Build as `distill`. Raises ConfigError for episodes: their openings are not in the data.
 
         The teacher's prompt is written from the row alone.
@@ -74,27 +74,18 @@ class SelfDistill(Distill):
             )
         return super().from_config(config, num_steps, params)
 
-    @staticmethod
-    def check_teacher(config: schema.Config) -> None:
-        """Accept any teacher: the actor's own model is the one of the paper."""
-
     @property
     def needs(self) -> Needs:
         """Responses, and the reference or the average as teacher."""
         needs = super().needs
-        return needs if self._decay is None else needs & ~Needs.REFERENCE | Needs.AVERAGE
+        return needs if self.params.ema_decay is None else needs & ~Needs.REFERENCE | Needs.AVERAGE
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Update the actor as in `distill`, and then the teacher if it follows the policy."""
         metrics = super().learn(scored, roles, step)
-        if self._decay is not None:
-            roles.actor.update_average(self._decay)
+        if self.params.ema_decay is not None:
+            roles.actor.update_average(self.params.ema_decay)
         return metrics
-
-    @property
-    def _decay(self) -> float | None:
-        assert isinstance(self.params, SelfDistillParams)
-        return self.params.ema_decay
 
     def teachers_view(self, scored: Scored) -> Scored:
         """Return the responses with prompts that contain the solution."""
@@ -107,7 +98,6 @@ class SelfDistill(Distill):
 
     def _privileged(self, row: PromptRow) -> list[int]:
         """Return the tokens of the teacher's prompt."""
-        assert isinstance(self.params, SelfDistillParams)
         *earlier, last = row.prompt
         solution = text_field(row, self.data.response_key, "data.response_key")
         text = self.params.template.replace("{problem}", last["content"])
