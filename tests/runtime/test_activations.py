@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.sequences import Sequences
+from tests.configs import configured
 from tests.models import tiny_model
 from tests.second_device import NAME, SecondDevice
 
@@ -23,7 +23,7 @@ def gradients(*overrides: str) -> tuple[list[Tensor], int, int]:
     settings = [f"{MODEL}.{each}" for each in ("enable_gradient_checkpointing=false", *overrides)]
     hf = tiny_model(num_hidden_layers=LAYERS)
     use_rlctl_attention(hf)
-    save_activation_memory(hf, compose("grpo", settings).config.actor_rollout_ref.model)
+    save_activation_memory(hf, configured("grpo", (), settings).actor_rollout_ref.model)
     calls: list[int] = []
     for number in range(LAYERS):
         layer = hf.get_submodule(f"model.layers.{number}.mlp.up_proj")

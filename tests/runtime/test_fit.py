@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, BertConfig
 
 from rlctl.errors import ConfigError, Problem
 from rlctl.recipes import schema
-from rlctl.recipes.compose import compose
 from rlctl.runtime.model.load import Kind, compute_dtype, load_model
 from rlctl.runtime.planning.model_files import check_architecture
+from tests.configs import configured
 from tests.models import TINY, write_tiny_model
 from tests.runtime.test_probe import RIGHT
 
@@ -29,8 +29,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def section(folder: Path, *overrides: str) -> schema.Model:
-    given = [f"actor_rollout_ref.model.path={folder}", *overrides]
-    return compose("ppo", given).config.actor_rollout_ref.model
+    settings = [f"actor_rollout_ref.model.path={folder}", *overrides]
+    return configured("ppo", (), settings).actor_rollout_ref.model
 
 
 def problems(folder: Path, kind: Kind = "policy") -> list[Problem]:

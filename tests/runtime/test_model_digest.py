@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Model
 from rlctl.runtime.model import digest
 from rlctl.runtime.model.digest import model_hashes
+from tests.configs import configured
 
 
 def model(path: object, tokenizer: object = None) -> Model:
-    found = compose("ppo_trainer", ["data.train_files=[t]", "actor_rollout_ref.model.path=m"])
-    return found.config.actor_rollout_ref.model.model_copy(
+    config = configured(
+        "ppo_trainer", ["data.train_files=[t]", "actor_rollout_ref.model.path=m"], ()
+    )
+    return config.actor_rollout_ref.model.model_copy(
         update={"path": str(path), "tokenizer_path": tokenizer and str(tokenizer)}
     )
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
-from rlctl.recipes.compose import compose
 from rlctl.runtime.model.sharding import local_part
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers import optimizers
 from rlctl.runtime.workers.background import await_written, begin_writing
 from rlctl.runtime.workers.optimizers import build_optimizer, check_optimizer, set_lr
+from tests.configs import configured
 from tests.distributed.ranks import on_ranks
 from tests.models import write_tiny_model
 from tests.second_device import NAME, SecondDevice, SecondTensor
@@ -38,8 +38,8 @@ class Counted(torch.optim.SGD):
 
 
 def optim(*overrides: str) -> schema.Optim:
-    given = [f"{SECTION}.optim.{each}" for each in overrides]
-    return compose("grpo", given).config.actor_rollout_ref.actor.optim
+    settings = [f"{SECTION}.optim.{setting}" for setting in overrides]
+    return configured("grpo", (), settings).actor_rollout_ref.actor.optim
 
 
 def parameters(device: str, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
@@ -172,8 +172,8 @@ def test_bfloat16_weights_are_restored_with_their_other_bits(tmp_path: Path) -> 
 
 
 def test_optimizers_that_cannot_be_used_are_refused() -> None:
-    actor = compose("grpo", [f"{SECTION}.fsdp_config.optimizer_offload=true"]).config
-    offload = actor.actor_rollout_ref.actor.fsdp_config
+    config = configured("grpo", (), [f"{SECTION}.fsdp_config.optimizer_offload=true"])
+    offload = config.actor_rollout_ref.actor.fsdp_config
     for overrides, message in (
         (["optimizer=AdamX"], "torch.optim has no optimizer 'AdamX'"),
         (["optimizer_impl=no_such_module"], "the module 'no_such_module' of the optimizer"),

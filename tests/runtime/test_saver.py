@@ -15,13 +15,13 @@ import pytest
 from safetensors import SafetensorError
 
 from rlctl.errors import ResourceError
-from rlctl.recipes.compose import compose
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.saver import Saver
 from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore, ControllerState, damage
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.background import FAILED, WRITING, WRITTEN, BackgroundWriter
+from tests.configs import configured
 
 
 class Learner:
@@ -57,7 +57,7 @@ class Case:
 
     def __init__(self, root: Path, *overrides: str) -> None:
         files = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
-        config = compose("ppo_trainer", [*files, *overrides]).config
+        config = configured("ppo_trainer", files, overrides)
         self.run = RunDir.create(root, "p", "r", "ppo")
         (self.run.path / "config.yaml").write_text("{}")
         self.run.metrics.write_text("")
