@@ -114,9 +114,10 @@ class LearningWorker(ModelWorker, LearningRole):
 
     def _export(self, folder: Path) -> None:
         hf, rank = self.learner.model.hf, self.learner.rank_info.rank
-        weights = _cpu_copy(merged_parameters(hf), rank, hf.config.dtype)
+        dtype: Any = hf.config.dtype  # of trained weights; frozen ones may be rounded
+        weights = _cpu_copy(merged_parameters(hf), rank, dtype)
         is_policy = isinstance(self.learner.model, PolicyModel)
-        adapter = _cpu_copy(adapter_parameters(hf), rank, hf.config.dtype) if is_policy else {}
+        adapter = _cpu_copy(adapter_parameters(hf), rank, dtype) if is_policy else {}
 
         def write() -> None:
             hf.save_pretrained(folder, state_dict=weights)
