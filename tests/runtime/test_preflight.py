@@ -64,6 +64,25 @@ def actor_memory(
     return plan_memory(config(model, *overrides), devices, {"main": ranks}, needs).known()[0]
 
 
+def test_an_engine_is_divided_by_its_tensor_parallelism(model: Path) -> None:
+    def engine(size: int) -> RoleMemory:
+        keys = {"tensor_model_parallel_size": size, "max_num_seqs": 4096}
+        settings = [f"actor_rollout_ref.rollout.{key}={value}" for key, value in keys.items()]
+        return actor_memory(model, *settings, device="cuda", ranks=4, needs=Needs.ENGINE)
+
+    whole, parts = engine(1), engine(4)
+    assert whole.engine_copy == 4 * parts.engine_copy > 0
+    # One engine of four ranks has the prompts of four, and each rank a part of its heads.
+    assert parts.kv_cache == whole.kv_cache > 0
+
+
+def test_frozen_weights_take_the_bytes_of_passes(model: Path) -> None:
+    keys = ["actor_rollout_ref.model.dtype=bf16", "actor_rollout_ref.model.lora_rank=2"]
+    memory = actor_memory(model, *keys)
+    frozen = memory.num_parameters - memory.num_trained
+    assert memory.parameters == 2 * frozen + 4 * memory.num_trained
+
+
 ONE_ROW = (
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
     "actor_rollout_ref.actor.use_dynamic_bsz=false",

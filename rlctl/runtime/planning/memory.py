@@ -26,7 +26,7 @@ _FLOAT32 = 4  # bytes
 class Storage:
     """Storage of a model on the devices."""
 
-    master: int  # bytes per stored parameter
+    master: int  # bytes per stored parameter that is trained; frozen ones have those of passes
     compute: int  # bytes per parameter or activation in the forward pass
     shards: int  # ranks that one copy of the parameters is divided over
     replicated: bool  # several groups of ranks have a copy each
@@ -84,6 +84,7 @@ class Work:
     learns: bool
     has_logits: bool
     kv_tokens: int  # in the engine's cache; 0 without an engine
+    engine_ranks: int = 1  # that split each layer of the engine
     keeps_cache: bool = False  # during training
     recomputed: int = 0  # one of how many layers is recomputed in the backward pass; 0: none
     offloads: bool = False  # activations to host memory
@@ -168,10 +169,11 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
         role=role,
         num_parameters=size.num_parameters,
         num_trained=size.num_trained,
-        parameters=own * storage.master + (trained * _FLOAT32 if work.averages else 0),
+        parameters=trained * (storage.master + (_FLOAT32 if work.averages else 0))
+        + (own - trained) * storage.compute,
         moments=moments,
         gathered=min(in_use, part.num_parameters) * storage.compute if storage.wrapped else 0,
-        engine_copy=size.num_parameters * storage.compute
+        engine_copy=ceil_div(size.num_parameters * storage.compute, work.engine_ranks)
         if has_own_engine and work.kv_tokens
         else 0,
         gradients=trained * storage.master + reduced if work.learns else 0,
@@ -180,7 +182,10 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
         logits=rows * part.vocab * storage.compute * (2 if work.learns else 1),
         update=update,
         keeps_cache=work.keeps_cache,
-        kv_cache=2 * size.num_layers * size.key_value * work.kv_tokens * storage.compute,
+        kv_cache=ceil_div(
+            2 * size.num_layers * size.key_value * work.kv_tokens * storage.compute,
+            work.engine_ranks,
+        ),
     )
 
 

@@ -147,7 +147,8 @@ def _storage(role: Role, config: schema.Config, device: str, num_ranks: int) -> 
     compute, fsdp = compute_dtype(role.model(config), device), role.fsdp(config)
     if fsdp is None:
         return Storage.unsharded(compute)
-    return Storage.from_config(master_dtype(fsdp), compute, num_ranks, fsdp, device)
+    master = master_dtype(fsdp) if role.learns else compute
+    return Storage.from_config(master, compute, num_ranks, fsdp, device)
 
 
 def _work(role: Role, config: schema.Config, device: str, num_ranks: int, needs: Needs) -> Work:
@@ -160,10 +161,11 @@ def _work(role: Role, config: schema.Config, device: str, num_ranks: int, needs:
     kv_tokens = 0
     if role is engine_role(config, needs):
         kv_tokens = _kv_tokens(config, num_ranks, needs)
+    engine_ranks = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     # On a CPU engines keep no cache, with or without the setting.
     keeps_cache = not config.actor_rollout_ref.rollout.free_cache_engine and device != "cpu"
     if role.passes is None:
-        return Work(0, learns=False, has_logits=False, kv_tokens=kv_tokens)
+        return Work(0, False, False, kv_tokens, engine_ranks)
     model = role.model(config)
     longest = data.max_prompt_length + data.max_response_length
     prompts = role.learner(config).ppo_mini_batch_size if role.learns else data.train_batch_size
@@ -190,6 +192,7 @@ def _work(role: Role, config: schema.Config, device: str, num_ranks: int, needs:
         state_bytes=bytes_per_parameter(role.learner(config).optim) if role.learns else None,
         has_logits=role.kind == "policy",
         kv_tokens=kv_tokens,
+        engine_ranks=engine_ranks,
         keeps_cache=keeps_cache,
         averages=role is ACTOR and Needs.AVERAGE in needs,
     )
@@ -202,7 +205,7 @@ def _kv_tokens(config: schema.Config, num_ranks: int, needs: Needs) -> int:
         config.actor_rollout_ref.rollout,
         rows_per_prompt(config, needs),
     )
-    parts = num_ranks
+    parts = ceil_div(num_ranks, rollout.tensor_model_parallel_size)
     if rollout_pool(config, needs) is not None and rollout.mode == "sync":
         parts = num_requests(rollout, data.train_batch_size, num_ranks)  # one request at a time
     prompts = min(ceil_div(data.train_batch_size, parts), max(1, rollout.max_num_seqs // n))
