@@ -56,7 +56,8 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
 
     names, config = list(model.target_modules), cast(Any, hf.config)
     # Weights that are still in their files may have another one.
-    dtype = config.dtype or next(hf.parameters()).dtype
+    stored = isinstance(config.dtype, torch.dtype)
+    dtype = config.dtype if stored else next(hf.parameters()).dtype
     settings = LoraConfig(
         r=model.lora_rank,
         lora_alpha=model.lora_alpha,

@@ -114,7 +114,7 @@ class LearningWorker(ModelWorker, LearningRole):
 
     def _export(self, folder: Path) -> None:
         hf, rank = self.learner.model.hf, self.learner.rank_info.rank
-        dtype: Any = hf.config.dtype  # of trained weights; frozen ones may be rounded
+        dtype = next(each.dtype for each in hf.parameters() if each.requires_grad)
         weights = _cpu_copy(merged_parameters(hf), rank, dtype)
         is_policy = isinstance(self.learner.model, PolicyModel)
         adapter = _cpu_copy(adapter_parameters(hf), rank, dtype) if is_policy else {}
