@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
+from benchmarks.prompts import prompt_set
 from benchmarks.results import record
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.quickstart import real_path
@@ -29,9 +30,7 @@ from rlctl.runtime.agents.environments.protocol import Row, Step, Turn
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.inline import InlinePool
-from rlctl.runtime.data.loader import PromptSet
-from rlctl.runtime.data.row_table import Rows
-from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
+from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.roles import Reward, Roles
 from rlctl.runtime.rollout.requests import Slice
@@ -101,7 +100,7 @@ def episodes(engine: str, num: int, max_num_seqs: int) -> Iterator[tuple[AgentAc
     rows = [
         replace(row, extra_info={"number": number}) for number, row in enumerate(problems[:num])
     ]
-    prompts = PromptSet(Rows.of(rows), lambda row: encode_prompt(tokenizer, row.prompt))
+    prompts = prompt_set(config, rows)
     info = RankInfo(0, 1, "cpu", available_cores(), 600.0, False, None)
     with ExitStack() as stack:
         pool = InlinePool(info)

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 from aiohttp import web
 
+from benchmarks.prompts import prompt_set
 from benchmarks.results import record, record_rows
 from benchmarks.table import parse_arguments, show
 from rlctl.data_prep.arithmetic import train_and_validation
@@ -24,9 +25,7 @@ from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm
 from rlctl.runtime.cluster.inline import InlinePool
-from rlctl.runtime.data.loader import PromptSet
-from rlctl.runtime.data.row_table import Rows
-from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
+from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.pool import RewardPool
@@ -94,7 +93,7 @@ def _collect(folder: Path, num_prompts: int, overlapped: str) -> tuple[float, li
     ).config
     tokenizer = tokenizer_of(config.actor_rollout_ref.model)
     rows = train_and_validation(num_prompts, 1, seed=1, level=1, careless=0.0)[0]
-    prompts = PromptSet(Rows.of(rows), lambda row: encode_prompt(tokenizer, row.prompt))
+    prompts = prompt_set(config, rows)
     batch = prompts.batch(range(num_prompts))
     rank_info = RankInfo(0, 1, "cpu", 1, 600.0, False, None)
     with ExitStack() as stack:
