@@ -12,7 +12,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.lora import add_adapters
-from rlctl.runtime.model.mapped import Storage
+from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.base import prepare
 from tests.distributed.ranks import in_a_process, on_ranks, rank_info
@@ -55,28 +55,28 @@ def anonymous_bytes() -> int:
 def peak_on_fake_ranks(_: RankInfo, path: Path, world_size: int) -> tuple[int, int]:
     """Return the bytes that loading adds at most on one of many ranks, and the bytes it keeps."""
     dist.init_process_group("fake", rank=0, world_size=world_size)
-    before, peak, move = anonymous_bytes(), 0, Storage.move
+    before, peak, move = anonymous_bytes(), 0, RankStorage.move
 
-    def measured(storage: Storage, block: torch.nn.Module) -> None:
+    def measured(storage: RankStorage, block: torch.nn.Module) -> None:
         nonlocal peak
         move(storage, block)
         peak = max(peak, anonymous_bytes() - before)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Storage, "move", measured)
+        patch.setattr(RankStorage, "move", measured)
         model = load(path, rank_info(0, world_size))
     dist.destroy_process_group()
     return peak, sum(each.to_local().nbytes for each in model.parameters())  # pyright: ignore
 
 
 def test_a_rank_of_32_never_holds_the_model(tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16}
+    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 32}
     path = stored(tmp_path, LlamaConfig(**HEADS, **sizes))
     peak, share = in_a_process(peak_on_fake_ranks, path, 32)
     whole = 32 * share
-    assert whole > 250 * MIB
+    assert whole > 500 * MIB
     # The packing check has two layers in float32, and so has the allocator's reserve.
-    assert peak < share + whole / 4
+    assert peak < share + whole / 4, f"{peak / MIB:.0f} MiB of {whole / MIB:.0f}"
 
 
 def weights(info: RankInfo, path: Path, *overrides: str) -> dict[str, torch.Tensor]:

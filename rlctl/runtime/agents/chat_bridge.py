@@ -37,7 +37,7 @@ _NUM_KEPT, _LONGEST_KEPT = 2048, 8192  # texts whose ids are kept, and their cha
 
 _TOOL = "tool"  # role of the results of calls
 _USER: Message = {"role": "user", "content": "Hello."}
-# Stands for the tools, whose schemas do not change the messages that follow a turn.
+# Replaces the real tools: their schemas do not change the messages after a turn.
 _ANY_TOOL = to_schema("tool", "A tool.", {"type": "object", "properties": {}})
 
 

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.model.exchange import exchange, summed, with_summed_gradient
-from rlctl.runtime.model.mapped import Storage
+from rlctl.runtime.model.mapped import RankStorage
 
 
 def expert_layers(model: nn.Module) -> Iterator[nn.Module]:
@@ -53,12 +53,11 @@ class _Layout:
         return self.mesh[name].size() if name in (self.mesh.mesh_dim_names or ()) else 1
 
 
-def shard_experts(model: nn.Module, mesh: DeviceMesh, storage: Storage) -> set[nn.Parameter]:
+def shard_experts(model: nn.Module, mesh: DeviceMesh, storage: RankStorage) -> set[nn.Parameter]:
     """Divide the experts over `mesh`, and move them into `storage`, in place; return them.
 
     The mesh has dimensions "shard" or "tensor" or both, and "replicate" if there are replicas.
-    Raises ConfigError if there are no experts, or if the ranks do not divide
-    their number.
+    Raises ConfigError if the ranks do not divide the number of experts.
     """
     names = mesh.mesh_dim_names or ()
     number, index = 1, 0

@@ -52,7 +52,7 @@ def load_model(
     `kind` "policy" includes the LM head, "backbone" does not; "classifier" has a head with one
     label, which "new_classifier" initializes from `seed` if the files have none. A remote address
     is downloaded to this machine first. With `mapped`, weights stay in their files, in the dtype
-    that they have there, until `Storage.move`; the config says `dtype`.
+    that they have there, until `RankStorage.move`; the config says `dtype`.
 
     Raises ConfigError if weights are missing or do not fit, or the architecture is unknown.
     """

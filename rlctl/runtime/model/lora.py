@@ -55,9 +55,10 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     names, config = list(model.target_modules), cast(Any, hf.config)
-    # Weights that are still in their files may have another one.
-    stored = isinstance(config.dtype, torch.dtype)
-    dtype = config.dtype if stored else next(hf.parameters()).dtype
+    # Weights that are still in their files may have another dtype than the config.
+    dtype = config.dtype
+    if not isinstance(dtype, torch.dtype):
+        dtype = next(hf.parameters()).dtype
     settings = LoraConfig(
         r=model.lora_rank,
         lora_alpha=model.lora_alpha,

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class Storage:
+class RankStorage:
     """The device on which a rank keeps the weights of a model, and their dtypes."""
 
     device: str

@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.runtime.model.causal_lm import PackedModel, run_backbone
-from rlctl.runtime.model.mapped import Storage
+from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.sequences import Sequences
 
 Schedule = Literal["1f1b", "gpipe"]
@@ -158,7 +158,7 @@ def unsplittable(config: PreTrainedConfig, size: int) -> list[Problem]:
     return []
 
 
-def split_layers(model: PackedModel, stage: Stage, storage: Storage) -> None:
+def split_layers(model: PackedModel, stage: Stage, storage: RankStorage) -> None:
     """Drop the layers of other stages from `model`, whose weights move into `storage`, in place.
 
     Raises ConfigError for a model that cannot be split.

@@ -18,7 +18,7 @@ from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel, predicting, run_backbone
-from rlctl.runtime.model.mapped import Storage
+from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import decoder_layers
@@ -33,7 +33,7 @@ _TOLERANCE, _TOLERANCE_HALF = 1e-4, 1e-2  # float32; bfloat16 and float16
 _NOISE_FACTOR = 10
 
 
-def first_layers(model: M, storage: Storage) -> M:
+def first_layers(model: M, storage: RankStorage) -> M:
     """Return a copy of a complete model with its first decoder layers, as passes compute them.
 
     It has two layers or more, so that there is one of each kind. Weights that need no conversion

@@ -29,7 +29,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.expert_parallel import shard_experts
 from rlctl.runtime.model.four_bit import dense
-from rlctl.runtime.model.mapped import Storage
+from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.pipeline_parallel import Stage, split_layers, stage_of
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.tensor_parallel import split_model
@@ -38,7 +38,7 @@ from rlctl.runtime.rank_info import RankInfo
 _STAGE = "stage"  # dimension of a mesh
 
 
-def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: Storage) -> None:
+def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: RankStorage) -> None:
     """Move `model` into `storage` and shard it, block by block, in place.
 
     Gradients are summed over ranks, not averaged: the learner divides once, by the global count.

@@ -17,7 +17,7 @@ from rlctl.runtime.model.compiled import check_compiler, compile_layers
 from rlctl.runtime.model.four_bit import check_unsharded, is_4bit
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.model.lora import adapter_parameters, merged_parameters, write_adapter
-from rlctl.runtime.model.mapped import Storage
+from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.probe import check_packing, first_layers
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sharding import shard
@@ -38,7 +38,7 @@ def prepare(
 ) -> M:
     """Check `model`, compile and shard it on the rank's device, in place; return it."""
     device = rank_info.device
-    storage = Storage(device, master_dtype(fsdp), compute_dtype(settings, device))
+    storage = RankStorage(device, master_dtype(fsdp), compute_dtype(settings, device))
     model.eval()
     if is_4bit(settings):
         check_unsharded(rank_info.world_size, storage.trained, storage.compute)
