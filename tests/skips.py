@@ -6,6 +6,7 @@ import shutil
 from fnmatch import fnmatch
 from importlib.util import find_spec
 
+from rlctl.runtime.sandbox.isolation import has_bubblewrap
 from tests.browser import CHROMIUM
 
 # Extras that `make test` does not install, and the module that shows their presence.
@@ -40,6 +41,11 @@ ALLOWED: list[tuple[str, bool, list[str]]] = [
     *(
         (f"{shell} is not installed", _no(shell), ["tests/cli/test_completion.py::*"])
         for shell in ("zsh", "fish")
+    ),
+    (
+        "needs bubblewrap",
+        not has_bubblewrap(),
+        ["tests/agents/environments/test_shipped_tools.py::*"],
     ),
     ("a file system cannot be mounted here", True, ["tests/*"]),  # users, containers
     ("this machine does not allow ptrace", True, ["tests/test_debugging.py::*"]),

@@ -107,7 +107,10 @@ def test_mapped_weights_and_buffers_equal_loaded_ones(
 def test_frozen_weights_have_the_dtype_of_passes(tmp_path: Path) -> None:
     path = stored(tmp_path, CONFIGS["llama"], torch.float32)
     lora = ["lora_rank=2", "dtype=bf16"]
-    model = load(path, rank_info(), *(f"actor_rollout_ref.model.{text}" for text in lora))
+    try:
+        model = load(path, rank_info(), *(f"actor_rollout_ref.model.{text}" for text in lora))
+    finally:
+        dist.destroy_process_group()  # of the mesh
     dtypes = {each.dtype for each in model.parameters() if not each.requires_grad}
     trained = {each.dtype for each in model.parameters() if each.requires_grad}
     assert (dtypes, trained) == ({torch.bfloat16}, {torch.float32})
