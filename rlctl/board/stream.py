@@ -38,8 +38,8 @@ async def send_events(request: web.Request, changes: Callable[[], list[Any]]) ->
                 found = await asyncio.to_thread(changes)
             except RlctlError as error:
                 found = [{"error": error.problems[0].message}]
-            for each in found:
-                text = json.dumps(each, ensure_ascii=False, allow_nan=False)
+            for event in found:
+                text = json.dumps(event, ensure_ascii=False, allow_nan=False)
                 await response.write(f"data: {text}\n\n".encode())
             now = time.monotonic()
             if found:

@@ -167,17 +167,17 @@ class Views:
 
     def _content(self, runs: Sequence[Run], found: Mapping[str, Any] | None) -> dict[str, Any]:
         live = [self.metrics.of(run.path) for run in runs]
-        tables = {run.path: each.read_of(run) for run, each in zip(runs, live, strict=True)}
+        tables = {run.path: metrics.read_of(run) for run, metrics in zip(runs, live, strict=True)}
         made = content(runs, None, found, lambda run: tables[run.path])
-        for each, metrics in zip(made["runs"], live, strict=True):
-            each["live"] = {"epoch": metrics.epoch, "rows": metrics.num_rows}
+        for run, metrics in zip(made["runs"], live, strict=True):
+            run["live"] = {"epoch": metrics.epoch, "rows": metrics.num_rows}
         return made
 
     def sweeps(self) -> list[dict[str, Any]]:
         """Return the lines of `rlctl sweeps`."""
         return [
-            results.overview(each) | {"key": f"{each.record.project}/{each.record.name}"}
-            for each in sweeps(self.root)
+            results.overview(sweep) | {"key": f"{sweep.record.project}/{sweep.record.name}"}
+            for sweep in sweeps(self.root)
         ]
 
     def update(self, key: str, epoch: int, rows: int) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Views:
         return {
             "step": at,
             "matching": len(chosen),
-            "samples": [plain_sample(offset + place, each) for place, each in enumerate(shown)],
+            "samples": [plain_sample(offset + place, sample) for place, sample in enumerate(shown)],
         }
 
     def logs(self, key: str, process: str | None) -> dict[str, Any]:
@@ -238,10 +238,10 @@ class Views:
             return {"processes": [], "problem": error.problems[0].message}
         gpu = _gpu_bytes()
         used = [
-            _use(each.pid, _rank(each.pid, run.path) or each.name, gpu.get(each.pid))
-            for each in found
+            _use(process.pid, _rank(process.pid, run.path) or process.name, gpu.get(process.pid))
+            for process in found
         ]
-        return {"processes": [each for each in used if each is not None], "problem": None}
+        return {"processes": [use for use in used if use is not None], "problem": None}
 
 
 def _gpu_bytes() -> dict[int, int]:

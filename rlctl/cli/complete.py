@@ -35,15 +35,15 @@ def run(ctx: typer.Context, incomplete: str) -> list[str]:
     root = ctx.params.get("root")
     found = sorted(
         RunStore.at(Path(root) if root else None).runs(),
-        key=lambda each: each.created,
+        key=lambda run: run.created,
         reverse=True,
     )
     special = [name for name in ("@last", "@failed") if found] + [
-        f"@tag:{tag}" for each in found for tag in each.labels.tags
+        f"@tag:{tag}" for run in found for tag in run.labels.tags
     ]
     return [
         name
-        for name in dict.fromkeys([*special, *(each.name for each in found)])
+        for name in dict.fromkeys([*special, *(run.name for run in found)])
         if name.startswith(incomplete)
     ]
 

@@ -31,7 +31,7 @@ class _PipeConsole(SafeConsole):
         super().__init__(width=10_000, highlight=False, soft_wrap=True)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        if not any(isinstance(each, Table) for each in objects):
+        if not any(isinstance(item, Table) for item in objects):
             super().print(*objects, **options)
             return
         with self.capture() as captured:

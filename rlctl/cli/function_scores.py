@@ -43,7 +43,7 @@ class _Totals:
         self.score += sum(report.scores)
         self.num_errors += report.num_errors
         self.num_timeouts += report.num_timeouts
-        self.num_failed += sum(each.error is not None for each in report.results)
+        self.num_failed += sum(result.error is not None for result in report.results)
         self.first_error = self.first_error or report.first_error
 
     def check(self, max_failed_share: float) -> None:

@@ -70,15 +70,17 @@ def print_task_scores(config: Config, given: TaskArguments, as_json: bool) -> No
     scores = evaluate_tasks(config, options)
     if as_json:
         asked = {"limit": given.limit, "chat_template": given.chat_template}
-        print_json({**asked, "results": [asdict(each) for each in scores]})
+        print_json({**asked, "results": [asdict(score) for score in scores]})
     else:
         columns = ["task", "metric", "value", "stderr"]
-        rows = [(each.task, _name(each), _text(each.value), _text(each.stderr)) for each in scores]
+        rows = [
+            (score.task, _name(score), _text(score.value), _text(score.stderr)) for score in scores
+        ]
         stdout().print(table(columns, rows, right=columns[2:]))
     fixed = {
-        each.task
-        for each in scores
-        if given.num_fewshot is not None and each.num_fewshot not in (None, given.num_fewshot)
+        score.task
+        for score in scores
+        if given.num_fewshot is not None and score.num_fewshot not in (None, given.num_fewshot)
     }
     if fixed:
         notice(f"--num-fewshot has no effect on tasks that fix it: {', '.join(sorted(fixed))}")

@@ -78,7 +78,7 @@ def _command(path: str, context: Any, given: str) -> Fix | None:
         if given in verbs():
             return given, ("train", given)
     if path == "rlctl train" and (recipe := _recipe(given)) is not None:
-        verb = next((each for each in sorted(known, key=len) if each in recipe), "ppo")
+        verb = next((name for name in sorted(known, key=len) if name in recipe), "ppo")
         return given, (verb, "--recipe", recipe)
     if "show" in known and (Path(given).suffix or Path(given).exists()):
         return given, ("show", given)
@@ -95,9 +95,11 @@ def _option(path: str, context: Any, error: Any, given: str, words: Sequence[str
     name, place = given.lstrip("-"), _place(words, given)
     if place is None:
         return None
-    takes_overrides = any(each.name == "overrides" for each in context.command.params)
+    takes_overrides = any(parameter.name == "overrides" for parameter in context.command.params)
     whole = words[place]
-    options = [each for each in getattr(error, "possibilities", None) or () if each != "--help"]
+    options = [
+        option for option in getattr(error, "possibilities", None) or () if option != "--help"
+    ]
     near = closest(given, options)
     is_key = "." in name or (takes_overrides and len(name) < 4)
     if near and (near.startswith(given) or not is_key):
@@ -150,7 +152,7 @@ def correct(
     corrected line has are applied, too.
     """
     line = corrected(words, problems)
-    remaining = [each for each in problems if corrected(words, [each]) is None]
+    remaining = [problem for problem in problems if corrected(words, [problem]) is None]
     for _ in range(_MAX_CHECKS):
         if check is None or line is None:
             break
@@ -168,7 +170,7 @@ def corrected(words: Sequence[str], problems: Sequence[Problem]) -> str | None:
     The line is quoted for a shell. Secrets in it are replaced; so are those in the fixes.
     """
     line, changed = [redact_word(word) for word in words], set[str]()
-    for before, after in (each.fix for each in problems if each.fix is not None):
+    for before, after in (problem.fix for problem in problems if problem.fix is not None):
         if isinstance(before, tuple) or isinstance(after, tuple):
             if _replace(line, _words(before), _words(after)):
                 changed.update(_words(before))

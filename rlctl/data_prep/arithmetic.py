@@ -273,7 +273,7 @@ def _step(rng: random.Random, level: Level, value: int, items: str) -> tuple[str
         "-": min(level.largest_given, value - 1),
         "*": min(level.largest_factor, level.largest // value),
     }
-    operator = rng.choice([each for each in "++--*" if limits[each] >= 2])
+    operator = rng.choice([operator for operator in "++--*" if limits[operator] >= 2])
     templates = {"+": ADD, "-": SUBTRACT_FOOD if items in FOOD else SUBTRACT, "*": MULTIPLY}[
         operator
     ]

@@ -77,7 +77,7 @@ def _more(equations: list[str]) -> list[str]:
     Their results are within the limits of the problems, so that their size gives nothing away.
     """
     value = _result(equations[-1])
-    numbers = dict.fromkeys(int(each.split(" = ")[0].split()[2]) for each in equations)
+    numbers = dict.fromkeys(int(equation.split(" = ")[0].split()[2]) for equation in equations)
     results = {
         f"{value} {sign} {number}": apply(value, number)
         for sign, apply in _OPERATORS.items()

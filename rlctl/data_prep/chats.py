@@ -19,7 +19,7 @@ def is_chat(value: Any) -> bool:
         isinstance(value, Sequence)
         and not isinstance(value, str)
         and len(value) > 0
-        and all(_keys(each) is not None for each in value)
+        and all(_keys(message) is not None for message in value)
     )
 
 
@@ -38,7 +38,9 @@ def read_chat(value: Any, name: str) -> Chat:
     """
     if not is_chat(value):
         raise ValueError(f"{name!r} is {shortened(value)}, expected a chat: {FORMS}")
-    return [_message(each, f"{name!r}, message {number}") for number, each in enumerate(value)]
+    return [
+        _message(message, f"{name!r}, message {number}") for number, message in enumerate(value)
+    ]
 
 
 def split_response(chat: Chat, name: str) -> tuple[Chat, str]:
@@ -47,7 +49,7 @@ def split_response(chat: Chat, name: str) -> tuple[Chat, str]:
     Messages after it are left out. Raises ValueError without such a message or any before it.
     """
     last = _last(chat, name)
-    if not any(each["role"] != "system" for each in chat[:last]):
+    if not any(message["role"] != "system" for message in chat[:last]):
         raise ValueError(f"{name!r} has no message of a user before the assistant's")
     return chat[:last], chat[last]["content"]
 
@@ -58,7 +60,7 @@ def last_response(chat: Chat, name: str) -> str:
 
 
 def _last(chat: Chat, name: str) -> int:
-    last = max((i for i, each in enumerate(chat) if each["role"] == ASSISTANT), default=None)
+    last = max((i for i, message in enumerate(chat) if message["role"] == ASSISTANT), default=None)
     if last is None:
         raise ValueError(f"{name!r} has no message of the assistant, which would be the answer")
     return last

@@ -22,11 +22,11 @@ _ANSWERS = ("answer", "ground_truth", "solution", "response", "output", "target"
 
 def contract_hint(path: Path, columns: Iterable[str]) -> str:
     """Return a hint for a file with other columns: the command that converts it, if it can."""
-    names = {each.lower(): each for each in columns}
+    names = {column.lower(): column for column in columns}
     command = f"convert it: rlctl prep jsonl {shlex.quote(str(path))} --prompt-key"
-    prompt = next((names[each] for each in _QUESTIONS if each in names), None)
-    answer = next((names[each] for each in _ANSWERS if each in names), None)
-    chat = next((names[each] for each in CHATS if each in names), None)
+    prompt = next((names[name] for name in _QUESTIONS if name in names), None)
+    answer = next((names[name] for name in _ANSWERS if name in names), None)
+    chat = next((names[name] for name in CHATS if name in names), None)
     if prompt is not None and answer is not None:
         return f"{command} {prompt} --answer-key {answer} --out data/mine"
     return CONTRACT_HINT if chat is None else f"{command} {chat} --out data/mine"

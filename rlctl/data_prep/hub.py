@@ -64,10 +64,10 @@ def hub_parquet(name: str, split: str, config: str | None) -> list[Path]:
     try:
         if online:
             listed: Any = snapshot_download(name, dry_run=True, **where)
-            found = [Path(each.filename) for each in listed]
+            found = [Path(file.filename) for file in listed]
         else:
             found = download(f"*/{split}/*.parquet")
-        configs = sorted({each.parts[-3] for each in found if each.parts[-2:-1] == (split,)})
+        configs = sorted({path.parts[-3] for path in found if path.parts[-2:-1] == (split,)})
         if not configs:
             raise NotFoundError(
                 f"the data set {name!r} has no split {split!r}", hint="--split NAME"
@@ -90,7 +90,7 @@ def one_configuration(name: str, configs: Collection[str], split: str, wanted: s
 
     Raises NotFoundError for one that does not exist, ConfigError if one of several must be chosen.
     """
-    known = ", ".join(sorted(each or "data" for each in configs))
+    known = ", ".join(sorted(config or "data" for config in configs))
     if wanted is not None and wanted not in configs:
         raise NotFoundError(
             f"the split {split!r} of the data set has no configuration {wanted!r}",

@@ -222,7 +222,7 @@ def _other_columns(record: dict[str, Any], fields: Fields) -> dict[str, Any]:
     found = {name: _plain(value) for name, value in record.items() if name not in own}
     nested = found.pop("extra_info", None)
     if isinstance(nested, dict):
-        return {**found, **{name: each for name, each in nested.items() if name not in own}}
+        return {**found, **{name: item for name, item in nested.items() if name not in own}}
     return found if nested is None else {**found, "extra_info": nested}
 
 
@@ -230,9 +230,9 @@ def _plain(value: Any) -> Any:
     """Return a value of a column as one that JSON has: dates as text, bytes as their number."""
     match value:
         case dict():
-            return {str(name): _plain(each) for name, each in value.items()}
+            return {str(name): _plain(item) for name, item in value.items()}
         case list():
-            return [_plain(each) for each in value]
+            return [_plain(item) for item in value]
         case None | str() | bool() | int() | float():
             return value
         case bytes():

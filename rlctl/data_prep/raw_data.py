@@ -66,7 +66,9 @@ class RawData:
 
     def suggest_prompt(self) -> str | None:
         """Return the column that holds the prompts, by its name, or None."""
-        return _named(_PROMPTS, [each for each in self.columns() if each.kind in ("text", "chat")])
+        return _named(
+            _PROMPTS, [column for column in self.columns() if column.kind in ("text", "chat")]
+        )
 
     def suggest_answer(self, prompt: str) -> str | None:
         """Return the column that holds the answers: by its name, or the only one left.
@@ -81,7 +83,7 @@ class RawData:
         ]
         if named := _named(_ANSWERS, left):
             return named
-        if any(each.name == prompt and ends_with_response(each.example) for each in columns):
+        if any(column.name == prompt and ends_with_response(column.example) for column in columns):
             return prompt
         return left[0].name if len(left) == 1 else None
 
@@ -100,13 +102,13 @@ def find_raw(source: str, validation: str | None) -> RawData:
     elif not (is_url(source) or training == [Path(source).expanduser()]) and (
         ":" not in source or source.endswith("/")
     ):
-        held_out = next(filter(None, (split_files(source, each) for each in VALIDATIONS)), [])
+        held_out = next(filter(None, (split_files(source, split) for split in VALIDATIONS)), [])
         held_out = [] if held_out == training else held_out
     read = chain.from_iterable(map(read_records, training))
     records = [record for _, record in islice(read, _SAMPLE)]
     if not records:
         raise ConfigError("the data has no records", where=source)
-    if not all(isinstance(each, dict) for each in records):
+    if not all(isinstance(record, dict) for record in records):
         raise ConfigError("the records are no objects with named fields", where=source)
     return RawData(name_of([source]), training, held_out, records)
 
@@ -141,7 +143,7 @@ def kind_of(value: Any) -> str:
 
 
 def _named(names: Sequence[str], columns: Sequence[Column]) -> str | None:
-    by_name = {each.name.lower(): each.name for each in reversed(columns)}
+    by_name = {column.name.lower(): column.name for column in reversed(columns)}
     return next((by_name[name] for name in names if name in by_name), None)
 
 

@@ -67,7 +67,7 @@ def raise_capped(problems: list[Problem], path: Path) -> None:
     alike: dict[tuple[str, str | None], list[Problem]] = {}
     for problem in problems:
         alike.setdefault((problem.message, problem.hint), []).append(problem)
-    problems = [each for same in alike.values() for each in _joined(same)]
+    problems = [record for same in alike.values() for record in _joined(same)]
     hidden = len(problems) - MAX_PROBLEMS
     if hidden > 0:
         problems = [
@@ -130,8 +130,8 @@ def _check(value: Any, may_be_deep: bool, has_surrogates: bool) -> None:
 def _depth(value: Any) -> int:
     """Return how many lists and objects contain each other."""
     depth, level = 0, [value]
-    while level := [each for each in level if isinstance(each, dict | list)]:
-        level = [i for each in level for i in (each.values() if isinstance(each, dict) else each)]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        level = [i for item in level for i in (item.values() if isinstance(item, dict) else item)]
         depth += 1
     return depth
 

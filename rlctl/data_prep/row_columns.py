@@ -92,7 +92,7 @@ def _table(rows: list[PromptRow], types: dict[str, Any], has_agents: bool) -> An
     def free(name: str) -> Any:
         values = [_FREE[name](row) for row in rows]
         if types[name] is None:
-            return pa.array([json.dumps(each, ensure_ascii=False) for each in values], pa.string())
+            return pa.array([json.dumps(item, ensure_ascii=False) for item in values], pa.string())
         return pa.array(values, types[name])
 
     message = pa.struct([("role", pa.string()), ("content", pa.string())])
@@ -157,5 +157,5 @@ def column_problems(places: Mapping[str, Sequence[str]], num_rows: int) -> list[
 def has_content(value: Any) -> bool:
     """Return False for null, empty text or lists, and mappings without content."""
     if isinstance(value, dict):
-        return any(has_content(each) for each in value.values())
+        return any(has_content(item) for item in value.values())
     return value is not None and value != "" and value != []

@@ -124,9 +124,9 @@ def existing_file(path: str | Path) -> Path:
     folder = path if is_folder else path.parent
     near = (
         sorted(
-            str(each) if is_folder else each.name
-            for each in folder.glob("*")
-            if each.suffix.lower() in (".parquet", ".jsonl", ".json")
+            str(path) if is_folder else path.name
+            for path in folder.glob("*")
+            if path.suffix.lower() in (".parquet", ".jsonl", ".json")
         )
         if folder.is_dir()
         else []
@@ -138,7 +138,7 @@ def existing_file(path: str | Path) -> Path:
         + ("" if Path(given).is_absolute() else "; paths are relative to the current folder")
     )
     # Without the suffix, which would make any two names alike.
-    stems = {Path(each).stem.replace(".", "_"): each for each in near}
+    stems = {Path(path).stem.replace(".", "_"): path for path in near}
     similar = None if is_folder else stems.get(closest(path.stem.replace(".", "_"), stems) or "")
     raise ConfigError(
         "the data file is a folder" if is_folder else "the data file does not exist",
@@ -237,7 +237,7 @@ def _parquet_batches(
     with readable_parquet(path, CONTRACT_HINT) as file:
         known = (prompt_key.partition(".")[0], reward_fn_key, *_COLUMNS, *CHECKED, *AGENT_COLUMNS)
         names = file.schema_arrow.names
-        columns = [each for each in names if ENV_CLASS in names or each in known]
+        columns = [name for name in names if ENV_CLASS in names or name in known]
         raise_capped(schema_problems(file.schema_arrow, path, prompt_key, reward_fn_key), path)
         start = 0
         for batch in stream_parquet(file, columns):

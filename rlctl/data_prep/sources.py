@@ -77,7 +77,7 @@ def _record_files(source: str, split: str) -> list[Path]:
         return data_files(source, split, RAW_SUFFIXES)
     except NotFoundError:
         found = files_of(folder, RAW_SUFFIXES) if folder.is_dir() else []
-        if not found or any(split_files(source, each) for each in (TRAIN, *VALIDATIONS)):
+        if not found or any(split_files(source, split) for split in (TRAIN, *VALIDATIONS)):
             raise
         return found
 
@@ -92,7 +92,7 @@ def split_files(source: str, split: str) -> list[Path]:
 
 def name_of(sources: Sequence[str]) -> str:
     """Return the name of a source, or what the names of several ones start with."""
-    paths = [Path(each if is_url(each) else each.partition(":")[0]) for each in sources]
+    paths = [Path(source if is_url(source) else source.partition(":")[0]) for source in sources]
     names = [
         path.stem if path.is_file() or path.suffix.lower() in RAW_SUFFIXES else path.name
         for path in paths
@@ -100,30 +100,30 @@ def name_of(sources: Sequence[str]) -> str:
     if len(names) == 1 and not glob.has_magic(names[0]):
         return names[0]
     letters = zip(*(re.split(r"[*?[]", name)[0] for name in names), strict=False)
-    start = "".join(each[0] for each in takewhile(lambda each: len({*each}) == 1, letters))
+    start = "".join(group[0] for group in takewhile(lambda group: len({*group}) == 1, letters))
     return start.rstrip("-_. 0123456789") or "data"
 
 
 def files_of(folder: Path, suffixes: Collection[str]) -> list[Path]:
     """Return the data files below a folder; hidden ones and those about a data set left out."""
     return sorted(
-        each
-        for each in folder.rglob("*")
-        if each.suffix.lower() in suffixes
-        and each.name not in _ABOUT
-        and not any(part.startswith(".") for part in each.relative_to(folder).parts)
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in suffixes
+        and path.name not in _ABOUT
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
 
 
 def _matching(pattern: Path, split: str, suffixes: Collection[str]) -> list[Path]:
     """Return the files that match a pattern, and those of `split` in folders that do."""
-    found = [Path(each) for each in sorted(glob.glob(str(pattern), recursive=True))]
+    found = [Path(path) for path in sorted(glob.glob(str(pattern), recursive=True))]
     if not found:
         raise NotFoundError("no file matches the pattern", where=str(pattern))
     return [
         file
-        for each in found
-        for file in (_split_files(each, None, split, suffixes) if each.is_dir() else [each])
+        for path in found
+        for file in (_split_files(path, None, split, suffixes) if path.is_dir() else [path])
     ]
 
 
@@ -138,7 +138,7 @@ def _split_files(
         if of_file is not None:
             by_config.setdefault(of_file, []).append(file)
     if not by_config:
-        names = ", ".join(str(each.relative_to(folder)) for each in files[:5]) or "none"
+        names = ", ".join(str(path.relative_to(folder)) for path in files[:5]) or "none"
         raise NotFoundError(
             f"the data set has no files of the split {split!r}",
             where=str(folder),

@@ -92,8 +92,8 @@ def code_of(message: str, error: RlctlError | type[RlctlError]) -> str:
 def metric_entry(name: str) -> MetricEntry | None:
     """Return the first entry of a metric, also for a name with placeholders, or None."""
     for entry in metric_entries():
-        for each in entry.names():
-            literal = (re.escape(part) for part in _PLACEHOLDER.split(each))
-            if each == name or re.fullmatch(".+".join(literal), name):
+        for pattern in entry.names():
+            literal = (re.escape(part) for part in _PLACEHOLDER.split(pattern))
+            if pattern == name or re.fullmatch(".+".join(literal), name):
                 return entry
     return None

@@ -60,13 +60,13 @@ def _nearest(name: str) -> list[str]:
     names = known_names()
     if found := nearest(name, names):
         return found
-    ends = nearest(name, {each.rpartition("/")[2] for each in names}, limit=1)
-    return [each for each in names if each.rpartition("/")[2] in ends][:3]
+    ends = nearest(name, {name.rpartition("/")[2] for name in names}, limit=1)
+    return [name for name in names if name.rpartition("/")[2] in ends][:3]
 
 
 def known_names() -> list[str]:
     """Return all codes, alarms, metrics and keys."""
-    metrics = (each for entry in metric_entries() for each in entry.names())
+    metrics = (name for entry in metric_entries() for name in entry.names())
     keys = (key.name for key in schema_keys().values() if key.kind != "section")
     return [*error_entries(), *(rule.name for rule in RULES), *metrics, *keys]
 
@@ -82,17 +82,17 @@ def _error(name: str) -> list[Explanation]:
 
 def _exit_code(name: str) -> list[Explanation]:
     """Explain a number by the entry for all other errors of that exit code."""
-    entries = [each for each in error_entries().values() if str(each.exit) == name]
-    general = next((each for each in entries if not each.messages), None)
+    entries = [entry for entry in error_entries().values() if str(entry.exit) == name]
+    general = next((entry for entry in entries if not entry.messages), None)
     if general is None:
         return []
-    codes = ", ".join(each.code for each in entries)
+    codes = ", ".join(entry.code for entry in entries)
     facts = {"remedy": general.fix, "errors": codes}
     return [Explanation(name, "exit code", f"{general.title}: {general.cause}", facts)]
 
 
 def _alarm(name: str) -> list[Explanation]:
-    rule = next((each for each in RULES if each.name == name), None)
+    rule = next((rule for rule in RULES if rule.name == name), None)
     if rule is None:
         return []
     key = known_key(f"trainer.alarms.{name}") or known_key("trainer.mismatch.warn")
@@ -126,11 +126,11 @@ def _described(name: str, entry: MetricEntry) -> Explanation:
 def _keys(name: str) -> list[Explanation]:
     """Explain the key, the keys with that end, or the keys of a section."""
     names = list(schema_keys())
-    chosen = [name] if name in names else [each for each in names if each.endswith(f".{name}")]
+    chosen = [name] if name in names else [key for key in names if key.endswith(f".{name}")]
     if len(chosen) == 1 and schema_keys()[chosen[0]].kind == "section":
-        chosen = [each for each in names if each.rpartition(".")[0] == chosen[0]]
+        chosen = [key for key in names if key.rpartition(".")[0] == chosen[0]]
     rows = {row.key.name: row for row in key_rows()} if chosen else {}
-    found = [_key(rows[each]) for each in chosen if each in rows]
+    found = [_key(rows[key]) for key in chosen if key in rows]
     slot = slot_with_setting(name)
     if not found and slot is not None:
         settings = (

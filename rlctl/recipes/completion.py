@@ -75,7 +75,7 @@ def _values(key: str, partial: str, given: Sequence[str]) -> list[str]:
     if entry is None:
         setting = slot_with_setting(key)
         matches = [] if setting is None else _plugin_keys(setting, key, given)
-        entry = next((each for each in matches if each.name == key), None)
+        entry = next((match for match in matches if match.name == key), None)
     if entry is None:
         return []
     choices = list(entry.choices)

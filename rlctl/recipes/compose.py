@@ -71,9 +71,9 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         [redact(line) for line in (*layers.verl.notices(), *implied)],
         [(source.path, package) for source, package in files],
         [
-            UnusedKey(each.key, each.where, each.text)
-            for each in layers.verl.found
-            if each.kind == "unused"
+            UnusedKey(setting.key, setting.where, setting.text)
+            for setting in layers.verl.found
+            if setting.kind == "unused"
         ],
         layers.verl.found,
     )
@@ -183,7 +183,9 @@ def _resolved(tree: dict[str, Any]) -> dict[str, Any]:
         name: value
         for name, value in values.items()
         if name in written
-        or any(f"{name}.".startswith(f"{each}.") or each.startswith(f"{name}.") for each in names)
+        or any(
+            f"{name}.".startswith(f"{other}.") or other.startswith(f"{name}.") for other in names
+        )
     }
     # Relative references, defaults of missing keys, and keys with dots need all values.
     whole = "${." in text or "oc.select" in text or nested(values) != tree

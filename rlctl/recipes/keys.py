@@ -68,8 +68,8 @@ def model_keys(
     for name, field in model.model_fields.items():
         annotation: Any = field.annotation
         dotted = f"{prefix}{name}"
-        unused_if = [each for each in section_unused_if if dotted not in each.values]
-        unused_if += [each.below(prefix) for each in field.metadata if isinstance(each, UnusedIf)]
+        unused_if = [condition for condition in section_unused_if if dotted not in condition.values]
+        unused_if += [item.below(prefix) for item in field.metadata if isinstance(item, UnusedIf)]
         if isinstance(annotation, type) and issubclass(annotation, Section):
             yield Key(dotted, "section", "section", "")
             yield from model_keys(annotation, f"{dotted}.", unused_if)
@@ -111,7 +111,7 @@ def _words(annotation: Any, metadata: list[Any]) -> str:
     if origin is Annotated:
         return _words(args[0], [*metadata, *args[1:]])
     if len(alternatives := _members(annotation)) > 1:
-        return " or ".join(_words(each, []) for each in alternatives)
+        return " or ".join(_words(alternative, []) for alternative in alternatives)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"{{{', '.join(annotation.model_fields)}}}"
     if origin is Literal:

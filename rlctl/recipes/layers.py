@@ -214,8 +214,8 @@ class Layers:
             message = f"{name} should be a mapping, not {value!r}"
             self.add_problem(name, message, where, f"{name}={{name: value}}")
         elif value != {}:
-            below = (each for each in schema_keys().values() if each.name.startswith(f"{name}."))
-            first = next(each.name for each in below if each.kind == "value")
+            below = (key for key in schema_keys().values() if key.name.startswith(f"{name}."))
+            first = next(key.name for key in below if key.kind == "value")
             given = f"is a section, not a value (given: {value!r})"
             if value is None:
                 given = "is an empty section"

@@ -30,7 +30,9 @@ def check_plugins(container: dict[str, Any], layers: Layers) -> list[Problem]:
                 problems += _check_settings(slot, name, section, values, container, layers)
             except RlctlError as error:
                 where = layers.origins[slot.key][-1].where
-                problems += [dataclasses.replace(each, where=where) for each in error.problems]
+                problems += [
+                    dataclasses.replace(problem, where=where) for problem in error.problems
+                ]
     return list(dict.fromkeys(problems))
 
 
@@ -59,7 +61,7 @@ def _unknown_names(slot: Slot, container: dict[str, Any], layers: Layers) -> lis
                 value = where.partition("=")[2].replace(name, near) if near else ""
                 fix = override_fix(where, value=value) if near else None
                 problems += [
-                    dataclasses.replace(each, where=where, fix=fix) for each in error.problems
+                    dataclasses.replace(problem, where=where, fix=fix) for problem in error.problems
                 ]
     return problems
 
@@ -86,7 +88,7 @@ def _check_settings(
     for field in [field for field in values if field not in accepted]:
         key = f"{section}.{field}"
         origin = _origin(key, layers)
-        flat = next((each for each in layers.flat if f"{each}.".startswith(f"{key}.")), None)
+        flat = next((path for path in layers.flat if f"{path}.".startswith(f"{key}.")), None)
         if flat is not None:
             place = layers.origins[slot.key][-1]
             selection = f"{slot.key} is {', '.join(selected)}" + (
@@ -105,13 +107,15 @@ def _check_settings(
     try:
         plugins.parse_params(_load(slot, name), name, values, section)
     except ConfigError as error:
-        for each in error.problems:
+        for problem in error.problems:
             key = (
-                each.where
-                if each.where not in (None, section)
+                problem.where
+                if problem.where not in (None, section)
                 else f"{section}.{next(iter(values))}"
             )
-            problems.append(dataclasses.replace(each, where=_origin(key or section, layers).where))
+            problems.append(
+                dataclasses.replace(problem, where=_origin(key or section, layers).where)
+            )
     return problems
 
 

@@ -69,9 +69,9 @@ def recorded_origins(origins: Mapping[str, list[Origin]]) -> dict[str, list[Orig
     return {
         key: [
             dataclasses.replace(
-                each, value=redact_value(each.value, key), where=without_secret(each.where)
+                setting, value=redact_value(setting.value, key), where=without_secret(setting.where)
             )
-            for each in chain
+            for setting in chain
         ]
         for key, chain in origins.items()
     }

@@ -78,7 +78,7 @@ def selected_setting(key: str, container: Mapping[str, Any]) -> KeyRow | None:
     """Return the setting `key` of a plug-in that `container` selects, or None."""
     slot = slot_with_setting(key)
     rows = [] if slot is None else [setting_rows(slot, name) for name in slot.selected(container)]
-    return next((row for each in rows for row in each if row.key.name == key), None)
+    return next((row for group in rows for row in group if row.key.name == key), None)
 
 
 def matching(pattern: str, names: list[str]) -> list[str]:

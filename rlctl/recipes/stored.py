@@ -126,8 +126,8 @@ def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
         except ConfigError as error:
             raise ConfigError(
                 *(
-                    dataclasses.replace(each, where=each.where and renamed(each.where))
-                    for each in error.problems
+                    dataclasses.replace(problem, where=problem.where and renamed(problem.where))
+                    for problem in error.problems
                 )
             ) from None
     origins: dict[str, list[Origin]] = {}

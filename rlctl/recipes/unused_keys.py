@@ -29,8 +29,8 @@ def report_unused_keys(recipe: Recipe, roles: Collection[str] | None, *, strict:
     unused = [*recipe.unused, *unused_keys(recipe.container, recipe.origins, roles)]
     if strict:
         hint = "remove it, or omit --strict"
-        raise_problems([Problem(str(each), each.where, hint) for each in unused])
-    return [str(each) for each in unused]
+        raise_problems([Problem(str(key), key.where, hint) for key in unused])
+    return [str(key) for key in unused]
 
 
 def unused_keys(
@@ -70,7 +70,7 @@ def _reasons(
     """Yield why a key has no effect by the schema and roles, each with the keys that cause it."""
     for role in ROLES if roles is not None else ():
         if role.name not in (roles or ()) and any(
-            fnmatchcase(key, each) for each in role.unused_keys
+            fnmatchcase(key, pattern) for pattern in role.unused_keys
         ):
             named = [
                 _describe(cause, container, origins)

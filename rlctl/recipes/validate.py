@@ -61,7 +61,9 @@ def validate(
         problems += [_incomplete(section, names, origins) for section, names in missing.items()]
         references = [f"${{{name}}}" for name in found]
         problems += [
-            each for name, each in found.items() if (written or {}).get(name) not in references
+            problem
+            for name, problem in found.items()
+            if (written or {}).get(name) not in references
         ]
     return (None if problems else config), problems
 

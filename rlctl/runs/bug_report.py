@@ -84,7 +84,9 @@ def write_bug_report(
 
 def _about_the_machine(checks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
     """Yield name, text and remark of the files that describe installation and machine."""
-    packages = sorted({f"{each.name}=={each.version}" for each in distributions()}, key=str.lower)
+    packages = sorted(
+        {f"{package.name}=={package.version}" for package in distributions()}, key=str.lower
+    )
     yield "versions.json", _json({**installed_versions(), "packages": packages}), ""
     variables = {
         name: redact_value(value, name)
@@ -101,7 +103,7 @@ def _about_the_machine(checks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[st
         "variables": variables,
     }
     yield "environment.json", _json(facts), "variables of rlctl and its libraries only"
-    yield "doctor.json", _json([dict(each) for each in checks]), ""
+    yield "doctor.json", _json([dict(check) for check in checks]), ""
 
 
 def _about(run: Run) -> Iterator[tuple[str, str, str]]:
@@ -115,7 +117,7 @@ def _about(run: Run) -> Iterator[tuple[str, str, str]]:
         rows = text.splitlines()[-NUM_ROWS:]
         yield f"run/{path.name}", _clean(path, "\n".join(rows)), f"last {len(rows)} rows"
     folder = run.path / "attempts" / "latest"
-    logs = sorted(path for each in ("*.log", "*.txt") for path in folder.glob(each))
+    logs = sorted(path for pattern in ("*.log", "*.txt") for path in folder.glob(pattern))
     for log in logs[:MAX_FILES]:
         if (path := _own(run, log)) is not None:
             text, remark = _tail(path)
@@ -164,8 +166,8 @@ def _json(value: Any) -> str:
 def _readme(items: Sequence[Item], run: Run | None) -> str:
     about = f" and the run {run.key}" if run is not None else ""
     listing = "\n".join(
-        f"{each.bytes:>10,}  {each.name}{f' ({each.remark})' if each.remark else ''}"
-        for each in items
+        f"{item.bytes:>10,}  {item.name}{f' ({item.remark})' if item.remark else ''}"
+        for item in items
     )
     return (
         f"Report of `rlctl doctor --bug-report` about this installation{about}.\n"

@@ -90,12 +90,12 @@ class Curves(Mapping[str, Mapping[int, Sequence[float | None]]]):
         self._curves = curves
 
     def __getitem__(self, name: str) -> Mapping[int, Sequence[float | None]]:
-        each = [
+        by_run = [
             dict(zip(curve.steps.tolist(), curve.values.tolist(), strict=True))
             for curve in self._curves[name]
         ]
-        steps = sorted({step for values in each for step in values})
-        return {step: [values.get(step) for values in each] for step in steps}
+        steps = sorted({step for values in by_run for step in values})
+        return {step: [values.get(step) for values in by_run] for step in steps}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._curves)
@@ -132,14 +132,14 @@ def compare(runs: Sequence[Run], changed: bool = False) -> Comparison:
     names = dict.fromkeys(name for table in tables for name in table.names)
     curves = {name: [Curve.from_table(table, name) for table in tables] for name in names}
     curves = {
-        name: each
-        for name, each in curves.items()
-        if any(map(len, each)) and not (changed and all(map(each[0].same, each)))
+        name: group
+        for name, group in curves.items()
+        if any(map(len, group)) and not (changed and all(map(group[0].same, group)))
     }
     return Comparison(
         runs=[run.key for run in runs],
         settings=_settings(runs, changed),
-        metrics={name: MetricRow.from_curves(name, each) for name, each in curves.items()},
+        metrics={name: MetricRow.from_curves(name, group) for name, group in curves.items()},
         curves=Curves(curves),
     )
 

@@ -138,5 +138,8 @@ def samples(
 def _contains(sample: Sample, text: str) -> bool:
     parts = [sample.prompt, sample.response, str(sample.ground_truth)]
     if sample.episode:
-        parts += [sample.episode.error or "", *(each.text for each in sample.episode.messages)]
+        parts += [
+            sample.episode.error or "",
+            *(message.text for message in sample.episode.messages),
+        ]
     return any(text.casefold() in part.casefold() for part in parts)

@@ -81,13 +81,13 @@ class PoolStatus:
         except FileNotFoundError:
             return None
         return cls(
-            [EngineStatus(**each) for each in data["engines"]],
-            [RequestStatus(**each) for each in data["requests"]],
+            [EngineStatus(**engine) for engine in data["engines"]],
+            [RequestStatus(**request) for request in data["requests"]],
         )
 
     def request(self, id: str) -> RequestStatus | None:
         """Return the progress of a request; None if the run has not read it yet."""
-        return next((each for each in self.requests if each.id == id), None)
+        return next((request for request in self.requests if request.id == id), None)
 
 
 def attempt_folder(run: Run) -> Path:
@@ -119,12 +119,12 @@ def pool_status(run: Run) -> PoolStatus:
 
 def check_drain(status: PoolStatus, request: EngineRequest) -> None:
     """Raise NotFoundError for an engine that does not exist, UsageError if none would remain."""
-    numbers = {each.engine for each in status.engines if each.state != "draining"}
-    missing = sorted({*request.engines} - {each.engine for each in status.engines})
+    numbers = {engine.engine for engine in status.engines if engine.state != "draining"}
+    missing = sorted({*request.engines} - {engine.engine for engine in status.engines})
     if missing:
         raise NotFoundError(
             f"there is no engine {missing[0]}",
-            hint=f"the engines are {', '.join(str(each.engine) for each in status.engines)}",
+            hint=f"the engines are {', '.join(str(engine.engine) for engine in status.engines)}",
         )
     left = len(numbers - {*request.engines}) - (0 if request.engines else request.count)
     if left < 1:

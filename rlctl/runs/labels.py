@@ -53,7 +53,7 @@ def change_tags(folder: Path, changes: list[str]) -> Labels:
         labels = read_labels(folder)
         tags = list(labels.tags)
         for change, tag in zip(changes, names, strict=True):
-            tags = [each for each in tags if each != tag] + ([] if change[0] in "-^" else [tag])
+            tags = [known for known in tags if known != tag] + ([] if change[0] in "-^" else [tag])
         return _write(folder, dataclasses.replace(labels, tags=tuple(tags)))
 
 

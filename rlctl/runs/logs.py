@@ -28,7 +28,7 @@ def log_files(run: Run, attempt: int | None, role: str | None, rank: int | None)
     found = _all_logs(run, folder, attempt)
     if role is not None:
         pool = _pool_of(run, role, {pool for pool, _, _ in found}, folder)
-        found = [each for each in found if each[0] == pool]
+        found = [item for item in found if item[0] == pool]
     chosen = [path for _, number, path in found if rank in (None, number)]
     if not chosen:
         ranks = ", ".join(str(number) for _, number, _ in found)
@@ -41,7 +41,7 @@ def log_files(run: Run, attempt: int | None, role: str | None, rank: int | None)
 def _all_logs(run: Run, folder: Path, attempt: int | None) -> list[tuple[str, int, Path]]:
     """Return (pool, rank, path) of every log in the folder of an attempt, sorted."""
     if not folder.is_dir():
-        known = sorted((each.name for each in folder.parent.glob("[0-9]*")), key=int)
+        known = sorted((path.name for path in folder.parent.glob("[0-9]*")), key=int)
         raise NotFoundError(
             f"this run has no attempt {attempt}",
             where=str(run.path),

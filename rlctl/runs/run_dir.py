@@ -208,7 +208,10 @@ class RunDir:
     def write_config(self, config: str, origins: Mapping[str, Sequence[Origin]]) -> None:
         """Write the composed config (YAML) and the origins of every key, newest last."""
         chains = {
-            key: [{"value": each.value, "where": each.where, "level": each.level} for each in chain]
+            key: [
+                {"value": setting.value, "where": setting.where, "level": setting.level}
+                for setting in chain
+            ]
             for key, chain in origins.items()
         }
         write_text(self.path / CONFIG_FILE, config)
@@ -240,7 +243,9 @@ class RunDir:
             exit_code=None,
             failure=None,
             ended=None,
-            seconds=max((each.get("seconds", 0.0) for each in read_events(self.path)), default=0.0),
+            seconds=max(
+                (event.get("seconds", 0.0) for event in read_events(self.path)), default=0.0
+            ),
             began=uptime(),
         )
         self._began = time.monotonic()

@@ -90,7 +90,7 @@ def stacks(pid: int) -> str:
     if done.returncode == 0:
         return done.stdout
     reason = done.stderr.strip()
-    if any(each in reason for each in _REFUSED):
+    if any(text in reason for text in _REFUSED):
         raise ResourceError(
             f"the system does not let this user read process {pid} (ptrace)",
             hint="run the command with sudo, or allow it: `sysctl kernel.yama.ptrace_scope=0` on "
@@ -102,7 +102,7 @@ def stacks(pid: int) -> str:
 
 def _is_python(process: psutil.Process, command: str) -> bool:
     """Return True for Python, without Ray's own scripts and idle workers."""
-    if any(each in command for each in _RAY) or process.name() == FORK_SERVER:
+    if any(name in command for name in _RAY) or process.name() == FORK_SERVER:
         return False
     return command.startswith("ray::") or Path(process.exe()).name.startswith("python")
 

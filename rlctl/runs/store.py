@@ -92,7 +92,7 @@ class RunStore:
         if selector.startswith("@"):
             return self._newest(selector, runs)
         matches = [run for run in runs if selector in _names(run)] or [
-            run for run in runs if any(each.startswith(selector) for each in _names(run))
+            run for run in runs if any(name.startswith(selector) for name in _names(run))
         ]
         if len(matches) > 1:
             candidates = ", ".join(run.key for run in matches[:8]) + (
@@ -199,5 +199,5 @@ def find_run_or_model(target: str, root: Path | None) -> Run | str:
     except NotFoundError as error:
         no_folder = f"{target} is no model folder with config.json either; `quickstart` is a model"
         raise NotFoundError(
-            *(replace(each, hint=f"{each.hint}; {no_folder}") for each in error.problems)
+            *(replace(problem, hint=f"{problem.hint}; {no_folder}") for problem in error.problems)
         ) from error

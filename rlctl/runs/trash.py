@@ -93,7 +93,7 @@ def removed_runs(root: Path) -> list[Removed]:
         except ValueError:
             continue
         found.append(Removed(path, when))
-    return sorted(found, key=lambda each: each.removed, reverse=True)
+    return sorted(found, key=lambda item: item.removed, reverse=True)
 
 
 def restore(root: Path, name: str) -> Path:
@@ -105,11 +105,11 @@ def restore(root: Path, name: str) -> Path:
     if not name:
         raise UsageError("the name of the run is empty", hint="`rlctl runs trash` lists the names")
     removed = removed_runs(root)
-    exact = [each for each in removed if name in (each.path.name, each.key)]
+    exact = [item for item in removed if name in (item.path.name, item.key)]
     matches = exact or [
-        each for each in removed if each.path.name.startswith(name) or each.key.startswith(name)
+        item for item in removed if item.path.name.startswith(name) or item.key.startswith(name)
     ]
-    keys = list(dict.fromkeys(each.key for each in matches))
+    keys = list(dict.fromkeys(item.key for item in matches))
     if not keys:
         raise NotFoundError(
             f"no run {name!r} in the trash",

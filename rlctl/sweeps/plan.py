@@ -151,7 +151,9 @@ def _resources(
         grid = [
             {**first, axis.key: value} for axis in axes for value in (axis.values or _bounds(axis))
         ]
-    checked = [list(each) for each in dict.fromkeys(tuple(_overrides(point)) for point in grid)]
+    checked = [
+        list(overrides) for overrides in dict.fromkeys(tuple(_overrides(point)) for point in grid)
+    ]
     needs: list[tuple[Sequence[str], Mapping[str, float]]] = []
     problems: list[Problem] = []
     for overrides in checked:
@@ -160,11 +162,11 @@ def _resources(
         except RlctlError as error:
             problems += [
                 Problem(
-                    each.message,
-                    f"trial {shlex.join(overrides)}: {each.where or ''}".rstrip(": "),
-                    each.hint,
+                    problem.message,
+                    f"trial {shlex.join(overrides)}: {problem.where or ''}".rstrip(": "),
+                    problem.hint,
                 )
-                for each in error.problems
+                for problem in error.problems
             ]
     raise_problems(problems)
     return needs

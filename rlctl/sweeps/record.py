@@ -89,7 +89,7 @@ class SweepRecord:
         path = folder / RECORD_FILE
         try:
             raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            known = {each.name for each in dataclasses.fields(cls)}
+            known = {field.name for field in dataclasses.fields(cls)}
             fields: dict[str, Any] = {name: value for name, value in raw.items() if name in known}
             fields["process"] = DriverProcess.from_dict(raw["process"])
             return cls(**fields)
@@ -128,12 +128,12 @@ class SweepDir:
             raw: dict[str, Any] = json.loads((self.path / TABLE_FILE).read_text(encoding="utf-8"))
             outcomes = [
                 Outcome(
-                    Trial(**each["trial"]),
-                    each["state"],
-                    each["value"],
-                    {int(step): value for step, value in each["values"].items()},
+                    Trial(**outcome["trial"]),
+                    outcome["state"],
+                    outcome["value"],
+                    {int(step): value for step, value in outcome["values"].items()},
                 )
-                for each in raw["outcomes"]
+                for outcome in raw["outcomes"]
             ]
             return TrialTable(outcomes, raw["importances"])
         except (OSError, ValueError, TypeError, LookupError, AttributeError):
@@ -201,16 +201,16 @@ def find_sweep(root: Path, selector: str) -> SweepDir:
     known = sweeps(root)
     if selector == "@last" and known:
         return known[0]
-    matches = [each for each in known if each.record.name == selector] or [
-        each for each in known if each.record.name.startswith(selector)
+    matches = [sweep for sweep in known if sweep.record.name == selector] or [
+        sweep for sweep in known if sweep.record.name.startswith(selector)
     ]
     if len(matches) > 1:
         raise UsageError(
             f"{selector!r} matches {len(matches)} sweeps",
-            hint=f"one of: {', '.join(each.record.name for each in matches[:8])}",
+            hint=f"one of: {', '.join(sweep.record.name for sweep in matches[:8])}",
         )
     if not matches:
-        listing = ", ".join(each.record.name for each in known[:8]) or "none"
+        listing = ", ".join(sweep.record.name for sweep in known[:8]) or "none"
         raise NotFoundError(
             f"no sweep is named {selector!r}",
             where=str(root.resolve()),
@@ -227,7 +227,7 @@ def names_sweep(root: Path, selector: str) -> bool:
     if os.path.isfile(Path(selector) / RECORD_FILE):  # False for a name that is too long
         return True
     return bool(selector) and any(
-        each.parent.name.startswith(selector) for each in root.glob(f"[!.]*/[!.]*/{RECORD_FILE}")
+        path.parent.name.startswith(selector) for path in root.glob(f"[!.]*/[!.]*/{RECORD_FILE}")
     )
 
 

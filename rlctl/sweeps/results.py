@@ -118,7 +118,7 @@ def export(sweep: SweepDir, trial: TrialResult, path: Path) -> None:
         key: lookup(composed.recorded, key)
         for key, chain in composed.origins.items()
         if chain[-1].level > 1
-        and not any(key == each or key.startswith(f"{each}.") for each in _NOT_EXPORTED)
+        and not any(key == prefix or key.startswith(f"{prefix}.") for prefix in _NOT_EXPORTED)
     }
     value = "" if trial.value is None else f", value {trial.value:.6g}"
     overrides = " ".join(trial.overrides)

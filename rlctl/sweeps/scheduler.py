@@ -129,11 +129,11 @@ class Scheduler:
 
     def _fits(self, child: Child) -> bool:
         """Return True if the run fits now; raise ResourceError after waiting `wait_s` in vain."""
-        running = [each for each in self.children if each.state == "running"]
+        running = [child for child in self.children if child.state == "running"]
         pending = [
-            each.need
-            for each in running
-            if (record := each.record) is None or record.state == "starting"
+            child.need
+            for child in running
+            if (record := child.record) is None or record.state == "starting"
         ]
         shortage = child.old_process() or self.cluster.shortage(child.need, pending)
         if shortage is None:

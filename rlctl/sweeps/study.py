@@ -93,11 +93,11 @@ class Study:
     def running(self) -> list[Trial]:
         """Return the trials that have started and not ended, in this process or an earlier one."""
         found: list[Trial] = []
-        for each in self._study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            if set(_params(each)) >= set(self._space):
-                found.append(self._trial(each))
+        for trial in self._study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            if set(_params(trial)) >= set(self._space):
+                found.append(self._trial(trial))
             else:  # an earlier process was killed while it drew the values
-                self._study.tell(each.number, state=TrialState.FAIL)
+                self._study.tell(trial.number, state=TrialState.FAIL)
         return found
 
     def report(self, trial: Trial, step: int, value: float) -> None:
@@ -112,7 +112,7 @@ class Study:
 
     def tell(self, trial: Trial, state: str, value: float | None = None) -> None:
         """Record the end of a trial: `finished` with its value, `pruned` or `failed`."""
-        states = {name: each for each, name in _STATES.items()}
+        states = {name: state for state, name in _STATES.items()}
         self._study.tell(
             trial.number, values=value if state == "finished" else None, state=states[state]
         )
@@ -120,8 +120,10 @@ class Study:
     def outcomes(self) -> list[Outcome]:
         """Return the state of every trial so far, by number."""
         return [
-            Outcome(self._trial(each), _STATES[each.state], each.value, each.intermediate_values)
-            for each in self._study.get_trials(deepcopy=False)
+            Outcome(
+                self._trial(trial), _STATES[trial.state], trial.value, trial.intermediate_values
+            )
+            for trial in self._study.get_trials(deepcopy=False)
         ]
 
     def importances(self) -> dict[str, float]:

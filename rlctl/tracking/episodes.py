@@ -63,10 +63,10 @@ class Episode:
         """Build an episode from `asdict` of one; raise TypeError for missing or unknown fields."""
         parts = {
             **{
-                name: tuple(Message(**each) for each in fields.get(name, ()))
+                name: tuple(Message(**message) for message in fields.get(name, ()))
                 for name in ("messages", "opening")
             },
-            "uses": tuple(Use(**each) for each in fields.get("uses", ())),
+            "uses": tuple(Use(**use) for use in fields.get("uses", ())),
             **{name: tuple(fields.get(name, ())) for name in ("turn_scores", "tool_rewards")},
         }
         return cls(**{**fields, **parts})
@@ -79,4 +79,4 @@ class Episode:
     @property
     def num_turns(self) -> int:
         """Number of turns that the policy wrote."""
-        return sum(each.trained for each in self.messages)
+        return sum(message.trained for message in self.messages)

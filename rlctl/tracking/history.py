@@ -52,7 +52,7 @@ def log_call(step: int, metrics: Mapping[str, float]) -> TrackerCall:
 
 def sample_call(step: int, samples: Sequence[Sample]) -> TrackerCall:
     """Return a `Tracker.generations` call with the samples of a step, episodes as transcripts."""
-    return TrackerCall("generations", step, (step, [with_transcript(each) for each in samples]))
+    return TrackerCall("generations", step, (step, [with_transcript(sample) for sample in samples]))
 
 
 def missing_steps(run: Path, logger: str, steps: Iterable[int]) -> set[int]:
@@ -77,7 +77,7 @@ def missing_steps(run: Path, logger: str, steps: Iterable[int]) -> set[int]:
             missing = set[int]()
         elif kind == MISSED:
             ranges = [range(first, last + 1) for first, last in event["steps"]]
-            missing = {step for step in all_steps if any(step in each for each in ranges)}
+            missing = {step for step in all_steps if any(step in range_ for range_ in ranges)}
     return all_steps if broken else missing
 
 

@@ -265,7 +265,7 @@ def _plain(sample: dict[str, Any]) -> dict[str, Any]:
 def _finite(value: Any) -> Any:
     """Replace NaN and infinities in nested data by None."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return _number(value) if isinstance(value, float) else value

@@ -122,10 +122,10 @@ def _arrow_table(block: bytes, number: int) -> MetricTable | None:
         return None
     columns = dict(zip(found.column_names, found.columns, strict=True))
     numeric = all(
-        pa.types.is_int64(each.type)
-        or pa.types.is_float64(each.type)
-        or pa.types.is_null(each.type)
-        for each in columns.values()
+        pa.types.is_int64(column.type)
+        or pa.types.is_float64(column.type)
+        or pa.types.is_null(column.type)
+        for column in columns.values()
     )
     steps = columns.pop("step", None)
     if not numeric or steps is None or not pa.types.is_int64(steps.type) or steps.null_count:

@@ -126,7 +126,7 @@ class MlflowTracker:
         assert self.client is not None
         self.client.log_dict(
             self.id,
-            {"samples": [asdict(each) for each in samples]},
+            {"samples": [asdict(sample) for sample in samples]},
             f"generations/step_{step:06d}.json",
         )
 

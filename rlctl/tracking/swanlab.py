@@ -91,10 +91,10 @@ class SwanLabTracker:
         assert self.run is not None
         texts = [
             swanlab.Text(
-                f"{each.prompt}\n\n{each.response}",
-                caption=f"score {each.score:g}, truth {each.ground_truth}",
+                f"{sample.prompt}\n\n{sample.response}",
+                caption=f"score {sample.score:g}, truth {sample.ground_truth}",
             )
-            for each in samples
+            for sample in samples
         ]
         self.run.log({"val/generations": texts}, step=step)
 

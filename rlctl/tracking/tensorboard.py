@@ -64,9 +64,9 @@ class TensorBoardTracker:
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Write each sample as a text `val/generations/N`."""
-        for number, each in enumerate(samples):
-            head = f"score {each.score:g}, truth {each.ground_truth}"
-            markdown = f"{head}\n\n{_code_block(each.prompt)}\n\n{_code_block(each.response)}"
+        for number, sample in enumerate(samples):
+            head = f"score {sample.score:g}, truth {sample.ground_truth}"
+            markdown = f"{head}\n\n{_code_block(sample.prompt)}\n\n{_code_block(sample.response)}"
             self._write(step, text(f"val/generations/{number}", markdown))
 
     def finish(self, state: str) -> None:  # noqa: ARG002

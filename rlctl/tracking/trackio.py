@@ -45,15 +45,15 @@ class TrackioTracker:
         columns = ["prompt", "response", "ground_truth", "score", "length", "finish", "data_source"]
         rows = [
             [
-                each.prompt,
-                each.response,
-                str(each.ground_truth),
-                each.score,
-                each.length,
-                each.finish,
-                each.data_source,
+                sample.prompt,
+                sample.response,
+                str(sample.ground_truth),
+                sample.score,
+                sample.length,
+                sample.finish,
+                sample.data_source,
             ]
-            for each in samples
+            for sample in samples
         ]
         self.run.log({"val/generations": trackio.Table(columns=columns, data=rows)}, step=step)
 

@@ -43,7 +43,10 @@ def _calls(uses: Sequence[Use]) -> list[str]:
 
 def transcript(episode: Episode) -> str:
     """Return an episode turn by turn as plain text."""
-    parts = [f"[{speaker(each)}: {facts(each)}]\n{each.text.strip()}" for each in episode.messages]
+    parts = [
+        f"[{speaker(message)}: {facts(message)}]\n{message.text.strip()}"
+        for message in episode.messages
+    ]
     error = f"\n{episode.error}" if episode.error else ""
     return "\n\n".join([*parts, f"[{ending(episode)}]{error}"])
 

@@ -99,17 +99,17 @@ class WandbTracker:
         assert self.run is not None
         if self.table is None:
             self.table = wandb.Table(columns=list(_COLUMNS), log_mode="INCREMENTAL")
-        for each in samples:
-            truth, data = str(each.ground_truth), each.data_source
+        for sample in samples:
+            truth, data = str(sample.ground_truth), sample.data_source
             self.table.add_data(
                 step,
-                each.prompt,
-                each.response,
+                sample.prompt,
+                sample.response,
                 truth,
-                each.score,
-                each.right,
-                each.length,
-                each.finish,
+                sample.score,
+                sample.right,
+                sample.length,
+                sample.finish,
                 data,
             )
         self.run.log({"val/generations": self.table, STEP: step})

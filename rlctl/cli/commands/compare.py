@@ -166,7 +166,7 @@ def _print(built: Table, form: Form) -> None:
         return
     rows = [[str(column.header) for column in built.columns]]
     rows += [
-        list(map(str, row)) for row in zip(*(each.cells for each in built.columns), strict=True)
+        list(map(str, row)) for row in zip(*(column.cells for column in built.columns), strict=True)
     ]
     if form == "csv":
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)

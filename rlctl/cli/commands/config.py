@@ -76,8 +76,10 @@ def show(
 
     if as_yaml and as_json:
         raise UsageError("--yaml and --json exclude each other", hint="give one of them")
-    patterns = [each for each in arguments or [] if not _is_override(each)]
-    found = load_target(recipe, [each for each in arguments or [] if _is_override(each)])
+    patterns = [argument for argument in arguments or [] if not _is_override(argument)]
+    found = load_target(
+        recipe, [argument for argument in arguments or [] if _is_override(argument)]
+    )
     values = leaves(found.container)
     names = matching(" ".join(patterns), list(values)) if patterns else list(values)
     _require(names, patterns)
@@ -135,11 +137,12 @@ def why(
     if chain and chain[0].level > 1:
         announce("reading which keys the algorithm uses")
     unused = next(
-        (each.reason for each in unused_keys(found.container, found.origins, keys=[name])), None
+        (unused.reason for unused in unused_keys(found.container, found.origins, keys=[name])), None
     )
     if as_json:
         settings = [
-            {"value": each.value, "where": each.where, "level": each.level} for each in chain
+            {"value": setting.value, "where": setting.where, "level": setting.level}
+            for setting in chain
         ]
         print_json({"key": name, "value": value, "origins": settings, "no_effect": unused})
         return
@@ -151,7 +154,9 @@ def why(
         stdout().print(f"  {entry.help}; {entry.type}", markup=False, style="dim")
     if chain:
         stdout().print(
-            table(["value", "set by"], [(as_text(each.value), each.where) for each in chain])
+            table(
+                ["value", "set by"], [(as_text(setting.value), setting.where) for setting in chain]
+            )
         )
     if unused is not None:
         stdout().print(f"no effect here: {unused}", markup=False)
@@ -262,7 +267,7 @@ def _is_override(text: str) -> bool:
 
 def _differs(chain: Sequence[Origin]) -> bool:
     """Return True if a recipe or the command line changed the value of the base."""
-    base = next((each for each in reversed(chain) if each.level == 1), None)
+    base = next((setting for setting in reversed(chain) if setting.level == 1), None)
     return bool(chain) and chain[-1].level > 1 and (base is None or base.value != chain[-1].value)
 
 

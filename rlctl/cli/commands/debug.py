@@ -41,7 +41,7 @@ def debug(
     from rlctl.runs.store import RunStore
 
     found = run_processes(RunStore.at(root).find(run))
-    shown = [dataclasses.asdict(each) for each in found]
+    shown = [dataclasses.asdict(process) for process in found]
     failures: list[RlctlError] = []
     for process in shown if with_stacks else ():
         try:
@@ -58,5 +58,5 @@ def debug(
             typer.echo(visible(process.get("stacks", "cannot be read\n")))
     else:
         columns = ["pid", "name", "status", "cpu_s"]
-        rows = [[str(each[name]) for name in columns] for each in shown]
+        rows = [[str(row[name]) for name in columns] for row in shown]
         stdout().print(table(columns, rows))

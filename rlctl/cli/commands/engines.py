@@ -43,19 +43,19 @@ def list_engines(run: RunName, root: Root = None, as_json: Json = False) -> None
 
     found = pool_status(RunStore.at(root).find(run)).engines
     if as_json:
-        print_json([dataclasses.asdict(each) for each in found])
+        print_json([dataclasses.asdict(engine) for engine in found])
         return
     columns = ["engine", "node", "state", "devices", "responses", "tokens/s"]
     rows = [
         [
-            str(each.engine),
-            each.node,
-            each.state,
-            ", ".join(f"{amount:g} {name}" for name, amount in each.devices.items()),
-            str(each.responses),
-            "" if each.tokens_per_s is None else f"{each.tokens_per_s:g}",
+            str(engine.engine),
+            engine.node,
+            engine.state,
+            ", ".join(f"{amount:g} {name}" for name, amount in engine.devices.items()),
+            str(engine.responses),
+            "" if engine.tokens_per_s is None else f"{engine.tokens_per_s:g}",
         ]
-        for each in found
+        for engine in found
     ]
     stdout().print(table(columns, rows, right=["responses", "tokens/s"]))
 

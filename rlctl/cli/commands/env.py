@@ -33,7 +33,7 @@ def list_environments(as_json: Json = False) -> None:
         print_json(found)
         return
     columns = ["name", "kind", "description"]
-    stdout().print(table(columns, [[each[name] for name in columns] for each in found]))
+    stdout().print(table(columns, [[row[name] for name in columns] for row in found]))
 
 
 @app.command("show", epilog="Example: rlctl env show tools 'tools=\\[calculator]'")

@@ -183,7 +183,7 @@ def evaluate(
     )
     if samples:
         stdout().print()
-    for sample in sorted(validation.samples, key=lambda each: each.score)[:samples]:
+    for sample in sorted(validation.samples, key=lambda response: response.score)[:samples]:
         print_sample(sample)
 
 
@@ -231,7 +231,7 @@ def generate(
         root=root,
     )
     if as_json:
-        print_json([dataclasses.asdict(each) for each in responses])
+        print_json([dataclasses.asdict(response) for response in responses])
         return
-    for each in responses:
-        stdout().print(visible(each.text), markup=False)
+    for response in responses:
+        stdout().print(visible(response.text), markup=False)

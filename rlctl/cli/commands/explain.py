@@ -56,15 +56,15 @@ def explain(
         except NotFoundError as error:
             problems += error.problems
     if as_json:
-        print_json([asdict(each) for each in found])
+        print_json([asdict(entry) for entry in found])
         found = []
-    width = max((len(label) for each in found for label in each.facts), default=0)
-    for number, each in enumerate(found):
+    width = max((len(label) for entry in found for label in entry.facts), default=0)
+    for number, entry in enumerate(found):
         if number:
             stdout().print()
-        stdout().print(Text.assemble((each.name, "bold"), f"  {each.kind}"))
-        stdout().print(f"  {each.text}", markup=False)
-        for label, text in each.facts.items():
+        stdout().print(Text.assemble((entry.name, "bold"), f"  {entry.kind}"))
+        stdout().print(f"  {entry.text}", markup=False)
+        for label, text in entry.facts.items():
             stdout().print(f"  {label:{width}}  {text}", markup=False)
     if problems:
         raise NotFoundError(*problems)

@@ -107,11 +107,13 @@ def _find(root: Path | None, run: str, folder: Path) -> Run:
     try:
         return store.find(run)
     except NotFoundError as error:
-        names = {each.name for each in store.runs()}
+        names = {run.name for run in store.runs()}
         if str(folder) not in names:
             raise
         swapped = (run, str(folder)), (str(folder), run)
-        raise NotFoundError(*(replace(each, fix=swapped) for each in error.problems)) from error
+        raise NotFoundError(
+            *(replace(problem, fix=swapped) for problem in error.problems)
+        ) from error
 
 
 def _checked(name: str, private: bool) -> HubRepo:

@@ -119,11 +119,11 @@ def fit(
     config = quickstart.resolve(composed.config, Path(composed.config.trainer.run_dir))
     search = Search.of(composed, config, target)
     fits = search.fits(meshes(per_node, nodes))
-    chosen = next((each for each in fits if each.rows), None)
+    chosen = next((fit for fit in fits if fit.rows), None)
     tried: Trial | None = None
     if trial and chosen is not None:
         chosen, tried = _try(search, chosen, command)
-        fits = [chosen if each.mesh.devices == chosen.mesh.devices else each for each in fits]
+        fits = [chosen if fit.mesh.devices == chosen.mesh.devices else fit for fit in fits]
     _print(search, fits, chosen, tried, command, as_json)
     if chosen is None:
         raise _nothing_fits(search, fits, target.name)
@@ -147,7 +147,7 @@ def _print(
     print_json(
         {
             "device": dataclasses.asdict(search.device),
-            "fits": [dataclasses.asdict(each) for each in fits],
+            "fits": [dataclasses.asdict(fit) for fit in fits],
             "cheapest": fits.index(chosen) if chosen is not None else None,
             "trial": dataclasses.asdict(tried) if tried is not None else None,
             "command": shlex.join([*command, *chosen.overrides]) if chosen else None,
@@ -253,15 +253,15 @@ def show_fits(
     columns = ["devices", "nodes", "saving memory", "rows", "tokens", "peak", "fits"]
     rows = [
         (
-            f"{each.mesh.devices}",
-            f"{each.mesh.nodes}",
-            each.savings if each.rows else "-",
-            f"{each.rows:,}" if each.rows else "-",
-            f"{each.tokens:,}" if each.rows else "-",
-            f"{each.peak / _GIB:.1f} GiB" if each.peak else "-",
-            "← cheapest" if each is chosen else "yes" if each.rows else each.reason or "no",
+            f"{fit.mesh.devices}",
+            f"{fit.mesh.nodes}",
+            fit.savings if fit.rows else "-",
+            f"{fit.rows:,}" if fit.rows else "-",
+            f"{fit.tokens:,}" if fit.rows else "-",
+            f"{fit.peak / _GIB:.1f} GiB" if fit.peak else "-",
+            "← cheapest" if fit is chosen else "yes" if fit.rows else fit.reason or "no",
         )
-        for each in fits
+        for fit in fits
     ]
     stdout().print(table(columns, rows, right=columns[:2] + columns[3:6]))
     stdout().print(

@@ -59,17 +59,17 @@ def import_verl(
             raise cannot_write("the recipe", output, error) from error
     if as_json:
         rows = [
-            {"kind": each.kind, "key": each.key, "value": each.value, "text": each.text}
-            for each in imported.settings
+            {"kind": setting.kind, "key": setting.key, "value": setting.value, "text": setting.text}
+            for setting in imported.settings
         ]
         shown = {"verb": imported.verb, "base": imported.base, "recipe": imported.text()}
         typer.echo(json.dumps({**shown, "settings": rows, "not_expanded": imported.unread}))
     else:
         if output is None:
             typer.echo(imported.text(), nl=False)
-        for each in imported.settings:
-            if each.kind != "refused":
-                notice(f"{each.kind:8} {each.given}: {each.text}")
+        for setting in imported.settings:
+            if setting.kind != "refused":
+                notice(f"{setting.kind:8} {setting.given}: {setting.text}")
         for text in imported.unread:
             notice(f"not expanded: {text}")
         if output is not None:

@@ -177,8 +177,13 @@ def _answer(
     answers.fill([DATA], options, accept, ask)
     if answers.raw and can_ask and None in (options["prompt_key"], options["answer_key"]):
         rows = [
-            (str(number), visible(each.name), each.kind, visible(f"{each.example!s:.{_EXAMPLE}}"))
-            for number, each in enumerate(answers.raw.columns(), 1)
+            (
+                str(number),
+                visible(column.name),
+                column.kind,
+                visible(f"{column.example!s:.{_EXAMPLE}}"),
+            )
+            for number, column in enumerate(answers.raw.columns(), 1)
         ]
         stderr().print(table(["", "column", "kind", "value"], rows, right=[""]))
     answers.fill(QUESTIONS, options, accept, ask)

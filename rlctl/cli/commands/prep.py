@@ -100,7 +100,7 @@ def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
         _parameter("as_json", Json, False),
     ]
     vars(command)["__signature__"] = inspect.Signature(parameters)
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__doc__ = inspect.getdoc(dataset)
     single = typer.Typer(add_completion=False)
     epilog = getattr(dataset, "example", None)

@@ -65,7 +65,7 @@ def report(
 
     first = find_run_or_sweep(runs[0], root) if len(runs) == 1 else None
     sweep = first if isinstance(first, SweepDir) else None
-    found = runs_of(sweep) if sweep else distinct([open_run(each, root) for each in runs])
+    found = runs_of(sweep) if sweep else distinct([open_run(name, root) for name in runs])
     folder = sweep.path if sweep else found[0].path if len(found) == 1 else Path()
     target = output or folder / "report.html"
     text = page(content(found, samples, search(sweep) if sweep else None))

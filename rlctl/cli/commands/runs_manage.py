@@ -89,12 +89,12 @@ def show_trash(
     folder = RunStore.at(root).root
     rows = [
         {
-            "name": each.key,
-            "removed": each.removed.isoformat(timespec="seconds"),
-            "bytes": each.num_bytes,
-            "path": str(each.path),
+            "name": run.key,
+            "removed": run.removed.isoformat(timespec="seconds"),
+            "bytes": run.num_bytes,
+            "path": str(run.path),
         }
-        for each in trash.removed_runs(folder)
+        for run in trash.removed_runs(folder)
     ]
     if empty:
         trash.empty(folder)
@@ -103,9 +103,7 @@ def show_trash(
     elif not rows:
         notice("the trash is empty")
     else:
-        cells = [
-            (each["name"], each["removed"], f"{each['bytes'] / 2**20:.1f} MiB") for each in rows
-        ]
+        cells = [(row["name"], row["removed"], f"{row['bytes'] / 2**20:.1f} MiB") for row in rows]
         stdout().print(table(["run", "removed", "size"], cells, right=["size"]))
         if empty:
             notice(f"deleted {plural(len(rows), 'run')}")

@@ -51,11 +51,11 @@ def stop(
     from rlctl.cli.console import notice
     from rlctl.runs.stop import request_stop, wait
 
-    found = [_stop_target(find_run_or_sweep(each, root)) for each in runs]
-    for each in found:
-        request_stop(each, now)
-    for each in found:
-        notice(f"{each.name}: {wait(each, timeout_s)}")
+    found = [_stop_target(find_run_or_sweep(name, root)) for name in runs]
+    for target in found:
+        request_stop(target, now)
+    for target in found:
+        notice(f"{target.name}: {wait(target, timeout_s)}")
 
 
 def _stop_target(target: Run | SweepDir) -> StopTarget:

@@ -167,7 +167,7 @@ def _loggers(logger: list[str] | None) -> list[str]:
     """Return the override for the options --logger."""
     if not logger:
         return []
-    names = dict.fromkeys(["console", *(part for each in logger for part in each.split(","))])
+    names = dict.fromkeys(["console", *(part for names in logger for part in names.split(","))])
     return [f"trainer.logger=[{','.join(names)}]"]
 
 

@@ -24,7 +24,7 @@ def problems_as_json(enabled: bool) -> Iterator[None]:
         yield
     except RlctlError as error:
         if enabled:
-            print_json({"ok": False, "problems": [asdict(each) for each in error.problems]})
+            print_json({"ok": False, "problems": [asdict(problem) for problem in error.problems]})
         raise
 
 
@@ -65,15 +65,15 @@ def _print_changes(report: DryRun) -> None:
     from rlctl.recipes.reference import as_text
 
     _heading(f"Changed by {report.recipe} and the command line")
-    rows = [(each.key, as_text(each.value), place(each.where)) for each in report.changed]
+    rows = [(change.key, as_text(change.value), place(change.where)) for change in report.changed]
     stdout().print(table(["key", "value", "from"], rows))
 
 
 def _print_placement(report: DryRun) -> None:
     _heading("Placement")
     rows = [
-        (each.role, each.pool, str(each.processes), each.device, str(each.threads), each.strategy)
-        for each in report.placement
+        (row.role, row.pool, str(row.processes), row.device, str(row.threads), row.strategy)
+        for row in report.placement
     ]
     columns = ["role", "pool", "processes", "device", "threads", "strategy"]
     stdout().print(table(columns, rows, right=["processes", "threads"]))
@@ -97,14 +97,14 @@ def _print_batches(report: DryRun) -> None:
     stdout().print(table(["quantity", "value"], steps))
     updates = [
         (
-            each.role,
-            f"{each.mini_batches} × {plural(each.rows, 'row')}",
-            str(each.rows_a_rank),
-            f"{each.micro_batches_half} to {each.micro_batches_full}",
-            str(each.epochs),
-            str(each.updates),
+            row.role,
+            f"{row.mini_batches} × {plural(row.rows, 'row')}",
+            str(row.rows_a_rank),
+            f"{row.micro_batches_half} to {row.micro_batches_full}",
+            str(row.epochs),
+            str(row.updates),
         )
-        for each in batches.updates
+        for row in batches.updates
     ]
     columns = ["role", "mini-batches", "rows a rank", "micro-batches", "epochs", "updates a step"]
     stdout().print(table(columns, updates))
@@ -146,8 +146,8 @@ def _print_memory(report: DryRun) -> None:
         "peak",
     ]
     rows = [
-        (each.role, f"{each.num_parameters:,}", *(_size(getattr(each, name)) for name in columns))
-        for each in report.memory
+        (row.role, f"{row.num_parameters:,}", *(_size(getattr(row, name)) for name in columns))
+        for row in report.memory
     ]
     _heading("Memory of one device, estimated")
     names = [name.replace("_", " ") for name in columns]

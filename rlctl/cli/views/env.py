@@ -24,8 +24,8 @@ def print_environment(shown: Mapping[str, Any]) -> None:
     out.print(Text(f"{shown['name']}: {shown['description']}"))
     if shown["settings"]:
         rows = [
-            (each["name"], json.dumps(each["default"], default=str), each["description"])
-            for each in shown["settings"]
+            (setting["name"], json.dumps(setting["default"], default=str), setting["description"])
+            for setting in shown["settings"]
         ]
         out.print(table(["setting", "default", "description"], rows))
     for tool in shown["tools"]:
@@ -38,7 +38,7 @@ def print_transcripts(transcripts: Sequence[Transcript]) -> None:
         if number:
             stdout().print()
         _print(number, transcript)
-    failed = sum(each.error is not None for each in transcripts)
+    failed = sum(transcript.error is not None for transcript in transcripts)
     notice(f"{plural(len(transcripts), 'episode')}, {failed} failed")
 
 

@@ -15,14 +15,14 @@ def print_scores(scored: Sequence[dict[str, Any]]) -> None:
     """Print one row per response: score, ground truth, end of the text, components or error."""
     rows = [
         (
-            str(each["answer"]),
-            f"{each['score']:g}",
-            visible(str(each["ground_truth"])),
-            visible(_end(each["response"])),
-            each["error"]
-            or ", ".join(f"{name} {value:g}" for name, value in each["components"].items()),
+            str(row["answer"]),
+            f"{row['score']:g}",
+            visible(str(row["ground_truth"])),
+            visible(_end(row["response"])),
+            row["error"]
+            or ", ".join(f"{name} {value:g}" for name, value in row["components"].items()),
         )
-        for each in scored
+        for row in scored
     ]
     columns = ["response", "score", "ground truth", "ends with", "details"]
     stdout().print(table(columns, rows, right=["response", "score"]))
@@ -32,14 +32,14 @@ def print_pairs(pairs: Sequence[dict[str, Any]]) -> None:
     """Print one row per pair: both scores, their difference, and the ends of both texts."""
     rows = [
         (
-            str(each["pair"]),
-            f"{each['chosen']:.4g}",
-            f"{each['rejected']:.4g}",
-            f"{each['chosen'] - each['rejected']:+.4g}",
-            each["error"] or visible(_end(each["chosen_response"], _WIDTH // 2)),
-            visible(_end(each["rejected_response"], _WIDTH // 2)),
+            str(row["pair"]),
+            f"{row['chosen']:.4g}",
+            f"{row['rejected']:.4g}",
+            f"{row['chosen'] - row['rejected']:+.4g}",
+            row["error"] or visible(_end(row["chosen_response"], _WIDTH // 2)),
+            visible(_end(row["rejected_response"], _WIDTH // 2)),
         )
-        for each in pairs
+        for row in pairs
     ]
     columns = ["pair", "chosen", "rejected", "margin", "chosen ends with", "rejected ends with"]
     stdout().print(table(columns, rows, right=columns[:4]))

@@ -193,8 +193,8 @@ def print_run(run: Run) -> None:
     if changed := changed_settings(run.path):
         stdout().print()
         rows = [
-            [key, short(each["value"]), short(each["base"]), place(each["where"])]
-            for key, each in changed.items()
+            [key, short(change["value"]), short(change["base"]), place(change["where"])]
+            for key, change in changed.items()
         ]
         stdout().print(table(["setting", "value", "base", "from"], rows))
 

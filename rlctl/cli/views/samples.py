@@ -69,10 +69,10 @@ def print_episodes(played: Sequence[tuple[str, Episode]]) -> None:
 
 def print_episode(episode: Episode, sought: str | None = None) -> None:
     """Print the messages of an episode, why it ended, and its error."""
-    for each in episode.messages:
-        who = Text(visible(speaker(each)), "bold" if each.trained else "bold cyan")
-        stdout().print(who.append(f"  {facts(each)}", "not bold dim"))
-        stdout().print(_marked(each.text, sought))
+    for message in episode.messages:
+        who = Text(visible(speaker(message)), "bold" if message.trained else "bold cyan")
+        stdout().print(who.append(f"  {facts(message)}", "not bold dim"))
+        stdout().print(_marked(message.text, sought))
     _print_text("outcome", ending(episode), None)
     if episode.error is not None:
         _print_text("error", episode.error, sought)

@@ -178,14 +178,14 @@ def print_sweeps(found: Sequence[dict[str, Any]]) -> None:
         return
     rows = [
         [
-            each["name"],
-            each["project"],
-            _coloured(each["state"]),
-            ", ".join(f"{count} {state}" for state, count in each["trials"].items()),
-            _number(each["best"]),
-            short(each["axes"]),
+            row["name"],
+            row["project"],
+            _coloured(row["state"]),
+            ", ".join(f"{count} {state}" for state, count in row["trials"].items()),
+            _number(row["best"]),
+            short(row["axes"]),
         ]
-        for each in found
+        for row in found
     ]
     stdout().print(
         table(("sweep", "project", "state", "trials", "best", "axes"), rows, right=("best",))

@@ -86,13 +86,13 @@ class Data(Section):
     def train_paths(self) -> tuple[str, ...]:
         """Training files without their weights."""
         return tuple(
-            each.path if isinstance(each, WeightedFile) else each for each in self.train_files
+            file.path if isinstance(file, WeightedFile) else file for file in self.train_files
         )
 
     @property
     def train_weights(self) -> tuple[float, ...] | None:
         """Weights of the training files; None if none has one. ConfigError if some have none."""
-        weights = [each.weight for each in self.train_files if isinstance(each, WeightedFile)]
+        weights = [file.weight for file in self.train_files if isinstance(file, WeightedFile)]
         if not weights:
             return None
         if len(weights) < len(self.train_files) or self.train_max_samples >= 0:

@@ -90,7 +90,7 @@ class VerlSettings:
 
         `look` returns the value of a key of rlctl, and `is_set` is True if the user set it.
         """
-        given = {each.key: (each.value, each.where) for each in self.found}
+        given = {setting.key: (setting.value, setting.where) for setting in self.found}
         combination = Combination(given, look, is_set)
         self._combined += combination.problems
         for key, reason in combination.unused.items():
@@ -99,50 +99,52 @@ class VerlSettings:
 
     def add_unused(self, key: str, value: Any, where: str, reason: str) -> None:
         """Record a setting of a plug-in that is not selected."""
-        self.found = [each for each in self.found if each.key != key]
+        self.found = [setting for setting in self.found if setting.key != key]
         self.found.append(VerlSetting(key, value, where, Translation(None, None, "unused", reason)))
 
     def problems(self, container: dict[str, Any]) -> list[Problem]:
         """Return the refused settings, one problem per missing feature, for resolved values."""
         problems = self._distillation(container)
-        refused = [each for each in self.found if each.kind == "refused"]
-        problems += [each.problem for each in refused if each.result.feature is None]
+        refused = [setting for setting in self.found if setting.kind == "refused"]
+        problems += [setting.problem for setting in refused if setting.result.feature is None]
         problems += self._combined
         missing: dict[Feature, list[VerlSetting]] = {}
-        for each in refused:
-            if each.result.feature is not None:
-                missing.setdefault(each.result.feature, []).append(each)
+        for setting in refused:
+            if setting.result.feature is not None:
+                missing.setdefault(setting.result.feature, []).append(setting)
         for feature, settings in missing.items():
             asked = settings[0].given
             if len(settings) > 1:
                 asked += f" and {len(settings) - 1} more"
             message = f"{feature.sentence} (given: {asked})"
             problems.append(Problem(message, settings[0].where, feature.hint))
-        for each in self.found:
-            agreement = each.result.agreement
-            if agreement is not None and not agreement.holds(each.value, container):
+        for setting in self.found:
+            agreement = setting.result.agreement
+            if agreement is not None and not agreement.holds(setting.value, container):
                 name, value = agreement.expression, agreement.value(container)
-                message = f"{each.given} differs from {name}={value}"
-                problems.append(Problem(message, each.where, f"remove it: rlctl uses {name}"))
+                message = f"{setting.given} differs from {name}={value}"
+                problems.append(Problem(message, setting.where, f"remove it: rlctl uses {name}"))
         return problems
 
     def _distillation(self, container: dict[str, Any]) -> list[Problem]:
         """Return the problems of verl's distillation; if it is off, its settings are unused."""
-        settings = [each for each in self.found if each.key.startswith(f"{SECTION}.")]
-        given = {each.key: each.value for each in settings}
+        settings = [setting for setting in self.found if setting.key.startswith(f"{SECTION}.")]
+        given = {setting.key: setting.value for setting in settings}
         if given.get(f"{SECTION}.enabled") is True or _selected(container):
             return distillation_problems(given, settings[0].where, container) if settings else []
-        for each in {each.key: each for each in settings if each.kind == "refused"}.values():
-            self.add_unused(each.key, each.value, each.where, "distillation is off")
+        for setting in {
+            setting.key: setting for setting in settings if setting.kind == "refused"
+        }.values():
+            self.add_unused(setting.key, setting.value, setting.where, "distillation is off")
         return []
 
     def notices(self) -> list[str]:
         """Return lines for the user: one per renamed key, one per reason of dropped settings."""
-        renamed = [each.text for each in self.found if each.kind == "renamed"]
+        renamed = [setting.text for setting in self.found if setting.kind == "renamed"]
         dropped: dict[str, dict[str, None]] = {}
-        for each in self.found:
-            if each.kind == "dropped":
-                dropped.setdefault(each.text, {})[each.given] = None
+        for setting in self.found:
+            if setting.kind == "dropped":
+                dropped.setdefault(setting.text, {})[setting.given] = None
         return [
             *dict.fromkeys(renamed),
             *(

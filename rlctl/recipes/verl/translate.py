@@ -50,7 +50,9 @@ def translate(key: str, value: Any, *, sft: bool = False) -> Translation:
         return Translation(None, None, "renamed", f"{key} is now part of {path}", extends=path)
     if key in tables.COMBINED:
         return Translation(None, None, "renamed", f"{key} {tables.COMBINED[key]}")
-    agreement = next((each for each in tables.AGREEMENTS if _matches(each.keys, moved)), None)
+    agreement = next(
+        (agreement for agreement in tables.AGREEMENTS if _matches(agreement.keys, moved)), None
+    )
     if agreement is not None:
         reason = f"it is {agreement.expression}"
         return Translation(None, None, "dropped", reason, agreement=agreement)

@@ -228,12 +228,12 @@ def plain_sample(index: int, sample: Sample) -> dict[str, Any]:
 def _episode(episode: Episode) -> dict[str, Any]:
     turns = [
         {
-            "who": speaker(each),
-            "facts": facts(each),
-            "trained": each.trained,
-            "text": each.text.strip(),
+            "who": speaker(message),
+            "facts": facts(message),
+            "trained": message.trained,
+            "text": message.text.strip(),
         }
-        for each in episode.messages
+        for message in episode.messages
     ]
     return {"turns": turns, "ending": ending(episode), "error": episode.error}
 
@@ -244,7 +244,7 @@ def settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
     Each has `key`, `base`, and `values` with `value` and `where` for each run.
     """
     changed = [changed_settings(run.path) for run in runs]
-    bases: dict[str, Any] = {key: each["base"] for run in changed for key, each in run.items()}
+    bases: dict[str, Any] = {key: change["base"] for run in changed for key, change in run.items()}
     return [
         {
             "key": key,
