@@ -146,11 +146,11 @@ def test_sleep_frees_steps_and_cache() -> None:
     static = engine.static
     assert static is not None
     assert len(static) == 1
-    assert engine._running.cache.layers != []
+    assert engine._running.cache.layers != {}
     cleared = tapes.num_cleared
     engine.sleep()
     assert len(static) == 0
-    assert engine._running.cache.layers == []
+    assert engine._running.cache.layers == {}
     assert tapes.num_cleared == cleared + 1
 
 

@@ -69,7 +69,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "gptj": ({"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8}, "attention of its own"),
     "falcon": ({"alibi": True}, "attention of its own"),
     "rwkv": ({"attention_hidden_size": 32}, "recurrent layers"),
-    "mamba": ({}, "linear_attention"),
     "recurrent_gemma": ({"lru_width": 32, "sliding_window": None}, "recurrent layers"),
     "bert": ({}, "no causal language model"),
 }

@@ -156,7 +156,7 @@ def test_a_drained_engine_holds_no_cache() -> None:
     engine.sleep()
     tensors = [*vars(engine._running).values(), *vars(engine._running.cache).values()]
     assert sum(each.numel() for each in tensors if isinstance(each, torch.Tensor)) == 0
-    assert engine._running.cache.layers == []
+    assert engine._running.cache.layers == {}
     assert len(engine._parked) == 0
 
 

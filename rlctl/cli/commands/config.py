@@ -76,10 +76,8 @@ def show(
 
     if as_yaml and as_json:
         raise UsageError("--yaml and --json exclude each other", hint="give one of them")
-    patterns = [argument for argument in arguments or [] if not _is_override(argument)]
-    found = load_target(
-        recipe, [argument for argument in arguments or [] if _is_override(argument)]
-    )
+    patterns = [word for word in arguments or [] if not _is_override(word)]
+    found = load_target(recipe, [word for word in arguments or [] if _is_override(word)])
     values = leaves(found.container)
     names = matching(" ".join(patterns), list(values)) if patterns else list(values)
     _require(names, patterns)

@@ -17,11 +17,9 @@ attention implementation without a registered mask function.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -37,13 +35,24 @@ from rlctl.runtime.model.kernels import (
     causal_mask,
     choose_kernel,
 )
+from rlctl.runtime.model.mixers import Mixer, has_mixers, install_mixers
+from rlctl.runtime.model.rectangles import Rectangles
 from rlctl.runtime.ops import to_device
 
 NAME = "rlctl"
 _SLIDING = "sliding_attention"  # transformers' type of layers with a window
-# Sequences share a rectangle if the longest exceeds the shortest by at most this factor, or by
-# this many tokens.
-_GROWTH, _SLACK = 1.1, 4
+# Types without attention, or with attention to the whole context.
+_OTHER_TYPES = {
+    "full_attention",
+    "attention",
+    "linear_attention",
+    "conv",
+    "mamba",
+    "mamba2",
+    "hybrid",
+    "moe",
+    "mlp",
+}
 
 
 class TokenAttention(Protocol):
@@ -53,21 +62,9 @@ class TokenAttention(Protocol):
         """Return softmax(scale · q kᵀ) v: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
         ...
 
-
-@dataclass(frozen=True, eq=False)
-class _Rectangle:
-    """`rows` sequences of similar length, padded to `width` tokens."""
-
-    rows: int
-    width: int
-
-
-class _Rectangles(NamedTuple):
-    """All sequences in rectangles of S slots in total."""
-
-    shapes: list[_Rectangle]
-    tokens: Tensor  # (S,) int64: token in each slot; padding repeats the last token
-    slots: Tensor  # (T,) int64: slot of each token
+    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+        """Return the outputs of a mixer, which reads each sequence from its start: (T, C)."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,28 +86,9 @@ class Packing:
         return cls(lengths, to_device(positions, device))
 
     @cached_property
-    def rectangles(self) -> _Rectangles:
-        """Rectangles of sequences of similar length, which only dense attention needs.
-
-        They are padded on the right, which causal attention never reads, so they need no mask.
-        """
-        lengths, device = self.lengths, self.position_ids.device
-        starts = lengths.cumsum(0) - lengths
-        shapes, tokens = list[_Rectangle](), list[Tensor]()
-        slots, num_slots = torch.empty(int(lengths.sum()), dtype=torch.int64), 0
-        for rows in similar(lengths):
-            width = int(lengths[rows[-1]])
-            column = torch.arange(width)
-            last = lengths[rows, None] - 1
-            token = starts[rows, None] + torch.minimum(column, last)  # (rows, width)
-            real = column < lengths[rows, None]
-            slots[token[real]] = num_slots + real.flatten().nonzero().squeeze(1)
-            tokens.append(token.flatten())
-            shapes.append(_Rectangle(len(rows), width))
-            num_slots += len(rows) * width
-        return _Rectangles(
-            shapes, *(to_device(each, device) for each in (join_indices(tokens), slots))
-        )
+    def rectangles(self) -> Rectangles:
+        """The sequences in rectangles, for dense attention and mixers: see `Rectangles`."""
+        return Rectangles.from_lengths(self.lengths, self.position_ids.device)
 
     @cached_property
     def token_map(self) -> TokenMap:
@@ -162,26 +140,17 @@ class Packing:
             parts.append(part.transpose(1, 2).flatten(0, 1))
         return torch.cat(parts).index_select(0, slots)
 
-
-def join_indices(parts: Sequence[Tensor]) -> Tensor:
-    """Return index tensors (N,) int64, none or several, as one."""
-    return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
-
-
-def similar(lengths: Tensor) -> list[Tensor]:
-    """Split sequences of `lengths` (B,), without empty ones, into sets of similar length.
-
-    Returns index tensors (N,) int64, shortest sequences first.
-    """
-    order = lengths.argsort(stable=True)
-    order = order[lengths[order] > 0]
-    ascending, sets, first = lengths[order].tolist(), [], 0
-    while first < len(ascending):
-        limit = max(ascending[first] * _GROWTH, ascending[first] + _SLACK)
-        end = bisect_right(ascending, limit, first)
-        sets.append(order[first:end])
-        first = end
-    return sets
+    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+        """See `TokenAttention`: (T, C) -> (T, C)."""
+        del layer
+        shapes, tokens, slots = self.rectangles
+        sizes = [rectangle.rows * rectangle.width for rectangle in shapes]
+        parts = hidden.index_select(0, tokens).split(sizes)
+        mixed = [
+            mixer(part.unflatten(0, (rectangle.rows, rectangle.width))).flatten(0, 1)
+            for rectangle, part in zip(shapes, parts, strict=True)
+        ]
+        return torch.cat(mixed).index_select(0, slots)
 
 
 def _attention(
@@ -255,14 +224,11 @@ def use_rlctl_attention(model: PreTrainedModel) -> None:
     config = model.config.get_text_config(decoder=True)
     where = f"the config of {type(model).__name__}"
     problems = []
-    unsupported = set(getattr(config, "layer_types", None) or ()) - {"full_attention", _SLIDING}
+    unsupported = set(getattr(config, "layer_types", None) or ()) - _OTHER_TYPES - {_SLIDING}
     if unsupported:
+        known = ", ".join(sorted({*_OTHER_TYPES, _SLIDING}))
         problems.append(
-            Problem(
-                f"layers of type {sorted(unsupported)}; only full_attention and {_SLIDING} are "
-                "supported",
-                where,
-            )
+            Problem(f"layers of type {sorted(unsupported)}; supported are {known}", where)
         )
     if getattr(config, "attention_dropout", 0.0):
         problems.append(
@@ -273,6 +239,7 @@ def use_rlctl_attention(model: PreTrainedModel) -> None:
                 "set attention_dropout to 0.0 in config.json",
             )
         )
+    install_mixers(model)
     raise_problems([*problems, *_structural_problems(model)])
     model.set_attn_implementation(NAME)
 
@@ -284,7 +251,7 @@ def _structural_problems(model: PreTrainedModel) -> list[Problem]:
     """
     kind, where = model.config.model_type, f"the class {type(model).__name__}"
     hint = "use a model with plain causal attention, such as Llama, Qwen2, Qwen3 or Gemma"
-    if model._is_stateful:
+    if model._is_stateful and not has_mixers(model):
         text = f"{kind} has recurrent layers, whose state would leak from one packed row to another"
         return [Problem(text, where, hint)]
     if not model._can_set_attn_implementation():

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.model.attention import Packing, leave_out_of_graphs
+from rlctl.runtime.model.mixers import contains_mixer
 from rlctl.runtime.model.sharding import decoder_layers
 from rlctl.runtime.model.shared_prompts import SharedPrompts
 
@@ -56,6 +57,8 @@ def compile_layers(hf: PreTrainedModel) -> None:
     dynamo.recompile_limit = max(dynamo.recompile_limit, _MAX_GRAPHS)
     leave_out_of_graphs()
     for layer in decoder_layers(hf):
+        if contains_mixer(layer):  # its sequences have other shapes in each pass
+            continue
         plain: Callable[..., Any] = layer.forward
         layer.forward = _for_packed_rows(plain, torch.compile(plain, dynamic=True))
 

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from rlctl.errors import ConfigError
 from rlctl.runtime.model.attention import TokenAttention
 from rlctl.runtime.model.kernels import Reach
+from rlctl.runtime.model.mixers import Mixer
 from rlctl.tracking.metrics import Mean, Metrics
 
 AGREEMENT = "training/router_agreement"
@@ -117,6 +118,10 @@ class RoutedTokens:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """See `TokenAttention`: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
         return self.packing.attend(layer, query, key, value, reach)
+
+    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+        """See `TokenAttention`: (T, C) -> (T, C)."""
+        return self.packing.mix(layer, hidden, mixer)
 
 
 class Routers:

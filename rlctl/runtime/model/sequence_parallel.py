@@ -19,8 +19,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlctl.errors import InternalError
 from rlctl.runtime.model.exchange import exchange
 from rlctl.runtime.model.kernels import Reach
+from rlctl.runtime.model.mixers import Mixer
 from rlctl.runtime.model.routing import OWN, Routing
 from rlctl.runtime.model.sequences import Packed, Sequences
 from rlctl.runtime.ops import ceil_div
@@ -163,6 +165,11 @@ class _SlicedAttention:
         out = F.pad(out, (0, 0, 0, 0, 0, length * size - self.num_tokens))
         back = self._exchange(out.unflatten(0, (size, length)))  # (S, L, H / S, D)
         return back.transpose(0, 1).flatten(1, 2)
+
+    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+        """Refuse (L, C): models with mixers are not divided along the tokens."""
+        del layer, hidden, mixer
+        raise InternalError("a mixer was called on a part of the tokens")
 
     def _exchange(self, parts: Tensor) -> Tensor:
         """Exchange parts (S, …) among the ranks."""

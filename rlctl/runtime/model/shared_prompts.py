@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlctl.runtime.model.attention import Packing, join_indices, similar
+from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.model.kernels import (
     Reach,
     TokenMap,
@@ -24,6 +24,8 @@ from rlctl.runtime.model.kernels import (
     causal_mask,
     choose_kernel,
 )
+from rlctl.runtime.model.mixers import Mixer
+from rlctl.runtime.model.rectangles import join_indices, similar
 from rlctl.runtime.ops import to_device
 
 # Elements of a mask with a row for each response. Above it, responses to prompts of different
@@ -184,6 +186,19 @@ class SharedPrompts:
             part = attend_dense(q, k, v, reach, visible.expand(each.rows, -1, -1, -1))
             parts.append(part.transpose(1, 2).flatten(0, 1))
         return torch.cat([first, torch.cat(parts).index_select(0, slots)])
+
+    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+        """See `TokenAttention`: (T, C) -> (T, C). Each response mixes its prompt again."""
+        rows = Packing.from_lengths(self.lengths, hidden.device)
+        mixed = rows.mix(layer, hidden.index_select(0, self.key_of_slot), mixer)
+        return mixed.index_select(0, self._slot_of_token)
+
+    @cached_property
+    def _slot_of_token(self) -> Tensor:
+        """A place of each token in `key_of_slot`: (N + T,) int64."""
+        slot = torch.empty_like(self.position_ids)
+        slot[self.key_of_slot] = torch.arange(len(self.key_of_slot), device=slot.device)
+        return slot
 
     def _attend_varlen(self, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """Run flash attention, whose last query of a row attends to all its keys.

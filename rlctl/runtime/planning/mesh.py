@@ -14,6 +14,7 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.cluster.pools import RANKS_PER_RELAY
 from rlctl.runtime.model import pipeline_parallel
 from rlctl.runtime.model.compiled import KEY as COMPILE_KEY
+from rlctl.runtime.model.mixers import has_states
 from rlctl.runtime.model.tensor_parallel import unsplittable, unsplittable_adapters
 from rlctl.runtime.planning.preflight import check_batches, read_model_config
 from rlctl.runtime.workers.flops import MIXTURE_SIZES
@@ -51,6 +52,9 @@ def _check(
     problems = [] if tensor == 1 else _check_split(role, config, tensor, loaded)
     if stages > 1:
         problems += _check_stages(role, config, stages, loaded)
+    if loaded is not None and has_states(loaded):
+        given = {_SEQUENCE: sequence, _TENSOR: tensor, _PIPELINE: stages}
+        problems += [_states(role, loaded, name) for name, size in given.items() if size > 1]
     heads = getattr(loaded, "num_attention_heads", None)
     heads = heads if heads and heads % tensor == 0 else None
     limit, per_stage = min(num_ranks, RANKS_PER_RELAY), tensor * sequence
@@ -80,6 +84,18 @@ def _check(
             )
         )
     return problems
+
+
+def _states(role: Role, loaded: PretrainedConfig, name: str) -> Problem:
+    """Return the problem of a size that divides tokens or layers of a model with states."""
+    key = f"{role.fsdp_key}.{name}"
+    return Problem(
+        f"layers of {loaded.model_type} carry a state from token to token, which {name} "
+        "cannot divide",
+        key,
+        f"{key}=1; FSDP2 shards such models over all ranks",
+        (key, f"{key}=1"),
+    )
 
 
 def _check_split(

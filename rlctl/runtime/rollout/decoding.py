@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from rlctl.runtime.model.attention import TokenAttention
 from rlctl.runtime.model.kernels import Reach, softmax_with_sinks
+from rlctl.runtime.model.mixers import Mixer
 from rlctl.runtime.rollout.kv_cache import KVCache
 from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots
 
@@ -89,6 +90,11 @@ class Decode:
         own_weights = weights.reshape(num_rows * num_kv, rep, -1)[..., num_prompt:]
         out = from_prompt.index_select(0, grid.to_rows).view(num_rows * num_kv, rep, -1)
         return out.baddbmm_(own_weights, own_values).view(num_rows, num_heads, -1)
+
+    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+        """Mix one new token per row: (R, C) -> (R, C)."""
+        del layer
+        return self.cache.states.step(hidden, mixer)
 
 
 def next_logits(

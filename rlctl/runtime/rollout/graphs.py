@@ -138,7 +138,7 @@ class StaticSlots:
         """See `Slots`; `like` (R, K, D)."""
         if self._own is None:
             assert self._cache is not None, "`fill` comes first"
-            capacity = self._cache.layers[0].keys.shape[2]
+            capacity = self._cache.any_layer.keys.shape[2]
             self._own = OwnSlots.build(self.num_own, like, capacity, self.shape.own)
         return self._own
 

@@ -21,6 +21,7 @@ from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.load import load_model
+from rlctl.runtime.model.mixers import check_states, has_mixers
 from rlctl.runtime.rollout.adapters import MERGES, merged_sync
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
@@ -92,6 +93,9 @@ class HFEngine:
         self.max_length = context_length if max_length is None else min(max_length, context_length)
         self.owned = owned
         self._waiting: list[Part] = []
+        check_states(model)
+        if capturer is not None and has_mixers(model):
+            capturer = None  # their states change with the rows
         self.static = StaticDecoder(model, capturer) if capturer is not None else None
         self._keeps_cache = keeps_cache
         self._new_rows = kind_of_rows

@@ -20,12 +20,13 @@ from torch import Tensor
 
 from rlctl.runtime.ops import to_device
 from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots, StepShape, bucket, outside_window
+from rlctl.runtime.rollout.row_states import RowStates
 
 # Initial capacity of own tokens per row. It doubles, so memory follows the responses that are long.
 _FIRST_CAPACITY = 64
 _numbers = count(1)
-# Keys and values of every layer, each (K, L, D): the cache of one row with its prompt.
-Saved = list[tuple[Tensor, Tensor]]
+# Keys and values by layer, each (K, L, D): the cache of one row with its prompt.
+Saved = dict[int, tuple[Tensor, Tensor]]
 
 
 @dataclass(eq=False)
@@ -42,6 +43,11 @@ class _Layer:
         for held in (self.keys, self.values):
             held[rows:] = 0
             held[:, :, width:] = 0
+
+
+def num_saved(saved: Saved) -> int:
+    """Return the number of tokens that a saved cache holds."""
+    return next(iter(saved.values()))[0].shape[1]
 
 
 def _none() -> Tensor:
@@ -63,7 +69,8 @@ class KVCache:
     padded: bool = False  # there are slots for steps of `step_shape`, all of them finite
     storage: int = 0  # another number for each allocation
     layout: int = 0  # another number whenever rows join or leave
-    layers: list[_Layer] = field(default_factory=list)
+    layers: dict[int, _Layer] = field(default_factory=dict)  # by the number of the model's layer
+    states: RowStates = field(default_factory=RowStates)  # of other layers than attention
     _widest: int = 1  # rows of the largest group so far, as a bucket
     _grids: dict[tuple[int, int], Grid] = field(default_factory=dict)
     _own: OwnSlots | None = None  # of the current step
@@ -79,7 +86,7 @@ class KVCache:
         first = len(self.prompt_lengths)
         if self.layers and not self._is_masked and not self.padded:
             self._is_masked = True
-            for held in self.layers:
+            for held in self.layers.values():
                 held.clear_own(len(self.num_own), max(self.num_own.tolist(), default=0))
         groups = torch.arange(first, first + len(prompt_lengths)).repeat_interleave(rows_per_prompt)
         self.prompt_lengths = torch.cat([self.prompt_lengths, prompt_lengths])
@@ -87,7 +94,7 @@ class KVCache:
         self.num_own = torch.cat([self.num_own, torch.zeros_like(groups)])
         self.max_own = max(self.max_own, max_own)
         self._widest = max(self._widest, bucket(int(rows_per_prompt.max())))
-        for held in self.layers:
+        for held in self.layers.values():
             self._reserve(held)
         self._rows_changed()
         return first
@@ -105,31 +112,36 @@ class KVCache:
         held = self.layers[layer]
         return held.prompt_keys[group, :, :length], held.prompt_values[group, :, :length]
 
+    @property
+    def any_layer(self) -> _Layer:
+        """A layer; all have the same capacity."""
+        return next(iter(self.layers.values()))
+
     def save(self, row: int) -> Saved:
         """Copy the keys and values of a row's prompt and own tokens."""
         group, num_own = int(self.group_of_row[row]), int(self.num_own[row])
         length = int(self.prompt_lengths[group])
-        saved: Saved = []
-        for held in self.layers:
+        saved: Saved = {}
+        for layer, held in self.layers.items():
             keys = [held.prompt_keys[group, :, :length], held.keys[row, :, :num_own]]
             values = [held.prompt_values[group, :, :length], held.values[row, :, :num_own]]
-            saved.append((torch.cat(keys, 1), torch.cat(values, 1)))
+            saved[layer] = (torch.cat(keys, 1), torch.cat(values, 1))
         return saved
 
     def restore(self, group: int, saved: Saved) -> None:
         """Store saved keys and values as the first tokens of a prompt."""
-        for layer, (keys, values) in enumerate(saved):
+        for layer, (keys, values) in saved.items():
             held = self._layer(layer, keys.transpose(0, 1), values.transpose(0, 1))
             held.prompt_keys[group, :, : keys.shape[1]] = keys
             held.prompt_values[group, :, : keys.shape[1]] = values
 
     def _layer(self, layer: int, key: Tensor, value: Tensor) -> _Layer:
         """Return a layer; allocate it for `key` and `value` (T, K, D) if it is the next one."""
-        if layer == len(self.layers):
+        if layer not in self.layers:
             none = [x.new_empty(0, x.shape[1], 0, x.shape[2]) for x in (key, value)]
             width, rows = min(_FIRST_CAPACITY, self.max_own), self._slots(len(self.group_of_row))
             own = [x.new_empty(rows, x.shape[1], width, x.shape[2]) for x in (key, value)]
-            self.layers.append(_Layer(*none, *own))
+            self.layers[layer] = _Layer(*none, *own)
             if self.padded:
                 self.layers[layer].clear_own(0, 0)
             self._reserve(self.layers[layer])
@@ -163,7 +175,7 @@ class KVCache:
     def own_slots(self, like: Tensor) -> OwnSlots:
         """See `Slots`; `like` (R, K, D)."""
         if self._own is None:
-            self._own = OwnSlots.build(self.num_own, like, self.layers[0].keys.shape[2])
+            self._own = OwnSlots.build(self.num_own, like, self.any_layer.keys.shape[2])
         return self._own
 
     def outside(self, window: int, num_prompt: int, num_own: int, like: Tensor) -> Tensor:
@@ -182,7 +194,7 @@ class KVCache:
 
     def step_shape(self) -> StepShape:
         """Return the sizes of a step with padding, the same for many steps."""
-        held, longest = self.layers[0], int(self.num_own.max())
+        held, longest = self.any_layer, int(self.num_own.max())
         return StepShape(
             rows=bucket(len(self.num_own)),
             groups=bucket(len(self.prompt_lengths)),
@@ -200,8 +212,8 @@ class KVCache:
         self.num_own = self.num_own + 1
         self._own = None
         self._outside.clear()
-        if self.layers and int(self.num_own.max()) == self.layers[0].keys.shape[2]:
-            for held in self.layers:
+        if self.layers and int(self.num_own.max()) == self.any_layer.keys.shape[2]:
+            for held in self.layers.values():
                 self._reserve(held)
 
     def _rows_changed(self) -> None:
@@ -218,9 +230,10 @@ class KVCache:
         """
         rows, free, moved = compaction(active)
         longest = int(self.num_own.max()) if len(active) else 0
-        for held in self.layers:
+        for held in self.layers.values():
             held.keys[free, :, :longest] = held.keys[moved, :, :longest]
             held.values[free, :, :longest] = held.values[moved, :, :longest]
+        self.states.keep(rows)
         self.group_of_row, self.num_own = self.group_of_row[rows], self.num_own[rows]
         sizes = torch.bincount(self.group_of_row, minlength=len(self.prompt_lengths))
         self._compact_groups(sizes > 0)
@@ -232,7 +245,7 @@ class KVCache:
         if active.all():
             return
         groups, free, moved = compaction(active)
-        for held in self.layers:
+        for held in self.layers.values():
             held.prompt_keys[free] = held.prompt_keys[moved]
             held.prompt_values[free] = held.prompt_values[moved]
         self.prompt_lengths = self.prompt_lengths[groups]

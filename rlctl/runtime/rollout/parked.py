@@ -35,7 +35,7 @@ class ParkedCaches:
     def put(self, request: Request, completion: Completion, saved: Saved) -> None:
         """Keep the cache of a finished request: of its context and response but the last token."""
         ids = torch.cat([request.context_ids, completion.response_ids[:-1]])
-        num_bytes = sum(tensor.nbytes for layer in saved for tensor in layer)
+        num_bytes = sum(tensor.nbytes for layer in saved.values() for tensor in layer)
         self._by_key[request.key] = _Parked(ids, saved, num_bytes)
         self.num_bytes += num_bytes
         while self.num_bytes > self.max_bytes:

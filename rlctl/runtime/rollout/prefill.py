@@ -11,8 +11,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rlctl.errors import InternalError
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask
+from rlctl.runtime.model.mixers import Mixer
 from rlctl.runtime.ops import to_device
 from rlctl.runtime.rollout.kv_cache import KVCache
 
@@ -33,6 +35,24 @@ class Prefill:
         self.cache.store_prompts(layer, self._group, self.packing.position_ids, key, value)
         return self.packing.attend(layer, query, key, value, reach)
 
+    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+        """Mix T packed prompt tokens and store the states after them: (T, C) -> (T, C).
+
+        Prompts of one length are mixed together: padding would change their states.
+        """
+        lengths = self.packing.lengths
+        starts, parts, tokens = lengths.cumsum(0) - lengths, list[Tensor](), list[Tensor]()
+        for length in lengths.unique():
+            prompts = (lengths == length).nonzero().squeeze(1)
+            token = (starts[prompts, None] + torch.arange(length)).to(hidden.device)
+            states = mixer.new_states()
+            parts.append(mixer(hidden[token], states).flatten(0, 1))
+            tokens.append(token.flatten())
+            rows = self.cache.group_of_row
+            self.cache.states.store(layer, states, self.first + prompts, rows, mixer)
+        mixed = torch.cat(parts)
+        return torch.empty_like(mixed).index_copy_(0, torch.cat(tokens), mixed)
+
     @cached_property
     def _group(self) -> Tensor:
         """Group of each token: (T,) int64, on the device of the packing."""
@@ -52,6 +72,11 @@ class Extension:
     first: int
     held: list[int]
     chunks: list[int]  # tokens of each chunk
+
+    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+        """Refuse (T, C): caches of models with mixers are not kept."""
+        del layer, hidden, mixer
+        raise InternalError("a prompt with states was extended")
 
     def positions(self) -> Tensor:
         """Return the position of each packed token in its prompt: (T,) int64."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlctl.runtime.model.routing import Routers
 from rlctl.runtime.rollout.fused import Passes
 from rlctl.runtime.rollout.graphs import StaticDecoder
-from rlctl.runtime.rollout.kv_cache import KVCache
+from rlctl.runtime.rollout.kv_cache import KVCache, num_saved
 from rlctl.runtime.rollout.rows import Finished, Part
 from rlctl.runtime.rollout.running import RunningRows
 
@@ -41,7 +41,7 @@ class RecordedRows(RunningRows):
             super().join(parts)
         # Contexts without a cache are computed first.
         parts = sorted(parts, key=lambda part: part.saved is not None)
-        held = [0 if part.saved is None else part.saved[0][0].shape[1] for part in parts]
+        held = [0 if part.saved is None else num_saved(part.saved) for part in parts]
         new = [len(p.request.context_ids) - n for p, n in zip(parts, held, strict=True)]
         found = recording.own().cpu().split(new)
         for part, num_held, own in zip(parts, held, found, strict=True):

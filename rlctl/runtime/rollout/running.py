@@ -13,7 +13,7 @@ from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.rollout.decoding import Decode
 from rlctl.runtime.rollout.fused import Passes
 from rlctl.runtime.rollout.graphs import StaticDecoder
-from rlctl.runtime.rollout.kv_cache import KVCache
+from rlctl.runtime.rollout.kv_cache import KVCache, num_saved
 from rlctl.runtime.rollout.prefill import Extension, Prefill
 from rlctl.runtime.rollout.requests import Completion, Decoding
 from rlctl.runtime.rollout.rows import Finished, Part, Row, rows_of
@@ -150,7 +150,7 @@ class RunningRows:
         for group, part in enumerate(parts, first):
             assert part.saved is not None
             self.cache.restore(group, part.saved)
-            held.append(part.saved[0][0].shape[1])
+            held.append(num_saved(part.saved))
             chunks.append(part.request.context_ids[held[-1] :])
         attention = Extension(self.cache, first, held, [len(chunk) for chunk in chunks])
         keep = (torch.tensor(attention.chunks).cumsum(0) - 1).to(self.device)
@@ -226,7 +226,8 @@ class RunningRows:
             strict=True,
         ):
             row = self.rows[number]
-            saved = self.cache.save(number) if row.request.keep else None
+            keeps = row.request.keep and not self.cache.states
+            saved = self.cache.save(number) if keeps else None
             reason = "stop" if stop else "length"
             completion = Completion(row.request.key, row.number, ids, log_prob, reason)
             finished.append(Finished(row, completion, saved))

@@ -1,0 +1,162 @@
+"""Layers that mix tokens by a running state, on packed rows.
+
+Gated delta nets, Mamba layers and short convolutions read a sequence from its start and carry a
+state from token to token. On a packed row, the state of one sequence would leak into the next. So
+each such module, here a mixer, gets complete sequences: the object `packing` of a pass pads them on
+the right to rectangles, which a causal mixer never reads, and the engine `hf` keeps their states.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from rlctl.errors import ConfigError, InternalError
+
+# Names of the argument for the states in the classes of transformers.
+_STATES = ("cache_params", "past_key_values")
+# Mixers without an argument `cache_params`.
+_OTHERS = ("Lfm2ShortConv", "Lfm2MoeShortConv", "MiniMaxLightningAttention")
+# Mixers whose states are not in transformers' common cache.
+_OWN_CACHE = ("MiniMaxLightningAttention",)
+_SLOT, _SLOTS = "_rlctl_mixer", "_rlctl_mixers"  # attributes of a mixer, of a model
+
+
+@dataclass
+class _Slot:
+    """Facts of a mixer that its calls lack; `packing` is that of the present pass."""
+
+    layer: int
+    states: str  # name of the argument
+    config: PreTrainedConfig
+    packing: Any = None
+    is_set: bool = False  # the model, and not its decoder, was called with the packing
+
+
+@dataclass(eq=False)
+class Mixer:
+    """Call of a mixer in one pass of the model."""
+
+    module: nn.Module
+    slot: _Slot
+    arguments: dict[str, Any]
+    other_outputs: tuple[Any, ...] | None = None  # None: the mixer returns a tensor
+
+    def __call__(self, hidden: Tensor, states: DynamicCache | None = None) -> Tensor:
+        """Mix B sequences of L tokens, each from its start or from `states`: (B, L, C)."""
+        states_and_mask = {self.slot.states: states, "attention_mask": None}
+        output = type(self.module).forward(self.module, hidden, **self.arguments | states_and_mask)
+        if isinstance(output, tuple):
+            output, *others = output
+            self.other_outputs = tuple(others)
+        return output
+
+    def new_states(self) -> DynamicCache:
+        """Return the states before the first token of any number of sequences."""
+        return DynamicCache(config=self.slot.config)
+
+
+def install_mixers(model: PreTrainedModel) -> None:
+    """Let the mixers of `model` take part in passes with a `packing`, in place; idempotent."""
+    decoder = model.get_decoder()
+    if hasattr(decoder, _SLOTS):
+        return
+    slots = []
+    for module in decoder.modules():
+        states = _argument_for_states(module)
+        if states is not None:
+            config = model.config.get_text_config(decoder=True)
+            slot = _Slot(module.layer_idx, states, config)  # pyright: ignore[reportArgumentType]
+            slots.append(slot)
+            setattr(module, _SLOT, slot)
+            # Bound methods and hooks that are functions follow a deep copy of the model.
+            module.forward = MethodType(_mix, module)
+    setattr(decoder, _SLOTS, slots)
+    if slots:
+        decoder.register_forward_pre_hook(_enter, with_kwargs=True)
+        if model is not decoder:  # some classes do not pass unknown arguments on
+            setattr(model, _SLOTS, slots)
+            model.register_forward_pre_hook(_enter, with_kwargs=True)
+            model.register_forward_hook(_leave, always_call=True)
+
+
+def has_mixers(model: PreTrainedModel) -> bool:
+    """Return True if `model` has installed mixers."""
+    return bool(getattr(model, _SLOTS, ()) or getattr(model.get_decoder(), _SLOTS, ()))
+
+
+def contains_mixer(layer: nn.Module) -> bool:
+    """Return True if a decoder layer has an installed mixer."""
+    return any(hasattr(module, _SLOT) for module in layer.modules())
+
+
+def has_states(config: PreTrainedConfig) -> bool:
+    """Return True if a model of `config` has mixers, without building it."""
+    layers = DynamicCache(config=config).layers
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
+
+
+def check_states(model: PreTrainedModel) -> None:
+    """Raise ConfigError if the states of a mixer are not in transformers' common cache."""
+    if any(type(module).__name__ in _OWN_CACHE for module in model.modules()):
+        kind = model.config.model_type
+        raise ConfigError(
+            f"the engine hf does not keep the states of models of type {kind}",
+            hint="actor_rollout_ref.rollout.name=vllm",
+        )
+
+
+def _argument_for_states(module: nn.Module) -> str | None:
+    """Return the name of a mixer's argument for its states; None for other modules."""
+    if not isinstance(getattr(module, "layer_idx", None), int):
+        return None
+    parameters = inspect.signature(type(module).forward).parameters
+    if "hidden_states" not in parameters:
+        return None
+    if _STATES[0] in parameters and not any(True for _ in _decoder_layers(module)):
+        return _STATES[0]
+    return _STATES[1] if type(module).__name__ in _OTHERS else None
+
+
+def _decoder_layers(module: nn.Module) -> list[nn.Module]:
+    """Return the modules below that are mixers themselves; a block has the mixer's arguments."""
+    return [
+        child
+        for child in module.modules()
+        if child is not module and _STATES[0] in inspect.signature(type(child).forward).parameters
+    ]
+
+
+def _enter(module: nn.Module, _: Any, arguments: dict[str, Any]) -> None:
+    """Tell the mixers the packing of a pass, which they keep for its backward pass."""
+    decoder = module.get_decoder()  # pyright: ignore[reportCallIssue]
+    if "forward" in vars(decoder):  # it is replaced: the pass is of the head alone
+        return
+    for slot in getattr(module, _SLOTS):
+        if not slot.is_set:
+            slot.packing = arguments.get("packing")
+            slot.is_set = module is not decoder
+
+
+def _leave(module: nn.Module, *_: Any) -> None:
+    for slot in getattr(module, _SLOTS):
+        slot.is_set = False
+
+
+def _mix(self: nn.Module, hidden_states: Tensor, *others: Any, **arguments: Any) -> Any:
+    """Replace `forward` of a mixer: (1, T, C) -> (1, T, C) on a packed row."""
+    slot: _Slot = getattr(self, _SLOT)
+    if slot.packing is None:
+        return type(self).forward(self, hidden_states, *others, **arguments)
+    if others:
+        raise InternalError(f"{type(self).__name__} was called with positional arguments")
+    arguments.pop("packing", None)
+    mixer = Mixer(self, slot, arguments)
+    mixed = slot.packing.mix(slot.layer, hidden_states[0], mixer)[None]
+    return mixed if mixer.other_outputs is None else (mixed, *mixer.other_outputs)
