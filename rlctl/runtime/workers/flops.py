@@ -11,6 +11,7 @@ import torch
 from transformers import PretrainedConfig
 
 from rlctl.runtime.model.attention import layer_window
+from rlctl.runtime.workers.gpu_memory import PEAK
 from rlctl.tracking.metrics import Max, Mean, Metrics
 
 # Config attributes with the number of experts; a token does not use every one.
@@ -116,13 +117,11 @@ class DecoderShape:
 def device_usage(
     config: PretrainedConfig, lengths: list[int], seconds: float, name: str
 ) -> Metrics:
-    """Return peak memory since the last call, and model FLOPs utilization (MFU) of an update.
+    """Return the peak of memory, and model FLOPs utilization (MFU) of an update.
 
     MFU is weighted by `seconds`: merged, it is the useful work divided by the device time.
     """
-    peak_memory = torch.cuda.max_memory_allocated() / 2**30
-    torch.cuda.reset_peak_memory_stats()
-    metrics: Metrics = {"perf/max_memory_allocated_gb": Max(peak_memory)}
+    metrics: Metrics = {"perf/max_memory_allocated_gb": Max(PEAK.pop() / 2**30)}
     shape, peak = DecoderShape.from_config(config), peak_flops(torch.cuda.get_device_name())
     if shape is not None and peak is not None:
         metrics[f"perf/mfu/{name}"] = Mean(shape.training_flops(lengths) / peak, seconds)

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import threading
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from rlctl.runs.run_dir import relax_umask
 from rlctl.runtime.batch.stored import PackedRows, detach
 from rlctl.runtime.model.compiled import enable_compiler
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.workers.gpu_memory import PEAK, use_expandable_segments
 from rlctl.runtime.workers.heap import keep_freed_memory
 from rlctl.runtime.workers.rng import seed_all
 from rlctl.runtime.workers.store import connect_store, listen, open_store
@@ -54,6 +56,7 @@ class Process:
         if rank_info.device == "cpu":
             keep_freed_memory()
         else:
+            use_expandable_segments()
             enable_compiler()
         seed_all(rank_info.seed + rank_info.rank)
         if rank_info.deterministic:
@@ -110,7 +113,8 @@ class Process:
         self._calling.add(thread)
         faulthandler.dump_traceback_later(_DUMP_AFTER * self.rank_info.timeout_s, file=2)
         try:
-            return getattr(self.workers[role], method)(*args, **kwargs)
+            with PEAK.phase() if self.rank_info.device == "cuda" else nullcontext():
+                return getattr(self.workers[role], method)(*args, **kwargs)
         finally:
             self._calling.discard(thread)
             if not self._calling:  # engines run concurrent calls, which share one timer
