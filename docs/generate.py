@@ -211,9 +211,7 @@ def _peaks(config: schema.Config) -> Iterator[str]:
     for count in GPUS:
         devices = Devices("cuda", 1, count)
         plan = plan_memory(config, devices, pool_sizes(config, devices, needs), needs)
-        roles = plan.known()
-        peak = sum(each.held for each in roles) + max(each.passing for each in roles)
-        yield f"{peak / GIB:.0f}"
+        yield f"{max(plan.peaks().values()) / GIB:.0f}"
 
 
 _ERRORS = """# Errors by code

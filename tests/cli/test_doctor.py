@@ -10,8 +10,8 @@ from packaging.requirements import Requirement
 
 from rlctl.__main__ import main
 from rlctl.runtime.planning import doctor as doctor_module
-from rlctl.runtime.planning.doctor import check_package, check_torch, check_vllm
-from rlctl.runtime.planning.machine import GIB, Check, check_space
+from rlctl.runtime.planning.doctor import check_package, check_vllm
+from rlctl.runtime.planning.machine import GIB, Check, check_space, check_torch
 from rlctl.tracking import loggers
 from tests.processes import run_python
 

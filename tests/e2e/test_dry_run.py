@@ -82,10 +82,10 @@ def test_memory_of_a_tiny_model(settings: list[str], capsys: Capsys) -> None:
     assert actor["logits"] == 2 * tokens * 259 * 4
     assert critic["logits"] == 0
     # keys and values, layers, sizes, eight rows
-    assert actor["kv_cache"] == 2 * 2 * 16 * 8 * (160 + 12) * 4
+    assert actor["engine"]["cache"] == 2 * 2 * 16 * 8 * (160 + 12) * 4
     held = sum(each["parameters"] + each["moments"] for each in (actor, reference, critic))
     passing = [
-        max(each["kv_cache"], each["gradients"] + each["activations"] + each["logits"])
+        max(each["engine"]["cache"], each["gradients"] + each["activations"] + each["logits"])
         for each in (actor, reference, critic)
     ]
     assert found["pool_peaks"] == {"main": held + max(passing)}
@@ -127,7 +127,7 @@ def test_dry_run_of_the_quickstart_writes_nothing(tmp_path: Path, capsys: Capsys
         "data.seed",
         "command line",
         "micro-batches",
-        "kv cache",
+        "engine cache",
         "checkpoint",
         "trackers",
     ):

@@ -16,7 +16,8 @@ from rlctl.__main__ import main
 from rlctl.errors import RlctlError, UsageError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.planning import trial
-from rlctl.runtime.planning.fit import ENOUGH, Mesh, Search, meshes
+from rlctl.runtime.planning.fit import ENOUGH, Search
+from rlctl.runtime.planning.fits import Mesh, meshes
 from rlctl.runtime.planning.gpus import GPUS, MIB, find_device, parse_size
 from rlctl.runtime.planning.trial import try_step
 
@@ -74,6 +75,27 @@ def test_the_overrides_compose_to_the_same_estimate(seven_b: Path, on_h100: Sear
     assert "trainer.n_gpus_per_node=8" in fit.overrides
     again = search(seven_b, "H100", "data.max_response_length=3072", *fit.overrides)
     assert again.best(fit.mesh).peak == pytest.approx(fit.peak)
+
+
+def test_vllm_of_32_billion_parameters_is_divided_over_ranks(tmp_path: Path) -> None:
+    """61 GiB of weights fit no share of a GPU that also has the trainer's state."""
+    sizes = {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64}
+    heads = {"num_attention_heads": 40, "num_key_value_heads": 8}
+    changed = SEVEN_B.to_dict() | sizes | heads | {"layer_types": None}
+    Qwen2Config(**changed).save_pretrained(tmp_path)
+    wanted = search(tmp_path, "A100", "data.max_response_length=3072")
+    fit = wanted.best(Mesh(1, 8))
+    assert fit.rows > 0
+    assert fit.cached >= 32
+    values = dict(each.split("=", 1) for each in fit.overrides)
+    tensor = int(values["actor_rollout_ref.rollout.tensor_model_parallel_size"])
+    share = float(values["actor_rollout_ref.rollout.gpu_memory_utilization"])
+    assert tensor in (2, 4, 8)
+    assert 61 / tensor < share * 80
+    one = "actor_rollout_ref.rollout.tensor_model_parallel_size=1"
+    whole = search(tmp_path, "A100", "data.max_response_length=3072", one).best(Mesh(1, 8))
+    assert 0 < whole.cached < 32
+    assert "offload" in whole.savings
 
 
 def test_settings_of_the_user_stay(seven_b: Path) -> None:

@@ -12,12 +12,13 @@ from rlctl.errors import MissingExtraError, ResourceError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.cluster.gpus import ClusterGpus
+from rlctl.runtime.cluster import gpus
+from rlctl.runtime.cluster.gpus import ClusterGpus, NodeGpus
 from rlctl.runtime.cluster.session import _options
 from rlctl.runtime.planning import devices
+from rlctl.runtime.planning.capacity import memory_of
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.placement import check_placement
-from rlctl.runtime.planning.role_memory import memory_of
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout import auto
 from rlctl.runtime.rollout.engine import EngineSpec
@@ -37,6 +38,7 @@ def test_workers_compile_on_a_gpu(
 ) -> None:
     """Ray's workers begin without a compiler. vLLM does not start if this attribute is missing."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     with torch._dynamo.config.patch(disable=True):
         Process(where)
         compiled = torch.compile(lambda x: x, fullgraph=True)
@@ -103,12 +105,38 @@ def test_a_driver_without_a_gpu_plans_for_those_of_the_cluster(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     trainer = compose("ppo", ["trainer.device=auto"]).config.trainer
     found = Devices.from_config(trainer, ClusterGpus(8, "H100"))
-    assert (found.kind, found.per_node, found.gpu) == ("cuda", 8, "H100")
+    assert (found.kind, found.per_node) == ("cuda", 8)
     assert memory_of(found, 8) == 81559 * 2**20
-    assert memory_of(replace(found, gpu="TPU"), 8) is None
+    assert memory_of(Devices.from_config(trainer, ClusterGpus(8, "TPU")), 8) is None
+    nodes = [NodeGpus("10.0.0.1", "2.13.0", "13.0", (f"GPU, {n} MiB, 9.0, 580.1",)) for n in (9, 8)]
+    found = Devices.from_config(trainer, ClusterGpus(8, None, tuple(nodes)))
+    assert memory_of(found, 8) == 8 * 2**20
     nine = compose("ppo", ["trainer.device=cuda", "trainer.n_gpus_per_node=9"]).config.trainer
     with pytest.raises(ResourceError, match="each node of the cluster has 8 GPUs"):
         Devices.from_config(nine, ClusterGpus(8, "H100"))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "message"),
+    [
+        ("H100, 81559 MiB, 9.0, 550.1", "which needs driver 580"),
+        ("V100, 32768 MiB, 7.0, 580.1", "is for GPUs of capability 7.5 or more"),
+    ],
+)
+def test_a_node_whose_gpus_torch_cannot_use_is_refused(gpu: str, message: str) -> None:
+    trainer = compose("ppo", ["trainer.device=cuda"]).config.trainer
+    cluster = ClusterGpus(8, None, (NodeGpus("10.0.0.1", "2.13.0", "13.0", (gpu,)),))
+    with pytest.raises(ResourceError, match=f"GPUs of 10.0.0.1: .*{message}"):
+        Devices.from_config(trainer, cluster)
+
+
+def test_an_old_driver_of_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: ["H100, 81559 MiB, 9.0, 570.1"])
+    trainer = compose("ppo", ["trainer.device=cuda"]).config.trainer
+    with pytest.raises(ResourceError, match=r"GPUs of this machine: .*needs driver 580"):
+        Devices.from_config(trainer)
 
 
 def test_auto_says_why_it_does_not_use_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,14 @@ from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.planning.capacity import check_capacity
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.memory import RoleMemory
 from rlctl.runtime.planning.mesh import check_sizes
 from rlctl.runtime.planning.model_files import check_weights
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.planning.preflight import check_batches, check_model
-from rlctl.runtime.planning.role_memory import check_capacity, plan_memory
+from rlctl.runtime.planning.role_memory import plan_memory
 from rlctl.runtime.planning.role_models import check_role_models
 from rlctl.runtime.planning.router_check import check_routers
 from tests.models import mixture_model, write_tiny_model
@@ -71,9 +72,9 @@ def test_an_engine_is_divided_by_its_tensor_parallelism(model: Path) -> None:
         return actor_memory(model, *settings, device="cuda", ranks=4, needs=Needs.ENGINE)
 
     whole, parts = engine(1), engine(4)
-    assert whole.engine_copy == 4 * parts.engine_copy > 0
+    assert whole.engine.weights == 4 * parts.engine.weights > 0
     # One engine of four ranks has the prompts of four, and each rank a part of its heads.
-    assert parts.kv_cache == whole.kv_cache > 0
+    assert parts.engine.cache == whole.engine.cache > 0
 
 
 def test_frozen_weights_take_the_bytes_of_passes(model: Path) -> None:
@@ -315,10 +316,90 @@ def test_experts_are_divided_over_the_ranks_of_one_copy(model: Path, tmp_path: P
 
 
 def test_a_cache_that_the_engine_keeps_is_held_during_training(model: Path) -> None:
-    actor = partial(actor_memory, model, device="cuda", needs=Needs.GROUPS | Needs.ENGINE)
-    freed, kept = actor(), actor("actor_rollout_ref.rollout.free_cache_engine=false")
-    assert kept.held == freed.held + freed.kv_cache > freed.held
-    assert kept.passing <= freed.passing < kept.passing + kept.kv_cache
+    rollout, needs = "actor_rollout_ref.rollout", Needs.GROUPS | Needs.ENGINE
+
+    def actor(name: str) -> list[RoleMemory]:
+        keys = (f"{rollout}.name={name}", f"{rollout}.free_cache_engine=")
+        given = [(keys[0], f"{keys[1]}{each}") for each in ("true", "false")]
+        return [actor_memory(model, *each, device="cuda", needs=needs) for each in given]
+
+    freed, kept = actor("hf")
+    assert kept.held == freed.held + freed.engine.cache > freed.held
+    assert kept.engine.awake == freed.engine.awake
+    freed, kept = actor("auto")  # vLLM, which has weights of its own, and sleeps without them
+    assert kept.held == freed.held + freed.engine.cache + freed.engine.weights
+    assert freed.held - freed.resident == freed.engine.graphs > 0
+
+
+GPU_BYTES = 16 * 2**30
+UTILIZATION = "actor_rollout_ref.rollout.gpu_memory_utilization"
+
+
+def engine_problems(model: Path, *overrides: str) -> list[Problem]:
+    """Return the problems of an actor with vLLM on GPUs of 16 GiB; weights take 6.0 in float32."""
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(settings | {"vocab_size": 50_000_000}))
+    half = "actor_rollout_ref.model.dtype=bfloat16"
+    tokens = "actor_rollout_ref.rollout.max_num_seqs=1"
+    chosen = config(model, half, tokens, "actor_rollout_ref.rollout.name=auto", *overrides)
+    devices, needs = Devices("cuda", 1, 8, GPU_BYTES), Needs.GROUPS | Needs.ENGINE
+    planned = plan_memory(chosen, devices, {"main": 8}, needs)
+    [actor] = planned.known()
+    fraction = chosen.actor_rollout_ref.rollout.gpu_memory_utilization or 0.5
+    assert actor.engine.share == int(fraction * GPU_BYTES)
+    assert actor.engine.awake == max(actor.engine.share, actor.engine.awake - actor.engine.cache)
+    return check_capacity(planned, devices, {"main": 8})
+
+
+def test_vllm_must_fit_beside_the_state_of_the_trainer_when_it_wakes_up(model: Path) -> None:
+    """1.6 billion weights on 8 ranks: 2.2 GiB each with moments; vLLM takes its share."""
+    assert engine_problems(model) == []
+    assert engine_problems(model, f"{UTILIZATION}=0.75") == []
+    [problem] = engine_problems(model, f"{UTILIZATION}=0.85")
+    assert "GiB on each GPU when vLLM wakes up, and 16.0 GiB are available" in problem.message
+    assert problem.fix == (UTILIZATION, f"{UTILIZATION}=0.8")
+    assert problem.hint is not None
+    assert "optimizer_offload=true" in problem.hint
+    offload = "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"
+    assert engine_problems(model, f"{UTILIZATION}=0.85", offload) == []
+
+
+def test_the_share_of_vllm_holds_its_weights_and_a_row(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """3.0 GiB of weights in bfloat16, about 1.6 of graphs and a pass."""
+    assert engine_problems(model, f"{UTILIZATION}=0.25") == []
+    assert "vLLM gets 4.0 GiB of each GPU of the pool main, and needs 3.0" in caplog.text
+    [problem] = engine_problems(model, f"{UTILIZATION}=0.15")
+    assert "vLLM gets 2.4 GiB of each GPU of the pool main, and needs 3.0" in problem.message
+    assert problem.hint is not None
+    assert f"{UTILIZATION}=0.8" in problem.hint
+    tensor = "actor_rollout_ref.rollout.tensor_model_parallel_size=4"
+    assert engine_problems(model, f"{UTILIZATION}=0.15", tensor) == []
+    assert len(caplog.records) == 1
+
+
+def test_cuda_and_nccl_are_in_the_peak_of_a_pool(model: Path) -> None:
+    def overhead(ranks: int, *overrides: str) -> int:
+        needs, devices = Needs.GROUPS | Needs.ENGINE, Devices("cuda", 1, ranks)
+        plan = plan_memory(config(model, *overrides), devices, {"main": ranks}, needs)
+        assert plan.peaks()["main"] == plan.known()[0].peak + plan.overhead("main")
+        return plan.overhead("main")
+
+    alone, several = overhead(1), overhead(4)
+    assert 0 < alone < several
+    assert several < overhead(4, "actor_rollout_ref.rollout.tensor_model_parallel_size=2")
+    assert several < overhead(4, "actor_rollout_ref.actor.fsdp_config.fsdp_size=2")
+
+
+def test_offloaded_state_and_checkpoints_are_in_the_memory_of_the_host(model: Path) -> None:
+    actor = partial(actor_memory, model, device="cuda", ranks=2)
+    section, number = "actor_rollout_ref.actor.fsdp_config", actor().num_parameters
+    assert actor().host == 0
+    assert actor(f"{section}.optimizer_offload=true").host == 8 * number // 2
+    assert actor(f"{section}.param_offload=true").host == 16 * number // 2
+    assert actor("trainer.save_freq=1").host == 12 * number // 2
+    assert actor("actor_rollout_ref.model.enable_activation_offload=true").host > 0
 
 
 def test_bfloat16_weights_have_float32_moments_and_their_other_bits(model: Path) -> None:

@@ -19,7 +19,8 @@ from rlctl.errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
-    from rlctl.runtime.planning.fit import Fit, Search
+    from rlctl.runtime.planning.fit import Search
+    from rlctl.runtime.planning.fits import Fit
     from rlctl.runtime.planning.trial import Trial
 
 
@@ -111,7 +112,8 @@ def fit(
         _of_run(run, words, root) if run is not None else _of_recipe(verb, words, model, recipe)
     )
     from rlctl.runtime.data import quickstart
-    from rlctl.runtime.planning.fit import Search, meshes
+    from rlctl.runtime.planning.fit import Search
+    from rlctl.runtime.planning.fits import meshes
     from rlctl.runtime.planning.gpus import find_device
 
     target = find_device(device, memory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rlctl.cli.console import notice, print_json, stdout, table, warn
@@ -138,26 +139,30 @@ def _print_memory(report: DryRun) -> None:
         "parameters",
         "moments",
         "gathered",
-        "engine_copy",
         "gradients",
         "activations",
         "logits",
-        "kv_cache",
+        "engine.weights",
+        "engine.cache",
+        "engine.graphs",
         "peak",
     ]
     rows = [
-        (row.role, f"{row.num_parameters:,}", *(_size(getattr(row, name)) for name in columns))
-        for row in report.memory
+        (role.role, f"{role.num_parameters:,}", *map(_size, attrgetter(*columns)(role)))
+        for role in report.memory
     ]
     _heading("Memory of one device, estimated")
-    names = [name.replace("_", " ") for name in columns]
+    names = [name.replace(".", " ") for name in columns]
     stdout().print(table(["role", "numbers", *names], rows, right=["numbers", *names]))
     for pool, peak in report.pool_peaks.items():
-        size = report.device_memory
-        stdout().print(
-            f"pool {pool}: {_size(peak)} at its peak" + (f", of {_size(size)}" if size else ""),
-            markup=False,
-        )
+        size, overhead = report.device_memory, report.overheads[pool]
+        parts = [f"pool {pool}: {_size(peak)} at its peak"]
+        parts += [f"with {_size(overhead)} for CUDA and NCCL"] if overhead else []
+        parts += [f"of {_size(size)}"] if size else []
+        stdout().print(", ".join(parts), markup=False)
+    if report.host:
+        of = "for offloaded state and the copy of a checkpoint; mapped files do not count"
+        stdout().print(f"host memory of a node: {_size(report.host)} {of}", markup=False)
 
 
 def _heading(text: str) -> None:

@@ -23,6 +23,8 @@ from rlctl.recipes.schema.fields import (
 )
 from rlctl.recipes.schema.model import FSDP, Model, Optim
 
+MOST_OF_A_GPU = 0.9  # fraction of its memory for an engine; CUDA and NCCL need the rest
+
 _BY_ROWS = UnusedIf({".use_dynamic_bsz": False, ".ppo_micro_batch_size_per_gpu": Not(None)})
 _BY_TOKENS = UnusedIf({".log_prob_use_dynamic_bsz": True})
 _CLIP_RANGE = UnusedIf({".clip_ratio_low": Not(None), ".clip_ratio_high": Not(None)})
@@ -205,6 +207,10 @@ class Rollout(Section):
     val_kwargs: Annotated[ValKwargs, NO_VALIDATION]
     multi_turn: Annotated[MultiTurn, _NO_EPISODES]
     agent: Annotated[Agent, _NO_EPISODES]
+
+    def memory_fraction(self, alone: bool) -> float:
+        """Return the fraction of a device for the engine, which may be `alone` on a GPU."""
+        return self.gpu_memory_utilization or (MOST_OF_A_GPU if alone else 0.5)
 
 
 class RefModel(Section):

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import re
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from rlctl.recipes import schema
 from rlctl.runtime.cluster.access import address_of, is_loopback
+from rlctl.runtime.cluster.nvidia import visible_gpus
 
 _TYPE = "accelerator_type:"  # prefix of the resource with which Ray names a node's GPUs
+
+
+@dataclass(frozen=True)
+class NodeGpus:
+    """Build of torch on a node, and the node's GPUs as `visible_gpus` returns them."""
+
+    address: str
+    torch: str
+    cuda: str | None  # that torch is built for
+    gpus: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -19,13 +32,21 @@ class ClusterGpus:
 
     per_node: int  # of the node with the fewest
     name: str | None  # as Ray names them, such as H100; None: unknown, or not the same everywhere
+    nodes: tuple[NodeGpus, ...] = ()  # those that replied
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of the smallest GPU; None if they are unknown."""
+        sizes = (re.search(r", (\d+) MiB,", gpu) for node in self.nodes for gpu in node.gpus)
+        return min((int(size[1]) * 2**20 for size in sizes if size), default=None)
 
 
 def cluster_gpus(config: schema.Config) -> ClusterGpus | None:
     """Return the GPUs of the cluster that a run connects to.
 
-    None if the run needs none, if it has no GPU, and if it is on this machine or this machine has
-    GPUs, because torch then knows them. Raises the errors of `ray_session`.
+    Each of its nodes is asked for name, memory and driver. None if the run needs no GPU, if the
+    cluster has none, and if it is on this machine or this machine has GPUs, because torch then
+    knows them. Raises the errors of `ray_session`.
     """
     init, trainer = config.ray_kwargs.ray_init, config.trainer
     address = address_of(init)
@@ -38,12 +59,46 @@ def cluster_gpus(config: schema.Config) -> ClusterGpus | None:
 
     session = ray_session(init, 1, 1, trainer.timeouts.ray_start_s, None)
     with nullcontext() if ray.is_initialized() else session:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    with_gpus = [resources for resources in nodes if resources.get("GPU", 0) >= 1]
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        with_gpus = [node for node in alive if node["Resources"].get("GPU", 0) >= 1]
+        places = tuple((node["NodeID"], node["NodeManagerAddress"]) for node in with_gpus)
+        nodes = _ask(places, trainer.timeouts.ray_start_s)
     if not with_gpus:
         return None
-    names = {name for each in with_gpus for name in each if name.startswith(_TYPE)}
+    resources = [node["Resources"] for node in with_gpus]
+    names = {name for node in resources for name in node if name.startswith(_TYPE)}
     return ClusterGpus(
-        int(min(resources["GPU"] for resources in with_gpus)),
+        int(min(node["GPU"] for node in resources)),
         names.pop().removeprefix(_TYPE) if len(names) == 1 else None,
+        nodes,
     )
+
+
+@cache
+def _ask(places: tuple[tuple[str, str], ...], timeout_s: float) -> tuple[NodeGpus, ...]:
+    """Return the GPUs of each node that replies within `timeout_s`; other runs may use them.
+
+    `places` are ids and addresses of nodes, which are asked once.
+    """
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    examine = ray.remote(num_cpus=0, max_retries=0)(own_gpus)
+    tasks = [
+        examine.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+        ).remote(address)
+        for node, address in places
+    ]
+    ready = ray.wait(tasks, num_returns=len(tasks), timeout=timeout_s)[0] if tasks else []
+    found: list[NodeGpus] = []
+    for task in ready:
+        with suppress(RayError):  # such as an environment that cannot be built
+            found.append(ray.get(task))
+    return tuple(found)
+
+
+def own_gpus(address: str) -> NodeGpus:
+    """Return the GPUs of this machine, which has this address."""
+    return NodeGpus(address, torch.__version__, torch.version.cuda, tuple(visible_gpus()))

@@ -16,7 +16,9 @@ import torch
 from rlctl.errors import ResourceError
 from rlctl.recipes import schema
 from rlctl.recipes.roles import pool_names
-from rlctl.runtime.cluster.gpus import ClusterGpus
+from rlctl.runtime.cluster.gpus import ClusterGpus, own_gpus
+from rlctl.runtime.planning.gpus import GPUS, MIB
+from rlctl.runtime.planning.machine import check_torch
 from rlctl.runtime.rank_info import RankInfo, default_threads
 
 LOG = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ class Devices:
     kind: str  # "cpu" or "cuda"
     num_nodes: int
     per_node: int
-    gpu: str | None = None  # name of the GPUs of a cluster, if this machine has none
+    memory: int | None = None  # bytes of a GPU; None if they are unknown, and on a CPU
 
     @property
     def total(self) -> int:
@@ -44,13 +46,15 @@ class Devices:
 
         `auto` is the GPU where there is one; 0 is every GPU, or one process on a CPU. `gpus` are
         those of a cluster if this machine has none. Raises ResourceError if there are fewer GPUs
-        than asked for.
+        than asked for, and if torch cannot use those of a node.
         """
         kind = trainer.device
         if kind == "auto":
             kind = "cuda" if gpus is not None or torch.cuda.is_available() else "cpu"
             if kind == "cpu":
                 _warn_of_unused_gpus()
+        if kind == "cuda":
+            _check_builds(gpus)
         where = "this machine has" if gpus is None else "each node of the cluster has"
         found = 1
         if kind == "cuda":
@@ -65,7 +69,27 @@ class Devices:
                 hint=works,
                 fix=(works.partition("=")[0], works),
             )
-        return cls(kind, trainer.nnodes, per_node, gpus and gpus.name)
+        return cls(kind, trainer.nnodes, per_node, _memory(gpus) if kind == "cuda" else None)
+
+
+def _check_builds(gpus: ClusterGpus | None) -> None:
+    """Raise ResourceError for GPUs that torch cannot use, such as those with an old driver."""
+    nodes = () if gpus is None else gpus.nodes
+    if gpus is None and not torch.cuda.is_available():
+        nodes = (own_gpus("this machine"),)
+    for node in nodes:
+        check = check_torch(node.torch, node.cuda, node.gpus)
+        if check.state != "ok":
+            message = f"torch cannot use the GPUs of {node.address}: {check.message}"
+            raise ResourceError(message, hint=check.remedy)
+
+
+def _memory(gpus: ClusterGpus | None) -> int | None:
+    """Return the bytes of a GPU of the cluster, or of this machine; None if they are unknown."""
+    if gpus is None:
+        known = torch.cuda.is_available()
+        return torch.cuda.get_device_properties(0).total_memory if known else None
+    return gpus.memory or (GPUS[gpus.name] * MIB if gpus.name in GPUS else None)
 
 
 @cache

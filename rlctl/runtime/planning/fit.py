@@ -1,11 +1,12 @@
 """Search of `rlctl fit`: the fewest devices, and the largest micro-batch, that the memory allows.
 
-The search evaluates the planner's estimate (`memory.py`) for several meshes and ways to save
-memory; no weights are read. It leaves a tenth of a device for what the estimate does not include.
+The search evaluates the planner's estimate (`memory.py`) for several meshes, ways to save memory,
+and shares of vLLM; no weights are read. It leaves a tenth of a device for errors of the estimate.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -17,21 +18,29 @@ from rlctl.errors import ResourceError
 from rlctl.quickstart import NAME
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
-from rlctl.recipes.roles import ACTOR, Role, built_roles, rollout_pool
+from rlctl.recipes.roles import ACTOR, Role, built_roles, engine_role, rollout_pool
 from rlctl.runtime.algorithms.base import Algorithm, rows_per_prompt
 from rlctl.runtime.algorithms.references import routed_models
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.load import Kind
+from rlctl.runtime.model.tensor_parallel import divisors
 from rlctl.runtime.ops import ceil_div
+from rlctl.runtime.planning.capacity import largest_utilization
 from rlctl.runtime.planning.devices import Devices, pool_sizes
+from rlctl.runtime.planning.fits import Fit, Mesh, replaced, written
 from rlctl.runtime.planning.gpus import Device
 from rlctl.runtime.planning.mesh import check_sizes
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.planning.placement import check_placement
-from rlctl.runtime.planning.role_memory import GIB, plan_memory, read_size
+from rlctl.runtime.planning.preflight import read_model_config
+from rlctl.runtime.planning.role_memory import GIB, MemoryPlan, plan_memory, read_size
+from rlctl.runtime.rollout.auto import plans_vllm
 
 ENOUGH = 8192  # tokens of a micro-batch above which a GPU computes at its full speed
 _FEWEST_SEQUENCES = 32  # that an engine decodes at a time
+_ROLLOUT = "actor_rollout_ref.rollout"
+_TENSOR = f"{_ROLLOUT}.tensor_model_parallel_size"
+_UTILIZATION = f"{_ROLLOUT}.gpu_memory_utilization"
 # Ways to save memory, the fastest first.
 _SAVINGS = (
     "none",
@@ -44,34 +53,6 @@ _SAVINGS = (
 # Changes of the training itself, which are proposed only where nothing else fits.
 _LORA = {"lora_rank": 32}
 _HALF = {"model_dtype": "bf16"}
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """Nodes, devices of each, and ranks that share one copy of the parameters (-1: all)."""
-
-    nodes: int
-    per_node: int
-    fsdp_size: int = -1
-
-    @property
-    def devices(self) -> int:
-        """Number of devices."""
-        return self.nodes * self.per_node
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Settings for one mesh; `rows` of the longest length are in a micro-batch, 0: none fit."""
-
-    mesh: Mesh
-    savings: str
-    rows: int
-    tokens: int
-    peak: int  # bytes on the fullest device
-    overrides: list[str] = field(default_factory=list)
-    reason: str = ""  # why nothing fits
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,16 +86,22 @@ class Search:
         return [self.best(mesh) for mesh in meshes]
 
     def best(self, mesh: Mesh, extra: Mapping[str, Any] | None = None) -> Fit:
-        """Return the fastest settings with micro-batches of `ENOUGH` tokens, else the largest."""
+        """Return the fastest settings with micro-batches of `ENOUGH` tokens, else the largest.
+
+        The cache of vLLM holds `_FEWEST_SEQUENCES` rows, or one if no settings allow as many.
+        """
         found: list[Fit] = []
-        for fsdp_size in (mesh.per_node, -1) if mesh.nodes > 1 else (-1,):
-            sharded = Mesh(mesh.nodes, mesh.per_node, fsdp_size)
-            for savings in _SAVINGS:
-                names = savings.split(", ")
-                fit = self._largest(sharded, savings, {"savings": names, **(extra or {})})
-                found.append(fit)
-                if fit.reason or (fit.rows and fit.rows >= self._enough(mesh)):
-                    return fit
+        for num_cached in (_FEWEST_SEQUENCES, 1):
+            for fsdp_size in (mesh.per_node, -1) if mesh.nodes > 1 else (-1,):
+                sharded = Mesh(mesh.nodes, mesh.per_node, fsdp_size)
+                for savings in _SAVINGS:
+                    given = {"savings": savings.split(", "), **(extra or {})}
+                    fit = self._largest(sharded, savings, given, num_cached)
+                    found.append(fit)
+                    if fit.reason or (fit.rows and fit.rows >= self._enough(mesh)):
+                        return fit
+            if any(fit.rows for fit in found):
+                break
         return max(found, key=lambda each: each.rows)  # the first of equals
 
     def propose(self, mesh: Mesh) -> str | None:
@@ -133,9 +120,9 @@ class Search:
         rows = actor.ppo_mini_batch_size * rows_per_prompt(self.config, needs)
         return max(1, ceil_div(rows * ACTOR.ranks_per_row(self.config), mesh.devices))
 
-    def _largest(self, mesh: Mesh, name: str, savings: Mapping[str, Any]) -> Fit:
+    def _largest(self, mesh: Mesh, name: str, savings: Mapping[str, Any], num_cached: int) -> Fit:
         """Return the fit with the most rows, by bisection: memory grows with the rows."""
-        devices = Devices(self.device.kind, mesh.nodes, mesh.per_node)
+        devices = self._devices(mesh)
         ranks = pool_sizes(self.config, devices, self.algorithm.needs)
         engines = rollout_pool(self.config, self.algorithm.needs)
         problems = [
@@ -146,14 +133,13 @@ class Search:
             return Fit(mesh, name, 0, 0, 0, reason=problems[0].message)
 
         low, high = 1, self._most_rows(mesh)
-        smallest = [
-            (settings := {**savings, "max_num_seqs": sequences}, self._at(mesh, name, settings, 1))
-            for sequences in self._num_sequences()
-        ]
-        settings, best = next(
-            (each for each in smallest if each[1].peak <= self.usable), smallest[-1]
-        )
-        if best.peak > self.usable:
+        settings, best = dict(savings), self._at(mesh, name, savings, 1)
+        for engine in self._engines(mesh, savings):
+            settings = {**savings, **engine}
+            best = self._at(mesh, name, settings, 1)
+            if best.peak <= self.usable and best.cached >= num_cached:
+                break
+        else:
             return Fit(mesh, name, 0, 0, best.peak, best.overrides)
         while low < high:
             middle = (low + high + 1) // 2
@@ -164,11 +150,37 @@ class Search:
                 high = middle - 1
         return best
 
-    def _num_sequences(self) -> list[int]:
-        """Return the rows that an engine may decode at a time, the most first; its cache grows."""
-        most = self.config.actor_rollout_ref.rollout.max_num_seqs
-        halves = [most >> k for k in range(1, most.bit_length()) if most >> k >= _FEWEST_SEQUENCES]
-        return [most, *halves]
+    def _engines(self, mesh: Mesh, savings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield settings of the engine, the fastest first.
+
+        These are the rows that it may decode at a time, for which its cache grows. vLLM in the
+        actor's processes has fewer ranks per engine, and as large a share as their state leaves.
+        """
+        rollout, needs = self.config.actor_rollout_ref.rollout, self.algorithm.needs
+        if not plans_vllm(rollout.name, self.device.kind):
+            most = rollout.max_num_seqs
+            halves = (most >> k for k in range(1, most.bit_length()))
+            numbers = [most, *(half for half in halves if half >= _FEWEST_SEQUENCES)]
+            yield from ({f"{_ROLLOUT}.max_num_seqs": number} for number in numbers)
+        elif engine_role(self.config, needs) is not ACTOR:
+            yield {}
+        else:
+            pool, memory = self.config.trainer.placement.actor, self.device.memory
+            for ranks in self._engine_ranks(mesh):
+                settings = {**savings, _TENSOR: ranks}
+                plan = self._plan(self._changed(dict(self._changes(mesh, settings, 1))), mesh)
+                share = largest_utilization(plan, pool, self.usable, memory)
+                if share > 0 or _UTILIZATION in self.fixed:
+                    yield settings | {_UTILIZATION: share}
+
+    def _engine_ranks(self, mesh: Mesh) -> list[int]:
+        """Return the numbers of ranks that may share an engine: they divide a node and heads."""
+        if _TENSOR in self.fixed:
+            return [self.config.actor_rollout_ref.rollout.tensor_model_parallel_size]
+        text = read_model_config(ACTOR.model(self.config), ACTOR.model_key).get_text_config()
+        heads = getattr(text, "num_attention_heads", None) or 1
+        heads = math.gcd(heads, getattr(text, "num_key_value_heads", None) or heads)
+        return divisors(math.gcd(mesh.per_node, heads))
 
     def with_rows(self, fit: Fit, rows: int) -> Fit:
         """Return the fit with another number of rows in a micro-batch."""
@@ -195,31 +207,42 @@ class Search:
     def _at(self, mesh: Mesh, name: str, savings: Mapping[str, Any], rows: int) -> Fit:
         """Return the fit of micro-batches of `rows`, with its peak."""
         changes = dict(self._changes(mesh, savings, rows))
-        peak = self._peak(reduce(_replaced, changes.items(), self.config), mesh)
-        written = [
-            f"{key}={_written(value)}"
+        plan = self._plan(self._changed(changes), mesh)
+        engines = (role.engine for role in plan.known() if role.engine.share is not None)
+        cached = min((engine.num_rows for engine in engines), default=_FEWEST_SEQUENCES)
+        peak = self._peak(plan, mesh)
+        overrides = [
+            f"{key}={written(value)}"
             for key, value in changes.items()
             if key == "trainer.n_gpus_per_node" or value != attrgetter(key)(self.config)
         ]
-        return Fit(mesh, name, rows, rows * self.longest, peak, written, settings=savings)
+        tokens = rows * self.longest
+        return Fit(mesh, name, rows, tokens, peak, overrides, settings=savings, cached=cached)
 
-    def _peak(self, config: schema.Config, mesh: Mesh) -> int:
-        """Return the bytes on the fullest device; on a CPU, of all processes of the machine."""
-        needs, devices = self.algorithm.needs, Devices(self.device.kind, mesh.nodes, mesh.per_node)
+    def _changed(self, changes: Mapping[str, Any]) -> schema.Config:
+        return reduce(replaced, changes.items(), self.config)
+
+    def _devices(self, mesh: Mesh) -> Devices:
+        memory = self.device.memory if self.device.kind == "cuda" else None
+        return Devices(self.device.kind, mesh.nodes, mesh.per_node, memory)
+
+    def _plan(self, config: schema.Config, mesh: Mesh) -> MemoryPlan:
+        needs, devices = self.algorithm.needs, self._devices(mesh)
         ranks = pool_sizes(config, devices, needs)
         plan = plan_memory(
             config, devices, ranks, needs, routed_models(self.algorithm), self._size_of
         )
         if plan.warnings:
             raise ResourceError(plan.warnings[0], hint="start it with smaller micro-batches")
-        pools = plan.pools()
-        peaks = {
-            pool: sum(each.held for each in roles) + max(each.passing for each in roles)
-            for pool, roles in pools.items()
-        }
-        if devices.kind == "cpu":
-            return sum(peak * ranks[pool] for pool, peak in peaks.items()) // devices.num_nodes
-        return max(peaks.values())
+        return plan
+
+    def _peak(self, plan: MemoryPlan, mesh: Mesh) -> int:
+        """Return the bytes on the fullest device; on a CPU, of all processes of the machine."""
+        peaks = plan.peaks()
+        if self.device.kind == "cuda":
+            return max(peaks.values())
+        ranks = pool_sizes(self.config, self._devices(mesh), self.algorithm.needs)
+        return sum(peak * ranks[pool] for pool, peak in peaks.items()) // mesh.nodes
 
     def _size_of(self, model: schema.Model, role: Role) -> ModelSize:
         others = {"enable_gradient_checkpointing", "enable_activation_offload", "dtype"}
@@ -235,7 +258,7 @@ class Search:
         roles = built_roles(self.config, self.algorithm.needs)
         found: dict[str, Any] = {"trainer.n_gpus_per_node": mesh.per_node}
         found["trainer.nnodes"] = mesh.nodes
-        found["actor_rollout_ref.rollout.max_num_seqs"] = savings["max_num_seqs"]
+        found |= {key: value for key, value in savings.items() if key.startswith(_ROLLOUT)}
         for role in roles:
             if role.learns:
                 model, names = role.model_key, savings["savings"]
@@ -263,25 +286,3 @@ class Search:
             slices = fsdp.ulysses_sequence_parallel_size if fsdp else 1
             return {f"{prefix}_max_token_len_per_gpu": ceil_div(rows * self.longest, slices)}
         return {role.max_rows_key or f"{prefix}_micro_batch_size_per_gpu": rows}
-
-
-def meshes(per_node: int, nodes: int) -> list[Mesh]:
-    """Return the meshes of at most `nodes` nodes with `per_node` devices, the smallest first."""
-    counts = sorted({per_node, *(2**k for k in range(per_node.bit_length()) if 2**k <= per_node)})
-    whole = sorted({nodes, *(2**k for k in range(nodes.bit_length()) if 2**k <= nodes)})
-    return [
-        *(Mesh(1, count) for count in counts),
-        *(Mesh(count, per_node) for count in whole if count > 1),
-    ]
-
-
-def _replaced(config: Any, change: tuple[str, Any]) -> Any:
-    """Return a section of the configuration with another value at a dotted key."""
-    key, value = change
-    name, _, rest = key.partition(".")
-    inner = value if not rest else _replaced(getattr(config, name), (rest, value))
-    return config.model_copy(update={name: inner})
-
-
-def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from rlctl.errors import UsageError
-from rlctl.runtime.planning.memory import device_memory
+from rlctl.runtime.sandbox.limits import usable_memory
 from rlctl.suggest import closest
 
 MIB = 2**20
@@ -71,7 +71,7 @@ def find_device(name: str, memory: str | None = None) -> Device:
             return Device(f"a GPU of {memory}", "cuda", size)
         plain = "cpu"
     if plain == "cpu":
-        return Device("cpu", "cpu", size or device_memory("cpu", 1))
+        return Device("cpu", "cpu", size or usable_memory())
     if plain not in known:
         near = closest(plain, known)
         raise UsageError(

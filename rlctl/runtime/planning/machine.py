@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,12 @@ from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.sandbox.limits import container_memory
 
 GIB = 1024**3
+
+# Oldest NVIDIA driver for a major version of CUDA ("CUDA Compatibility", minor version
+# compatibility). torch finds no GPU with an older one.
+_LEAST_DRIVER = {"12": 525, "13": 580}
+# Least compute capability of the GPUs that a build for a major version of CUDA has kernels for.
+_LEAST_CAPABILITY = {"13": 7.5}
 
 
 @dataclass(frozen=True)
@@ -51,20 +57,30 @@ def check_space(check: str, path: Path, free: int, total: int) -> Check:
     return Check(check, "ok", message)
 
 
-def visible_gpus() -> list[str]:
-    """Return name, memory and driver of each NVIDIA GPU; empty without a working driver."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return (
-        [" ".join(line.split()) for line in done.stdout.splitlines() if line.strip()]
-        if done.returncode == 0
-        else []
+def check_torch(installed: str, cuda: str | None, gpus: Sequence[str]) -> Check:
+    """Check that torch can use the GPUs of a machine, which are as `visible_gpus` returns them.
+
+    `cuda` is the CUDA version that torch was built for; None for a CPU build.
+    """
+    number = installed.partition("+")[0]
+    if gpus and cuda is None:
+        message = f"torch {installed} is a CPU build and cannot use {len(gpus)} GPUs ({gpus[0]})"
+        return Check("gpus", "warning", message, f"pip install --force-reinstall torch=={number}")
+    driver = re.search(r", (\d+)[.\d]*$", gpus[0]) if gpus else None
+    major = (cuda or "").partition(".")[0]
+    least = _LEAST_DRIVER.get(major)
+    if driver and least and int(driver[1]) < least:
+        message = f"torch {installed} is for CUDA {cuda}, which needs driver {least}: {gpus[0]}"
+        return Check("gpus", "fault", message, f"install NVIDIA's driver {least} or newer")
+    capability = re.search(r", (\d+\.\d+), [.\d]+$", gpus[0]) if gpus else None
+    if capability and float(capability[1]) < (wanted := _LEAST_CAPABILITY.get(major, 0.0)):
+        message = f"torch {installed} is for GPUs of capability {wanted} or more: {gpus[0]}"
+        return Check("gpus", "fault", message, "a newer GPU, or a build of torch for this one")
+    build = f"torch for CUDA {cuda}" if cuda else "torch for CPUs"
+    return Check(
+        "gpus",
+        "ok",
+        f"{build}; {'; '.join(gpus) or 'no NVIDIA GPU here: training runs on the CPU'}",
     )
 
 

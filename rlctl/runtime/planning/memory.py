@@ -1,12 +1,13 @@
 """Memory of one role on one device, estimated from the model's config; no weights are read.
 
 Parameters and moments are exact. Activations, gradients and gathered blocks are estimates for a
-decoder with a gated feed-forward layer and an attention that stores no scores. Fragmentation, the
-framework's own memory and communication buffers are not included.
+decoder with a gated feed-forward layer and an attention that stores no scores. Fragmentation is not
+included. Loading a model takes less than a pass: its share and one block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,8 +16,8 @@ import torch
 from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import MAX_LOGITS
 from rlctl.runtime.ops import ceil_div
+from rlctl.runtime.planning.engine_memory import EngineMemory
 from rlctl.runtime.planning.model_size import ModelSize
-from rlctl.runtime.sandbox.limits import usable_memory
 from rlctl.runtime.workers.optimizers import BLOCK
 
 _FLOAT32 = 4  # bytes
@@ -37,12 +38,13 @@ class Storage:
     tensor: int = 1  # ranks that split each layer
     stages: int = 1  # ranks that have some layers each
     gloo: bool = False  # collectives are gloo's, which work on copies and free them late
+    on_gpu: bool = False
 
     @classmethod
     def unsharded(cls, dtype: torch.dtype) -> Self:
         """Return the storage of a complete copy on every device, in the type of computation."""
         size = dtype.itemsize
-        return cls(size, size, 1, replicated=False, wrapped=False, reshard=False, offload=False)
+        return cls(size, size, 1, replicated=False, wrapped=False, reshard=True, offload=False)
 
     @classmethod
     def from_config(
@@ -73,6 +75,7 @@ class Storage:
             tensor,
             stages,
             gloo=device == "cpu",
+            on_gpu=device != "cpu",
         )
 
 
@@ -83,20 +86,19 @@ class Work:
     tokens: int  # of a micro-batch; 0 without forward passes
     learns: bool
     has_logits: bool
-    kv_tokens: int  # in the engine's cache; 0 without an engine
-    engine_ranks: int = 1  # that split each layer of the engine
-    keeps_cache: bool = False  # during training
+    engine: EngineMemory  # in the processes of the role
     recomputed: int = 0  # one of how many layers is recomputed in the backward pass; 0: none
     offloads: bool = False  # activations to host memory
     averages: bool = False  # keeps a moving average of the trained parameters
     state_bytes: float | None = None  # of the optimizer per parameter; None: two moments
     in_flight: int = 1  # micro-batches whose activations a stage of a pipeline has
     passed_on: int = 0  # micro-batches whose hidden states, or gradients of them, a stage has
+    saves: bool = False  # checkpoints
 
 
 @dataclass(frozen=True)
 class RoleMemory:
-    """Bytes of a role on one device: held all the time before `gradients`, temporary from there."""
+    """Bytes of a role on one device, and in the memory of the host."""
 
     role: str
     num_parameters: int
@@ -104,89 +106,126 @@ class RoleMemory:
     parameters: int
     moments: int
     gathered: int
-    engine_copy: int
+    stays_gathered: bool  # after a pass, until the next backward pass
+    learns: bool
     gradients: int
     activations: int
     recomputing: int  # activations of one layer, which exist when the logits do not
     logits: int
-    kv_cache: int
-    keeps_cache: bool  # during training
+    engine: EngineMemory
     update: int  # of the optimizer: offloaded state on the device, a bfloat16 weight as float32
+    host: int  # offloaded state and activations, and the copy of a checkpoint
 
     @property
     def held(self) -> int:
-        """Bytes held all the time."""
-        kept = self.kv_cache if self.keeps_cache else 0
-        return self.parameters + self.moments + self.gathered + self.engine_copy + kept
+        """Bytes held during training."""
+        gathered = self.gathered if self.stays_gathered else 0
+        return self.parameters + self.moments + gathered + self.engine.asleep
 
     @property
     def passing(self) -> int:
-        """Temporary bytes: the largest of generation, backward pass and update: they take turns."""
+        """Temporary bytes of training: the larger of backward pass and update, which take turns."""
         backward = self.activations - self.recomputing + max(self.recomputing, self.logits)
-        cache = 0 if self.keeps_cache else self.kv_cache
-        return max(cache, self.gradients + max(backward, self.update))
+        gathered = 0 if self.stays_gathered else self.gathered
+        return self.gradients + max(gathered + backward, self.update)
+
+    @property
+    def resident(self) -> int:
+        """Bytes held while an engine generates, without those of the engine."""
+        gathered = self.gathered if self.stays_gathered and not self.learns else 0
+        return self.parameters + self.moments + gathered
 
     @property
     def peak(self) -> int:
         """Largest number of bytes at any time."""
-        return self.held + self.passing
+        return peak_of([self])
+
+
+def peak_of(roles: Sequence[RoleMemory]) -> int:
+    """Return the largest number of bytes of roles that take turns on one device."""
+    training = sum(role.held for role in roles) + max(role.passing for role in roles)
+    return max(training, generating(roles))
+
+
+def generating(roles: Sequence[RoleMemory]) -> int:
+    """Return the bytes of roles on one device while an engine generates."""
+    return sum(role.resident + role.engine.awake for role in roles)
 
 
 def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> RoleMemory:
     """Estimate the memory of one role.
 
     A recomputed layer stores its input, and one layer at a time all activations; so does one whose
-    activations are offloaded. An offloaded optimizer has two blocks of state on the device.
+    activations are offloaded.
     """
     part = size.split(storage.tensor).stage(storage.stages)
-    own, trained = (
-        0 if storage.offload else ceil_div(number, storage.shards)
-        for number in (part.num_parameters, part.num_trained)
-    )
-    has_own_engine = storage.wrapped or size.num_trained < size.num_parameters
     in_use = (
         2 * part.largest_block + part.outside_blocks if storage.reshard else part.num_parameters
     )
     layer = work.tokens * part.activations_per_token * storage.compute
     num_recomputed = ceil_div(part.num_layers, work.recomputed) if work.recomputed else 0
     inputs = num_recomputed * work.tokens * size.hidden * storage.compute
-    activations = (inputs + (part.num_layers - num_recomputed) * layer) * work.in_flight
-    if not work.learns or work.offloads:
-        activations = 0
+    stored = (inputs + (part.num_layers - num_recomputed) * layer) * work.in_flight
+    activations = stored if work.learns and not work.offloads else 0
     recomputing = 0 if activations and not num_recomputed else layer
     passed_on = work.passed_on * work.tokens * size.hidden * storage.compute
-    state = 2 * _FLOAT32 if work.state_bytes is None else work.state_bytes
-    state += _FLOAT32 - storage.master  # the other bits of weights in bfloat16
-    moments = int(trained * state) if work.learns else 0
-    reduced = _reduced(part, storage) if storage.wrapped else 0
-    largest, update = ceil_div(part.largest_tensor, storage.shards), 0
-    if storage.optimizer_offload:
-        moments, update = 0, min(moments, int(2 * max(BLOCK, largest) * state))
-    if storage.master < _FLOAT32 and work.learns:  # a weight and its gradient in float32
-        update += 2 * _FLOAT32 * min(trained, largest)
+    state = _state(part, storage, work)
     rows = min(work.tokens, max(1, MAX_LOGITS // part.vocab)) if work.has_logits else 0
+    host = state.host + (stored if work.learns and work.offloads else 0)
     return RoleMemory(
         role=role,
         num_parameters=size.num_parameters,
         num_trained=size.num_trained,
-        parameters=trained * (storage.master + (_FLOAT32 if work.averages else 0))
-        + (own - trained) * storage.compute,
-        moments=moments,
+        parameters=state.parameters,
+        moments=state.moments,
         gathered=min(in_use, part.num_parameters) * storage.compute if storage.wrapped else 0,
-        engine_copy=ceil_div(size.num_parameters * storage.compute, work.engine_ranks)
-        if has_own_engine and work.kv_tokens
-        else 0,
-        gradients=trained * storage.master + reduced if work.learns else 0,
+        stays_gathered=not storage.reshard,
+        learns=work.learns,
+        gradients=state.gradients,
         activations=activations + recomputing + passed_on,
         recomputing=recomputing,
         logits=rows * part.vocab * storage.compute * (2 if work.learns else 1),
-        update=update,
-        keeps_cache=work.keeps_cache,
-        kv_cache=ceil_div(
-            2 * size.num_layers * size.key_value * work.kv_tokens * storage.compute,
-            work.engine_ranks,
-        ),
+        engine=work.engine,
+        update=state.update,
+        host=host if storage.on_gpu else 0,
     )
+
+
+@dataclass(frozen=True)
+class _State:
+    """Bytes of weights, of what the optimizer needs, and of both in host memory."""
+
+    parameters: int
+    moments: int
+    gradients: int
+    update: int
+    host: int
+
+
+def _state(part: ModelSize, storage: Storage, work: Work) -> _State:
+    """Return the state of a rank; an offloaded optimizer has two blocks of it on the device."""
+    own, trained = (
+        ceil_div(number, storage.shards) for number in (part.num_parameters, part.num_trained)
+    )
+    parameters = trained * (storage.master + (_FLOAT32 if work.averages else 0))
+    parameters += (own - trained) * storage.compute
+    if not work.learns:
+        offloaded = parameters if storage.offload else 0
+        return _State(parameters - offloaded, 0, 0, 0, offloaded)
+    bytes_each = 2 * _FLOAT32 if work.state_bytes is None else work.state_bytes
+    bytes_each += _FLOAT32 - storage.master  # the other bits of weights in bfloat16
+    moments, gradients = int(trained * bytes_each), trained * storage.master
+    host = trained * storage.master + moments if work.saves else 0
+    reduced = _reduced(part, storage) if storage.wrapped else 0
+    if storage.offload:
+        return _State(0, 0, reduced, 0, host + parameters + moments + gradients)
+    largest, update = ceil_div(part.largest_tensor, storage.shards), 0
+    if storage.optimizer_offload:
+        host += moments
+        moments, update = 0, min(moments, int(2 * max(BLOCK, largest) * bytes_each))
+    if storage.master < _FLOAT32:  # a weight and its gradient in float32
+        update += 2 * _FLOAT32 * min(trained, largest)
+    return _State(parameters, moments, gradients + reduced, update, host)
 
 
 def _reduced(size: ModelSize, storage: Storage) -> int:
@@ -200,14 +239,3 @@ def _reduced(size: ModelSize, storage: Storage) -> int:
     whole += copies * size.largest_block * (storage.compute + 4) if storage.shards > 1 else 0
     sums = 4 * ceil_div(size.num_parameters, storage.shards) if storage.replicated else 0
     return int(share * (whole + sums))
-
-
-def device_memory(kind: str, processes_per_node: int) -> int:
-    """Return the bytes available to one process.
-
-    On a GPU that is the memory of the GPU, on a CPU an equal share of the host's memory or of the
-    container's limit.
-    """
-    if kind == "cuda":
-        return torch.cuda.get_device_properties(0).total_memory
-    return usable_memory() // processes_per_node

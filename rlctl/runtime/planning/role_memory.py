@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import torch
-
-from rlctl.errors import Problem
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, REFERENCE, Role, built_roles, engine_role, rollout_pool
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.devices import Devices
-from rlctl.runtime.planning.gpus import GPUS, MIB
-from rlctl.runtime.planning.memory import (
-    RoleMemory,
-    Storage,
-    Work,
-    device_memory,
-    role_memory,
-)
+from rlctl.runtime.planning.engine_memory import GIB, EngineMemory, vllm_memory
+from rlctl.runtime.planning.memory import RoleMemory, Storage, Work, peak_of, role_memory
 from rlctl.runtime.planning.model_size import ModelSize, UnknownSizeError
 from rlctl.runtime.planning.preflight import read_model_config
+from rlctl.runtime.rollout.auto import plans_vllm
 from rlctl.runtime.rollout.sampling_params import num_requests
 from rlctl.runtime.workers.optimizers import bytes_per_parameter
 from rlctl.runtime.workers.passes import most_in_run
 
-GIB = 2**30
+_CONTEXT = GIB // 2  # of CUDA and the kernels that a process loads
+# Buffers of NCCL in a group of ranks, and between a trainer's rank and an engine.
+_COMMUNICATOR, _LINK = GIB // 4, GIB // 32
 
 
 @dataclass(frozen=True)
@@ -47,18 +41,33 @@ class MemoryPlan:
 
     roles: list[PlannedRole]
     warnings: list[str]  # why the size of a model is unknown
+    contexts: int = 0  # bytes of CUDA on each device
+    communicators: Mapping[str, int] = field(default_factory=dict)  # bytes of NCCL, by pool
 
     def known(self) -> list[RoleMemory]:
         """Return the memory of the roles whose size is known."""
         return [each.memory for each in self.roles if each.memory is not None]
 
-    def pools(self) -> dict[str, list[RoleMemory]]:
-        """Return the memory of the roles of each pool, as far as it is known."""
+    def pools(self, inline: bool = False) -> dict[str, list[RoleMemory]]:
+        """Return the memory of the roles of each pool, as far as it is known.
+
+        There is one pool if all are `inline` in this process.
+        """
         pools: dict[str, list[RoleMemory]] = {}
         for each in self.roles:
             if each.memory is not None:
-                pools.setdefault(each.pool, []).append(each.memory)
+                pool = "this process" if inline else each.pool
+                pools.setdefault(pool, []).append(each.memory)
         return pools
+
+    def overhead(self, pool: str) -> int:
+        """Return the bytes of CUDA and NCCL on each device of a pool."""
+        return self.contexts + self.communicators.get(pool, 0)
+
+    def peaks(self, inline: bool = False) -> dict[str, int]:
+        """Return the largest number of bytes on a device of each pool: see `pools`."""
+        pools = self.pools(inline)
+        return {pool: peak_of(roles) + self.overhead(pool) for pool, roles in pools.items()}
 
 
 def plan_memory(
@@ -83,12 +92,48 @@ def plan_memory(
         memory: RoleMemory | None = None
         try:
             size = (size_of or read_size)(model, role)
-            work = _work(role, config, devices.kind, ranks[pool], needs)
+            engine = EngineMemory()
+            if role is engine_role(config, needs):
+                engine = _engine(config, devices, ranks[pool], needs, size, storage)
+            work = _work(role, config, devices.kind, ranks[pool], needs, engine)
             memory = role_memory(name, size, storage, work)
         except UnknownSizeError as error:
             warnings.append(error.problems[0].message)
         roles.append(PlannedRole(role, pool, storage, memory))
-    return MemoryPlan(roles, list(dict.fromkeys(warnings)))
+    warnings = list(dict.fromkeys(warnings))
+    if devices.kind == "cpu":
+        return MemoryPlan(roles, warnings)
+    return MemoryPlan(roles, warnings, _CONTEXT, _communicators(config, ranks, needs))
+
+
+def _communicators(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> dict[str, int]:
+    """Return the bytes of NCCL's buffers on a GPU of each pool.
+
+    A group of all ranks, those of the dimensions of meshes and engines, and links to engines.
+    """
+    found = {pool: _COMMUNICATOR * (number > 1) for pool, number in ranks.items()}
+    for role in built_roles(config, needs):
+        fsdp, pool = role.fsdp(config), role.pool(config.trainer.placement) or ""
+        if fsdp is not None:
+            tensor, stages = fsdp.tensor_model_parallel_size, fsdp.pipeline_model_parallel_size
+            rest = ranks[pool] // tensor // stages
+            shards = rest if fsdp.fsdp_size == -1 else min(rest, fsdp.fsdp_size)
+            dimensions = (
+                tensor,
+                stages,
+                rest // max(1, shards),
+                fsdp.ulysses_sequence_parallel_size,
+            )
+            several = sum(size > 1 for size in dimensions)
+            found[pool] += _COMMUNICATOR * (several + (several > 0 and shards > 1))
+    engine, rollout = engine_role(config, needs), config.actor_rollout_ref.rollout
+    pool, actors = rollout_pool(config, needs), ACTOR.pool(config.trainer.placement) or ""
+    if engine is ACTOR and rollout.tensor_model_parallel_size > 1:
+        found[actors] += _COMMUNICATOR
+    if pool is not None and rollout.checkpoint_engine.backend != "object_store":
+        found[pool] += _LINK * ranks[actors]
+        found[actors] += _LINK * ranks[pool]
+    return found
 
 
 def read_size(model: schema.Model, role: Role) -> ModelSize:
@@ -108,40 +153,6 @@ def _models(
         yield REFERENCE, f"{REFERENCE.name} {name}", model
 
 
-def memory_of(devices: Devices, num_processes: int) -> int | None:
-    """Return the bytes available to each process; None for GPUs that only the cluster knows."""
-    if devices.kind == "cuda" and not torch.cuda.is_available():
-        return GPUS[devices.gpu] * MIB if devices.gpu in GPUS else None
-    return device_memory(devices.kind, max(1, num_processes // devices.num_nodes))
-
-
-def check_capacity(plan: MemoryPlan, devices: Devices, ranks: Mapping[str, int]) -> list[Problem]:
-    """Return a problem for each pool whose exact part of the memory exceeds a device.
-
-    Exact are the weights and moments of all roles of a pool, and the gradients of one of them.
-    Activations and caches are estimates, so only a dry run warns of them.
-    """
-    available = memory_of(devices, sum(ranks.values()))
-    problems: list[Problem] = []
-    if available is None:
-        return problems
-    for pool, roles in plan.pools().items():
-        needed = sum(each.parameters + each.moments for each in roles)
-        needed += max(each.gradients for each in roles)
-        if needed > available:
-            names = ", ".join(each.role for each in roles)
-            problems.append(
-                Problem(
-                    f"the pool {pool} ({names}) needs {needed / GIB:.1f} GiB on each device for "
-                    f"weights, moments and gradients, and {available / GIB:.1f} GiB are available",
-                    "trainer.placement",
-                    "more devices, a smaller model, or "
-                    "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16",
-                )
-            )
-    return problems
-
-
 def _storage(role: Role, config: schema.Config, device: str, num_ranks: int) -> Storage:
     """Return how the model of `role` is stored on each of `num_ranks` devices."""
     compute, fsdp = compute_dtype(role.model(config), device), role.fsdp(config)
@@ -151,21 +162,22 @@ def _storage(role: Role, config: schema.Config, device: str, num_ranks: int) -> 
     return Storage.from_config(master, compute, num_ranks, fsdp, device)
 
 
-def _work(role: Role, config: schema.Config, device: str, num_ranks: int, needs: Needs) -> Work:
+def _work(
+    role: Role,
+    config: schema.Config,
+    device: str,
+    num_ranks: int,
+    needs: Needs,
+    engine: EngineMemory,
+) -> Work:
     """Return the largest micro-batch of `role` on one rank.
 
     That is the token budget, or fewer tokens where a rank does not have as many, but at least one
     row of the longest length, or the rank's slice of it.
     """
     data, n = config.data, rows_per_prompt(config, needs)
-    kv_tokens = 0
-    if role is engine_role(config, needs):
-        kv_tokens = _kv_tokens(config, num_ranks, needs)
-    engine_ranks = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    # On a CPU engines keep no cache, with or without the setting.
-    keeps_cache = not config.actor_rollout_ref.rollout.free_cache_engine and device != "cpu"
     if role.passes is None:
-        return Work(0, False, False, kv_tokens, engine_ranks)
+        return Work(0, False, False, engine)
     model = role.model(config)
     longest = data.max_prompt_length + data.max_response_length
     prompts = role.learner(config).ppo_mini_batch_size if role.learns else data.train_batch_size
@@ -191,11 +203,41 @@ def _work(role: Role, config: schema.Config, device: str, num_ranks: int, needs:
         offloads=model.enable_activation_offload and device != "cpu",
         state_bytes=bytes_per_parameter(role.learner(config).optim) if role.learns else None,
         has_logits=role.kind == "policy",
-        kv_tokens=kv_tokens,
-        engine_ranks=engine_ranks,
-        keeps_cache=keeps_cache,
+        engine=engine,
         averages=role is ACTOR and Needs.AVERAGE in needs,
+        saves=config.trainer.save_freq > 0,
     )
+
+
+def _engine(
+    config: schema.Config,
+    devices: Devices,
+    num_ranks: int,
+    needs: Needs,
+    size: ModelSize,
+    storage: Storage,
+) -> EngineMemory:
+    """Return the memory of the engine of each rank of a role."""
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    compute, ranks = storage.compute, rollout.tensor_model_parallel_size
+    is_vllm = plans_vllm(rollout.name, devices.kind)
+    # The weights of an engine in a pool of its own are those of its role.
+    copies = storage.wrapped or size.num_trained < size.num_parameters or is_vllm
+    alone = rollout_pool(config, needs) is not None
+    per_token = 2 * size.num_layers * size.key_value * compute
+    longest = data.max_prompt_length + data.max_response_length
+    engine = EngineMemory(
+        ceil_div(size.num_parameters * compute, ranks) if copies and not alone else 0,
+        ceil_div(per_token * _kv_tokens(config, num_ranks, needs), ranks),
+        ceil_div(per_token * longest, ranks),
+        # On a CPU engines keep no cache, with or without the setting.
+        keeps_cache=not rollout.free_cache_engine and devices.kind != "cpu",
+    )
+    if not is_vllm:
+        return engine
+    memory = devices.memory
+    share = None if memory is None else int(rollout.memory_fraction(alone) * memory)
+    return vllm_memory(size, compute, rollout, engine, share)
 
 
 def _kv_tokens(config: schema.Config, num_ranks: int, needs: Needs) -> int:

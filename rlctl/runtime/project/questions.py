@@ -160,7 +160,7 @@ class Answers:
 
 
 def _num_gpus() -> int:
-    from rlctl.runtime.planning.machine import visible_gpus
+    from rlctl.runtime.cluster.nvidia import visible_gpus
 
     return len(visible_gpus())
 

@@ -53,6 +53,17 @@ def load_engine(name: str, device: str) -> type[RolloutEngine]:
     return select_engine(device) if is_auto else engine
 
 
+def plans_vllm(name: str, device: str) -> bool:
+    """Return whether the engine `name` is taken to be vLLM on a GPU.
+
+    For `auto` it is if torch finds no GPU here: the plan is then for other machines.
+    """
+    if device != "cuda" or (name == "auto" and not torch.cuda.is_available()):
+        return device == "cuda"
+    engine = load_engine(name, device)
+    return isinstance(engine, type) and issubclass(engine, VLLMEngine)
+
+
 def select_engine(device: str) -> type[HFEngine] | type[VLLMEngine]:
     """Return the engine class that `auto` uses on `device` ("cpu" or "cuda")."""
     return VLLMEngine if device == "cuda" and reason_for_hf(device) is None else HFEngine

@@ -46,7 +46,7 @@ class EngineSpec:
     def memory_fraction(self) -> float:
         """Fraction of the device's memory for the engine; more where nothing else is on a GPU."""
         alone = self.number is not None and self.rank_info.device == "cuda"
-        return self.rollout.gpu_memory_utilization or (0.9 if alone else 0.5)
+        return self.rollout.memory_fraction(alone)
 
 
 @dataclass(frozen=True, eq=False)

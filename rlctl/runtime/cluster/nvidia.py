@@ -1,0 +1,24 @@
+"""NVIDIA GPUs of this machine as the driver reports them, also if torch cannot use them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+
+def visible_gpus() -> list[str]:
+    """Return name, memory, capability and driver of each GPU; empty without a working driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    fields = "name,memory.total,compute_cap,driver_version"
+    query = [tool, f"--query-gpu={fields}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return (
+        [" ".join(line.split()) for line in done.stdout.splitlines() if line.strip()]
+        if done.returncode == 0
+        else []
+    )

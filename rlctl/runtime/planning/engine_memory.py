@@ -1,0 +1,75 @@
+"""Memory of a rollout engine on one device.
+
+`hf` takes what its weights and the caches of its rows need. vLLM on a GPU takes a share of it,
+`gpu_memory_utilization`: what weights, CUDA graphs and a pass leave of the share is cache. Asleep
+it has only its graphs. Graphs and passes are estimates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlctl.recipes import schema
+from rlctl.runtime.ops import ceil_div
+from rlctl.runtime.planning.model_size import ModelSize
+
+GIB = 2**30
+_GRAPHS = GIB  # of vLLM's default sizes of batches
+_SAMPLER = 3 * 4  # bytes per logit: logits, log-probs and a sorted copy in float32
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """Bytes of an engine on one device."""
+
+    weights: int = 0  # 0: those of its role
+    cache: int = 0
+    row_cache: int = 0  # of the longest row
+    keeps_cache: bool = False  # during training
+    graphs: int = 0
+    scratch: int = 0  # of a pass
+    sleeps: bool = False  # without weights during training
+    share: int | None = None  # of vLLM; None: another engine, or a GPU of unknown memory
+
+    @property
+    def awake(self) -> int:
+        """Bytes while it generates."""
+        return self.weights + self.cache + self.graphs + self.scratch
+
+    @property
+    def asleep(self) -> int:
+        """Bytes during training."""
+        cache = self.cache if self.keeps_cache else 0
+        return self.graphs + cache + (0 if self.sleeps else self.weights)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the longest length that the cache holds."""
+        return self.cache // max(1, self.row_cache)
+
+
+def vllm_memory(
+    size: ModelSize,
+    itemsize: int,
+    rollout: schema.Rollout,
+    planned: EngineMemory,
+    share: int | None,
+) -> EngineMemory:
+    """Return the memory of vLLM on a GPU, whose numbers take `itemsize` bytes.
+
+    `planned` has caches of the tokens that are decoded at a time, and its own weights if any.
+    """
+    ranks = rollout.tensor_model_parallel_size
+    graphs = 0 if rollout.enforce_eager else _GRAPHS
+    numbers = 4 * size.hidden + ceil_div(3 * size.intermediate, ranks)
+    scratch = rollout.max_num_batched_tokens * numbers * itemsize
+    scratch += rollout.max_num_seqs * size.vocab * _SAMPLER
+    cache = planned.cache
+    if share is not None:
+        weights = ceil_div(size.num_parameters * itemsize, ranks)
+        cache = max(0, share - weights - graphs - scratch)
+    return EngineMemory(
+        *(planned.weights, cache, planned.row_cache, planned.keeps_cache, graphs, scratch),
+        sleeps=rollout.free_cache_engine,
+        share=share,
+    )
