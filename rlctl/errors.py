@@ -202,6 +202,17 @@ class DeviceMemoryError(ResourceError):
         super().__init__(*problems, where=where, hint=hint)
         self.key, self.value, self.proposed = key, value, proposed
 
+    def with_plan(self, plan: str) -> DeviceMemoryError:
+        """Return the error with the figures of the memory plan after its place."""
+        first, *others = self.problems
+        where = "\n      ".join(filter(None, (first.where, plan)))
+        return DeviceMemoryError(
+            *(replace(first, where=where), *others),
+            key=self.key,
+            value=self.value,
+            proposed=self.proposed,
+        )
+
 
 class InternalError(RlctlError):
     """Bug in rlctl."""

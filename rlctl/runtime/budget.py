@@ -119,7 +119,7 @@ class Budget:
                 value=self.value,
                 proposed=after,
                 where=reason,
-                hint=f"rlctl resume @failed {self.key}={after}; "
+                hint=f"rlctl resume @failed {self.key}={after} (`--retries 3` does it by itself); "
                 "`rlctl fit --run @failed` finds settings that fit",
             )
         self.num_retries += 1

@@ -25,6 +25,7 @@ from rlctl.runtime.cluster.health import OnLost
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.cluster.pools import Pool, Pools
 from rlctl.runtime.data import quickstart
+from rlctl.runtime.planning.capacity import describe
 from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.rewards.role import RuleReward
@@ -138,7 +139,7 @@ def _open_run(
         run = open_run(plan.recipe, plan.config, start, inputs)
         on_checkpoint = stack.enter_context(keep_remote_copy(run, plan.config.trainer))
         stack.enter_context(recorded_end(partial(_close, run, time.monotonic(), on_end)))
-    stack.enter_context(_oom_event(run))
+    stack.enter_context(_oom_event(run, plan))
     return run, on_checkpoint
 
 
@@ -285,10 +286,13 @@ def _close(
 
 
 @contextmanager
-def _oom_event(run: RunDir) -> Iterator[None]:
-    """Record a proposed limit when memory runs out; `--retries` resumes with it."""
+def _oom_event(run: RunDir, plan: Plan) -> Iterator[None]:
+    """Record a proposed limit when memory runs out; `--retries` resumes with it.
+
+    The error that is raised then has the figures of the plan.
+    """
     try:
         yield
     except DeviceMemoryError as error:
         run.event("out_of_memory", key=error.key, value=error.value, proposed=error.proposed)
-        raise
+        raise error.with_plan(describe(plan.memory, plan.devices, plan.pool_sizes)) from error

@@ -114,7 +114,7 @@ def test_failed_run_records_its_state_and_reports_its_end(tmp_path: Path, plan: 
 
     algorithm = SimpleNamespace(needs=plan.algorithm.needs, collect=collect)
     ends: list[tuple[str, str]] = []
-    with pytest.raises(DeviceMemoryError):
+    with pytest.raises(DeviceMemoryError, match=r"planned for the pool main: .* GiB, actor "):
         train(
             replace(plan, algorithm=cast(Any, algorithm)),
             on_end=lambda run, state, _: ends.append((run.record.name, state)),
