@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import yaml
 from rlctl.__main__ import main
 from rlctl.recipes.compose import compose
 from rlctl.recipes.keys import schema_keys
-from rlctl.recipes.layers import Origin, leaves
 from rlctl.recipes.search_path import library_recipes
 from rlctl.runs.run_dir import RunDir
 from tests.small_disk import fill, small_disk
@@ -167,10 +165,3 @@ def test_recipes_check_passes_shipped_recipes_only(capsys: Captured, tmp_path: P
     wrong.write_text("defaults: [ppo, _self_]\nalgorithm: {adv_estimator: gea}\n")
     assert main(["recipes", "check", "grpo", str(wrong)]) == 3
     assert "gea" in capsys.readouterr().err
-
-
-def test_origins_survive_json() -> None:
-    chain = compose("ppo", ["trainer.logger=[console]"]).origins["trainer.logger"]
-    stored = json.loads(json.dumps([asdict(origin) for origin in chain]))
-    assert [Origin(**each) for each in stored] == chain
-    assert set(leaves(compose("ppo").container)) <= set(compose("ppo").origins)

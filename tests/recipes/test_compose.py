@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.recipes.compose import Recipe, compose, load_config
+from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.layers import leaves
 from rlctl.recipes.search_path import LIBRARY, library_recipes
@@ -65,11 +65,6 @@ def test_swanlab_documentation_command_composes(name: str) -> None:
     assert len(implied) == 4  # verl's meaning of the four micro-batch keys
 
 
-def test_a_key_given_twice_is_dropped_once() -> None:
-    given = "trainer.default_hdfs_dir=null"
-    assert f"{given} is dropped: it is not set" in compose("ppo", [given, given]).notices
-
-
 def test_origins_list_every_setting_of_a_key() -> None:
     chain = compose("gsm8k_grpo_lora", ["+actor_rollout_ref.actor.optim.lr=5e-5"]).origins[
         "actor_rollout_ref.actor.optim.lr"
@@ -81,8 +76,3 @@ def test_origins_list_every_setting_of_a_key() -> None:
         assert Path(path).resolve() == LIBRARY / file
         assert Path(path).read_text().splitlines()[int(line) - 1].strip().startswith("lr:")
     assert chain[-1].where == "override +actor_rollout_ref.actor.optim.lr=5e-5"
-
-
-def test_load_config_validates_a_stored_container() -> None:
-    recipe = compose("grpo")
-    assert load_config(recipe.container) == recipe.config

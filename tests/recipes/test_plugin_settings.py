@@ -56,13 +56,6 @@ def test_wrong_setting_is_a_problem_at_its_place(override: str, word: str) -> No
     assert word in found.message
 
 
-def test_setting_of_another_plugin_is_a_problem() -> None:
-    override = f"{LOSS}.params.tau_pos=2"
-    assert problem(override).where == f"override {override}"
-    override = "reward.params.other.x=2"
-    assert problem(override).where == f"override {override}"
-
-
 def test_settings_in_a_recipe_keep_their_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(

@@ -9,7 +9,7 @@ import yaml
 
 from rlctl import redaction
 from rlctl.errors import ConfigError, UsageError
-from rlctl.recipes.compose import Recipe, compose, resolved_section
+from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.layers import Origin
 from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.stored import changes, recompose
@@ -78,13 +78,6 @@ def test_resumed_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("PLANTED")
     with pytest.raises(ConfigError, match="the environment variable PLANTED is not set"):
         recompose(folder)
-
-
-def test_a_section_of_a_stored_configuration(tmp_path: Path) -> None:
-    recipe = compose("ppo", ["trainer.tracking.description=${oc.env:PLANTED}"])
-    container = yaml.safe_load((stored(recipe, tmp_path) / "config.yaml").read_text())
-    assert container["trainer"]["tracking"]["description"] == "${oc.env:PLANTED}"
-    assert resolved_section(container, "trainer")["tracking"]["description"] == "planted-3"
 
 
 @pytest.mark.parametrize("wrong", ["trainer.seed=x", "nothing.here=1", f"{SECTION}=[planted-1"])

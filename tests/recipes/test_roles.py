@@ -6,7 +6,6 @@ from pkgutil import resolve_name
 
 import pytest
 
-from rlctl.recipes.compose import compose
 from rlctl.recipes.roles import (
     ACTOR,
     CRITIC,
@@ -24,15 +23,14 @@ from rlctl.recipes.roles import (
 )
 from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.base import Needs
+from tests.configs import configured
 
 ALL = Needs.ENGINE | Needs.REFERENCE | Needs.CRITIC
 
 
 def config(*overrides: str) -> Config:
-    return compose(
-        "ppo_trainer",
-        ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m", *overrides],
-    ).config
+    files = ("data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m")
+    return configured("ppo_trainer", files, overrides)
 
 
 def test_every_role_names_existing_sections_and_workers() -> None:

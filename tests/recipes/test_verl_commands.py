@@ -32,7 +32,6 @@ def overrides_of(args: list[str]) -> list[str]:
     ("script", "estimator", "n"),
     [
         ("gmpo_trainer/run_qwen2_5-7b_math", "grpo", 5),
-        ("rloo_trainer/run_qwen2-7b", "rloo", 5),
         ("reinforce_plus_plus_trainer/run_qwen2-7b_math_rf", "reinforce_plus_plus", 8),
     ],
 )
@@ -121,7 +120,6 @@ def test_setting_that_changes_the_result_is_refused(override: str, works: str) -
     [
         ([f"{ACTOR}.megatron.x=8", f"{ACTOR}.megatron.y.z=1"], "Megatron"),
         ([f"{ACTOR}.megatron.override_transformer_config.fp8=e4m3"], "quantized"),
-        (["model_engine=veomni"], "VeOmni"),
         (["trainer.device=npu"], "NPU"),
         ([f"{ROLLOUT}.agent.agent_loop_config_path=x"], "agent loops"),
         (["reward_model.strategy=megatron", "reward_model.enable=true"], "under FSDP2 only"),
@@ -129,7 +127,6 @@ def test_setting_that_changes_the_result_is_refused(override: str, works: str) -
         (["reward_model.model.update=before", "data.filter_accuracy=true"], "PRIME"),
         (["global_profiler.tool=nsys"], "profilers"),
         (["trainer.v1.trainer_mode=colocate_async"], "asynchronous training"),
-        ([f"{ROLLOUT}.name=trtllm"], "TensorRT-LLM"),
         (["data.custom_cls.path=a.py"], "dataset classes"),
     ],
 )
@@ -195,7 +192,6 @@ def test_distillation_that_is_off_has_no_effect() -> None:
                 f"{LOSS}.loss_mode is not set; verl's default is k3",
             ],
         ),
-        ([f"{LOSS}.loss_mode=k3", f"{LOSS}.use_task_rewards=false"], ["this loss of verl's"]),
         (
             [f"{LOSS}.loss_mode=k1", f"{LOSS}.use_task_rewards=true"],
             [f"{LOSS}.use_task_rewards=true is not supported"],
@@ -277,17 +273,7 @@ _ASYNC_DATA = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
             "data.train_batch_size=1024",
         ),
         ([f"{ASYNC}.compute_prox_log_prob=true"], "is not supported", "rollout_is=token"),
-        (
-            ["rollout.nnodes=2", "rollout.n_gpus_per_node=1"],
-            "rollout.nnodes=2 differs",
-            "all nodes",
-        ),
         ([f"{ROLLOUT}.nnodes=1"], f"{ROLLOUT}.n_gpus_per_node is not set", "NUMBER"),
-        (
-            [f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=null"],
-            f"{ROLLOUT}.n_gpus_per_node is not set",
-            "NUMBER",
-        ),
         (["trainer.v1.trainer_mode=separate_async"], "separate_async", "max_staleness=1"),
         (["trainer.v1.sampler.custom_sampler.path=a.py"], "dataset classes", "data.sampler"),
         (["rollout.n=4"], "rollout.n=4 differs", "remove it"),

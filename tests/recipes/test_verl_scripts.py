@@ -110,16 +110,6 @@ def test_shell_gives_up_on_what_is_too_deep_to_compute() -> None:
     assert shell.unread == parts
 
 
-def test_other_commands_of_a_script_are_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    command = "python3 -m verl.trainer.main_ppo data.train_files={}.parquet\n"
-    (tmp_path / "run.sh").write_text(command.format("first") + command.format("second"))
-    imported = import_script(tmp_path / "run.sh")
-    assert "second.parquet" in imported.text()
-    assert "2 commands of verl: this is the last one" in caplog.text
-
-
 def test_conditions_and_loops_on_one_line_set_variables() -> None:
     text = """
         : "${MODEL:=Qwen/Qwen3-8B}"
@@ -181,11 +171,6 @@ def test_file_of_a_user_may_search_verls_folder(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text("defaults: [ppo_veomni_trainer, _self_]\n")
     with pytest.raises(ConfigError, match="VeOmni"):
         compose(tmp_path / "other.yaml")
-
-
-def test_a_pattern_is_no_part_of_a_hint() -> None:
-    hint = translate("critic.model.chat_template", "x").hint
-    assert hint == "set model.custom_chat_template"
 
 
 @pytest.mark.parametrize("sft", [False, True])
