@@ -33,11 +33,6 @@ ALLOWED: list[tuple[str, bool, list[str]]] = [
         CHROMIUM is None,
         ["tests/board/test_page.py::*", "tests/runs/test_report.py::*"],
     ),
-    (
-        "needs Chromium to read the dashboard's page",
-        CHROMIUM is None,
-        ["tests/tracking/test_real_trackers.py::*"],
-    ),
     *(
         (f"{shell} is not installed", _no(shell), ["tests/cli/test_completion.py::*"])
         for shell in ("zsh", "fish")

@@ -106,12 +106,3 @@ def test_reference_solutions_score_1(method: str) -> None:
         fails = method == "verl_flexible" and "," in solution.split("#### ")[1]
         result = score("", solution, row.ground_truth, method=method)
         assert result["score"] == (0 if fails else 1)
-
-
-def test_all_shards_of_a_split_are_read(tmp_path: Path) -> None:
-    for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):
-        table = {"question": [name], "answer": ["#### 1"]}
-        pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
-    train = load_gsm8k(tmp_path)["train"]
-    assert [row.extra_info["question"][:11] for row in train] == ["train-00000", "train-00001"]
-    assert [row.extra_info["index"] for row in train] == [0, 1]

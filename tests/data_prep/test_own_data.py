@@ -17,7 +17,7 @@ from rlctl.data_prep.jsonl import Fields, JsonlParams, jsonl, rows_from_records,
 from rlctl.data_prep.lengths import Lengths, drop_overlong
 from rlctl.data_prep.records import read_records
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
-from rlctl.errors import ConfigError, NotFoundError, UsageError
+from rlctl.errors import ConfigError, UsageError
 
 PLAIN = Fields(prompt_key="q", answer_key="a", data_source="mine", system=None, instruction=None)
 
@@ -150,16 +150,6 @@ def test_rows_of_wrong_types_are_one_error(tmp_path: Path) -> None:
     large = PromptRow("s", [{"role": "user", "content": "q"}], "1", extra_info={"n": 2**70})
     write_rows(tmp_path / "z.parquet", [large])
     assert read_rows(tmp_path / "z.parquet") == [large]
-
-
-def test_folders_and_devices_are_not_missing(tmp_path: Path) -> None:
-    for source, kind, message in (
-        (tmp_path, NotFoundError, "no files of the split"),
-        ("/dev/null", ConfigError, "not a regular file"),
-        (tmp_path / "none.jsonl", NotFoundError, "does not exist"),
-    ):
-        with pytest.raises(kind, match=message):
-            jsonl(JsonlParams(files=[str(source)], prompt_key="q", answer_key="a"))
 
 
 def test_system_instruction_and_nested_keys(tmp_path: Path) -> None:

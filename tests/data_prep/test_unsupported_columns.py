@@ -64,13 +64,6 @@ def test_rows_for_episodes_need_several_turns(tmp_path: Path, columns: dict[str,
     assert not agent_problems(rows, multi_turn=True)
 
 
-def test_a_kind_of_agent_alone_needs_no_tools(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert not agent_problems(read_rows(file(tmp_path, agent_name="tool_agent")), multi_turn=False)
-    assert "agent_name (tool_agent) is not used" in caplog.text
-
-
 def test_unknown_agents_are_refused(tmp_path: Path) -> None:
     rows = read_rows(file(tmp_path, agent_name="langgraph"))
     [problem] = agent_problems(rows, multi_turn=True)

@@ -34,14 +34,6 @@ def test_summary_of_a_fork_counts_the_steps_that_it_trained(capsys):
     assert capsys.readouterr().err.splitlines()[0] == "finished: 1 step in 3.0 s"
 
 
-def test_summary_of_a_run_without_steps(capsys):
-    print_summary("failed", Path("runs/p/r"), [], 3.0, [], [])
-    assert capsys.readouterr().err.splitlines() == [
-        "failed: 0 steps in 3.0 s",
-        "  run  runs/p/r",
-    ]
-
-
 def test_summary_repeats_alarms_and_says_what_was_not_done(capsys):
     rows = [{"step": 0, ACC: 0.375}, {"step": 1, "critic/lr": 1e-5}, {"step": 2, "critic/lr": 1e-5}]
     alarm = {"name": "kl", "step": 1, "message": "KL is 3", "hint": "lower the lr", "over": None}

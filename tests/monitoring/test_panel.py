@@ -42,10 +42,3 @@ def test_phases_beside_a_step_are_not_part_of_its_time() -> None:
         console = Console(width=120, record=True, file=StringIO())
         console.print(panel)
         assert expected in console.export_text()
-
-
-def test_first_validation_is_that_of_the_first_attempt() -> None:
-    panel = Panel()
-    panel.add_validation(0, {"step": 0, "val-core/x/acc/mean@1": 0.25})
-    panel.add(3, {"val-core/x/acc/mean@1": 0.75}, 0.0)
-    assert panel.line() == "step 3  val acc 75.0 % (first 25.0 %)"

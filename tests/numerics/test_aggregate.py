@@ -106,15 +106,6 @@ def test_no_loss_depends_on_the_split_in_any_mode(name: str, mode: str) -> None:
     torch.testing.assert_close(halves, whole, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_batch_without_unmasked_tokens_has_no_gradient(mode: str) -> None:
-    leaf = torch.tensor([1.0, float("inf")], requires_grad=True)
-    total = aggregate(leaf, torch.zeros(2), torch.tensor([0, 1]), 2, mode, width=4)
-    (gradient,) = torch.autograd.grad(total, leaf)
-    assert float(total.detach()) == 0.0
-    assert gradient.tolist() == [0.0, 0.0]
-
-
 def test_wrong_mode_or_missing_width_raises() -> None:
     with pytest.raises(ConfigError, match="did you mean 'token-mean'"):
         count(torch.ones(1), torch.zeros(1, dtype=torch.int64), 1, "token_mean")

@@ -49,13 +49,6 @@ def test_truncated_token_weights() -> None:
     assert metrics["rollout_corr/rollout_is_ratio_fraction_low"].value == pytest.approx(1 / 5)
 
 
-def test_sequence_weights_are_products_over_the_unmasked_tokens() -> None:
-    weights, _ = importance_weights(TOKENS, "sequence", Bounds(None, 5.0))
-    assert weights.tolist() == pytest.approx(
-        [math.exp(0.8)] * 3 + [1.0, 0.0, math.exp(-3)], rel=1e-5
-    )
-
-
 @pytest.mark.parametrize("bounds", [Bounds(None, 2.0), Bounds(0.5, 2.0)])
 def test_metrics_of_sequence_weights_are_per_row_and_raw(bounds: Bounds) -> None:
     """Take extremes and fractions of raw row weights, mean and deviation over tokens (verl)."""
@@ -113,21 +106,6 @@ def test_weights_of_0_are_not_normalized() -> None:
     weights, metrics = importance_weights(tokens, "token", Bounds(0.5, 2.0), batch_normalize=True)
     assert weights.tolist() == [0.0, 0.0]
     assert metrics["rollout_corr/rollout_is_batch_norm_factor"].value == 1.0
-
-
-def test_icepop_zeroes_weights_outside_the_bounds() -> None:
-    """Keep one of three tokens. Expected std and effective sample size are from verl's tests."""
-    weights, metrics = importance_weights(
-        sampled([[math.log(0.8), math.log(0.1), math.log(9)]]), "token", Bounds(0.5, 2.0)
-    )
-    assert weights.tolist() == pytest.approx([0.8, 0.0, 0.0])
-    assert metrics["rollout_corr/rollout_is_std"].value == pytest.approx(0.3771236, abs=1e-6)
-    assert metrics["rollout_corr/rollout_is_eff_sample_size"].value == pytest.approx(1 / 3)
-    outside = (
-        metrics["rollout_corr/rollout_is_ratio_fraction_high"].value
-        + metrics["rollout_corr/rollout_is_ratio_fraction_low"].value
-    )
-    assert outside == pytest.approx(2 / 3)
 
 
 def test_weights_carry_no_gradient_and_do_not_overflow() -> None:

@@ -198,10 +198,6 @@ def from_config(*settings: str) -> PPO:
     return PPO.from_config(compose("ppo_trainer", [*files, *settings]).config, 1)
 
 
-def test_the_default_clip_range_is_verls() -> None:
-    assert from_config().clip == CLIP
-
-
 FLAT_KEYS = {
     "sapo": {"tau_pos": "tau_pos", "tau_neg": "tau_neg"},
     "clip_cov": {

@@ -84,12 +84,6 @@ def test_a_long_file_is_cut_to_its_end(run: Run, tmp_path: Path) -> None:
     assert "end of 2,000,071 bytes" in texts(tmp_path / "a.zip")["README.txt"]
 
 
-def test_many_logs_are_counted(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bug_report, "MAX_FILES", 1)
-    items = {each.name: each for each in write_bug_report(tmp_path / "a.zip", CHECKS, run)}
-    assert items["run/logs/left_out.txt"].remark == "2 more logs"
-
-
 def test_a_file_is_never_replaced(tmp_path: Path) -> None:
     target = tmp_path / "a.zip"
     target.write_text("mine")

@@ -27,20 +27,6 @@ def test_digest_of_a_recipe_equals_that_of_the_parsed_file(verb: str, tmp_path: 
     assert found["trainer.tracking.description"] == "two lines:\n  a: 1\n\nb"
 
 
-def test_only_changed_sections_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parse two lines of the second run, not its other sections."""
-    parsed: list[str] = []
-    parse = module._parse
-    monkeypatch.setattr(
-        module, "_parse", lambda *given: (parsed.append(given[0]), parse(*given))[1]
-    )
-    for seed in (98, 99):
-        parsed.clear()
-        recorded = compose("ppo", [f"trainer.seed={seed}", "data.seed=5"]).recorded
-        assert digest(tmp_path, yaml.safe_dump(recorded))["trainer.seed"] == seed
-    assert parsed == ["  seed: 99\n"]
-
-
 @pytest.mark.parametrize(
     "text",
     [

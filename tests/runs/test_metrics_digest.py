@@ -51,17 +51,6 @@ def test_digest_equals_that_of_the_rows(tmp_path: Path, monkeypatch, chunk: int)
     assert "rare" not in digest["series"]
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 4096])
-def test_curve_of_a_listing_does_not_depend_on_the_parts(
-    tmp_path: Path, monkeypatch, chunk: int
-) -> None:
-    monkeypatch.setattr(metric_table, "_ROWS", chunk)
-    path = tmp_path / "metrics.jsonl"
-    append(path, [{"step": step, "critic/score/mean": float(step)} for step in range(300)])
-    curve = metrics_digest(path)["curves"]["critic/score/mean"]
-    assert list(curve) == [300, 8, [float(step) for step in range(0, 300, 8)]]
-
-
 def test_growth_reads_only_the_new_rows(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "metrics.jsonl"
     append(path, rows(0, 10))

@@ -26,7 +26,6 @@ VALUES = {
         ("data.train_batch_size in [64, 128]", True),
         ("not data.train_batch_size in (64, 128)", False),
         ("1e-7 < actor.optim.lr <= 1e-6", True),
-        ("actor.optim.lr > -1", True),
         ('"baseline" in tags and "c" not in tags', True),
         ("note == null", True),
         ("note > 3 or note <= 3", False),  # ordering comparisons with null are false
@@ -51,7 +50,6 @@ def test_value_of_an_expression(text, expected):
         ("", 0, "the expression is empty"),
         ("step >", 6, "invalid syntax"),
         ("__import__('os').system('true')", 0, "not part of the language"),
-        ("step + 1 > 2", 0, "not part of the language"),
         ("{state} == 1", 0, "not part of the language"),
         ("state == 'a' and name.upper() == 'B'", 17, "not part of the language"),
         ("best(state) > 1", 5, "expects a metric"),

@@ -15,7 +15,7 @@ import pytest
 from rlctl.__main__ import main
 from rlctl.cli.commands.compare import print_comparison
 from rlctl.errors import ConflictError, NotFoundError, UsageError
-from rlctl.runs import digests, trash
+from rlctl.runs import trash
 from rlctl.runs.compare import compare
 from rlctl.runs.index import INDEX_FILE
 from rlctl.runs.labels import Labels, change_tags, read_labels, set_note
@@ -23,7 +23,6 @@ from rlctl.runs.listing import RunQuery
 from rlctl.runs.query_values import where
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
-from tests.forks import Forked
 from tests.recorded import plain_environment
 
 ACC = "val-core/x/acc/mean@1"
@@ -88,37 +87,6 @@ def test_order_columns_and_the_best(root):
         RunStore(root).find("@best:x/y")
 
 
-def test_index_reads_only_changed_files(root, monkeypatch):
-    read: list[str] = []
-
-    def spy(part):
-        def digest(path: Path, *earlier):
-            read.append(str(path.relative_to(root)))
-            return digests_of[part.file](path, *earlier)
-
-        return digest
-
-    digests_of = {part.file: part.digest for part in digests.PARTS}
-    for part in digests.PARTS:
-        monkeypatch.setitem(part.__dict__, "digest", spy(part))
-    assert len(RunStore(root).runs()) == 3
-    assert sorted(read) == [
-        "p/a/run.json",
-        "p/b/run.json",
-        "p/c/run.json",
-    ]  # a listing wants no metrics and no settings
-    read.clear()
-    RunDir(root / "p" / "b").update(state="failed")
-    with (root / "p" / "a" / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 3, ACC: 0.99}) + "\n")
-    assert RunStore(root).find("@failed").name == "b"
-    assert read == ["p/b/run.json"]
-    assert names(RunStore(root), f"{ACC} > 0.98") == ["a"]
-    read.clear()
-    assert names(RunStore(root), f"{ACC} > 0.98") == ["a"]
-    assert read == []
-
-
 @pytest.mark.parametrize("damage", ["missing", "garbage", "locked", "layout", "values"])
 def test_index_can_be_deleted(root, damage):
     before = [run.key for run in RunStore(root).runs()]
@@ -140,41 +108,6 @@ def test_index_can_be_deleted(root, damage):
     assert [run.key for run in RunStore(root).runs()] == before
     assert names(RunStore(root), f"{ACC} == 0.5") == ["a"]
     assert RunStore(root).reindex() == 3
-
-
-def test_index_returns_what_the_files_say(root):
-    odd = "trainer:\n  limit: .inf\n  day: 2026-01-02\n  big: 123456789012345678901\n  text: 'ü'\n"
-    (root / "p" / "c" / "config.yaml").write_text(odd)
-    expressions = {
-        "trainer.limit > 1e308": ["c"],
-        "trainer.big == 123456789012345678901": ["c"],
-        "trainer.text == 'ü'": ["c"],
-        "trainer.seed == 1": ["b", "a"],
-    }
-    for _ in range(2):  # from the files, then from the index
-        assert {text: names(RunStore(root), text) for text in expressions} == expressions
-
-
-def test_digests_of_another_dictionary_are_computed_again(root):
-    """Another process may clear and refill the index at any moment."""
-    RunStore(root).reindex()
-    with sqlite3.connect(root / INDEX_FILE) as connection:
-        connection.execute("UPDATE digests SET value = ? WHERE run = ''", (b"of another process",))
-    assert [run.key for run in RunStore(root).runs()] == ["p/c", "p/b", "p/a"]
-    assert names(RunStore(root), f"{ACC} == 0.5") == ["a"]
-    assert names(RunStore(root), "actor.lr < 1e-3") == ["c", "b"]
-
-
-def test_index_is_compact(root):
-    """Digests of runs that differ in few values share the rest."""
-    config = "".join(f"key_{number}: {'x' * 40}\n" for number in range(400))
-    for number in range(50):
-        make(root, f"run-{number}", number, 1e-3, [0.1] * 3)
-        (root / "p" / f"run-{number}" / "config.yaml").write_text(f"{config}seed: {number}\n")
-    store = RunStore(root)
-    store.reindex()
-    assert names(store, "seed == 7") == ["run-7"]
-    assert (root / INDEX_FILE).stat().st_size < 4 * len(config) + 50 * 2000
 
 
 READER = """
@@ -207,18 +140,6 @@ def test_concurrent_listing_and_reindexing(root):
     assert RunStore(root).find("c").record.total_steps == 99  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
-def test_listings_at_once_build_one_index(root):
-    assert not (root / INDEX_FILE).exists()
-    environment = {"PATH": os.environ["PATH"], "HOME": str(root), "NO_COLOR": "1"}
-    words = ["runs", "--root", str(root), "--json", "--where", f"{ACC} > 0.4"]
-    listings = [Forked(words, root, environment) for _ in range(12)]
-    for listing in listings:
-        out, error = listing.communicate()
-        assert (listing.returncode, error) == (0, "")
-        assert [run["name"] for run in json.loads(out)] == ["b", "a"]
-
-
 def test_compare_uses_the_last_common_step(root):
     runs = [RunStore(root).find(name) for name in ("a", "b")]
     both = compare(runs)
@@ -231,18 +152,6 @@ def test_compare_uses_the_last_common_step(root):
     assert (same.settings, same.metrics) == ({}, {})
     with_empty = compare([runs[0], RunStore(root).find("c")])
     assert with_empty.metrics[ACC].at == [0.5, None]
-
-
-def test_compare_of_a_repeated_step_counts_the_last_row(root):
-    with (root / "p" / "a" / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 1, ACC: 0.3}) + "\n")
-    runs = RunStore(root)
-    found = compare([runs.find("a"), runs.find("c")], changed=True)
-    assert found.curves[ACC] == {0: [0.1, None], 1: [0.3, None], 2: [0.5, None]}
-    row = found.metrics[ACC]
-    assert (row.step, row.at, row.last) == (2, [0.5, None], [0.5, None])
-    assert (row.best, row.best_step) == ([0.5, None], [2, None])
-    assert json.loads(json.dumps(found.as_json()))["curves"][ACC]["1"] == [0.3, None]
 
 
 def test_tags_and_notes_are_in_a_file_of_their_own(root):
@@ -303,14 +212,6 @@ def test_tags_that_are_added_at_the_same_time_are_all_kept(root):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: change_tags(folder, [f"t{number}"]), range(40)))
     assert {f"t{number}" for number in range(40)} <= set(read_labels(folder).tags)
-
-
-def test_active_runs_are_not_removed(root):
-    RunDir(root / "p" / "a").update(state="running")
-    with pytest.raises(ConflictError, match="a is running"):
-        trash.check_removable(RunStore(root).find("a"))
-    RunDir(root / "p" / "b").update(state="failed")
-    trash.check_removable(RunStore(root).find("b"))
 
 
 def test_runs_of_several_seeds_have_a_mean(tmp_path, capsys):

@@ -182,18 +182,6 @@ def choose(page: Page, control: str, value: str, event: str = "change") -> None:
     )
 
 
-def test_a_hidden_run_has_a_dim_card_and_parts_have_names(page: Page) -> None:
-    badge = "getComputedStyle(document.querySelector('.badge')).whiteSpace"
-    assert page.evaluate(badge) == "nowrap"
-    assert page.evaluate("document.querySelector('#theme').getAttribute('aria-label')")
-    unnamed = "document.querySelectorAll('.plot:not([role=img][aria-label])').length"
-    assert page.evaluate(unnamed) == 0
-    dim = "document.querySelectorAll('.card.off').length"
-    for expected in (1, 0):
-        page.evaluate("document.querySelector('.chip').click()")
-        assert page.evaluate(dim) == expected
-
-
 def test_axes_smoothing_and_theme(page: Page) -> None:
     choose(page, "axis", "hours")
     hours = page.evaluate("plots[0].element.data[0].x")

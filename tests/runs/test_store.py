@@ -12,9 +12,7 @@ import pytest
 
 from rlctl.errors import ConflictError, NotFoundError, UsageError
 from rlctl.runs import supervise
-from rlctl.runs.details import details, overview, samples
-from rlctl.runs.digests import Part
-from rlctl.runs.index import Index
+from rlctl.runs.details import details, overview
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run import Run
 from rlctl.runs.run_dir import RunDir
@@ -56,14 +54,15 @@ def test_missing_folder_has_no_runs(tmp_path):
         RunStore(tmp_path / "none").find("@last")
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    make(tmp_path, "ppo-a", "finished", 1, run_id="aaaa1111")
-    make(tmp_path, "ppo-ab", "failed", 2, run_id="bbbb2222")
-    make(tmp_path, "grpo", "finished", 3, run_id="cccc3333")
-    make(tmp_path, "grpo", "finished", 4, project="q", run_id="dddd4444")
-    make(tmp_path, "active", "running", 0, run_id="eeee5555")
-    return RunStore(tmp_path)
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
+    root = tmp_path_factory.mktemp("runs")
+    make(root, "ppo-a", "finished", 1, run_id="aaaa1111")
+    make(root, "ppo-ab", "failed", 2, run_id="bbbb2222")
+    make(root, "grpo", "finished", 3, run_id="cccc3333")
+    make(root, "grpo", "finished", 4, project="q", run_id="dddd4444")
+    make(root, "active", "running", 0, run_id="eeee5555")
+    return RunStore(root)
 
 
 @pytest.mark.parametrize(
@@ -211,12 +210,6 @@ def test_of_two_processes_that_resume_a_run_one_succeeds(tmp_path):
     assert RunDir(run.path).record.attempts == 2
 
 
-def test_run_on_another_host_has_its_recorded_state(tmp_path):
-    run = make(tmp_path, "r", "running", 1)
-    run.update(process=dataclasses.replace(run.record.process, host="elsewhere"))
-    assert RunStore(tmp_path).find("r").state == "running"
-
-
 def test_damaged_folders_are_listed_as_broken(tmp_path):
     make(tmp_path, "good", "finished", 1)
     (make(tmp_path, "no-record", "finished", 2).path / "run.json").unlink()
@@ -269,39 +262,6 @@ def test_overview_and_details(tmp_path):
         "count": 3,
     }
     assert (full["generations"], full["checkpoints"]) == ([0, 4], ["step_000004"])
-
-
-def test_samples_of_a_step_right_or_wrong(tmp_path):
-    run = make(tmp_path, "r", "finished", 1)
-    with pytest.raises(NotFoundError, match="no validation samples"):
-        samples(RunStore(tmp_path).find("r"), None, None)
-    train(run.path)
-    found = RunStore(tmp_path).find("r")
-    step, all_of_them = samples(found, None, None)
-    assert (step, len(all_of_them)) == (4, 3)
-    assert [sample.score for sample in samples(found, 0, True)[1]] == [1.0]
-    assert [sample.score for sample in samples(found, 0, False)[1]] == [0.0, 0.0]
-    with pytest.raises(NotFoundError, match="of step 3") as caught:
-        samples(found, 3, None)
-    assert caught.value.problems[0].hint == "steps with samples: 0, 4"
-
-
-def test_index_reads_a_file_again_only_after_a_change(tmp_path):
-    run = RunDir.create(tmp_path, "p", "r", "ppo")
-    read = []
-
-    def digest(path):
-        read.append(path)
-        return len(read)
-
-    part, folders = Part("run.json", digest, None, small=True), {"p/r": str(run.path)}
-    index = Index(tmp_path)
-    assert [index.read(part, folders)["p/r"] for _ in range(2)] == [1, 1]
-    run.finish("finished", 0)
-    assert index.read(part, folders)["p/r"] == 2
-    assert Index(tmp_path).read(part, folders)["p/r"] == 2  # read from the file
-    index.forget_others({})
-    assert index.read(part, folders)["p/r"] == 3
 
 
 def test_a_retry_repeats_the_command_until_an_attempt_has_begun(tmp_path, monkeypatch):

@@ -98,13 +98,6 @@ def test_sync_repeats_steps_of_a_killed_attempt(run):
     assert sent_by(run) == []
 
 
-def test_sync_replays_everything_under_a_new_id(run):
-    run.finish("finished", 0)
-    (run.path / "id").write_text("other")
-    assert sent_by(run) == ["start", *map(str, range(10)), "finished"]
-    assert RunDir(run.path).record.trackers == {NAME: "other"}
-
-
 def test_interrupted_replay_is_completed_by_the_next_sync(run):
     run.finish("finished", 0)
     (run.path / "id").write_text("other")

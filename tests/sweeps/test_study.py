@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def test_grid_yields_all_points_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sampler", "trials"),
-    [("random", 4), pytest.param("tpe", 12, marks=pytest.mark.soak), ("cmaes", 6)],
+    [("random", 3), pytest.param("tpe", 12, marks=pytest.mark.soak), ("cmaes", 5)],
 )
 def test_interrupted_study_draws_the_same_values(sampler: str, trials: int, tmp_path: Path) -> None:
     """TPE draws its first ten trials at random."""
@@ -59,48 +58,6 @@ def test_interrupted_study_draws_the_same_values(sampler: str, trials: int, tmp_
         return drawn
 
     assert draw(tmp_path / "once", reopen=False) == draw(tmp_path / "again", reopen=True)
-
-
-@pytest.mark.parametrize("sampler", ["random", "tpe", "cmaes"])
-def test_seed_determines_the_values(sampler: str, tmp_path: Path) -> None:
-    def draw(name: str, seed: int) -> list[Sequence[str]]:
-        (tmp_path / name).mkdir()
-        axes = ["lr=interval(0,1)", "x=interval(0,1)"]
-        made = study(tmp_path / name, axes, sampler=sampler, trials=3, seed=seed)
-        return [trial.overrides for trial in iter(made.ask, None)]
-
-    assert draw("one", 1) == draw("other", 1) != draw("third", 2)
-
-
-@pytest.mark.soak
-def test_interrupted_hyperband_prunes_the_same_trials(tmp_path: Path) -> None:
-    """Reopen the study in every trial; a sweep of another name decides the same."""
-
-    def ended(folder: Path, reopen: bool) -> list[tuple[str, int]]:
-        folder.mkdir()
-        arguments: dict[str, Any] = {
-            "sampler": "random",
-            "pruner": "hyperband",
-            "trials": 9,
-            "steps": 3,
-        }
-        made, states = study(folder, ["a=interval(0,1)"], **arguments), list[tuple[str, int]]()
-        while (trial := made.ask()) is not None:
-            value, state, step = float(trial.overrides[0].partition("=")[2]), "finished", 0
-            for step in range(1, 4):
-                if reopen and step == 2:
-                    made = study(folder, ["a=interval(0,1)"], **arguments)
-                made.report(trial, step, value * step)
-                if made.should_prune(trial):
-                    state = "pruned"
-                    break
-            made.tell(trial, state, value)
-            states.append((state, step))
-        return states
-
-    once = ended(tmp_path / "once", reopen=False)
-    assert {state for state, _ in once} == {"finished", "pruned"}
-    assert ended(tmp_path / "again", reopen=True) == once
 
 
 def test_hyperband_prunes_the_worse_trials(tmp_path: Path) -> None:

@@ -125,18 +125,6 @@ def test_panel_shows_series_and_restores_the_cursor(columns):
     assert all(len(line) <= columns for line in shown[0])
 
 
-def test_no_color_is_honoured():
-    seen = on_a_terminal(NO_COLOR="1")
-    assert "step 2/3" in seen
-    assert "\x1b[3" not in seen
-
-
-def test_dumb_terminal_gets_plain_lines():
-    seen = on_a_terminal(TERM="dumb")
-    assert "step 2/3  reward 0.600" in seen
-    assert "\x1b" not in seen
-
-
 def test_episodes_are_counted_by_state_beside_the_phase():
     tracker = ConsoleTracker()
     tracker.phase("gen")

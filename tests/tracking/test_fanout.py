@@ -123,28 +123,6 @@ def test_tracker_is_disabled_after_three_failures_with_one_warning(tmp_path, cap
     assert "rlctl runs sync name --logger weak" in warning
 
 
-def test_two_failures_do_not_disable_a_tracker_and_are_recorded(tmp_path, caplog):
-    events, weak = Events(), Notebook(fails_at=(1, 3))
-    trackers = trackers_of({"weak": weak}, events)
-    trackers.start(info(tmp_path))
-    for step in range(1, 6):
-        trackers.log(step, {})
-    trackers.finish("finished")
-    assert weak.calls[1:] == [
-        ("log", 2, {}),
-        ("log", 4, {}),
-        ("log", 5, {}),
-        ("finish", "finished"),
-    ]
-    assert caplog.messages == []
-    ((kind, fields),) = events.seen
-    assert (kind, fields["steps"], fields["why"]) == (
-        "tracker_missed",
-        [(1, 1), (3, 3)],
-        "log: ConnectionError: no route at 3",
-    )
-
-
 @pytest.mark.parametrize("hangs_in", ["log", "finish"])
 def test_hanging_tracker_neither_stops_nor_blocks_the_run(tmp_path, caplog, hangs_in):
     class Hangs(Notebook):
@@ -260,7 +238,7 @@ def test_kill_9_loses_no_step_of_the_record(tmp_path):
         [sys.executable, "-c", STEPS, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    printed = [int(process.stdout.readline()) for _ in range(300)]
+    printed = [int(process.stdout.readline()) for _ in range(100)]
     process.kill()
     printed += [
         int(line) for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")
@@ -268,8 +246,8 @@ def test_kill_9_loses_no_step_of_the_record(tmp_path):
     process.wait()
     rows = read_metrics(tmp_path / METRICS_FILE)
     assert [row["step"] for row in rows] == list(range(len(rows)))
-    assert len(rows) > max(printed) >= 299
-    for row in (rows[299], rows[-1]):
+    assert len(rows) > max(printed) >= 99
+    for row in (rows[99], rows[-1]):
         step = row["step"]
         assert row == {"step": step} | {f"metric/{i}": step / (i + 1) for i in range(50)}
 
@@ -341,12 +319,6 @@ def test_non_finite_values_are_counted_and_not_sent_to_trackers(tmp_path):
         ("non_finite_total", {"metrics": {"b": 2, "c": 1, "a": 1}}),
         ("trackers_told", {"trackers": ["plain"]}),
     ]
-
-
-def test_record_comes_first_and_only_once():
-    trackers = Trackers.load(["console", "jsonl", "console"], Events(), LONG)
-    assert list(trackers.direct) == ["jsonl", "console"]
-    assert isinstance(trackers.direct["jsonl"], JsonlTracker)
 
 
 def test_preflight_rejects_unknown_loggers_and_modes():

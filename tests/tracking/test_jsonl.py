@@ -4,7 +4,6 @@ import errno
 import json
 import math
 import struct
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from rlctl.tracking import jsonl
 from rlctl.tracking.jsonl import (
     JsonlTracker,
     generations_file,
-    metric_rows,
     read_generations,
     read_metrics,
 )
@@ -45,13 +43,6 @@ def test_floats_read_back_as_the_same_bits(tmp_path_factory, values):
     assert [bits(row["x"]) for row in read_metrics(folder / "metrics.jsonl")] == [
         bits(value) for value in values
     ]
-
-
-def test_row_has_the_step_first_and_keeps_the_order_of_metrics(tmp_path):
-    started(tmp_path).log(3, {"b": 0.1, "a": 7, "timing_s/step": 1e-9})
-    assert (
-        tmp_path / "metrics.jsonl"
-    ).read_text() == '{"step": 3, "b": 0.1, "a": 7, "timing_s/step": 1e-09}\n'
 
 
 def test_numpy_scalars_become_numbers(tmp_path):
@@ -89,14 +80,6 @@ def test_broken_line_is_skipped_with_one_warning_that_names_it(tmp_path, line, c
     for _ in range(2):
         assert [row["step"] for row in read_metrics(path)] == [0, 2]
     assert [each.message for each in caplog.records] == [f"skipped a broken line at {path}:2"]
-
-
-def test_broken_lines_are_counted_and_the_first_is_named(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0}\nx\n{"step": 2}\n\ny\n')
-    found: list[tuple[str, Sequence[int]]] = []
-    assert len(list(metric_rows(path, lambda *broken: found.append(broken)))) == 2
-    assert found == [(f"skipped 3 broken lines, the first at {path}:2", [2, 4, 5])]
 
 
 def one(text: str) -> list[Sample]:

@@ -59,14 +59,6 @@ def test_reading_continues_at_a_position(tmp_path: Path) -> None:
     assert (position.line, position.offset) == (5, path.stat().st_size)
 
 
-def test_figure_is_the_first_metric_that_a_row_has(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    rows = [{"step": 0, "new": 1.0, "old": 2.0}, {"step": 1, "old": 3.0}, {"step": 2}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (table,) = metric_tables(path)
-    np.testing.assert_array_equal(table.figure(("new", "old")), [1.0, 3.0, np.nan])
-
-
 def test_long_files_are_parsed_by_arrow_with_the_same_result(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "metrics.jsonl"
     plain = [

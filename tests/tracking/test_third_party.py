@@ -44,31 +44,6 @@ def rlctl(
     return run_python("-m", "rlctl", *arguments, cwd=folder, env=environment)
 
 
-@pytest.mark.soak
-def test_loggers_are_listed_with_their_package_and_remedy(environment, tmp_path):
-    blocker = tmp_path / "block"
-    blocker.mkdir()
-    (blocker / "sitecustomize.py").write_text("import sys\nsys.modules['wandb'] = None\n")
-    blocked = environment | {"PYTHONPATH": f"{blocker}:{environment['PYTHONPATH']}"}
-    done = rlctl(blocked, tmp_path, "loggers", "--json", process=True)
-    assert done.returncode == 0, done.stderr
-    found = {each["name"]: each for each in json.loads(done.stdout)}
-    assert found["tsv"] == {
-        "name": "tsv",
-        "package": "rlctl-example-plugins",
-        "state": "ready",
-        "message": "",
-        "remedy": None,
-    }
-    assert {"console", "jsonl", "swanlab", "wandb", "tensorboard", "mlflow", "trackio"} <= set(
-        found
-    )
-    assert (found["wandb"]["state"], found["wandb"]["remedy"]) == (
-        "not installed",
-        "pip install 'rlctl[wandb]'",
-    )
-
-
 def test_run_logs_to_it_and_syncs_to_another_logger(environment, tmp_path):
     settings = [
         *("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8"),
