@@ -1,13 +1,14 @@
-"""Training of an actor on a mesh, with checks against one process."""
+"""Gradients and training on meshes, with checks against one process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,6 +17,9 @@ from rlctl.runtime.model.lora import merged_parameters
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.background import await_written
 from tests.distributed.ranks import rank_info
+from tests.distributed.test_gradient import gradient
+from tests.models import MIXTURES, mixture_model, tiny_tokenizer, write_tiny_model
+from tests.numerics.test_reward_model import gradient as reward_gradient
 from tests.workers import actor, experience, update, weights
 
 NUM_RANKS = 4
@@ -38,6 +42,17 @@ def mesh(tensor: int = 1, sequence: int = 1, experts: int = 1) -> tuple[str, ...
     )
 
 
+def stages(number: int, schedule: str = "1f1b", **sizes: int) -> tuple[str, ...]:
+    """Return the settings of a mesh whose ranks divide the layers; `sizes` are of other kinds."""
+    sizes = {"pipeline_model": number, **sizes}
+    kinds = (*(f"{kind}_parallel_size={size}" for kind, size in sizes.items()),)
+    return tuple(
+        f"{section}.fsdp_config.{each}"
+        for section in SECTIONS
+        for each in (*kinds, f"pipeline_schedule={schedule}")
+    )
+
+
 @contextmanager
 def float64() -> Iterator[None]:
     """Give models weights and passes in float64 where settings say float32."""
@@ -50,6 +65,77 @@ PASSES = tuple(
     f"{model}.dtype=float32"
     for model in ("actor_rollout_ref.model", "critic.model", "reward.reward_model.model")
 )
+
+
+LORA = ("actor_rollout_ref.model.lora_rank=4",)
+# Other implementations of experts do not compute in float64.
+EAGER = ("actor_rollout_ref.model.override_config.experts_implementation=eager",)
+
+
+def write_models(folder: Path, kinds: Iterable[str] = MIXTURES) -> Path:
+    """Write small models that four ranks can divide, and a mixture of each of the kinds."""
+    write_tiny_model(folder / "two_kv_heads")
+    write_tiny_model(folder / "dense", "qwen3", vocab_size=264, num_key_value_heads=4)
+    write_tiny_model(folder / "deep", "qwen3", vocab_size=264, num_hidden_layers=5)
+    for kind in kinds:
+        tiny_tokenizer().save_pretrained(folder / kind)
+        mixture_model(kind, vocab_size=264).save_pretrained(folder / kind)
+    return folder
+
+
+class Case(NamedTuple):
+    """Gradient of a role on a mesh, in float64."""
+
+    role: str
+    mesh: tuple[str, ...]
+    micro_batches: int = 2
+    model: str = "dense"
+    settings: tuple[str, ...] = ()  # of one process, too
+    joins: tuple[tuple[int, ...], ...] = ()  # ranks with the layers of a model; else each has all
+    tolerance: float = 1e-6
+
+
+def gradient_of(where: RankInfo, models: Path, case: Case) -> tuple[Tensor, dict[str, float]]:
+    """Return gradient and metrics of a case; one process has neither mesh nor micro-batches."""
+    model, alone = str(models / case.model), where.world_size == 1
+    settings = (*case.settings, *PASSES, *(() if alone else case.mesh))
+    with float64():
+        if case.role == "reward":
+            return reward_gradient(where, model, None, settings)[0], {}
+        cuts = 1 if alone else case.micro_batches
+        return gradient(where, model, case.role, "token-mean", cuts, settings)
+
+
+def gradients_of(
+    where: RankInfo, models: Path, cases: tuple[Case, ...]
+) -> list[tuple[Tensor, dict[str, float]]]:
+    """Return `gradient_of` of each case."""
+    return [gradient_of(where, models, case) for case in cases]
+
+
+def check_gradients(
+    ranks: list[list[tuple[Tensor, dict[str, float]]]], models: Path, cases: tuple[Case, ...]
+) -> None:
+    """Check that the ranks have the gradient of one process, and its metrics if all have all rows.
+
+    The last stage repeats the embeddings of a policy, which are its head.
+    """
+    alone: dict[tuple[object, ...], tuple[Tensor, dict[str, float]]] = {}
+    for number, case in enumerate(cases):
+        key = (case.role, case.model, case.settings)
+        if key not in alone:
+            alone[key] = gradient_of(rank_info(), models, case)
+        whole, metrics = alone[key]
+        found = [rank[number] for rank in ranks]
+        for join in case.joins or [(rank,) for rank in range(len(ranks))]:
+            parts = [found[rank][0] for rank in join]
+            tied = sum(map(len, parts)) - len(whole)
+            assert torch.equal(parts[-1][:tied], parts[0][:tied]), case
+            mine = torch.cat([*parts[:-1], parts[-1][tied:]]) if tied else torch.cat(parts)
+            assert (whole - mine).norm() <= case.tolerance * whole.norm() > 0, case
+        if case.micro_batches == 1:
+            for _, values in found:
+                assert values == pytest.approx(metrics, rel=1e-5, abs=1e-6), case
 
 
 class Trained(NamedTuple):

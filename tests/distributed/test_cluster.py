@@ -1,4 +1,8 @@
-"""Training runs, sweeps and jobs on real Ray clusters of one and two nodes on this machine."""
+"""Training runs, sweeps and jobs on real Ray clusters of one and two nodes on this machine.
+
+Jobs are in the soak: a dashboard starts ten processes. tests/runtime/test_job_files.py has the
+command with a stand-in for the cluster.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,22 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import ray
+from ray._private import parameter, services, utils
 from ray.cluster_utils import Cluster
 
-from rlctl.__main__ import main
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from rlctl.workers import ResourcePool, Worker, dispatch, session, spawn
@@ -44,6 +48,11 @@ def address() -> Iterator[str]:
     shell = pytest.MonkeyPatch()
     for name, value in TOKEN.items():
         shell.setenv(name, value)
+    # Dashboard, autoscaler and monitors of logs: processes that no test here uses.
+    plain = partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
+    shell.setattr(parameter, "RayParams", plain)
+    shell.setattr(services, "start_api_server", lambda *_, **__: (None, None))
+    shell.setattr(utils, "get_dashboard_dependency_error", lambda: ImportError("it is off"))
     read_ray_variables()
     node = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 100_000_000}
     cluster = Cluster(
@@ -194,6 +203,7 @@ def test_job_runs_with_project_files(dashboard: str, settings: list[str], tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_failed_job_returns_its_error(dashboard: str, settings: list[str], tmp_path: Path) -> None:
     """The job receives the project's recipe, which names the missing file."""
     write_recipe(tmp_path, "data: {val_files: /nowhere/val.parquet}\n")
@@ -220,13 +230,3 @@ def submit(dashboard: str, settings: list[str], *words: str, cwd: Path, code: in
     own = [text for text in settings if "address" not in text]
     train = ["train", "grpo", "--recipe", "mine.yaml", *own, *words, "--address", dashboard]
     return rlctl(*train, cwd=cwd, code=code, **WITH_TOKEN)
-
-
-def test_unreachable_cluster_is_an_error(
-    settings: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # and does not listen: the port refuses connections
-        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        assert main(["train", "grpo", *settings, "--address", address]) == 7
-    assert "no Ray cluster replied" in capsys.readouterr().err

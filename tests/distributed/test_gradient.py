@@ -25,7 +25,6 @@ from tests.workers import LOSS, ROWS, actor_of, experience
 
 # Roles of the actor with another algorithm than PPO.
 RECIPES = ("distill", "online_dpo", "raft", "sft", "dpo")
-Cut = tuple[int, int]  # ranks, micro-batches
 
 
 def experts(batch: Rollouts) -> Ragged:
@@ -125,10 +124,6 @@ def gradient(
         ("actor", "token-mean"),
         ("actor", "seq-mean-token-mean"),
         ("actor", "seq-mean-token-sum-norm"),
-        ("actor", "token-sum"),
-        ("online_dpo", "token-mean"),
-        ("distill", "token-mean"),
-        ("raft", "token-mean"),
     ],
 )
 def test_micro_batches_do_not_change_the_gradient(model: Path, role: str, mode: str) -> None:
@@ -142,7 +137,7 @@ def test_micro_batches_do_not_change_the_gradient(model: Path, role: str, mode: 
 CUTS = [
     (role, num_micro_batches)
     for role in ("actor", "critic", "online_dpo", "distill", "raft")
-    for num_micro_batches in (1, 2, 4)
+    for num_micro_batches in ((1, 4) if role == "actor" else (2,))
 ]
 
 

@@ -69,10 +69,8 @@ def test_blocked_process_exits_and_kills_its_children(tmp_path: Path) -> None:
     assert_gone(daemons)
 
 
-@pytest.mark.parametrize(
-    ("daemon", "name"),
-    [("gcs_server", "GCS"), pytest.param("raylet", "raylet", marks=pytest.mark.soak)],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("daemon", "name"), [("gcs_server", "GCS"), ("raylet", "raylet")])
 def test_killed_daemon_ends_a_process_that_waits_for_a_task(daemon: str, name: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", WITH_RAY], stdout=-1, stderr=-1, text=True)
     assert process.stdout is not None

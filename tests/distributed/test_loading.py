@@ -88,20 +88,26 @@ def weights(info: RankInfo, path: Path, *overrides: str) -> dict[str, torch.Tens
     return {name: each.detach() for name, each in whole.items()}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_mapped_weights_and_buffers_equal_loaded_ones(
-    tmp_path: Path, name: str, dtype: torch.dtype
-) -> None:
-    path = stored(tmp_path, CONFIGS[name], dtype)
-    plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    expected = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
-    for world_size in (1, 2):
-        for found in on_ranks(world_size, weights, path):
-            assert found.keys() == expected.keys()
+def weights_of_all(info: RankInfo, paths: list[Path]) -> list[dict[str, torch.Tensor]]:
+    return [weights(info, path) for path in paths]
+
+
+def test_mapped_weights_and_buffers_equal_loaded_ones(tmp_path: Path) -> None:
+    """Load each architecture, stored in either precision, on one rank and on two."""
+    paths = [
+        stored(tmp_path / f"{name}-{dtype}", config, dtype)
+        for name, config in CONFIGS.items()
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+    ranks = [*on_ranks(1, weights_of_all, paths), *on_ranks(2, weights_of_all, paths)]
+    for number, path in enumerate(paths):
+        plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        expected = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
+        for rank in ranks:
+            assert rank[number].keys() == expected.keys()
             for key, value in expected.items():
-                assert found[key].dtype == torch.float32
-                assert torch.equal(found[key], value), key
+                assert rank[number][key].dtype == torch.float32
+                assert torch.equal(rank[number][key], value), (path.name, key)
 
 
 def test_frozen_weights_have_the_dtype_of_passes(tmp_path: Path) -> None:

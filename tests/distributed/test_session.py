@@ -150,10 +150,8 @@ def test_the_token_file_is_for_its_owner(tmp_path: Path, monkeypatch: pytest.Mon
     ("process", "recipe", "expected"),
     [
         ({}, {}, {"GOMP_SPINCOUNT": "3000"}),
-        ({"GOMP_SPINCOUNT": "7"}, {}, {"GOMP_SPINCOUNT": "7"}),
         ({"OMP_WAIT_POLICY": "active"}, {}, {"OMP_WAIT_POLICY": "active"}),
         ({}, {"GOMP_SPINCOUNT": 9}, {"GOMP_SPINCOUNT": "9"}),
-        ({}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
     ],
 )
 def test_openmp_threads_spin_briefly_unless_the_user_decides(

@@ -10,23 +10,28 @@ from typing import Any
 from unittest.mock import patch
 
 import torch.distributed as dist
-from torch import Tensor, cat
+from torch import Tensor
 
 from rlctl.runtime.rank_info import RankInfo
-from tests.distributed.meshes import PASSES, float64, mesh
+from tests.distributed.meshes import (
+    EAGER,
+    Case,
+    check_gradients,
+    gradients_of,
+    mesh,
+    stages,
+    write_models,
+)
 from tests.distributed.ranks import on_ranks, rank_info
-from tests.distributed.test_expert_parallel import actors_gradient
 from tests.distributed.test_gradient import gradient
-from tests.distributed.test_pipeline_parallel import stages
-from tests.models import MIXTURES, mixture_model, tiny_tokenizer, write_tiny_model
 
 OFFLOAD = "actor_rollout_ref.actor.fsdp_config.param_offload=true"  # no-op on CPUs
-
-
-def of_role(where: RankInfo, model: str, role: str, *settings: str) -> Tensor:
-    """Return the gradient of a role, with two micro-batches on a mesh and one without."""
-    micro_batches = 2 if settings else 1
-    return gradient(where, model, role, "token-mean", micro_batches, (*settings, *PASSES))[0]
+CASES = (
+    Case("critic", stages(2), joins=((0, 1),)),
+    Case("actor", mesh(tensor=2)),
+    Case("actor", (*mesh(sequence=2), OFFLOAD)),
+    Case("actor", mesh(experts=2), model="qwen3_moe", settings=EAGER),
+)
 
 
 def of_replicas(where: RankInfo, model: str) -> tuple[Tensor, int]:
@@ -44,40 +49,17 @@ def of_replicas(where: RankInfo, model: str) -> tuple[Tensor, int]:
     return found, sum(sums)
 
 
-def on_two_ranks(
-    where: RankInfo, dense: str, mixture: Path
-) -> tuple[list[Tensor], tuple[Tensor, int]]:
-    with float64():
-        divided = [
-            of_role(where, dense, "critic", *stages(2)),
-            of_role(where, dense, "actor", *mesh(tensor=2)),
-            of_role(where, dense, "actor", *mesh(sequence=2), OFFLOAD),
-            actors_gradient(where, mixture, 2, *mesh(experts=2)),
-        ]
-    return divided, of_replicas(where, dense)
+def on_two_ranks(where: RankInfo, models: Path) -> tuple[list[Any], tuple[Tensor, int]]:
+    return gradients_of(where, models, CASES), of_replicas(where, str(models / "dense"))
 
 
 def test_two_ranks_do_not_change_the_gradient(tmp_path: Path) -> None:
     """Ranks that split the model, and replicas, which add their gradients once per block."""
-    dense, mixture = tmp_path / "dense", tmp_path / "mixture"
-    write_tiny_model(dense, "qwen3", vocab_size=264, num_key_value_heads=4)
-    tiny_tokenizer().save_pretrained(mixture)
-    mixture_model(next(iter(MIXTURES)), vocab_size=264).save_pretrained(mixture)
-    ranks = on_ranks(2, on_two_ranks, str(dense), mixture)
-
-    with float64():
-        critic = of_role(rank_info(), str(dense), "critic")
-        actor = of_role(rank_info(), str(dense), "actor")
-        experts = actors_gradient(rank_info(), mixture, 1)
-
-    def check(expected: Tensor, mine: Tensor) -> None:
-        assert (expected - mine).norm() <= 1e-6 * expected.norm() > 0
-
-    check(critic, cat([divided[0] for divided, _ in ranks]))  # each stage has its own layers
+    models = write_models(tmp_path, ["qwen3_moe"])
+    ranks = on_ranks(2, on_two_ranks, models)
+    check_gradients([divided for divided, _ in ranks], models, CASES)
     num_blocks = 3  # two layers, and the parameters outside them
-    whole, _ = gradient(rank_info(), str(dense), "actor", "token-mean", 1)
-    for divided, (replica, num_sums) in ranks:
-        for expected, mine in zip((actor, actor, experts), divided[1:], strict=True):
-            check(expected, mine)
-        check(whole, replica)
+    whole, _ = gradient(rank_info(), str(models / "dense"), "actor", "token-mean", 1)
+    for _, (replica, num_sums) in ranks:
+        assert (whole - replica).norm() <= 1e-6 * whole.norm() > 0
         assert num_sums == num_blocks
