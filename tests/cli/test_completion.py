@@ -7,12 +7,11 @@ import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pexpect
 import pytest
 
-from tests.forks import completed as forked
+from rlctl.__main__ import main
 
 PROMPT = "READY> "
 
@@ -127,77 +126,39 @@ def on_screen(sent: str) -> str:
     return line
 
 
+# What is offered is the same in all shells, so the protocol's test has most of it. These lines test
+# how a shell splits words and what it appends.
 LINES = [
     ("rlctl tra", "rlctl train "),
     (
         "rlctl train ppo actor_rollout_ref.actor.opt",
         "rlctl train ppo actor_rollout_ref.actor.optim.",
     ),
-    ("rlctl train ppo data.shuf", "rlctl train ppo data.shuffle="),
     ("rlctl train ppo data.shuffle=t", "rlctl train ppo data.shuffle=true "),
     ("rlctl train ppo +data.shuffle=f", "rlctl train ppo +data.shuffle=false "),
-    (
-        "rlctl train ppo trainer.total_epochs=3 algori",
-        "rlctl train ppo trainer.total_epochs=3 algorithm.",
-    ),
-    ("rlctl train ppo trainer.logger=[cons", "rlctl train ppo trainer.logger=[console"),
-    ("rlctl train ppo --recipe gsm8k_p", "rlctl train ppo --recipe gsm8k_ppo "),
-    ("rlctl show kind-o", "rlctl show kind-otter "),
-    ("rlctl eval @l", "rlctl eval @last "),
-    ("rlctl generate quickstart-", "rlctl generate quickstart-agent "),
-    ("rlctl config show -r kind-h", "rlctl config show -r kind-heron "),
-    ("rlctl train ppo data.train_files=row", "rlctl train ppo data.train_files=rows.parquet "),
-    ("rlctl imp", "rlctl import "),
-    ("rlctl import v", "rlctl import verl "),
-    ("rlctl import verl run_q", "rlctl import verl run_qwen.sh "),
-    ("rlctl import verl run_qwen.sh --outp", "rlctl import verl run_qwen.sh --output "),
     ("rlctl import verl run_qwen.sh -o run_q", "rlctl import verl run_qwen.sh -o run_qwen.sh "),
     ("rlctl train ppo reward.functions=mine.py:sc", "rlctl train ppo reward.functions=mine.py:sc"),
 ]
+BASH_LINES = [
+    *LINES,
+    ("rlctl train ppo trainer.logger=[cons", "rlctl train ppo trainer.logger=[console"),
+    ("rlctl train ppo data.train_files=row", "rlctl train ppo data.train_files=rows.parquet "),
+]
+# zsh treats a bare `[` as a pattern, and completes it quoted.
+ZSH_LINES = [
+    *LINES,
+    (r"rlctl train ppo trainer.logger=\[cons", r"rlctl train ppo trainer.logger=\[console"),
+]
 
 
-def soak_unless(ends: tuple[str, ...]) -> list[Any]:
-    """Return `LINES` as parameters: those that end with one of `ends`, and the others in soak."""
-    return [
-        line if line[0].endswith(ends) else pytest.param(*line, marks=pytest.mark.soak)
-        for line in LINES
-    ]
-
-
-# What is offered is the same in all shells, so the protocol's test has most of it. These lines test
-# how a shell splits words and what it appends.
-BASH_READS = ("tra", "opt", "shuffle=t", "[cons", "=row", "mine.py:sc")
-
-
-@pytest.mark.parametrize(("typed", "expected"), soak_unless(BASH_READS))
+@pytest.mark.parametrize(("typed", "expected"), BASH_LINES)
 def test_bash(bash: pexpect.spawn, typed: str, expected: str) -> None:
     assert completed(bash, typed) == expected
 
 
-# zsh treats a bare `[` as a pattern, and completes it quoted.
-ZSH_READS = ("tra", "opt", "shuffle=t", "+data.shuffle=f", "mine.py:sc")
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        *(
-            line
-            for line in soak_unless(ZSH_READS)
-            if "[cons" not in str(line) and "train_files" not in str(line)
-        ),
-        (r"rlctl train ppo trainer.logger=\[cons", r"rlctl train ppo trainer.logger=\[console"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "expected"), ZSH_LINES)
 def test_zsh(zsh: pexpect.spawn, typed: str, expected: str) -> None:
     assert completed(zsh, typed) == expected
-
-
-@pytest.mark.soak
-def test_bash_lists_the_values_of_a_key(bash: pexpect.spawn) -> None:
-    bash.send("rlctl train ppo data.shuffle=\t\t\t")
-    bash.expect(r"false +true")
-    empty(bash)
 
 
 @pytest.mark.parametrize(
@@ -232,16 +193,23 @@ def test_bash_lists_the_values_of_a_key(bash: pexpect.spawn) -> None:
         ("rlctl import verl --", ["--output", "--force", "--json", "--help"]),
     ],
 )
-def test_completion_protocol_offers_candidates(home: Path, line: str, offers: list[str]) -> None:
-    request = {
-        "_RLCTL_COMPLETE": "complete_fish",
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        "_TYPER_COMPLETE_ARGS": line,
-    }
-    done = forked([], home, environment(home, "fish") | request)
-    offered = [each.partition("\t")[0] for each in done.stdout.splitlines()]
-    assert sorted(offered) == sorted(offers)
-    assert done.stderr == ""
+def test_completion_protocol_offers_candidates(
+    home: Path,
+    line: str,
+    offers: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("RLCTL_RUNS", str(home / "runs"))
+    monkeypatch.setenv("_RLCTL_COMPLETE", "complete_fish")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", line)
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    out, err = capsys.readouterr()
+    assert (ended.value.code or 0, err) == (0, "")
+    assert sorted(each.partition("\t")[0] for each in out.splitlines()) == sorted(offers)
 
 
 def test_fish(home: Path) -> None:

@@ -12,7 +12,7 @@ from rlctl.__main__ import main
 from rlctl.cli.usage import correct, corrected
 from rlctl.data_prep.arithmetic import generate
 from rlctl.data_prep.rows import write_rows
-from rlctl.errors import ConfigError, Problem, RlctlError
+from rlctl.errors import ConfigError, Problem
 from rlctl.recipes.compose import compose
 
 
@@ -130,8 +130,3 @@ def test_secrets_are_not_printed() -> None:
     renamed = corrected(words, [problem(f"x.api_key={secret}", f"y.api_key={secret}")]) or ""
     assert "y.api_key='<secret>'" in renamed or "'y.api_key=<secret>'" in renamed
     assert secret not in renamed
-
-
-def test_a_fix_survives_pickling_and_merging() -> None:
-    error = RlctlError("a", fix=("x", "x=1"))
-    assert ConfigError(*error.problems).problems[0].fix == ("x", "x=1")

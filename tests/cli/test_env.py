@@ -137,12 +137,12 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 
 
 def test_episodes_with_a_model(tmp_path: Path) -> None:
-    file = write_quiz(tmp_path, 2, num_problems=3)
+    file = write_quiz(tmp_path, 2, num_problems=2)
     words = ["test", "tests.agents.quiz:Quiz", "--model", "quickstart", "--data", str(file)]
     options = [*words, "--episodes", "2", "-s", "data.max_response_length=256"]
     first, second = run(*options)
     assert "<|user|>" in first["prompt"]
-    roles = [*["assistant", "user"] * 2, "assistant"]
+    roles = ["assistant", "user", "assistant"]
     for each in (first, second):
         assert [message["role"] for message in each["messages"]] == roles
         assert (each["outcome"], each["score"], each["error"]) == ("done", 0.0, None)
@@ -156,7 +156,7 @@ def test_episodes_with_a_model(tmp_path: Path) -> None:
     assert slow["error"] == "the episode took longer than 1 s"
     shown = CliRunner().invoke(env.app, [*words, "-s", "data.max_response_length=256"]).output
     assert "assistant  trained, " in shown
-    assert "outcome: done, 3 turns, " in shown
+    assert "outcome: done, 2 turns, " in shown
 
 
 def test_a_prompt_may_be_the_environments(tmp_path: Path) -> None:
@@ -166,8 +166,3 @@ def test_a_prompt_may_be_the_environments(tmp_path: Path) -> None:
         run("test", "gridworld", "--model", "quickstart", "--scripted", str(tmp_path))
     with pytest.raises(UsageError, match="no effect without --model"):
         run("test", "gridworld", "-s", "data.max_response_length=256")
-
-
-@pytest.mark.parametrize("command", ["show", "test"])
-def test_help_shows_examples_with_brackets(command: str) -> None:
-    assert "'tools=[calculator]'" in CliRunner().invoke(env.app, [command, "--help"]).output

@@ -129,13 +129,11 @@ def test_no_command_shows_the_help_and_is_a_usage_error():
         (["rusn"], "no such command 'rusn'", "rlctl --help"),
         (["runs", "--jsn"], "no such option: --jsn", "rlctl runs --help"),
         (["runs", "-n", "many"], "invalid value for '-n' / '--number': ", "rlctl runs --help"),
-        (["show"], "missing argument 'run'", "rlctl show --help"),
         (
             ["prep", "jsonl", "--prompt-key=q"],
             "missing option '--out' / '-o', argument 'FILE'",
             "rlctl prep jsonl --help",
         ),
-        (["reward", "test"], "missing option '--data'", "rlctl reward test --help"),
         (
             ["runs", "--state", "sleeping"],
             "invalid value for '--state': 'sleeping' is not one of ",
@@ -221,7 +219,6 @@ def test_a_closed_pipe_prints_no_error():
 @pytest.mark.parametrize(
     ("signals", "code"),
     [
-        ([signal.SIGINT], 130),
         ([signal.SIGTERM], 143),
         ([signal.SIGTERM, signal.SIGTERM], 143),
         ([signal.SIGHUP], 129),

@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pexpect
 import pytest
-import yaml
 
 from rlctl.cli.commands.train import common_settings
 from rlctl.cli.options import RUNS_VARIABLE
 from rlctl.errors import ConfigError
-from rlctl.recipes.search_path import LIBRARY
 from rlctl.runs.record import failure_of
 from rlctl.runs.run_dir import RunDir
-from rlctl.runs.store import DEFAULT_ROOT
 from rlctl.tracking.tracker import Sample
 from tests.recorded import called, plain_environment, record
 
@@ -104,18 +101,6 @@ def test_a_failed_run_shows_its_cause(root):
         "message": "no column is here",
         "hint": "add one",
     }
-
-
-def test_the_default_root_is_run_dir_of_the_base_recipe():
-    base = LIBRARY / "trainer" / "local.yaml"
-    assert yaml.safe_load(base.read_text())["run_dir"] == str(DEFAULT_ROOT)
-
-
-def test_runs_of_an_empty_root(tmp_path):
-    done = rlctl(tmp_path / "runs", "runs")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "no runs in" in done.stderr
-    assert rlctl(tmp_path / "runs", "runs", "--json").stdout == "[]\n"
 
 
 def test_show(root):

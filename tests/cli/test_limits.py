@@ -19,7 +19,6 @@ from rlctl.errors import UsageError
     [
         ("45s", 45),
         ("90m", 5400),
-        ("90min", 5400),
         ("3h50m", 13800),
         ("2d", 172800),
         ("3:50:00", 13800),
@@ -53,7 +52,7 @@ def test_a_time_of_day_after_a_change_of_the_clocks_is_that_of_its_day(
     assert left.total_seconds() == until * 3600
 
 
-@pytest.mark.parametrize("text", ["", "90", "0s", "3h50", "m", "-5m", "1:5:00", "soon"])
+@pytest.mark.parametrize("text", ["", "90", "0s", "3h50", "m", "-5m", "1:5:00"])
 def test_invalid_durations(text: str) -> None:
     if not text:
         assert Limits(text, None, 0).end_by() is None

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
+import re
 import sys
+import termios
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pexpect
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
 
+from rlctl.__main__ import main
 from rlctl.cli.commands import new
+from rlctl.cli.console import stderr, stdout
 from rlctl.data_prep.raw_data import final_answer, find_raw
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
@@ -216,28 +223,58 @@ def test_each_stub_scores(here: Path, kind: str, right: str, wrong: str, truth: 
     assert results == [1.0, 0.0]
 
 
-def test_questions_are_asked_on_a_terminal(here: Path) -> None:
-    """Answer all questions, one of them wrongly first."""
-    command = [sys.executable, "-m", "rlctl", "new"]
-    child = pexpect.spawn(command[0], command[1:], cwd=here, timeout=300, encoding="utf-8")
-    for question, typed in (
-        ("Data: ", "nothing.csv"),
-        ("does not exist", None),
-        ("Data: ", "sums.jsonl"),
-        (r"3 +answer", None),
-        (r"prompts \[Question\]: ", "2"),
-        (r"answers \[answer\]: ", ""),
-        (r"Rewarded: .*\[number\]: ", "exact"),
-        (r"Model: .*\[quickstart\]: ", ""),
-        (r"GPUs.*\[1\]: ", "0"),
-        ("no number of devices", None),
-        (r"GPUs.*\[1\]: ", ""),
-        (r"How much is 0 \+ 1\? End with", None),
-        (r"to sums\? \[Y/n\]: ", "y"),
-        ("start +rlctl train grpo --recipe sums/sums.yaml", None),
+def on_a_terminal(typed: str, *words: str) -> tuple[int, str]:
+    """Call `rlctl` in this process on a pseudo-terminal; return the exit code and the output."""
+    ours, theirs = os.openpty()
+    settings = termios.tcgetattr(theirs)
+    settings[3] &= ~termios.ECHO
+    termios.tcsetattr(theirs, termios.TCSANOW, settings)
+    os.write(ours, typed.encode())
+    shown: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):  # the other end is closed
+            while True:
+                shown.append(os.read(ours, 1024))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(theirs, "r+b", buffering=0) as file, pytest.MonkeyPatch.context() as patch:
+        for name in ("stdin", "stdout", "stderr"):
+            patch.setattr(sys, name, io.TextIOWrapper(file, write_through=True))
+        for console in (stdout, stderr):
+            console.cache_clear()
+        code = main(words)
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            stream.detach()
+    for console in (stdout, stderr):
+        console.cache_clear()
+    reader.join()
+    os.close(ours)
+    return code, b"".join(shown).decode()
+
+
+def test_questions_are_asked_on_a_terminal() -> None:
+    """Answer all questions, two of them wrongly first."""
+    answers = ("nothing.csv", "sums.jsonl", "2", "", "exact", "", "0", "", "y")
+    code, shown = on_a_terminal("\n".join((*answers, "")), "new")
+    assert code == 0, shown
+    for expected in (
+        "Data: ",
+        "does not exist",
+        "Data: ",
+        r"3 +answer",
+        r"prompts \[Question\]: ",
+        r"answers \[answer\]: ",
+        r"Rewarded: .*\[number\]: ",
+        r"Model: .*\[quickstart\]: ",
+        r"GPUs.*\[1\]: ",
+        "no number of devices",
+        r"GPUs.*\[1\]: ",
+        r"How much is 0 \+ 1\? End with",
+        r"to sums\? \[Y/n\]: ",
+        "start +rlctl train grpo --recipe sums/sums.yaml",
     ):
-        child.expect(question)
-        if typed is not None:
-            child.sendline(typed)
-    child.expect(pexpect.EOF)
-    assert child.wait() == 0
+        found = re.search(expected, shown)
+        assert found is not None, (expected, shown)
+        shown = shown[found.end() :]

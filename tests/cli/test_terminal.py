@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import re
 from dataclasses import replace
@@ -105,12 +104,3 @@ def test_alarms_on_the_console_and_logged_lines_are_escaped(
     shown = capsys.readouterr().err
     assert FORBIDDEN.findall(shown) == []
     assert shown.count("\\x1b[2J") == 3  # message, hint, log
-
-
-def test_json_output_is_unchanged(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-    assert main(["data", "show", "data.parquet", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row["ground_truth"] == HOSTILE

@@ -14,6 +14,8 @@ import pexpect
 import pytest
 
 from rlctl.runs.run_dir import RunDir
+from tests.forks import Forked
+from tests.progress import wait_until
 from tests.recorded import called, plain_environment, record
 
 ACC = "val-core/x/acc/mean@1"
@@ -83,16 +85,21 @@ def environment() -> dict[str, str]:
     return plain_environment(TERM="xterm-256color")
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "rlctl", *arguments]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env=environment(),
-    )
+def start(folder: Path, *arguments: str) -> Forked:
+    return Forked([*arguments], folder, environment())
+
+
+def next_line(process: Forked) -> str:
+    """Wait for the next line of the process's output and return it."""
+    line = ""
+
+    def read() -> bool:
+        nonlocal line
+        line += process.stdout.readline()
+        return line.endswith("\n")
+
+    wait_until(read, process.pid, "a line")
+    return line
 
 
 def rlctl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -104,15 +111,13 @@ def test_watch_and_logs_follow_a_run_to_its_end(driver: Driver, tmp_path: Path) 
         start(tmp_path, "watch", "r"),
         start(tmp_path, "logs", "r", "--role", "main", "-f"),
     )
-    assert watching.stdout is not None
-    assert reading.stdout is not None
-    assert watching.stdout.readline() == "step 1/3  reward 0.250  2.0 s/step\n"
-    assert reading.stdout.readline() == "worker at 1\n"
+    assert next_line(watching) == "step 1/3  reward 0.250  2.0 s/step\n"
+    assert next_line(reading) == "worker at 1\n"
     driver.next_step()
     driver.wait()
-    assert watching.stdout.readline() == "step 2/3  reward 0.500  2.0 s/step  eta 2.0 s\n"
-    assert watching.stdout.readline().startswith("alarm: step 2: 1 updates skipped")
-    assert reading.stdout.readline() == "worker at 2\n"
+    assert next_line(watching) == "step 2/3  reward 0.500  2.0 s/step  eta 2.0 s\n"
+    assert next_line(watching).startswith("alarm: step 2: 1 updates skipped")
+    assert next_line(reading) == "worker at 2\n"
     assert watching.poll() is None
     driver.next_step()
     driver.wait()
@@ -131,8 +136,7 @@ def test_watch_and_logs_follow_a_run_to_its_end(driver: Driver, tmp_path: Path) 
 def test_watch_and_logs_end_when_the_run_is_killed(driver: Driver, tmp_path: Path) -> None:
     watching, reading = start(tmp_path, "watch", "r"), start(tmp_path, "logs", "r", "-f")
     for each in (watching, reading):
-        assert each.stdout is not None
-        each.stdout.readline()
+        next_line(each)
     driver.process.send_signal(signal.SIGKILL)
     driver.process.wait()
     assert "note: r is lost" in watching.communicate(timeout=TIMEOUT_S)[1]
