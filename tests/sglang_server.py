@@ -6,9 +6,7 @@ It lacks tokenizers, streaming and tensor parallelism. `POST /break {"how": …}
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 
 class Server(ThreadingHTTPServer):
@@ -156,9 +154,6 @@ class Handler(BaseHTTPRequestHandler):
     def generate(self, body: dict[str, Any]) -> None:
         server = self.server
         how, server.broken = server.broken, None
-        if how == "die":
-            print("the device is gone", flush=True)
-            os._exit(3)
         if how == "hang":
             time.sleep(3)
         if how == "error" or server.released:
@@ -173,21 +168,3 @@ class Handler(BaseHTTPRequestHandler):
                 "finish_reason": {"type": "abort", "message": "Abort before prefill"}
             }
         return self.reply(200, response)
-
-
-def main() -> None:
-    """Run the server with the supported options of `sglang.launch_server`."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model-path", required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
-    options, _ = parser.parse_known_args()
-    torch.set_num_threads(1)
-    config = AutoConfig.from_pretrained(options.model_path)
-    dummy = options.load_format == "dummy"
-    model = (
-        AutoModelForCausalLM.from_config(config)
-        if dummy
-        else AutoModelForCausalLM.from_pretrained(options.model_path)
-    )
-    Server(model.float(), options.port).serve_forever()

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, InternalError
@@ -106,33 +100,6 @@ def test_prompts_computed_once(arch: Arch, max_mask: int, monkeypatch: pytest.Mo
     assert relative(gradient(hf, found), gradient(hf, expected)) < 1e-6
 
 
-def test_fully_shard(tmp_path: Path) -> None:
-    model = tiny_model("llama")
-    reference = one_by_one(model, token_ids())
-    use_rlctl_attention(model)
-    plain = gradient(model, packed(model, token_ids()))
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
-    )
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        log_probs = packed(model, token_ids())
-        weights = torch.linspace(-1, 1, log_probs.numel()).view_as(log_probs)
-        (log_probs * weights).sum().backward()
-        grads = [parameter.grad for parameter in model.parameters()]
-        sharded = torch.cat(
-            [grad.full_tensor().flatten() for grad in grads if isinstance(grad, DTensor)]
-        )
-        assert relative(log_probs, reference) < 1e-6
-        assert relative(sharded, plain) < 1e-6
-    finally:
-        dist.destroy_process_group()
-
-
 def test_attend_is_causal_softmax_attention() -> None:
     generator = torch.Generator().manual_seed(0)
     num_tokens = int(LENGTHS.sum())
@@ -150,39 +117,6 @@ def test_attend_is_causal_softmax_attention() -> None:
                     out[token, head], weights @ value[start : token + 1, head // 2]
                 )
         start += length
-
-
-def test_position_ids_with_empty_sequences() -> None:
-    packing = Packing.from_lengths(torch.tensor([3, 0, 1, 2]), "cpu")
-    assert packing.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
-    x = torch.randn(6, 2, 4)
-    torch.testing.assert_close(
-        packing.attend(0, x, x, x, Reach(1.0)),
-        Packing.from_lengths(torch.tensor([3, 1, 2]), "cpu").attend(0, x, x, x, Reach(1.0)),
-    )
-
-
-def test_padding_stays_small() -> None:
-    lengths = (
-        (torch.randn(500, generator=torch.Generator().manual_seed(0)) * 0.8 + 5)
-        .exp()
-        .long()
-        .clamp(1, 4000)
-    )
-    packing = Packing.from_lengths(lengths, "cpu")
-    assert len(packing.rectangles.tokens) <= 1.2 * int(lengths.sum())
-    assert sum(each.rows for each in packing.rectangles.shapes) == 500
-
-
-def test_no_mask_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import masking_utils
-
-    model = tiny_model("qwen2")
-    use_rlctl_attention(model)
-    monkeypatch.setattr(
-        masking_utils, "find_packed_sequence_indices", lambda *_: pytest.fail("a mask was prepared")
-    )
-    packed(model, token_ids())
 
 
 @pytest.mark.parametrize("kind", LIMITED)

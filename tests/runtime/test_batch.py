@@ -39,16 +39,6 @@ def test_select_in_any_order(rows: list[list[int]], random: st.DrawFn) -> None:
         assert [row.tolist() for row in taken.rows()] == [rows[i] for i in index]
 
 
-def test_chunk_copies_only_its_rows() -> None:
-    """A pickled view would carry the storage of the whole batch."""
-    batch = experience()
-    one = batch.chunk([torch.tensor([0])])[0]
-    assert len(pickle.dumps(one)) < len(pickle.dumps(batch)) * 0.8
-    assert one.response_ids.values.untyped_storage().nbytes() == 8 * int(
-        one.response_ids.lengths.sum()
-    )
-
-
 def test_chunk_and_concat_keep_all_fields() -> None:
     batch = experience()
     assert [len(part) for part in batch.chunk([torch.arange(3), torch.arange(3, 8)])] == [3, 5]

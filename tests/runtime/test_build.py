@@ -93,13 +93,6 @@ def built(model: Path, needs: Needs, *overrides: str) -> Built:
     return roles, spawned, phases
 
 
-def test_only_the_actor_is_built_without_needs(model: Path) -> None:
-    roles, spawned, phases = built(model, Needs.NOTHING)
-    assert spawned == [("main", "actor", "ActorWorker")]
-    assert phases == ["building the actor"]
-    assert (roles.critic_role, roles.reference_role) == (None, None)
-
-
 def test_engine_in_the_actor_reports_its_startup_phases(model: Path) -> None:
     _, spawned, phases = built(model, Needs.ENGINE)
     assert [role for _, role, _ in spawned] == ["actor"]

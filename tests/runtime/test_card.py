@@ -76,7 +76,7 @@ def test_a_run_without_validation_has_no_index(tmp_path: Path) -> None:
     assert "## Curve" not in text
 
 
-@pytest.mark.parametrize("hostile", [HOSTILE, "a: b\n---\n# c", "x\x1b[2J\u202ey", "'\"#: {a}"])
+@pytest.mark.parametrize("hostile", [HOSTILE, "a: b\n---\n# c", "x\x1b[2J\u202ey"])
 def test_texts_of_a_run_are_shown_and_never_rendered(tmp_path: Path, hostile: str) -> None:
     metric = f"val-core/{hostile.replace(chr(10), ' ')}/acc/mean@1"
     settings = {

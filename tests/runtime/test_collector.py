@@ -10,13 +10,13 @@ import torch
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, RlctlError
-from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.samplers import sequential_order
-from rlctl.runtime.training.collector import Collector, in_varied_group
+from rlctl.runtime.training.collector import Collector
 from rlctl.tracking.episodes import Episode
+from tests.configs import configured
 from tests.rows import rows_of
 
 SIZE, N = 4, 2
@@ -67,14 +67,8 @@ def collector(
     ]
     prompts = PromptSet(rows_of(rows), lambda row: [int(row.ground_truth)])
     loader = PromptLoader(prompts, SIZE, sequential_order, seed=1)
-    overrides = [
-        "data.train_files=x",
-        "actor_rollout_ref.model.path=y",
-        "algorithm.filter_groups.enable=true",
-        *settings,
-    ]
     algorithm = FakeAlgorithm(mixed, **more)
-    config = compose("grpo_trainer", overrides).config
+    config = configured("grpo", ["algorithm.filter_groups.enable=true"], settings)
     plan = Collector.from_config(loader, cast(Any, algorithm), config)
     plan.gen_batch_size = gen_batch_size
     return plan, algorithm
@@ -164,17 +158,6 @@ def test_algorithm_without_groups_is_not_filtered() -> None:
     assert sampling.epoch() == 0
 
 
-def test_in_varied_group_needs_two_different_values() -> None:
-    values = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.5])
-    assert in_varied_group(values, torch.tensor([0, 0, 1, 1, 2])).tolist() == [
-        False,
-        False,
-        True,
-        True,
-        False,
-    ]
-
-
 def played(*failed: list[bool], num_rows: int = 2) -> Scored:
     """Return groups of episodes with `num_rows` rows each; True is an episode that failed."""
     episodes = [
@@ -217,9 +200,3 @@ def test_failed_episodes_and_groups_of_one_are_left_out() -> None:
         collected(played([True], [True]))
     with pytest.raises(RlctlError, match="all episodes failed or are alone in their group"):
         collected(played([True, False], [False, True]))
-
-
-def test_a_batch_of_failed_episodes_is_generated_again_with_a_filter() -> None:
-    lost = played([True, True])
-    with pytest.raises(RlctlError, match="2 batches of 4 prompts gave only 0 groups"):
-        collected(lost, lost, needs=Needs.GROUPS)

@@ -8,17 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.plugins import load_with_params
 from rlctl.recipes.compose import compose
-from rlctl.runtime.data.loader import PromptLoader, PromptSet
+from rlctl.runtime.data.loader import PromptLoader
 from rlctl.runtime.data.samplers import MixedSampler, Part, StatefulSampler, sequential_order
 from rlctl.runtime.training.collector import Collector
-from tests.rows import rows_of
 from tests.runtime.test_collector import SIZE, FakeAlgorithm, collector, ground_truths
 
-ROW = PromptRow("x", [{"role": "user", "content": "1"}], "1")
 NAMES = ("curriculum", "thompson")
 
 
@@ -151,16 +148,3 @@ def test_a_stateful_sampler_needs_scores(tmp_path: Path, monkeypatch: pytest.Mon
 
     with pytest.raises(ConfigError, match=r"data\.sampler=thompson learns from scores"):
         make_plan(compose("sft", ["data.sampler=thompson"]), inline=True)
-
-
-def test_metrics_of_a_sampler_have_a_section() -> None:
-    sampler = make("curriculum")
-    sampler.metrics = lambda: {"mean": 0.5, "own/mean": 0.25}
-    prompts = PromptSet(rows_of([ROW]), lambda _: [])
-    loader = PromptLoader(prompts, 1, sequential_order, 1, sampler)
-    assert loader.metrics(cast(Any, None)) == {"sampler/mean": 0.5, "own/mean": 0.25}
-
-
-def test_prompts_of_a_loader_without_state_have_no_state() -> None:
-    loader = PromptLoader(PromptSet(rows_of([ROW]), lambda _: []), 1, sequential_order, 1)
-    assert loader.state_dict() == {}

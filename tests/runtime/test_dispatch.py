@@ -149,11 +149,6 @@ def test_several_rows_per_prompt_stay_adjacent_and_get_their_prompt_rows_back(
     assert [row.ground_truth for row in result.rows] == [str(g) for g in range(5) for _ in range(3)]
 
 
-def test_metrics_of_a_split_call_are_merged() -> None:
-    handle = bind(Recorder, LocalTransport(2, balanced=False))
-    assert handle.update(rollouts(LENGTHS), lr=0.5) == {"loss": Mean(15.0, 5), "lr": Sum(1.0)}
-
-
 def test_broadcast_calls_all_workers_and_rank_zero_only_the_first() -> None:
     transport = LocalTransport(3, balanced=False)
     handle = bind(Recorder, transport)
@@ -172,13 +167,6 @@ def test_a_method_without_dispatch_is_refused_on_a_handle() -> None:
         handle.helper()
     assert isinstance(handle, Recorder)
     assert Recorder(4).helper() == 4
-
-
-def test_a_worker_runs_a_decorated_method_itself() -> None:
-    worker = Recorder(2)
-    assert worker.load("a") == 2
-    assert worker.calls == ["load a"]
-    assert Recorder.load.__name__ == "load"
 
 
 def test_a_result_that_cannot_be_joined_is_refused() -> None:
@@ -208,13 +196,6 @@ def test_split_keeps_groups_together_where_each_worker_has_enough() -> None:
     )
     first, second = (int(batch.num_tokens[part].sum()) for part in parts)
     assert abs(first - second) < 0.05 * (first + second)
-
-
-def test_join_without_local_rows_leaves_them_empty() -> None:
-    batch = replace(rollouts([1, 2]), rows=[])
-    parts = split(batch, 2, balanced=False)
-    joined = join(batch.chunk(parts), parts, batch)
-    assert joined.rows == []
 
 
 def halves(group: Worker, text: str) -> list[str]:

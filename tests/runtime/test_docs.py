@@ -14,10 +14,9 @@ import pytest
 import yaml
 
 from docs.generate import PAGES as GENERATED
-from docs.generate import PARTS, memory, with_parts
+from docs.generate import PARTS, with_parts
 from rlctl.__main__ import main
 from rlctl.explain.entries import error_entries, metric_entries
-from rlctl.recipes.compose import compose
 
 FOLDER = Path(__file__).parents[2] / "docs"
 PAGES = sorted(FOLDER.glob("*.md"))
@@ -42,13 +41,6 @@ def test_generated_pages_have_every_entry() -> None:
     keys = GENERATED["verl-keys.md"]()
     assert "| `ray_init*` | `ray_kwargs.ray_init\\1` |" in keys
     assert "## Keys without a counterpart" in keys
-
-
-def test_memory_falls_with_the_number_of_devices() -> None:
-    rows = [line.split(" | ")[1:] for line in memory().splitlines() if "Qwen" in line]
-    peaks = [[int(cell.strip(" |")) for cell in row] for row in rows]
-    assert len(peaks) == 16
-    assert all(row == sorted(row, reverse=True) for row in peaks)
 
 
 def test_no_generated_page_is_kept_and_every_part_is_used() -> None:
@@ -92,13 +84,6 @@ def test_commands_of_scripts_exist(capsys: pytest.CaptureFixture[str]) -> None:
                 words = line.replace("…", "").split()[1:]
                 assert main([*words, "--help"]) == 0, f"{page}: {line}"
     capsys.readouterr()
-
-
-def test_the_recipe_for_users_of_trl_is_complete(tmp_path: Path) -> None:
-    recipe = next(text for page, text in blocks("yaml") if page == "migrating.md")
-    (tmp_path / "mine.yaml").write_text(recipe)
-    config = compose(tmp_path / "mine.yaml").config
-    assert (config.actor_rollout_ref.rollout.n, config.algorithm.adv_estimator) == (8, "grpo")
 
 
 @pytest.mark.soak

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import create_autospec
@@ -173,24 +173,6 @@ def test_groups_of_a_small_pool_of_prompts_fill_every_step() -> None:
         run.learn()
         assert len(run.stream.submitted) == (step + 3) * SIZE
         run.stream.finish(*range(100))
-
-
-def test_rows_without_tokens_have_no_age() -> None:
-    run = Run(staleness=1)
-    run.step = 1
-    run.stream.finish(0, 1)
-    for group in run.stream.open:
-        if group.number == 2:
-            rows = written(group.prompts, 0, 0)
-            none = Ragged.from_rows([[]] * ROWS, torch.int64)
-            empty = replace(rows, versions=none, response_ids=none)
-            floats = none.like(torch.empty(0))
-            empty = replace(empty, response_mask=floats, rollout_log_probs=floats)
-            group.future.set_result(empty)
-    run.step = 0
-    numbers, metrics = run.take()
-    assert numbers == [0, 1, 2]
-    assert metrics["async/partial_responses"] == 0.0
 
 
 def test_a_step_takes_the_oldest_finished_groups_and_waits_for_those_that_get_too_old() -> None:

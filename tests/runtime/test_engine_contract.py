@@ -211,13 +211,6 @@ def test_stop_tokens_end_a_response_and_are_included(shared: Shared) -> None:
         assert finish == "stop" or len(response) == 20
 
 
-def test_max_tokens_per_row(shared: Shared) -> None:
-    limits = torch.tensor([3, 9, 1, 5, 5, 2])
-    responses = shared.generate(prompts(4, 7), max_tokens=limits, stop_token_ids=())
-    assert responses.response_ids.lengths.tolist() == limits.tolist()
-    assert responses.finish == ["length"] * 6
-
-
 def test_seed_determines_responses(shared: Shared) -> None:
     first, again, other = (shared.generate(prompts(4, 7), seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first.response_ids.values, again.response_ids.values)
@@ -292,11 +285,6 @@ def test_prompt_without_space_for_a_response_is_an_error(shared: Shared) -> None
     with pytest.raises(ConfigError, match="prompt 0 of the batch has 0 tokens"):
         shared.generate(prompts(0, 5))
     assert len(shared.generate(prompts(4)).response_ids) == 3  # still usable
-
-
-def test_empty_batch_of_prompts(shared: Shared) -> None:
-    responses = shared.generate(prompts())
-    assert len(responses.response_ids) == len(responses.log_probs) == len(responses.finish) == 0
 
 
 def change(policy: PreTrainedModel, seed: int) -> None:

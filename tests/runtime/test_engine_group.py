@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from rlctl.errors import ConfigError, InternalError, RlctlError
-from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.cluster import engine_group, engines, live_engines, rolling
 from rlctl.runtime.cluster.engine_group import EngineGroup
@@ -31,6 +30,7 @@ from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import WeightChannel
 from rlctl.runtime.workers.rollout import RolloutSpec
+from tests.configs import configured
 from tests.distributed.ranks import rank_info
 from tests.generation import echoed
 
@@ -118,7 +118,7 @@ class Setup:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.synced: list[list[int]] = []  # engine numbers of each weight sync
         self.selections: list[Selection] = []  # what it sends
-        config = compose("grpo", ["actor_rollout_ref.rollout.n=1"]).config.actor_rollout_ref
+        config = configured("grpo", ["actor_rollout_ref.rollout.n=1"], ()).actor_rollout_ref
         spec = RolloutSpec(config.model, SamplingConfig(config.rollout, 8, (2,)), 8, seed=1)
         self.pool = Processes(list(scripts), **settings)
         self.group = EngineGroup(
@@ -281,16 +281,6 @@ def test_cancelled_turns_reach_their_engines_and_are_not_moved() -> None:
     assert [keys for keys, _ in calls[6:] if keys] == [[0]]
 
 
-def test_an_engine_that_hangs_in_an_exchange_is_lost() -> None:
-    def hangs(method: str, args: tuple[Any, ...]) -> Any:
-        return GetTimeoutError() if method == "exchange" else None
-
-    setup = Setup(hangs, call_timeout_s=5.0)
-    setup.group.update_weights(setup.send_weights)
-    setup.group.exchange(turns(range(1)), Slice(8))
-    assert setup.events[0][1]["reason"] == "it returned no result within 5 s"
-
-
 def test_turns_that_are_lost_with_three_engines_end_the_run() -> None:
     def dies(method: str, args: tuple[Any, ...]) -> Any:
         return RayActorError() if method == "exchange" else None
@@ -369,17 +359,6 @@ def test_repeated_failures_of_an_engine_delay_its_restart() -> None:
         assert before + delay <= engine.retry_at <= time.monotonic() + delay
 
 
-def test_least_loaded_engines_get_the_next_requests() -> None:
-    setup = Setup(healthy)
-    group = setup.group
-    group.update_weights(setup.send_weights)
-    first, second = setup.pool.engines
-    request = engines.Request(0, prompts())
-    first.in_flight = {Ref(): request}  # not a Ray reference
-    group.waiting.append(replace(request, number=1))
-    assert [engine.number for engine, _ in group._assign()] == [second.number]
-
-
 def join(setup: Setup) -> Engine:
     """Start one more engine, as `Membership` does once devices are reserved."""
     engine = Engine(7, None, joining=True)
@@ -442,16 +421,6 @@ def test_a_drained_engine_finishes_its_turns_and_gets_no_new_ones() -> None:
     assert sorted(each.key for each in found) == [0, 1]
     assert [engine.number for engine in setup.pool.engines] == [1]
     assert setup.events == []
-
-
-def test_drained_engines_share_no_further_requests_of_a_batch() -> None:
-    setup = Setup(healthy)
-    assert_complete(setup.generate())
-    first, second = setup.pool.engines
-    before = first.num_responses
-    first.draining = True
-    assert_complete(setup.generate())
-    assert (first.num_responses, setup.pool.engines) == (before, [second])
 
 
 def test_turns_wait_while_only_a_drained_engine_is_ready() -> None:

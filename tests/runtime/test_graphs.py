@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_flatten
 from transformers import PreTrainedModel
 
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.rollout.kv_slots import bucket
 from tests.generation import full_forward, prompts, sampling
 from tests.models import ARCHS, LIMITED, Arch, limited_model, tiny_model
 
@@ -65,7 +64,7 @@ class Tapes:
         self.num_cleared += 1
 
 
-LIMITS = torch.tensor([3, 66, 1, 33, 5, 2, 31, 32, 9, 30, 40, 4])
+LIMITS = torch.tensor([3, 40, 1, 33, 5, 2, 31, 32, 9, 8, 6, 4])
 
 
 def generate(model: PreTrainedModel, max_num_seqs: int | None, tapes: Tapes | None) -> Any:
@@ -84,15 +83,12 @@ def test_replayed_steps_are_the_steps_of_exact_shapes(arch: Arch, max_num_seqs: 
     assert torch.equal(found.response_ids.values, expected.response_ids.values)
     assert found.finish == expected.finish
     torch.testing.assert_close(found.log_probs.values, expected.log_probs.values, atol=1e-5, rtol=0)
-    assert 0 < tapes.num_captured <= int(LIMITS.max()) // 4
+    assert 0 < tapes.num_captured <= int(LIMITS.max()) // 3
 
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=() if kind in ("gemma3_text", "gpt_oss") else pytest.mark.soak)
-        for kind in LIMITED
-    ],
+    [pytest.param(kind, marks=() if kind == "gpt_oss" else pytest.mark.soak) for kind in LIMITED],
 )
 @pytest.mark.parametrize(
     "tapes",
@@ -168,24 +164,3 @@ def test_a_model_that_cannot_be_recorded_decodes_without(
     assert tapes.num_captured == 1
     (message,) = [each.message for each in caplog.records if "CUDA graphs" in each.message]
     assert message.endswith("operation not permitted when stream is capturing")
-
-
-@pytest.mark.soak
-def test_memory_that_runs_out_in_a_recording_frees_all_of_them() -> None:
-    class Full(Tapes):
-        def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-            if self.num_captured == 1:
-                self.num_captured += 1
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return super().capture(work)
-
-    tapes = Full()
-    expected, found = (generate(tiny_model(), None, each) for each in (None, tapes))
-    assert torch.equal(found.response_ids.values, expected.response_ids.values)
-    assert tapes.num_captured > 2
-
-
-def test_sizes_of_steps_waste_a_third_at_most() -> None:
-    sizes = [bucket(count) for count in range(1, 600)]
-    assert all(count <= size < 1.5 * count + 1 for count, size in enumerate(sizes, 1))
-    assert len(set(sizes)) == 19

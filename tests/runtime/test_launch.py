@@ -76,12 +76,6 @@ def test_fork_restores_the_state_as_a_new_run(checkpoint: Path) -> None:
     assert (start.resume_step, ResumePoint(Path("run"), checkpoint, 4).resume_step) == (0, 4)
 
 
-def test_new_run_restores_nothing() -> None:
-    state, loaded, phases = restored(None)
-    assert (state.step, state.new_run, phases) == (0, True, [])
-    assert not any(loaded.values())
-
-
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write `model/` and `train.parquet`, and return their folder."""

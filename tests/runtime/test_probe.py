@@ -134,11 +134,6 @@ def test_log_probs_are_those_of_the_whole_model(kind: str, monkeypatch: pytest.M
     torch.testing.assert_close(again, gradient, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["granite", "llama", "gpt2"])
-def test_backbone_of_a_value_model_passes(kind: str) -> None:
-    check_packing(ValueModel(prepared(miniature(kind, AutoModel, **RIGHT[kind]))))
-
-
 @pytest.mark.parametrize("kind", REFUSED)
 def test_models_that_cannot_be_packed_are_refused_by_their_class(kind: str) -> None:
     settings, reason = REFUSED[kind]
@@ -187,13 +182,6 @@ def test_probe_changes_nothing() -> None:
     assert model.config._attn_implementation == attention.NAME
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_weights_that_are_not_finite_have_their_own_error() -> None:
-    model = tiny_model("llama")
-    with torch.no_grad():
-        next(model.parameters()).fill_(torch.nan)
-    check_packing(PolicyModel(prepared(model), 1.0))
 
 
 @pytest.fixture

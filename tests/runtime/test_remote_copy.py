@@ -62,16 +62,6 @@ def test_a_run_resumed_elsewhere_keeps_the_checkpoints_of_its_copy(
     assert 80 not in copied(second, url, EVERYTHING)
 
 
-def test_steps_above_six_digits_are_compared_as_numbers(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "here", "p", "r", "ppo")
-    save(run, 999_980)
-    url = f"file://{tmp_path}/copy"
-    copied(run, url, EVERYTHING)
-    save(run, 1_000_020)
-    copied(run, url, EVERYTHING)
-    assert CheckpointStore(pull(url, tmp_path / "there") / "checkpoints").steps() == [1_000_040]
-
-
 def test_a_damaged_checkpoint_of_a_copy_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -108,15 +108,6 @@ def test_a_kept_cache_gives_the_same_turns_and_computes_new_tokens_only() -> Non
     assert sum(seen) == total - 1
 
 
-def test_caches_over_the_budget_are_computed_again() -> None:
-    engine = HFEngine(tiny_model(), None, max_parked_gigabytes=0.0)
-    turns = episode(engine, [5, 9], keep=True)
-    for actual, expected in zip(
-        turns, episode(HFEngine(tiny_model(), None), [5, 9], keep=False), strict=True
-    ):
-        assert_same(actual, expected)
-
-
 def test_new_weights_drop_kept_caches() -> None:
     model = tiny_model()
     engine = HFEngine(model, None)
@@ -147,17 +138,6 @@ def test_an_error_closes_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(module.training for module in model.modules())
     engine.submit([request(1, context(5))])
     assert_same(drain(engine)[1, 0], alone(request(1, context(5))))
-
-
-def test_a_drained_engine_holds_no_cache() -> None:
-    engine = HFEngine(tiny_model(), None)
-    engine.submit([request(0, context(20), keep=True)])
-    drain(engine)
-    engine.sleep()
-    tensors = [*vars(engine._running).values(), *vars(engine._running.cache).values()]
-    assert sum(each.numel() for each in tensors if isinstance(each, torch.Tensor)) == 0
-    assert engine._running.cache.layers == {}
-    assert len(engine._parked) == 0
 
 
 @pytest.mark.parametrize("max_num_seqs", [None, 2])

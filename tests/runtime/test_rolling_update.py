@@ -234,36 +234,6 @@ def test_a_request_that_is_cancelled_during_a_load_is_dropped_after_it() -> None
     assert [each.key for each in setup.exchange()] == [1]
 
 
-def test_a_request_that_is_cancelled_before_its_engine_is_lost_is_not_moved() -> None:
-    one, other = Fake(), Fake()
-    setup = started(one, other, num_engines=1)
-    setup.exchange(turns([0]))
-    setup.publish(11)
-    setup.exchange()
-    setup.exchange([], [0])
-    one.loaded(RayActorError())
-    setup.exchange()
-    assert setup.events[0][1]["requests"] == 0
-    setup.exchange()
-    setup.exchange()
-    other.loaded()
-    setup.exchange()
-    assert other.begun == []
-
-
-def test_a_drained_engine_keeps_its_weights_and_finishes_its_turns() -> None:
-    one, other = Fake(), Fake()
-    setup = started(one, other)
-    setup.exchange(turns([0, 1]))
-    setup.pool.engines[0].draining = True
-    setup.publish(11)
-    setup.exchange()
-    assert (one.versions, other.versions) == ([10], [10, 11])
-    one.finishes = True
-    assert [each.key for each in setup.exchange()] == [0]
-    assert [each.number for each in setup.pool.engines] == [1]
-
-
 def test_an_engine_that_is_drained_during_a_load_finishes_its_turns_after_it() -> None:
     one, other = Fake(finishes=False), Fake()
     setup = started(one, other)
@@ -279,18 +249,6 @@ def test_an_engine_that_is_drained_during_a_load_finishes_its_turns_after_it() -
     assert [each.number for each in setup.pool.engines] == [1]
     assert other.versions == [10, 11]
     assert setup.events == []
-
-
-def test_an_idle_engine_that_is_drained_during_a_load_makes_way_for_the_next() -> None:
-    one, other = Fake(), Fake()
-    setup = started(one, other)
-    setup.publish(11)
-    setup.exchange()
-    setup.pool.engines[0].draining = True
-    setup.exchange()
-    setup.exchange()
-    assert [each.number for each in setup.pool.engines] == [1]
-    assert other.versions == [10, 11]
 
 
 def test_finish_update_returns_once_all_engines_are_current() -> None:

@@ -325,18 +325,6 @@ def test_reinforce_in_bypass_mode(
     assert actor.num_passes == ("rollout_is_batch_normalize=true" in settings)
 
 
-def test_weights_are_normalized_over_the_batch() -> None:
-    _, plain, _ = learned(f"{CORRECTION}.rollout_is=token")
-    _, batch, metrics = learned(
-        f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_batch_normalize=true"
-    )
-    assert plain.is_weights is not None
-    assert batch.is_weights is not None
-    mean = plain.is_weights.values.mean()
-    assert torch.allclose(batch.is_weights.values, plain.is_weights.values / mean)
-    assert metrics["rollout_corr/rollout_is_batch_norm_factor"] == pytest.approx(float(mean))
-
-
 STALENESS = [[0, 0, 0], [1, 1], [3], [0, 1, 1, 3]]
 LOGLINEAR = [
     f"{CORRECTION}.bypass_mode=loglinear",
@@ -381,23 +369,6 @@ def test_proximal_policy_is_interpolated_by_staleness(level: str, bound: float) 
     assert now.grad.tolist() == pytest.approx(gradient, rel=1e-4)
 
 
-def test_interpolation_of_fresh_rollouts_is_bypass_mode() -> None:
-    _, gradient, batch, _ = bypass_loss(*BYPASS)
-    algorithm, stale, _ = interpolated()
-    assert rows_of(stale.old_log_probs) == rows_of(batch.old_log_probs)
-    assert stale.staleness is not None
-    fresh = replace(stale, staleness=stale.staleness.like(stale.staleness.values * 0))
-    now = flat(OLD).requires_grad_()
-    loss = algorithm.loss(PolicyOutputs(now, None), fresh)
-    loss.total.backward()
-    assert now.grad is not None
-    assert torch.equal(now.grad, gradient)
-    metrics = to_floats(loss.metrics)
-    assert metrics["rollout_corr/rollout_is_min"] == metrics["rollout_corr/rollout_is_max"] == 1
-    # The mismatch is that of engine and policy in training, which the weights do not show.
-    assert metrics["rollout_corr/kl"] == pytest.approx(float((flat(ENGINE) - flat(OLD)).mean()))
-
-
 def test_interpolation_does_not_depend_on_micro_batches() -> None:
     """Weights and rejection by rows, over the batch and over parts of it."""
     algorithm, batch, _ = interpolated(
@@ -439,7 +410,6 @@ OPTIMAL = "algorithm.adv_estimator=optimal_token_baseline"
         ([*LOGLINEAR, f"{CORRECTION}.loss_type=reinforce"], "has no proximal policy"),
         ([*LOGLINEAR, f"{CORRECTION}.rollout_is_batch_normalize=true"], "weights of all rows"),
         ([*LOGLINEAR, f"{CORRECTION}.rollout_is=null"], "no correction for it is chosen"),
-        ([*LOGLINEAR, OPTIMAL], "bypass_mode does not compute"),
         ([*BYPASS, OPTIMAL], "bypass_mode does not compute"),
         ([f"{CORRECTION}.rollout_rs=token_k1"], "has no threshold"),
         ([f"{CORRECTION}.rollout_rs=token_k9", f"{CORRECTION}.rollout_rs_threshold=2"], "token_k9"),

@@ -173,15 +173,3 @@ def test_tokens_have_a_staleness_and_rows_that_of_their_oldest_sampled_token() -
         "async/staleness/share/3": 0.25,
         "async/staleness/share/4": 0.0,
     }
-
-
-def test_staleness_of_rollouts_one_step_ahead() -> None:
-    log = Log()
-    source = ahead(log)
-    for step, share in ((1, {"0": 1.0, "1": 0.0}), (2, {"0": 0.0, "1": 1.0})):
-        scored, metrics = source.take(step)
-        assert scored.staleness is not None
-        assert scored.staleness.values.unique().tolist() == [step - 1]
-        assert {name[-1]: metrics[name] for name in metrics if "share" in name} == share
-        log.learn(step)
-        source.end_step()

@@ -13,16 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlctl.data_prep import records, rows
-from rlctl.data_prep.agent_columns import agent_problems
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
 from rlctl.recipes import schema
-from rlctl.recipes.compose import compose
 from rlctl.runtime.data import prompt_lengths, row_table
 from rlctl.runtime.data.loader import PromptSet, _truncate
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import encode_prompt, load_tokenizer
+from tests.configs import configured
 
 TOKENIZER = load_tokenizer(real_path("quickstart"))
 
@@ -41,7 +40,7 @@ def made(count: int, **extra: Any) -> list[PromptRow]:
 
 
 def data(*settings: str) -> schema.Data:
-    return compose("ppo", list(settings)).config.data
+    return configured("ppo", (), settings).data
 
 
 @pytest.fixture(autouse=True)
@@ -123,21 +122,12 @@ def test_rows_of_several_files_have_their_first_rows_of_each_kind(tmp_path: Path
     assert joined.positions_of(held) == [3, 30, 3]
 
 
-def test_a_field_for_episodes_is_found_in_any_row(tmp_path: Path) -> None:
-    every = made(50)
-    every[40] = PromptRow("source 1", every[40].prompt, "", extra_info={"tools": ["calculator"]})
-    write_rows(tmp_path / "x.parquet", every)
-    first = Rows.load(tmp_path / "x.parquet", data()).first_of_each_kind(1)
-    (problem,) = agent_problems(first, multi_turn=False)
-    assert "episodes with tools (tools)" in problem.message
-
-
 @pytest.mark.parametrize("damage", [b"", b"ARROW1 nothing", None])
 def test_a_damaged_cache_is_made_again(
     damage: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain(tmp_path / "x.parquet")
-    settings = data(f"data.train_files={tmp_path}/x.parquet")
+    settings = data(f"data.train_files=[{tmp_path}/x.parquet]")
     expected = PromptSet.load_train(settings, TOKENIZER)
     cached = [each for each in (tmp_path / "cache").rglob("*") if each.is_file()]
     assert len(cached) == 2
@@ -183,7 +173,11 @@ def test_faults_are_reported_as_without_a_cache(tmp_path: Path) -> None:
     [
         [],
         ["data.max_prompt_length=12", "data.filter_overlong_prompts=true"],
-        ["data.max_prompt_length=9", "data.truncation=middle"],
+        [
+            "data.max_prompt_length=9",
+            "data.filter_overlong_prompts=false",
+            "data.truncation=middle",
+        ],
         ["data.train_max_samples=14"],
     ],
 )
@@ -213,7 +207,7 @@ def test_the_first_row_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
         "{% endif %}{{ m.content }}{% endfor %}",
     )
     write_rows(tmp_path / "x.parquet", made(30))
-    file = f"data.train_files={tmp_path}/x.parquet"
+    file = f"data.train_files=[{tmp_path}/x.parquet]"
     for _ in range(2):
         with pytest.raises(ConfigError, match="the chat template rejects a prompt"):
             PromptSet.load_train(data(file), tokenizer)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from errno import ENOTEMPTY
 from math import nan
 from pathlib import Path
 from threading import Event
-from time import sleep
 from typing import Any, cast
 
 import pytest
@@ -17,7 +15,7 @@ from safetensors import SafetensorError
 from rlctl.errors import ResourceError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.saver import Saver
-from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore, ControllerState, damage
+from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.background import FAILED, WRITING, WRITTEN, BackgroundWriter
@@ -163,25 +161,6 @@ def test_state_that_is_not_finite_gives_the_checkpoint_up_and_metrics_do_not(
     assert state.ahead["metrics"] == pytest.approx(ahead["metrics"], nan_ok=True)
 
 
-def test_checkpoint_is_complete_although_an_older_one_cannot_be_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    case = Case(tmp_path, "trainer.max_ckpt_to_keep=1")
-    case.save(1)
-
-    def refuse(_: object, step: int) -> None:
-        raise OSError(ENOTEMPTY, "Directory not empty")
-
-    monkeypatch.setattr(CheckpointStore, "remove", refuse)
-    case.save(2)
-    case.saver.close()
-    assert (case.steps, case.num_reported) == ([1, 2], 2)
-    assert "step 1 could not be removed" in caplog.text
-    monkeypatch.undo()
-    case.save(3)
-    assert case.steps == [3]
-
-
 def test_save_without_enough_space_fails_before_the_copy(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.critic.num_bytes = 2**60
@@ -284,26 +263,3 @@ def test_job_that_outlives_its_checkpoint_leaves_no_folder(tmp_path: Path) -> No
     given_up.set()
     writer._thread.shutdown()
     assert not list(store.folder.iterdir())
-
-
-def test_job_that_ends_after_the_rename_keeps_the_checkpoint(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "checkpoints")
-    writer = BackgroundWriter(RankInfo(0, 1, "cpu", 1, 60.0, True, None))
-    aside = store.begin(1)
-    (aside / CONFIG).touch()
-    (aside / "actor").mkdir()
-    renamed = Event()
-
-    def write() -> None:
-        (aside / "actor" / WRITTEN).touch()
-        renamed.wait(60)
-
-    writer.submit(aside / "actor", write)
-    while not (aside / "actor" / WRITTEN).exists():
-        sleep(0.01)
-    store.finish(1)
-    renamed.set()
-    writer._thread.shutdown()
-    assert damage(store.path(1)) is None
-    files = {str(path.relative_to(store.path(1))) for path in store.path(1).rglob("*.*")}
-    assert files == {"manifest.json", CONFIG, f"actor/{WRITTEN}"}

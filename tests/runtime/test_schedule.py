@@ -54,7 +54,6 @@ def of_transformers(kind: str, warmup: int, min_ratio: float, cycles: float) -> 
         ("cosine", 0.0, 0.5),
         ("cosine", 0.1, 0.5),
         ("cosine", 0.0, 1.5),
-        ("cosine", 0.2, 1.0),
     ],
 )
 def test_schedule_equals_that_of_transformers(

@@ -12,7 +12,7 @@ import torch
 
 from rlctl.runtime.batch import Batch, Ragged
 from rlctl.runtime.batch.packed import Packed
-from rlctl.runtime.batch.stored import Fields, StoredRagged, attach, detach, fetched, is_stored
+from rlctl.runtime.batch.stored import Fields, attach, detach, fetched, is_stored
 from tests.runtime.test_dispatch import rollouts
 
 LENGTHS = [3, 0, 4, 2, 5]
@@ -51,43 +51,6 @@ def test_rows_are_selected_and_joined_without_their_values() -> None:
         assert torch.equal(whole.values, own.values), name
         assert whole.values.dtype is own.values.dtype
     assert not is_stored(fetched(found))
-
-
-def test_pickled_rows_have_the_references_of_their_own_shards_alone() -> None:
-    parts = [stored(rollouts([n, n]))[0] for n in (1, 2, 3)]
-    ids = Batch.concat(parts).select(torch.tensor([3, 2])).response_ids
-    assert isinstance(ids, StoredRagged)
-    read = pickle.loads(pickle.dumps(ids))
-    refs = read.refs
-    assert [len(refs.shards), refs.shard.tolist(), refs.row.tolist()] == [1, [0, 0], [1, 0]]
-    assert read.lengths.tolist() == [2, 2]
-    assert read.values.tolist() == ids.values.tolist() == [1, 1, 0, 0]
-
-
-def test_fields_of_a_result_share_their_references() -> None:
-    """Selected, joined and pickled once for all fields."""
-    parts = [stored(rollouts([n, n]))[0] for n in (1, 2)]
-    found = pickle.loads(pickle.dumps(Batch.concat(parts).select(torch.tensor([3, 0]))))
-    assert found.response_ids.refs is found.prompt_ids.refs
-
-
-def test_small_local_rows_join_stored_ones_without_a_fetch() -> None:
-    """Ranks with few or no rows send them with their values."""
-    local = rollouts([2, 1])
-    far, shard = stored(local)
-    for parts in ([far, local], [local, far]):
-        found = pickle.loads(pickle.dumps(parts[0].response_ids.joined([parts[1].response_ids])))
-        assert shard.num_reads == 0
-        assert isinstance(found, StoredRagged)
-        assert found.lengths.tolist() == [2, 1] * 2
-    found = far.response_ids.joined([local.response_ids, rollouts([]).response_ids])
-    assert found.values.tolist() == local.response_ids.values.tolist() * 2
-
-
-def test_small_results_and_metrics_are_sent_with_their_values() -> None:
-    batch = rollouts(LENGTHS)
-    assert detach(batch, 10**6) == (None, batch)
-    assert detach({"loss": 1.0}, 0) == (None, {"loss": 1.0})
 
 
 def test_parts_of_a_tuple_are_stored_under_names_of_their_own() -> None:

