@@ -5,7 +5,6 @@ The quickstart's model answers each with `#### N`. A right answer is a reward fo
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,27 +16,17 @@ from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolS
 
 
 def write_quiz(
-    folder: Path,
-    num_rows: int,
-    num_problems: int = 4,
-    programs: Sequence[str] = (),
-    **extra_info: Any,
+    folder: Path, num_rows: int, num_problems: int = 4, programs: Sequence[str] = ()
 ) -> Path:
     """Write rows of `num_problems` problems each; the program of a row is for `programs.by_row`."""
     problems, _ = train_and_validation(num_rows * num_problems, 1, seed=0, level=1, careless=0.0)
     rows = []
     for i in range(num_rows):
         first, *further = problems[i * num_problems : (i + 1) * num_problems]
-        if programs:
-            extra_info["program"] = programs[i]
-        asked = [[row.prompt[-1]["content"], row.ground_truth] for row in further]
+        extra_info: dict[str, Any] = {"program": programs[i]} if programs else {}
+        extra_info["further"] = [[row.prompt[-1]["content"], row.ground_truth] for row in further]
         rows.append(
-            PromptRow(
-                "tests/quiz",
-                first.prompt,
-                first.ground_truth,
-                extra_info={"further": asked, **extra_info},
-            )
+            PromptRow("tests/quiz", first.prompt, first.ground_truth, extra_info=extra_info)
         )
     write_rows(folder / "quiz.parquet", rows)
     return folder / "quiz.parquet"
@@ -46,7 +35,7 @@ def write_quiz(
 class Quiz:
     """Asks the row's problems one after the other.
 
-    `extra_info.fail_at` names the turn at which it raises, `extra_info.sleep_s` the time of a step.
+    `extra_info.fail_at` names the turn at which it raises.
     """
 
     tools: tuple[ToolSchema, ...] = ()
@@ -55,13 +44,12 @@ class Quiz:
         extra_info = row["extra_info"]
         self._truths = [row["ground_truth"], *(truth for _, truth in extra_info["further"])]
         self._questions = [question for question, _ in extra_info["further"]]
-        self._fail_at, self._sleep_s = extra_info.get("fail_at"), extra_info.get("sleep_s", 0.0)
+        self._fail_at = extra_info.get("fail_at")
         self._number = 0
 
     async def step(self, turn: Turn) -> Step:
         if self._number == self._fail_at:
             raise RuntimeError("the quiz is broken")
-        await asyncio.sleep(self._sleep_s * (1 + self._number % 3))
         reward = float(turn.text.rpartition("#### ")[2].strip() == str(self._truths[self._number]))
         done = self._number == len(self._questions)
         messages: list[Message] = []
@@ -75,14 +63,6 @@ class Quiz:
 
     async def close(self) -> None:
         pass
-
-
-class Deaf(Quiz):
-    """Never replies."""
-
-    async def step(self, turn: Turn) -> Step:
-        await asyncio.sleep(3600)
-        return await super().step(turn)
 
 
 class Stuck(Quiz):

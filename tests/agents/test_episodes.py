@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from rlctl.errors import RlctlError
 from rlctl.quickstart import AGENT, real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.agents.actor import AgentActor, OnStates
-from rlctl.runtime.agents.episode import turn_seed
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.agents.chat_bridge import ChatBridge
+from rlctl.runtime.agents.episode import EpisodeSettings, turn_seed
+from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.data.loader import PromptSet
@@ -80,13 +82,29 @@ def generate(roles: Roles, prompts: Prompts, **options: Any) -> Rollouts:
 
 
 @dataclass
-class Played:
-    """Two batches of the same episodes, what the trainer computes, and the states on the way."""
+class Asked:
+    """Actor that asks the quiz, its prompts, and the states on the way, which tests may clear."""
 
-    batch: Rollouts
-    again: Rollouts
-    trained: Ragged
+    roles: Roles
+    prompts: Prompts
     states: list[Mapping[str, int]]
+
+    @contextmanager
+    def changed(self, **settings: Any) -> Iterator[Prompts]:
+        """Change settings of the episodes for the block; yield two prompts."""
+        actor = self.roles.actor
+        assert isinstance(actor, AgentActor)
+        before = actor.settings
+        actor.settings = replace(before, **settings)
+        try:
+            yield self.prompts.select(torch.arange(2))
+        finally:
+            actor.settings = before
+
+    @property
+    def settings(self) -> EpisodeSettings:
+        assert isinstance(self.roles.actor, AgentActor)
+        return self.roles.actor.settings
 
 
 @pytest.fixture(scope="module")
@@ -95,23 +113,28 @@ def quiz(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def played(quiz: Path) -> Played:
+def asked(quiz: Path) -> Iterator[Asked]:
     states: list[Mapping[str, int]] = []
     fixed = f"{ROLLOUT}.agent.schedule=fixed"
     with episodes(quiz, fixed, on_states=states.append) as (roles, prompts):
-        batch, again = generate(roles, prompts), generate(roles, prompts)
-        return Played(batch, again, roles.actor.compute_log_probs(batch).log_probs, states)
+        yield Asked(roles, prompts, states)
 
 
-def test_engine_and_trainer_agree_after_five_replies(played: Played) -> None:
-    found = played.batch
+@pytest.fixture(scope="module")
+def batch(asked: Asked) -> Rollouts:
+    asked.states.clear()
+    return generate(asked.roles, asked.prompts)
+
+
+def test_engine_and_trainer_agree_after_five_replies(asked: Asked, batch: Rollouts) -> None:
+    found, trained = batch, asked.roles.actor.compute_log_probs(batch).log_probs
     assert len(found) == NUM_ROWS * N
     assert [each.num_turns for each in found.episodes] == [6] * len(found)
     assert all(each.outcome == "done" for each in found.episodes)
     assert sum(each.num_retokenized for each in found.episodes) == 0
     written = found.response_mask.values.bool()
     assert 0 < written.float().mean() < 1
-    difference = (played.trained.values - found.rollout_log_probs.values)[written].abs()
+    difference = (trained.values - found.rollout_log_probs.values)[written].abs()
     # Against float64, engine and trainer are each up to 6e-5 off on a few tokens of later turns:
     # problems in a row are unlike what the model was trained on, and its logits are large.
     assert difference.mean() < 5e-6
@@ -167,29 +190,27 @@ def test_all_tokens_agree_to_1e_5(engine: str, tmp_path: Path) -> None:
     assert difference.max() < 1e-5
 
 
-def test_fixed_and_eager_schedules_generate_the_same_tokens(quiz: Path, played: Played) -> None:
-    states: list[Mapping[str, int]] = []
-    eager = f"{ROLLOUT}.agent.schedule=eager"
-    with episodes(quiz, eager, on_states=states.append) as (roles, prompts):
-        batch = generate(roles, prompts)
-    assert played.states[0] == {"pending": NUM_ROWS * N}
-    assert {"generating": NUM_ROWS * N} in played.states
-    for seen in (played.states, states):
-        assert all(sum(counts.values()) == NUM_ROWS * N for counts in seen if counts)
-        assert seen[-1] == {}
-    assert any("interacting" in counts for counts in [*played.states, *states])
-    first, second = played.batch, played.again
-    assert torch.equal(first.rollout_log_probs.values, second.rollout_log_probs.values)
-    assert torch.equal(first.response_ids.values, batch.response_ids.values)
+def test_fixed_and_eager_schedules_generate_the_same_tokens(asked: Asked, batch: Rollouts) -> None:
+    again = generate(asked.roles, asked.prompts)
+    assert torch.equal(batch.rollout_log_probs.values, again.rollout_log_probs.values)
+    seen = [*asked.states]
+    asked.states.clear()
+    with asked.changed(fixed=False):
+        eager = generate(asked.roles, asked.prompts)
+    assert torch.equal(batch.response_ids.values, eager.response_ids.values)
+    assert seen[0] == {"pending": NUM_ROWS * N}
+    assert {"generating": NUM_ROWS * N} in seen
+    for states in (seen, asked.states):
+        assert all(sum(counts.values()) == NUM_ROWS * N for counts in states if counts)
+        assert states[-1] == {}
+    assert any("interacting" in counts for counts in [*seen, *asked.states])
 
 
-def test_single_turn_rows_are_those_without_episodes(quiz: Path) -> None:
-    off = f"{ROLLOUT}.multi_turn.enable=false"
-    with episodes(quiz, off) as (roles, prompts):
+def test_single_turn_rows_are_those_without_episodes(quiz: Path, asked: Asked) -> None:
+    with episodes(quiz, f"{ROLLOUT}.multi_turn.enable=false") as (roles, prompts):
         plain = generate(roles, prompts)
-    single = f"{ROLLOUT}.agent.default_agent_loop=single_turn_agent"
-    with episodes(quiz, single) as (roles, prompts):
-        found = generate(roles, prompts)
+    with asked.changed(default_agent="single_turn_agent"):
+        found = generate(asked.roles, asked.prompts)
     assert torch.equal(found.response_ids.values, plain.response_ids.values)
     torch.testing.assert_close(
         found.rollout_log_probs.values, plain.rollout_log_probs.values, rtol=0, atol=1e-5
@@ -197,64 +218,55 @@ def test_single_turn_rows_are_those_without_episodes(quiz: Path) -> None:
     assert found.finish == plain.finish
 
 
-@pytest.mark.parametrize(
-    ("limit", "turns", "outcome"),
-    [
-        (f"{ROLLOUT}.multi_turn.max_assistant_turns=2", 2, "max_turns"),
-        (f"{ROLLOUT}.multi_turn.max_user_turns=3", 3, "max_turns"),
-        ("data.max_response_length=60", None, "length"),  # it counts replies
-    ],
-)
-def test_turns_and_tokens_are_limited(
-    quiz: Path, limit: str, turns: int | None, outcome: str
-) -> None:
-    with episodes(quiz, limit) as (roles, prompts):
-        found = generate(roles, prompts.select(torch.arange(2)))
-    assert {each.outcome for each in found.episodes} == {outcome}
-    if turns is not None:
-        assert {each.num_turns for each in found.episodes} == {turns}
-    else:
-        assert int(found.response_ids.lengths.max()) <= 60
-        assert set(found.finish) == {"length"}
-        assert all(mask[-1] == 1 for mask in found.response_mask.rows())
+@pytest.mark.parametrize(("limit", "turns"), [("max_assistant_turns", 2), ("max_user_turns", 3)])
+def test_turns_are_limited(asked: Asked, limit: str, turns: int) -> None:
+    limits = asked.settings.multi_turn.model_copy(update={limit: turns})
+    with asked.changed(multi_turn=limits) as prompts:
+        found = generate(asked.roles, prompts)
+    assert {(each.outcome, each.num_turns) for each in found.episodes} == {("max_turns", turns)}
 
 
-def test_failed_environments_are_outcomes(tmp_path: Path) -> None:
-    file = write_quiz(tmp_path, 4, fail_at=1)
-    with episodes(file) as (roles, prompts):
-        too_many = "8 of 8 episodes failed; the first: environment_error"
-        with pytest.raises(RlctlError, match=too_many):
-            generate(roles, prompts)
-        actor = roles.actor
-        assert isinstance(actor, AgentActor)
-        actor.settings = replace(actor.settings, max_failed_share=1.0)
-        found = generate(roles, prompts)
+def test_tokens_of_turns_and_replies_are_limited(asked: Asked) -> None:
+    with asked.changed(max_response_length=60) as prompts:
+        found = generate(asked.roles, prompts)
+    assert {each.outcome for each in found.episodes} == {"length"}
+    assert int(found.response_ids.lengths.max()) <= 60
+    assert set(found.finish) == {"length"}
+    assert all(mask[-1] == 1 for mask in found.response_mask.rows())
+
+
+def test_failed_environments_are_outcomes(asked: Asked) -> None:
+    rows = [replace(row, extra_info={**row.extra_info, "fail_at": 1}) for row in asked.prompts.rows]
+    prompts = replace(asked.prompts, rows=rows)
+    too_many = f"{NUM_ROWS * N} of {NUM_ROWS * N} episodes failed; the first: environment_error"
+    with pytest.raises(RlctlError, match=too_many):
+        generate(asked.roles, prompts)
+    with asked.changed(max_failed_share=1.0):
+        found = generate(asked.roles, prompts)
     assert {each.outcome for each in found.episodes} == {"environment_error"}
     assert all("the quiz is broken" in (each.error or "") for each in found.episodes)
 
 
-def test_messages_that_the_template_rejects_fail_their_episode(quiz: Path) -> None:
+def test_messages_that_the_template_rejects_fail_their_episode(asked: Asked) -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'user' and loop.previtem is defined "
         "and loop.index > 2 %}{{ raise_exception('users speak once') }}{% endif %}"
         "<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
-    with episodes(
-        quiz,
-        f"actor_rollout_ref.model.custom_chat_template={template!r}",
-        f"{ROLLOUT}.agent.max_failed_share=1",
-    ) as (roles, prompts):
-        found = generate(roles, prompts.select(torch.arange(2)))
+    tokenizer = copy(asked.settings.tokenizer)
+    tokenizer.chat_template = template
+    bridge = ChatBridge(tokenizer, asked.settings.sampling.stop_token_ids)
+    with asked.changed(bridge=bridge, max_failed_share=1.0) as prompts:
+        found = generate(asked.roles, prompts)
     assert {each.outcome for each in found.episodes} == {"environment_error"}
     assert "users speak once" in (found.episodes[0].error or "")
 
 
-@pytest.mark.parametrize("environment", ["Deaf", "Stuck"])
-def test_hanging_environments_are_outcomes(quiz: Path, environment: str) -> None:
+def test_hanging_environments_are_outcomes(quiz: Path) -> None:
     with episodes(
         quiz,
-        f"{ROLLOUT}.agent.environment=tests.agents.quiz:{environment}",
+        f"{ROLLOUT}.agent.environment=tests.agents.quiz:Stuck",
         f"{ROLLOUT}.agent.max_failed_share=1",
         f"{ROLLOUT}.agent.timeouts.turn_s=1",
         f"{ROLLOUT}.agent.timeouts.episode_s=2",

@@ -293,7 +293,7 @@ VALUES = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("case", FORMATS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(calls=st.lists(st.tuples(st.sampled_from(["find", "a_b"]), VALUES), min_size=1, max_size=3))
 def test_rendered_calls_are_read(case: str, calls: Calls) -> None:
     name, render = FORMATS[case]
@@ -312,7 +312,7 @@ FRAGMENTS = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=st.lists(st.one_of(FRAGMENTS, st.text(max_size=4)), max_size=15).map("".join))
 def test_no_text_raises(name: str, text: str) -> None:
     turn = parse(name, text)

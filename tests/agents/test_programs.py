@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from pathlib import Path
-from typing import Any, cast
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,9 +13,7 @@ from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.agents.build import check_episodes
-from rlctl.runtime.agents.episode import EpisodeTask, State
 from rlctl.runtime.agents.metrics import agent_metrics
-from rlctl.runtime.agents.programs.program_run import ProgramRun
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data.tokenizer import load_tokenizer
@@ -26,7 +21,6 @@ from tests.agents.programs import TEMPLATE
 from tests.agents.quiz import write_quiz
 from tests.agents.test_episodes import ROLLOUT, N, episodes, generate
 
-PAIR = 2  # rows of a program
 PLAIN = ("chat", "stream", "fork", "refused", "fails", "silent")
 WITH_TOOLS = ("tools", "streamed_call", "messages_api", "stops", "documented", "gives_up")
 
@@ -39,8 +33,8 @@ def program(name: str) -> list[str]:
 
 
 def write_rows_of(folder: Path, programs: tuple[str, ...]) -> Path:
-    rows = [name for name in programs for _ in range(PAIR)]
-    return write_quiz(folder, len(rows), num_problems=3, programs=rows)
+    """Write a row for each program."""
+    return write_quiz(folder, len(programs), num_problems=3, programs=programs)
 
 
 def indices_of(batch: Prompts, name: str) -> torch.Tensor:
@@ -77,7 +71,7 @@ def test_programs_of_a_batch(tmp_path: Path) -> None:
     check_chat(chat, trained.values)
     check_environment(file, batch)
     check_fork(fork)
-    assert len(validated) == PAIR, "validation has one row an episode"
+    assert len(validated) == 1, "validation has one row an episode"
     assert outcomes(played_by(batch, "refused")) == {("done", None)}
     for name, error in (
         ("fails", "RuntimeError: the agent is broken"),
@@ -90,7 +84,7 @@ def test_programs_of_a_batch(tmp_path: Path) -> None:
 
 def check_chat(chat: Rollouts, trained: torch.Tensor) -> None:
     """Check that what a program sees is trained on."""
-    assert len(chat) == PAIR * N, "one row for an episode that only grows"
+    assert len(chat) == N, "one row for an episode that only grows"
     assert outcomes(chat) == {("done", None)}
     assert {episode.num_turns for episode in chat.episodes} == {3}
     assert num_retokenized(chat) == 0
@@ -105,7 +99,7 @@ def check_chat(chat: Rollouts, trained: torch.Tensor) -> None:
 def check_environment(file: Path, batch: Rollouts) -> None:
     """Check that a program and an environment that ask the same see the same ids."""
     with episodes(file) as (roles, asked):
-        played = generate(roles, asked.select(torch.arange(2 * PAIR)))
+        played = generate(roles, asked.select(torch.arange(2)))
     for name in ("chat", "stream"):
         left, right = played_by(batch, name), played_by(played, name)
         assert torch.equal(left.prompt_ids.values, right.prompt_ids.values)
@@ -116,10 +110,10 @@ def check_environment(file: Path, batch: Rollouts) -> None:
 def check_fork(fork: Rollouts) -> None:
     """Check that forks are rows with the episode's score."""
     assert Counter(fork.group.tolist()) == dict.fromkeys(fork.group.unique().tolist(), 3 * N)
-    assert len(fork) == 3 * PAIR * N
+    assert len(fork) == 3 * N
     assert all(episode.score == 0.5 for episode in fork.episodes)
     assert fork.turn is not None
-    assert [int(turns[-1]) + 1 for turns in fork.turn.rows()] == [2, 2, 1] * PAIR * N
+    assert [int(turns[-1]) + 1 for turns in fork.turn.rows()] == [2, 2, 1] * N
     assert num_retokenized(fork) == 0
     metrics = agent_metrics(fork)
     assert metrics["agent/turns/mean"] == 5
@@ -140,13 +134,13 @@ def test_programs_with_tools(tmp_path: Path) -> None:
     assert outcomes(batch) == {("done", None)}
     assert num_retokenized(batch) == 0
     for name, num_rows, least in (
-        ("tools", 1, PAIR),
-        ("streamed_call", 1, PAIR),
-        ("messages_api", 2, PAIR),  # asks a first turn again
-        ("stops", 2, PAIR),  # a turn that a text ended is not continued
+        ("tools", 1, 1),
+        ("streamed_call", 1, 1),
+        ("messages_api", 2, 1),  # asks a first turn again
+        ("stops", 2, 1),  # a turn that a text ended is not continued
     ):
         played = played_by(batch, name)
-        assert len(played) == num_rows * PAIR * N, name
+        assert len(played) == num_rows * N, name
         assert sum(episode.score or 0 for episode in played.episodes) > least, name
     tokenizer = load_tokenizer(real_path("quickstart"))
     stopped = played_by(batch, "stops").response_ids.rows()[::2]
@@ -164,20 +158,10 @@ def check_cancelled(batch: Rollouts) -> None:
         assert mask[-1] == 1, "a row ends with a turn of the policy"
 
 
-@pytest.mark.parametrize(
-    ("name", "outcome"),
-    [("blocking", ("done", None)), ("sleeps", ("timeout", "the episode took longer than 3 s"))],
-)
-def test_synchronous_and_late_programs(
-    name: str, outcome: tuple[str, str | None], tmp_path: Path
-) -> None:
-    limit = f"{ROLLOUT}.agent.timeouts.episode_s={3 if name == 'sleeps' else 300}"
-    share = f"{ROLLOUT}.agent.max_failed_share=1"
-    file = write_quiz(tmp_path, 1, num_problems=3)
-    with episodes(file, *program(name), limit, share) as (roles, asked):
+def test_synchronous_program(tmp_path: Path) -> None:
+    with episodes(write_quiz(tmp_path, 1, num_problems=3), *program("blocking")) as (roles, asked):
         batch = generate(roles, asked)
-    assert outcomes(batch) == {outcome}
-    assert [episode.failed for episode in batch.episodes] == [name == "sleeps"] * N
+    assert outcomes(batch) == {("done", None)}
 
 
 def test_a_program_beside_an_environment_is_refused() -> None:
@@ -195,22 +179,3 @@ def test_a_greedy_baseline_is_refused() -> None:
     config = compose("ppo", ["algorithm.adv_estimator=remax", *program("chat")]).config
     with pytest.raises(ConfigError, match="greedy baseline needs one row"):
         load_algorithm(config, 1)
-
-
-def test_a_request_that_the_end_cancels_leaves_the_state_as_it_is() -> None:
-    states: Counter[str] = Counter()
-    anything = cast(Any, MagicMock())
-    task = EpisodeTask({"agent_name": "x"}, 0, [1], anything, 0)
-    run = ProgramRun(anything, anything, task, anything, states)
-    run._complete = lambda _: asyncio.sleep(600)
-
-    async def play() -> None:
-        task = asyncio.create_task(run.complete(anything))
-        await asyncio.sleep(0)
-        await run._close()
-        run.state = State.FINISHED
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(play())
-    assert +states == {State.FINISHED: 1}

@@ -45,7 +45,8 @@ def test_a_step_of_the_recipes(recipe: str, tmp_path: Path) -> None:
         f"trainer.run_dir={tmp_path}",
         "trainer.num_threads=1",
         "trainer.total_training_steps=1",
-        "data.train_batch_size=8",
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
@@ -58,7 +59,7 @@ def test_a_step_of_the_recipes(recipe: str, tmp_path: Path) -> None:
     assert step["agent/num_failed"] == 0
     assert 0 < step["critic/score/mean"] < 0.6  # there is something to learn
     if recipe == "tools":
-        assert 0 < step["tool/calculator/calls"] < 32  # of 64 episodes
+        assert 0 < step["tool/calculator/calls"] < 16  # of 32 episodes
         assert step["tool/calculator/errors"] <= 5
         assert step["agent/turns/max"] >= 2
     else:

@@ -25,7 +25,6 @@ from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from tests.agents.quiz import write_quiz
 from tests.agents.test_episodes import episodes, generate
-from tests.agents.test_programs import program
 from tests.progress import wait_until
 
 N = 3
@@ -244,7 +243,7 @@ def test_close_gives_up_an_exchange_that_hangs(monkeypatch: pytest.MonkeyPatch) 
 def test_episodes_of_a_stream_are_those_of_a_batch(tmp_path: Path) -> None:
     """Each prompt is a group of its own; all are played at the same time."""
     quiz = write_quiz(tmp_path, 3, num_problems=2)
-    with episodes(quiz, *program("chat")) as (roles, asked):
+    with episodes(quiz) as (roles, asked):
         batch = generate(roles, asked)
         actor = roles.actor
         assert isinstance(actor, AgentActor)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlctl.errors import ConfigError
-from tests.agents.environments.episodes import load_here, play, play_here, turn_of
+from tests.agents.environments.episodes import load_here, play_here, turn_of
 from tests.ports import free_port
 from tests.progress import wait_until
 
@@ -59,6 +59,11 @@ def configure(server: dict[str, Any]) -> None:
 
 
 def test_server_that_is_a_process(folder: Path) -> None:
+    """Use the tools that a configuration of verl selects; a server that has ended is started."""
+    Path("tools.yaml").write_text(
+        "tools: [{class_name: x.Y, config: {type: mcp}, mcp: "
+        "{mcp_servers_config_path: servers.json, tool_selected_list: [add, leave]}}]"
+    )
     turns = [
         turn_of("add", a=2, b=40),
         turn_of("fail"),
@@ -66,23 +71,15 @@ def test_server_that_is_a_process(folder: Path) -> None:
         turn_of("leave"),
         turn_of("add", a=1, b=1),
     ]
-    played = play("tools", {"mcp_config_path": "servers.json"}, turns)
-    texts, uses = played.texts, [step.uses[0].error for step in played.steps]
-    assert texts[0] == "42"
-    assert texts[1].startswith("error: RuntimeError: ")
-    assert texts[2].startswith("error: wrong arguments: ")
-    assert uses == [None, "raised", "malformed", "raised", None]
-    assert texts[4] == "2"  # of a new process
-
-
-def test_server_in_a_configuration_of_verl(folder: Path) -> None:
-    Path("tools.yaml").write_text(
-        "tools: [{class_name: x.Y, config: {type: mcp}, mcp: "
-        "{mcp_servers_config_path: servers.json, tool_selected_list: [add]}}]"
-    )
-    [tool] = load_here("tools", {"tool_config_path": "tools.yaml"})
-    assert tool["function"]["name"] == "add"
-    assert set(tool["function"]["parameters"]["properties"]) == {"a", "b"}
+    played = play_here("tools", {"tool_config_path": "tools.yaml"}, turns)
+    assert [set(tool["function"]["parameters"]["properties"]) for tool in played.tools] == [
+        {"a", "b"},
+        set(),
+    ]
+    assert played.texts[::4] == ["42", "2"]
+    assert played.texts[2].startswith("error: wrong arguments: ")
+    uses = [step.uses[0].error for step in played.steps]
+    assert uses == [None, "unknown", "malformed", "raised", None]
 
 
 def test_server_at_a_url(folder: Path) -> None:
@@ -95,7 +92,10 @@ def test_server_at_a_url(folder: Path) -> None:
         assert server.poll() is None, Path("server.log").read_text()
         configure({"url": url, "auth_token": "t"})
         params = {"mcp_config_path": "servers.json"}
-        assert play_here("tools", params, [turn_of("add", a=2, b=3)]).texts == ["5"]
+        played = play_here("tools", params, [turn_of("add", a=2, b=3), turn_of("fail")])
+        assert played.texts[0] == "5"
+        assert played.texts[1].startswith("error: RuntimeError: ")
+        assert played.steps[1].uses[0].error == "raised"
     finally:
         server.kill()
         server.wait()

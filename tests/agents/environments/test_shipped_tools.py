@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -84,13 +83,11 @@ def test_python_programs(folder: Path) -> None:
 
 
 def test_python_programs_have_a_time_limit() -> None:
-    started = time.monotonic()
     code = "print('so far', flush=True)\nimport os, time\nif os.fork(): time.sleep(600)\nelse: "
     late = turn_of("python", code=code + "os.setsid(); time.sleep(600)")
-    [step] = play("tools", settings_of("python", time_limit_s=8), [late]).steps
-    assert step.messages[0]["content"] == "error: timed out after 8 s\nso far"
+    [step] = play("tools", settings_of("python", time_limit_s=4), [late]).steps
+    assert step.messages[0]["content"] == "error: timed out after 4 s\nso far"
     assert step.uses[0].error == "timeout"
-    assert time.monotonic() - started < 300
 
 
 # Limits of all processes of a program together, and what it cannot reach.
