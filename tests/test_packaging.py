@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -78,23 +76,9 @@ def test_the_image_copies_files_that_exist_and_runs_the_quickstart() -> None:
     assert all(line.startswith(known) for line in lines if line)
 
 
-@pytest.mark.parametrize(
-    ("shell", "check"),
-    [
-        ("bash", ["bash", "-n"]),
-        ("zsh", ["zsh", "-n"]),
-        ("fish", ["fish", "-n"]),
-        ("powershell", []),
-        ("pwsh", []),
-    ],
-)
-def test_the_completion_script_of_a_shell(
-    shell: str, check: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "powershell", "pwsh"])
+def test_the_completion_script_of_a_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
-    script = tmp_path / "script"
-    script.write_text(capsys.readouterr().out)
-    assert "_RLCTL_COMPLETE" in script.read_text()
-    assert ("complete_fish" in script.read_text()) == (shell in ("bash", "zsh", "fish"))
-    if check and shutil.which(check[0]):
-        subprocess.run([*check, script], check=True)
+    script = capsys.readouterr().out
+    assert "_RLCTL_COMPLETE" in script
+    assert ("complete_fish" in script) == (shell in ("bash", "zsh", "fish"))

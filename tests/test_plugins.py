@@ -88,10 +88,6 @@ def test_missing_package_of_an_extra_raises_with_the_extra(
     assert caught.value.problems[0].hint == "pip install 'needy[fancy]'"
 
 
-def test_suggestion_lists_known_names() -> None:
-    assert plugins.suggestion("x", []) == "known: none"
-
-
 class _Settings(plugins.Params):
     beta: float = Field(default=0.1, gt=0, description="weight of the penalty")
     keys: tuple[str, ...] | None = Field(default=None, description="components that count")

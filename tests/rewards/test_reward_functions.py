@@ -145,10 +145,6 @@ def test_function_that_cannot_be_called_raises(
         load(tmp_path / "mine.py", source, kwargs=kwargs)
 
 
-def test_settings_have_defaults() -> None:
-    assert load_reward(RewardSpec("gsm8k", 1.0)).kwargs == {"method": "strict"}
-
-
 @pytest.mark.parametrize(
     ("result", "message"),
     [

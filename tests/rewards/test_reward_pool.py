@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlctl.data_prep.rows import PromptRow
-from rlctl.errors import ConfigError, InternalError, ResourceError
+from rlctl.errors import InternalError, ResourceError
 from rlctl.runtime.rewards.pool import RewardPool, RewardSpec
 from rlctl.runtime.sandbox.worker_pool import WorkerSettings
 from tests.processes import gone
@@ -166,17 +166,7 @@ def test_rows_without_functions_have_results() -> None:
         assert [each.score for each in scoring.finish().results] == [0.0, 0.0, 0.0]
 
 
-def test_unknown_function_raises(spec: Spec) -> None:
-    with pytest.raises(ConfigError, match="has no 'lenght'"):
-        RewardPool([spec("lenght")], timeout_s=300, workers=WorkerSettings(2))
-
-
-def test_file_that_fails_to_load_raises(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("assert False\ndef f(**kwargs): return 1\n")
-    with pytest.raises(ConfigError, match="does not import: AssertionError"):
-        RewardPool(
-            [RewardSpec(f"{tmp_path}/mine.py:f", 1.0)], timeout_s=300, workers=WorkerSettings(2)
-        )
+def test_file_that_ends_its_process_raises(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import os\nos._exit(9)\ndef f(**kwargs): return 1\n")
     with pytest.raises(ResourceError, match="exited while starting \\(exit status 9\\)"):
         RewardPool([RewardSpec(f"{tmp_path}/mine.py:f", 1.0)], timeout_s=300)

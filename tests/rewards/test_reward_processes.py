@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -187,34 +186,24 @@ def test_idle_workers_that_are_killed_are_replaced(mine: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "message", "line", "is_module"),
+    ("source", "message", "line"),
     [
-        ("import time\ntime.sleep(600)\n", "took longer than 2 s", ":2", False),
-        ("import time\ntime.sleep(600)\n", "took longer than 2 s", ":2", True),
+        ("import time\ntime.sleep(600)\n", "took longer than 2 s", ":2"),
         (
             "import time\ntry:\n    time.sleep(600)\nfinally:\n    time.sleep(600)\n",
             "could not",
             "",
-            False,
         ),
     ],
 )
 def test_import_that_hangs_ends_at_its_deadline(
-    mine: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    message: str,
-    line: str,
-    is_module: bool,
+    mine: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str, line: str
 ) -> None:
     monkeypatch.setattr("rlctl.runtime.sandbox.worker_process.GRACE_S", 0.5)
     monkeypatch.syspath_prepend(mine.parent)
     (mine.parent / "hanging_reward.py").write_text(source)
-    function = "hanging_reward:f" if is_module else f"{mine.parent}/hanging_reward.py:f"
-    started = time.monotonic()
     with pytest.raises(ConfigError, match=message) as caught:
-        RewardPool([RewardSpec(function, 1.0)], timeout_s=2)
-    assert time.monotonic() - started < 300
+        RewardPool([RewardSpec("hanging_reward:f", 1.0)], timeout_s=2)
     [problem] = caught.value.problems
     assert str(problem.where or "").endswith(f"hanging_reward.py{line}" if line else "")
     assert problem.hint == "reward.timeout_s=N allows more time"
