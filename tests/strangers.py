@@ -35,8 +35,8 @@ from typer.main import get_group
 
 from rlctl.cli import LazyCommand, app
 from tests.e2e.test_documentation import blocks, commands
+from tests.e2e.wheel import ROOT, build, install
 
-ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/quickstart.md", "docs/tutorial.md")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -129,23 +129,6 @@ class Stranger:
     missing: dict[str, int] = field(default_factory=dict)
     num_commands: int = 0
 
-    def install(self, wheel: Path) -> None:
-        """Install the wheel with the extras. Raises CalledProcessError if pip cannot."""
-        uv = [str(Path(sys.executable).with_name("uv"))]
-        links = os.environ.get("PIP_FIND_LINKS")
-        target = f"rlctl[{','.join(self.extras)}] @ {wheel.as_uri()}"
-        subprocess.run([*uv, "venv", "-q", "--python", self.python, self.bin.parent], check=True)
-        python = ["--python", str(self.bin / "python")]
-        find = ["--find-links", links] if links else []
-        overrides = ["--override", str(ROOT / "constraints.txt")]
-        install = [*uv, "pip", "install", "-q", *python, *find, *overrides, target]
-        subprocess.run(install, check=True)
-
-    @property
-    def bin(self) -> Path:
-        """Folder of the environment's programs."""
-        return self.folder / ".venv" / "bin"
-
     def run(self, command: str, folder: Path) -> None:
         """Run one command line in `folder` and record the rule that it breaks."""
         self.num_commands += 1
@@ -164,7 +147,7 @@ class Stranger:
 
     def _output(self, command: str, folder: Path) -> tuple[int, str]:
         environment = {
-            "PATH": f"{self.bin}:/usr/local/bin:/usr/bin:/bin",
+            "PATH": f"{self.folder}/.venv/bin:/usr/local/bin:/usr/bin:/bin",
             "HOME": str(self.folder),
             "LANG": "C.UTF-8",
             "SWANLAB_MODE": "offline",
@@ -246,7 +229,7 @@ def try_environment(stranger: Stranger, wheel: Path) -> None:
     print(
         f"{stranger.name} on Python {stranger.python}: {', '.join(stranger.extras) or 'no extras'}"
     )
-    stranger.install(wheel)
+    install(wheel, stranger.folder, ",".join(stranger.extras), stranger.python)
     work = ["rlctl prep gsm8k --source official --out ~/data/gsm8k", "rlctl train ppo"]
     tutorial: list[str] = []
     for page in PAGES:
@@ -276,9 +259,7 @@ def main() -> int:
         parser.error(f"unknown environments {sorted(unknown)}")
     failed = 0
     with tempfile.TemporaryDirectory(prefix="strangers-") as folder:
-        uv = Path(sys.executable).with_name("uv")
-        subprocess.run([uv, "build", "-q", "--wheel", "-o", folder, ROOT], check=True)
-        (wheel,) = Path(folder).glob("*.whl")
+        wheel = build(Path(folder))
         for name in names:
             chosen = {"bare": [], "all": extras}.get(name, [name])
             place = Path(folder) / name

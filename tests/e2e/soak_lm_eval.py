@@ -18,6 +18,8 @@ def evaluate_task(settings: Sequence[str], folder: Path) -> str | None:
     place.mkdir()
     write_task(place)
     command = ["eval", MODEL, "--tasks", NAME, "--task-dir", place, "--limit", 4, "--json"]
-    text = wheel.run(wheel.install(place, "lm-eval") / "rlctl", *command, cwd=place)
+    text = wheel.run(
+        wheel.install(wheel.build(place), place, "lm-eval") / "rlctl", *command, cwd=place
+    )
     [score] = json.loads(text)["results"]
     return None if score["num_samples"] == 4 and score["value"] > 0 else str(score)

@@ -1,7 +1,7 @@
 """Commands of the README and the docs: each is run in order, or parsed for the reason given here.
 
-Documents of `FROM_SCRATCH` start in an empty folder. The others start with the run that the README
-trains, under the names that they use. Training takes two small steps.
+Documents start with the run that the README trains, under the names that they use. Training takes
+two small steps. `make strangers` runs those of `FROM_SCRATCH`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ SHORT = [
     "trainer.test_freq=2",
     "trainer.num_threads=1",
 ]
-FEW = ["-s", "data.val_max_samples=4"]
 APPENDED = {  # words that make a command short; the text of the document comes first
-    r"rlctl train (ppo|grpo)$": SHORT,
-    r"rlctl train ppo --recipe mine.yaml --name mine$": ["--inline", "trainer.num_threads=1"],
-    r"rlctl eval ": FEW,
     r"rlctl generate ": ["--max-tokens", "4"],
 }
 # The remaining commands are only parsed.
@@ -59,13 +55,9 @@ NOT_RUN = {
     r"rlctl runs (-w|rm|restore|pull|trash)": "tests/cli and tests/runs run it",
     r"rlctl (show|sweep best|resume|stop) .*SWEEP": "e2e/test_sweep runs it",
     r"rlctl export RUN DIR --lora": "the run has no adapter; e2e/test_export runs it",
-    r"rlctl (eval|export) ": "the README and the tutorial run it",
+    r"rlctl (eval|export) ": "`make strangers` runs those of the README and the tutorial",
     r"rlctl config .*mine\.yaml": "the recipe is an outline; tests/recipes runs it",
 }
-# Only the documents that start from an empty folder run these.
-RUN_FROM_SCRATCH = (
-    r"rlctl (train grpo$|train ppo --recipe mine|data show data/|eval (@|my)|export (@|mine))"
-)
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"\s# .*$", re.MULTILINE)
 
@@ -98,10 +90,15 @@ def words_of(command: str) -> list[str]:
     return [*shlex.split(command)[1:], *more]
 
 
+def parsed(command: str) -> tuple[str, ...]:
+    """Return the words of a command that a parser looks at: no settings, nothing optional."""
+    cleaned = re.sub(r"\[[^\]]*\]|…|\|\w+", "", command) if "'" not in command else command
+    return tuple(word for word in shlex.split(cleaned)[1:] if not re.match(r"[\w+~.]+=", word))
+
+
 def parse(command: str) -> None:
     """Check that the command, its arguments and its options exist."""
-    cleaned = re.sub(r"\[[^\]]*\]|…|\|\w+", "", command) if "'" not in command else command
-    assert main([*shlex.split(cleaned)[1:], "--help"]) == 0, command
+    assert main([*parsed(command), "--help"]) == 0, command
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +120,7 @@ def follow(document: Path, folder: Path) -> None:
                 subprocess.run(["bash", "-ec", command], cwd=folder, env=env, check=True)
             elif not command.startswith("rlctl "):
                 continue
-            elif reason(command) is None or (
-                document.name in FROM_SCRATCH and re.match(RUN_FROM_SCRATCH, command)
-            ):
+            elif reason(command) is None:
                 rlctl(*words_of(command), cwd=folder)
             else:
                 parse(command)
@@ -133,22 +128,9 @@ def follow(document: Path, folder: Path) -> None:
 
 def test_every_command_exists() -> None:
     texts = [text for document in DOCS for language, text in blocks(document) if language == ""]
-    found = {command for text in texts for command in commands(text)}
-    for command in sorted(found):
-        if command.startswith("rlctl "):
-            parse(command)
-
-
-@pytest.mark.soak
-def test_readme(readme: Path) -> None:
-    follow(ROOT / "README.md", readme)
-    assert (readme / "my-model" / "config.json").exists()
-
-
-@pytest.mark.soak
-def test_tutorial(tmp_path: Path) -> None:
-    follow(ROOT / "docs" / "tutorial.md", tmp_path)
-    assert (tmp_path / "my-model" / "config.json").exists()
+    found = [command for text in texts for command in commands(text)]
+    for words in sorted({parsed(each) for each in found if each.startswith("rlctl ")}):
+        assert main([*words, "--help"]) == 0, words
 
 
 @pytest.mark.soak

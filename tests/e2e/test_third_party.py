@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
-import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ SETTINGS = [
     f"{ACTOR}.policy_loss.params={{beta: 0.5}}",
     "actor_rollout_ref.rollout.name=cool",
     "actor_rollout_ref.rollout.params={min_top_k: 2}",
-    "reward.functions=[contains]",
+    *("reward.functions=[contains]", "reward.num_processes=1"),  # a process imports torch
     "reward.params.contains={reward: 0.25}",
     "trainer.logger=[console, tsv]",
     "trainer.tracking.params.tsv={file: lines.tsv}",
@@ -33,19 +34,28 @@ SETTINGS = [
     "trainer.total_training_steps=2",
     "trainer.test_freq=-1",
     "trainer.val_before_train=false",
+    "data.val_files=null",
+    "data.max_response_length=12",
+    "actor_rollout_ref.rollout.n=4",
     "trainer.num_threads=1",
 ]
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Install the package, and return an environment with it on the path."""
+    """Return an environment with the package on its path; `test_wheel.py` installs it by pip."""
     site = tmp_path_factory.mktemp("site")
-    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target"]
-    done = subprocess.run(
-        [*install, str(site), str(EXAMPLE)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    shutil.copy(EXAMPLE / "rlctl_example.py", site)
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    installed = site / "rlctl_example_plugins-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(f"Name: {project['name']}\nVersion: 1.0\n")
+    entry_points = [
+        f"[{group}]\n{name} = {target}\n"
+        for group, points in project["entry-points"].items()
+        for name, target in points.items()
+    ]
+    (installed / "entry_points.txt").write_text("".join(entry_points))
     path = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 

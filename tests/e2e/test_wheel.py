@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from tests.e2e.command import rlctl
-from tests.e2e.wheel import ROOT, TIMEOUT_S, install, run
+from tests.e2e.test_third_party import EXAMPLE
+from tests.e2e.wheel import ROOT, TIMEOUT_S, UV, build, install, run
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(TIMEOUT_S)
 def test_wheel_and_checkout_have_the_same_recipes_and_plans(tmp_path: Path) -> None:
     """Run the commands in an empty folder, in an environment that has only the wheel."""
-    folder, installed = tmp_path / "empty", install(tmp_path)
+    folder, installed = tmp_path / "empty", install(build(tmp_path), tmp_path)
     folder.mkdir()
 
     def both(*command: str) -> tuple[Any, Any]:
@@ -31,3 +32,5 @@ def test_wheel_and_checkout_have_the_same_recipes_and_plans(tmp_path: Path) -> N
     assert from_wheel["batches"] == from_checkout["batches"]
     assert from_wheel["recipe"] == from_checkout["recipe"] == "ppo"
     assert not list(folder.iterdir())
+    run(*UV, "pip", "install", "--quiet", "--python", installed / "python", EXAMPLE, cwd=tmp_path)
+    assert "rlctl-example-plugins" in run(installed / "rlctl", "--help", cwd=folder)

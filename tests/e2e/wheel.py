@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 UV = [sys.executable, "-m", "uv"]
-TIMEOUT_S = 600.0
+TIMEOUT_S = 1800.0
 
 
 def run(*command: object, cwd: Path) -> str:
@@ -30,20 +30,25 @@ def run(*command: object, cwd: Path) -> str:
     return done.stdout
 
 
-def install(folder: Path, extra: str = "") -> Path:
-    """Return the folder with the commands of a new environment: the wheel, or one extra more."""
+def build(folder: Path) -> Path:
+    """Return a new wheel in `folder`."""
     run(*UV, "build", "--wheel", "--quiet", "--out-dir", folder, ROOT, cwd=folder)
-    run(*UV, "venv", "--quiet", "--python", sys.executable, folder / "venv", cwd=folder)
+    return next(folder.glob("*.whl"))
+
+
+def install(wheel: Path, folder: Path, extras: str = "", python: str = sys.executable) -> Path:
+    """Return the folder with the commands of a new environment in `folder`."""
+    run(*UV, "venv", "--quiet", "--python", python, folder / ".venv", cwd=folder)
     links = os.environ.get("PIP_FIND_LINKS")
     run(
-        *[*UV, "pip", "install", "--quiet", "--python", folder / "venv/bin/python"],
+        *[*UV, "pip", "install", "--quiet", "--python", folder / ".venv/bin/python"],
         *(["--find-links", links] if links else []),
         *["--override", ROOT / "constraints.txt"],
-        f"{next(folder.glob('*.whl'))}{f'[{extra}]' if extra else ''}",
+        f"rlctl[{extras}] @ {wheel.as_uri()}",
         cwd=folder,
     )
-    _copy_bytecode(folder / "venv")
-    return folder / "venv" / "bin"
+    _copy_bytecode(folder / ".venv")
+    return folder / ".venv" / "bin"
 
 
 def train_one_step(settings: Sequence[str], folder: Path) -> str | None:
@@ -51,7 +56,8 @@ def train_one_step(settings: Sequence[str], folder: Path) -> str | None:
     del settings  # the quickstart's own: they need no file of the checkout
     (folder / "wheel").mkdir()
     command = ["train", "ppo", "trainer.total_training_steps=1", "--name", "one"]
-    run(install(folder / "wheel") / "rlctl", *command, cwd=folder / "wheel")
+    place = folder / "wheel"
+    run(install(build(place), place) / "rlctl", *command, cwd=place)
     rows = (folder / "wheel/runs/quickstart/one/metrics.jsonl").read_text().splitlines()
     return None if len(rows) == 2 else f"{len(rows)} rows of metrics"
 
