@@ -17,6 +17,7 @@ import psutil
 from rlctl.explain.entries import metric_entry
 from tests.forks import Forked, completed
 from tests.progress import wait_until
+from tests.recorded import called
 
 TIMEOUT_S = 1200  # of commands that are not forked
 
@@ -51,15 +52,19 @@ def rlctl(
     cwd: Path,
     code: int = 0,
     more: Mapping[str, str] | None = None,
+    fork: bool = False,
     process: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, with `more` in its environment, and check the exit code.
 
-    The process is forked from one that has imported everything; with `process` it is
-    `python -m rlctl`.
+    It runs in this process if it needs no other one, as Ray does, and has the usual environment.
+    Else, or with `fork`, its process is forked from one that has imported everything; with
+    `process` it is `python -m rlctl`.
     """
     words, env = list(map(str, arguments)), environment() | (more or {})
-    if process:
+    if not (fork or process or more) and _runs_here(words):
+        done = called(*words, cwd=cwd)
+    elif process:
         command = [sys.executable, "-m", "rlctl", *words]
         done = subprocess.run(
             command,
@@ -76,6 +81,12 @@ def rlctl(
         f"exit {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
     )
     return done
+
+
+def _runs_here(words: list[str]) -> bool:
+    """Return True for a command that needs neither Ray nor a supervisor."""
+    alone = {"--inline", "--dry-run"} & {*words} and "--retries" not in words
+    return bool(alone) or words[0] not in ("train", "resume", "sweep", "engines")
 
 
 def start(
