@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError
+from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.store import CheckpointStore, damage
 from rlctl.runtime.resume import ResumeOptions, ResumePlan, compose_resumed, plan_resume
 from rlctl.runtime.training.run_folder import input_hashes, open_run
-from tests.distributed.test_poisoned import Bomb, poison, with_kind
+from tests.distributed.test_poisoned import Bomb, poison
 from tests.e2e.command import metrics, rlctl
 from tests.small_disk import small_disk, use_up_inodes
 
@@ -22,7 +24,6 @@ from tests.small_disk import small_disk, use_up_inodes
 def trained(tmp_path_factory: pytest.TempPathFactory, shelf: Path) -> Path:
     """Return a run of two steps with two checkpoints."""
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "score.py").write_text("def compute_score(**_):\n    return 1.0\n")
     shutil.copytree(shelf / "model", folder / "model")
     rlctl(
         *("train", "ppo", "--inline", "--name", "r", "trainer.project_name=p"),
@@ -32,8 +33,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory, shelf: Path) -> Path:
         *("actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.total_training_steps=2"),
         *("trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=1"),
         *("trainer.num_threads=1", "trainer.critic_warmup=0", "trainer.max_ckpt_to_keep=null"),
-        f"reward.custom_reward_function.path={folder}/score.py",
-        "reward.num_processes=1",
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",
         cwd=folder,
     )
@@ -151,6 +150,28 @@ def test_another_value_from_the_environment_is_drift(
         plan(run)
 
 
+def test_running_run_is_refused(run: Path) -> None:
+    here = DriverProcess.current()
+    RunDir(run).update(state="running", process=here)
+    with pytest.raises(ConflictError, match=f"is running: process {here.pid} on {here.host}"):
+        plan(run, force=True)
+    RunDir(run).update(process=replace(here, host="elsewhere"))
+    with pytest.raises(ConflictError, match=f"process {here.pid} on elsewhere") as refused:
+        plan(run)
+    assert "--force" in str(refused.value.problems[0].hint)
+    assert plan(run, force=True).start is not None
+
+
+def test_run_without_a_checkpoint_starts_over(run: Path) -> None:
+    with pytest.raises(NotFoundError) as refused:
+        plan_resume(run, compose_resumed(run, (), None), ResumeOptions(from_step=3, inline=True))
+    assert refused.value.problems[0].hint == "steps with a checkpoint: 1, 2"
+    shutil.rmtree(run / "checkpoints")
+    start = plan(run).start
+    assert start is not None
+    assert (start.checkpoint, start.step) == (None, 0)
+
+
 def test_run_killed_before_its_configuration_says_what_to_do(run: Path) -> None:
     (run / "config.yaml").unlink()
     with pytest.raises(NotFoundError, match="`rlctl runs rm r` frees the name"):
@@ -206,11 +227,10 @@ def write_manifest(checkpoint: Path) -> None:
     CheckpointStore(checkpoint.parent).finish(2)
 
 
-@with_kind
-def test_a_poisoned_checkpoint_runs_nothing(kind: str, run: Path, tmp_path: Path) -> None:
+def test_a_poisoned_checkpoint_runs_nothing(run: Path, tmp_path: Path) -> None:
     """Resume and export a checkpoint that a stranger has changed, with a manifest that fits."""
     marker, checkpoint = tmp_path / "marker", run / "checkpoints" / "step_000002"
-    poison(kind, checkpoint / "actor", Bomb(marker))
+    poison("tensor", checkpoint / "actor", Bomb(marker))
     shutil.rmtree(checkpoint / "huggingface")  # so that export reads the distributed files
     write_manifest(checkpoint)
     assert damage(checkpoint) is None
@@ -218,8 +238,7 @@ def test_a_poisoned_checkpoint_runs_nothing(kind: str, run: Path, tmp_path: Path
     assert done.stderr.count("error:") == 1
     assert "a damaged checkpoint" in done.stderr
     assert "Traceback" not in done.stderr
-    if kind != "object":  # export leaves out the optimizer
-        done = rlctl("export", run, "exported", cwd=tmp_path, code=3)
-        assert "a damaged checkpoint" in done.stderr
-        assert not (tmp_path / "exported").exists()
+    done = rlctl("export", run, "exported", cwd=tmp_path, code=3)
+    assert "a damaged checkpoint" in done.stderr
+    assert not (tmp_path / "exported").exists()
     assert not marker.exists()

@@ -5,21 +5,15 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rlctl.data_prep.arithmetic import train_and_validation
-from rlctl.data_prep.rows import write_rows
-from rlctl.runs.process import DriverProcess
 from rlctl.runtime.checkpoint.store import damage
-from tests.e2e.command import metrics, reproducible
+from tests.e2e.command import metrics, reproducible, rlctl
 from tests.e2e.killed_runs import (
     LOGGER,
     SCORE,
-    Ended,
     events,
     finish_despite,
     learned,
@@ -57,13 +51,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory, shelf: Path) -> Path:
 
 @pytest.fixture
 def small(settings: list[str]) -> list[str]:
-    """Return settings for two epochs of three steps, validated and saved every second step."""
+    """Return settings for three epochs of two steps, validated and saved at their ends."""
     return [
         *settings,
         "data.train_files=train.parquet",
-        "data.train_max_samples=24",
+        "data.train_max_samples=16",
         "trainer.total_training_steps=null",
-        "trainer.total_epochs=2",
+        "trainer.total_epochs=3",
         "trainer.save_freq=2",
         "trainer.test_freq=2",
         "data.max_response_length=8",
@@ -77,23 +71,21 @@ def train(verb: str, name: str, settings: list[str], folder: Path, *options: str
     """Return an undisturbed run, made once per module."""
     path = folder / "runs" / "quickstart" / name
     if not path.exists():
-        ended = run("train", verb, *options, "--name", name, *settings, cwd=folder)
-        assert ended.code == 0, ended.talk
+        rlctl("train", verb, *options, "--name", name, *settings, cwd=folder)
     return path
 
 
-def copy_of(path: Path, name: str, **record: Any) -> Path:
-    """Return a copy of a run under another name, with changes to its record."""
+def copy_of(path: Path, name: str) -> Path:
+    """Return a copy of a run under another name."""
     shutil.copytree(path, path.with_name(name), symlinks=True)
     file = path.with_name(name) / "run.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"name": name} | record))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"name": name}))
     return path.with_name(name)
 
 
-def resume(path: Path, folder: Path, *arguments: str, code: int = 0, **limits: int) -> Ended:
-    ended = run("resume", path.name, "--inline", *arguments, cwd=folder, **limits)
-    assert ended.code == code, ended.talk
-    return ended
+def resume(path: Path, folder: Path, *arguments: str, code: int = 0) -> str:
+    """Resume a run and return the messages."""
+    return rlctl("resume", path.name, "--inline", *arguments, cwd=folder, code=code).stderr
 
 
 def assert_same(resumed: Path, straight: Path, why: str = "") -> None:
@@ -108,7 +100,7 @@ WORST = ["checkpoint write::SIGTERM", "resume::SIGHUP", "commit::SIGKILL"]
 
 
 @pytest.mark.parametrize(
-    ("verb", "more", "number"), [("ppo", PPO, 1), pytest.param("grpo", GRPO, 3, marks=SOAK)]
+    ("verb", "more", "number"), [("ppo", PPO, 0), pytest.param("grpo", GRPO, 3, marks=SOAK)]
 )
 def test_killed_at_any_moment(
     verb: str, more: list[str], number: int, small: list[str], folder: Path
@@ -135,85 +127,82 @@ def test_killed_at_any_moment(
 
 @pytest.fixture
 def finished(small: list[str], folder: Path) -> Path:
+    """Return a run of three epochs."""
     return train("ppo", "ppo", [*small, *PPO], folder, "--inline")
 
 
 @pytest.fixture
-def longer(small: list[str], folder: Path) -> Path:
-    return train("ppo", "longer", [*small, *PPO, "trainer.total_epochs=3"], folder, "--inline")
+def shorter(small: list[str], folder: Path) -> Path:
+    """Return a run of two epochs."""
+    return train("ppo", "shorter", [*small, *PPO, "trainer.total_epochs=2"], folder, "--inline")
 
 
-def test_finished_run_can_be_extended(finished: Path, longer: Path, folder: Path) -> None:
-    """Extend a run at an epoch boundary: no prompt is skipped or repeated."""
-    copied = copy_of(finished, "boundary")
-    assert "has already finished its 6 steps" in resume(copied, folder).talk
+def test_resume_mode_extends_a_finished_run(
+    shorter: Path, finished: Path, small: list[str], folder: Path, tmp_path: Path
+) -> None:
+    """Extend a run from `rlctl train` at an epoch boundary: no prompt is skipped or repeated."""
+    copied = tmp_path / shorter.relative_to(folder)
+    shutil.copytree(shorter, copied, symlinks=True)
+    for name in ("score.py", "train.parquet"):
+        shutil.copy(folder / name, tmp_path)
+    auto = ["train", "ppo", "--inline", *small, *PPO, "trainer.resume_mode=auto"]
+    keep = ["trainer.max_ckpt_to_keep=1", "trainer.keep_best.metric=critic/score/mean"]
+    auto += ["--name", copied.name, *keep, "trainer.keep_best.k=2"]
+    done = rlctl(*auto, "trainer.total_epochs=2", cwd=tmp_path)
+    assert "shorter has already finished its 4 steps" in done.stderr
     assert len(events(copied, "attempt")) == 1
-    keep = [
-        "trainer.max_ckpt_to_keep=1",
-        "trainer.keep_best.metric=critic/score/mean",
-        "trainer.keep_best.k=2",
-    ]
-    talk = resume(copied, folder, "trainer.total_epochs=3", *keep).talk
-    assert "trainer.total_epochs: 2 → 3" in talk
-    assert_same(copied, longer)
+    assert "shorter resumes from step 4 of 6" in rlctl(*auto, cwd=tmp_path).stderr
+    assert_same(copied, finished)
     scores = {
         row["step"]: row["critic/score/mean"]
-        for row in metrics(longer)
-        if row["step"] in (2, 4, 6, 8, 9)
+        for row in metrics(finished)
+        if row["step"] in (2, 4, 6)
     }
     best = sorted(scores, key=lambda step: (-scores[step], step))[:2]
     left = {int(each.name.removeprefix("step_")) for each in copied.glob("checkpoints/step_*")}
-    assert left == {9, *best}
+    assert left == {6, *best}
+    done = rlctl(*auto, "trainer.total_epochs=2", cwd=tmp_path)
+    assert "shorter is at step 6 of 4 steps" in done.stderr
+    rlctl(*auto, "data.seed=7", cwd=tmp_path, code=3)
+
+
+def test_resume_mode_starts_from_a_path(finished: Path, small: list[str], folder: Path) -> None:
+    checkpoint = f"trainer.resume_from_path={finished}/checkpoints/step_000004"
+    path = ["--name", "from-path", "trainer.resume_mode=resume_path", checkpoint]
+    rlctl("train", "ppo", "--inline", *small, *PPO, *path, cwd=folder)
+    rows = reproducible(finished.with_name("from-path"))[1:]
+    assert rows == [row for row in reproducible(finished) if row["step"] > 4]
 
 
 def test_damaged_checkpoint_falls_back_to_the_previous(
-    finished: Path, longer: Path, folder: Path
+    shorter: Path, finished: Path, folder: Path
 ) -> None:
-    copied = copy_of(finished, "damaged")
-    with next(copied.glob("checkpoints/step_000006/actor/*.distcp")).open("r+b") as file:
+    copied = copy_of(shorter, "damaged")
+    with next(copied.glob("checkpoints/step_000004/actor/*.distcp")).open("r+b") as file:
         file.seek(1000)
         file.write(b"\xff\xff\xff\xff")
     rows = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (copied / "metrics.jsonl").write_text("".join([*rows[:5], rows[5][:40] + "\n", rows[6]]))
+    (copied / "metrics.jsonl").write_text("".join([*rows[:3], rows[3][:40] + "\n", rows[4]]))
     with (copied / "events.jsonl").open("a") as file:
         file.write('\0\0\0\n{"kind":\n')
     (copied / "origins.json").write_text('{"trainer.seed": [{"val')
-    talk = resume(copied, folder, "trainer.total_epochs=3").talk
-    assert "step_000006 is damaged: actor/__0_0.distcp has changed since it was written" in talk
-    assert "resumes from step 4" in talk
+    talk = resume(copied, folder, "trainer.total_epochs=3")
+    assert "step_000004 is damaged: actor/__0_0.distcp has changed since it was written" in talk
+    assert "trainer.total_epochs: 2 → 3" in talk
+    assert "resumes from step 2" in talk
     assert "origins.json cannot be read" in talk
-    assert f"removed a broken line at {copied.relative_to(folder)}/metrics.jsonl:6" in talk
-    assert_same(copied, longer)
+    assert f"removed a broken line at {copied.relative_to(folder)}/metrics.jsonl:4" in talk
+    assert_same(copied, finished)
     taken_back = copied / "attempts" / "2" / "taken_back"
-    assert (taken_back / "metrics.jsonl").read_text() == f"{rows[5][:40]}\n{rows[6]}"
-    assert [each.name for each in (taken_back / "generations").iterdir()] == ["step_000006.jsonl"]
-    assert (copied / "checkpoints" / "before_attempt_2" / "step_000006").is_dir()
-
-
-def test_every_kind_of_damage_is_detected(finished: Path, tmp_path: Path) -> None:
-    whole = finished / "checkpoints" / "step_000006"
-    assert damage(whole) is None
-    for number, (spoil, words) in enumerate(
-        {
-            lambda folder: (
-                folder / "critic" / ".metadata"
-            ).unlink(): "critic/.metadata is missing",
-            lambda folder: (folder / "state.json").write_text("{}"): "state.json has 2 bytes, not",
-            lambda folder: (folder / "manifest.json").write_text(
-                "{"
-            ): "manifest.json cannot be read",
-        }.items()
-    ):
-        spoilt = tmp_path / str(number)
-        shutil.copytree(whole, spoilt)
-        spoil(spoilt)
-        assert words in (damage(spoilt) or "")
+    assert (taken_back / "metrics.jsonl").read_text() == f"{rows[3][:40]}\n{rows[4]}"
+    assert [each.name for each in (taken_back / "generations").iterdir()] == ["step_000004.jsonl"]
+    assert (copied / "checkpoints" / "before_attempt_2" / "step_000004").is_dir()
 
 
 def test_changed_configuration_is_refused_or_forked(finished: Path, folder: Path) -> None:
     """Refuse the change or fork; a fork without relevant changes equals the original."""
     drift = "actor_rollout_ref.actor.optim.lr=1e-3"
-    refused = resume(finished, folder, drift, "trainer.total_epochs=3", code=3).talk
+    refused = resume(finished, folder, drift, "trainer.total_epochs=4", code=3)
     assert "actor_rollout_ref.actor.optim.lr" in refused
     assert "--fork NAME" in refused
     assert "trainer.total_epochs" not in refused
@@ -226,21 +215,15 @@ def test_changed_configuration_is_refused_or_forked(finished: Path, folder: Path
     original = json.loads((finished / "run.json").read_text())
     assert record["id"] != original["id"]
     assert (record["parent"]["run"], record["parent"]["step"]) == (original["id"], 4)
-    copied = copy_of(finished, "forced")
-    resume(copied, folder, "--from-step", "4", "--force", drift)
-    assert metrics(copied)[-1]["actor/lr"] == 1e-3
-    assert [row["step"] for row in metrics(copied)] == list(range(7))
 
 
 def test_changed_data_and_reward_code_are_refused(
     finished: Path, shelf: Path, folder: Path
 ) -> None:
-    write_rows(
-        folder / "train.parquet", train_and_validation(32, 0, seed=9, level=1, careless=0.0)[0]
-    )
+    shutil.copy(shelf / "val.parquet", folder / "train.parquet")
     (folder / "score.py").write_text(f"{SCORE}# edited\n")
     try:
-        talk = resume(finished, folder, "trainer.total_epochs=3", code=3).talk
+        talk = resume(finished, folder, "trainer.total_epochs=4", code=3)
     finally:
         shutil.copy(shelf / "train.parquet", folder)
         (folder / "score.py").write_text(SCORE)
@@ -248,68 +231,18 @@ def test_changed_data_and_reward_code_are_refused(
     assert "score.py has changed since the run started" in talk
 
 
-def test_running_run_is_refused(finished: Path, folder: Path) -> None:
-    here = asdict(DriverProcess.current())
-    living = copy_of(finished, "living", state="running", process=here)
-    assert (
-        f"process {here['pid']} on {here['host']}" in resume(living, folder, "--force", code=5).talk
-    )
-    far = copy_of(finished, "far", state="running", process=here | {"host": "elsewhere"})
-    assert "--force" in resume(far, folder, code=5).talk
-    resume(far, folder, "--force")
-
-
-def test_resume_without_a_checkpoint_starts_over(finished: Path, folder: Path) -> None:
-    copied = copy_of(finished, "none", state="failed")
-    shutil.rmtree(copied / "checkpoints")
-    (copied / "checkpoints").mkdir()
-    assert "from the beginning: it has no checkpoint" in resume(copied, folder).talk
-    assert_same(copied, finished)
-    assert (
-        resume(copied, folder, "--from-step", "3", code=4).talk.count(
-            "steps with a checkpoint: 2, 4, 6"
-        )
-        == 1
-    )
-
-
-def test_resume_mode(finished: Path, longer: Path, small: list[str], folder: Path) -> None:
-    """Resume from `rlctl train` with verl's keys."""
-    auto = ["train", "ppo", "--inline", *small, *PPO, "--name", "named", "trainer.resume_mode=auto"]
-    named = finished.with_name("named")
-    for more, words in (
-        (["trainer.total_epochs=1"], "finished: 3 steps"),
-        (["trainer.total_epochs=1"], "named has already finished its 3 steps"),
-        (["trainer.total_epochs=3"], "named resumes from step 3 of 9"),
-        (["trainer.total_epochs=1"], "named is at step 9 of 3 steps"),
-    ):
-        assert words in run(*auto, *more, cwd=folder).talk
-    assert [row["step"] for row in metrics(named)] == list(range(10))
-    assert learned(named) == learned(longer)
-    assert run(*auto, "data.seed=7", cwd=folder).code == 3
-    path = [
-        "trainer.resume_mode=resume_path",
-        f"trainer.resume_from_path={finished}/checkpoints/step_000004",
-    ]
-    assert (
-        run("train", "ppo", "--inline", *small, *PPO, "--name", "from-path", *path, cwd=folder).code
-        == 0
-    )
-    assert reproducible(named.with_name("from-path"))[1:] == [
-        row for row in reproducible(finished) if row["step"] > 4
-    ]
-
-
-def test_full_disk_keeps_earlier_checkpoints(finished: Path, folder: Path) -> None:
+def test_full_disk_keeps_earlier_checkpoints(shorter: Path, folder: Path) -> None:
     """Continue after a failed write; exit with code 7 if the last checkpoint fails too."""
-    copied = copy_of(finished, "full")
+    copied = copy_of(shorter, "full")
     limit = next(copied.glob("checkpoints/*/huggingface/*.safetensors")).stat().st_size - 1
-    talk = resume(copied, folder, "trainer.total_epochs=3", code=7, largest_file=limit).talk
-    assert "the checkpoint of step 8 was not written: " in talk
-    assert "the latest checkpoint is that of step 6" in talk
-    assert [row["step"] for row in metrics(copied)] == list(range(10))
-    assert [each["step"] for each in events(copied, "checkpoint_failed")] == [8, 9]
-    assert [damage(each) for each in sorted(copied.glob("checkpoints/*"))] == [None] * 3
+    command = ["resume", copied.name, "--inline", "trainer.total_epochs=3", "trainer.save_freq=1"]
+    ended = run(*command, cwd=folder, largest_file=limit)
+    assert ended.code == 7, ended.talk
+    assert "the checkpoint of step 5 was not written: " in ended.talk
+    assert "the latest checkpoint is that of step 4" in ended.talk
+    assert [row["step"] for row in metrics(copied)] == list(range(7))
+    assert [each["step"] for each in events(copied, "checkpoint_failed")] == [5, 6]
+    assert [damage(each) for each in sorted(copied.glob("checkpoints/*"))] == [None] * 2
     assert not list(copied.glob("checkpoints/.*"))
 
 
