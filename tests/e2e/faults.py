@@ -193,13 +193,13 @@ class Harried:
         self.process = start("resume", self.run.name, cwd=self.cwd, marker=self.marker)
 
 
-def count(run: Path, questions: Sequence[str], steps: int = STEPS) -> str:
+def count(run: Path, questions: Sequence[str]) -> str:
     """Check that each prompt drawn is in one step or in the last checkpoint; return a summary."""
     rows = metrics(run)
-    assert [row["step"] for row in rows if row["step"]] == list(range(1, steps + 1))
+    assert [row["step"] for row in rows if row["step"]] == list(range(1, STEPS + 1))
     assert all(row["async/staleness/max"] <= STALENESS for row in rows if row["step"])
     learned: list[int] = []
-    for step in range(1, steps + 1):
+    for step in range(1, STEPS + 1):
         lines = (run / "rollouts" / f"step_{step:06d}.jsonl").read_text().splitlines()
         groups = Counter(json.loads(line)["prompt"] for line in lines)
         assert sorted(groups.values()) == [ROLLOUTS] * SIZE, f"step {step}: {groups}"
@@ -210,7 +210,7 @@ def count(run: Path, questions: Sequence[str], steps: int = STEPS) -> str:
     left: list[int] = sorted(set(load_file(ahead)["row"].tolist())) if ahead.exists() else []
     left += [group["drawn"] for group in chain(stored["open"], stored["finished"])]
     assert sorted([*learned, *left]) == list(range(stored["num_admitted"]))
-    return f"{steps} steps learned from {len(learned)} groups, each once; {len(left)} are left"
+    return f"{STEPS} steps learned from {len(learned)} groups, each once; {len(left)} are left"
 
 
 def _row(prompt: str, questions: Sequence[str]) -> int:

@@ -238,8 +238,7 @@ def _same_on_a_mesh(mesh: list[str], folder: Path) -> str | None:
         runs.append(folder / "runs" / "quickstart" / name)
     differing = _differing(runs[0], runs[1], exact=False)
     for each in runs:  # the names are those of other meshes, too
-        shutil.rmtree(each)
-        shutil.rmtree(folder / "elsewhere" / "quickstart" / each.name)
+        _remove(each, folder)
     return ", ".join(differing) or None
 
 
@@ -285,27 +284,48 @@ def main() -> int:
         write_rows(folder / "train.parquet", train)
         write_rows(folder / "val.parquet", val)
         write_quiz(folder, 40)
-        failed = [
-            case
-            for case in chosen
-            if not {
-                "leaks": _keeps_its_size,
-                "engine": _outlives_engines,
-                **dict.fromkeys(PROOFS, _proves),
-                **dict.fromkeys(EAGER, partial(_learns_once, seed=wanted.seed)),
-            }.get(
-                case if case in (*PROOFS, *EAGER) else case.rpartition("/")[2],
-                partial(_holds, seed=wanted.seed),
-            )(case, folder)
-        ]
+        failed = [case for case in chosen if not _proves(case, folder, wanted.seed)]
     print(f"{len(chosen) - len(failed)} of {len(chosen)} cases hold")
     for case in failed:
         print(f"again: python -m tests.e2e.soak '{case}' --seed {wanted.seed}")
     return 1 if failed else 0
 
 
-def _holds(case: str, folder: Path, seed: int) -> bool:
-    """Return True if the run of `case` equals an undisturbed run; print the result."""
+def _proves(case: str, folder: Path, seed: int) -> bool:
+    """Return True if the proof of `case` finds nothing wrong; print the result."""
+    setup, _, moment = case.partition("/")
+    proof = (
+        PROOFS.get(case)
+        or (case in EAGER and partial(_learns_once, case, seed))
+        or {"leaks": partial(_grows, setup), "engine": partial(_loses_engines, setup)}.get(moment)
+        or partial(_differs, case, seed)
+    )
+    begin = time.monotonic()
+    try:
+        wrong = proof(folder)
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        wrong = str(error)
+    result = "holds" if wrong is None else f"DIFFERS: {wrong}"
+    print(f"{case:40} {time.monotonic() - begin:5.0f} s  {result}", flush=True)
+    return wrong is None
+
+
+def _straight(name: str, command: list[str], folder: Path) -> Path:
+    """Return the undisturbed run of a setup, made once."""
+    straight = folder / "runs" / "quickstart" / name
+    if not straight.exists():
+        ended = run(*command, name, cwd=folder)
+        assert ended.code == 0, ended.talk
+    return straight
+
+
+def _remove(run: Path, folder: Path) -> None:
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.rmtree(folder / "elsewhere" / "quickstart" / run.name, ignore_errors=True)
+
+
+def _differs(case: str, seed: int, folder: Path) -> str | None:
+    """Return what differs between a run that is killed as `case` says and an undisturbed one."""
     name, moment, number = case.split("/")
     setup = SETUPS[name]
     generator = random.Random(f"{seed} {case}")  # does not depend on the other cases
@@ -315,88 +335,50 @@ def _holds(case: str, folder: Path, seed: int) -> bool:
         else [f"{each}:{generator.uniform(0, 0.02):.3f}:{number}" for each in MOMENTS[moment]]
     )
     command = ["train", setup.verb, *setup.options, *SETTINGS, *setup.settings, "--name"]
-    straight, killed = (folder / "runs" / "quickstart" / each for each in (name, "killed"))
-    begin = time.monotonic()
+    straight = _straight(name, command, folder)
+    killed = straight.with_name("killed")
     try:
-        if not straight.exists():
-            ended = run(*command, name, cwd=folder)
-            assert ended.code == 0, ended.talk
         options = [*setup.options, *setup.resume]
         doing = finish_despite(kills, "killed", [*command, "killed"], folder, *options)
-        differing = _differing(killed, straight, setup.exact)
-    except AssertionError as error:
-        doing, differing = [], [str(error)]
-    seconds = time.monotonic() - begin
-    result = f"DIFFERS: {', '.join(differing)}" if differing else "same"
-    print(f"{case:40} {seconds:5.0f} s  killed at {kills}, {doing}: {result}", flush=True)
-    shutil.rmtree(killed, ignore_errors=True)
-    shutil.rmtree(folder / "elsewhere" / "quickstart" / "killed", ignore_errors=True)
-    return not differing and bool(doing)
+        print(f"killed at {kills}, {doing}", flush=True)
+        differing = _differing(killed, straight, setup.exact) if doing else ["nothing was killed"]
+    finally:
+        _remove(killed, folder)
+    return ", ".join(differing) or None
 
 
-def _outlives_engines(case: str, folder: Path) -> bool:
-    """Return True if a run keeps its responses when engines are killed twice."""
-    name = case.partition("/")[0]
-    setup, begin = SETUPS[name], time.monotonic()
-    straight, killed = (folder / "runs" / "quickstart" / each for each in (name, "killed"))
+def _loses_engines(name: str, folder: Path) -> str | None:
+    """Return what is wrong with the responses of a run whose engines are killed twice."""
+    setup = SETUPS[name]
     command = ["train", setup.verb, *SETTINGS, *setup.settings, "--name"]
-    if not straight.exists():
-        ended = run(*command, name, cwd=folder)
-        assert ended.code == 0, ended.talk
+    straight = _straight(name, command, folder)
+    killed = straight.with_name("killed")
     for number in range(2):
         (folder / f"die-{number}").touch()
     engine = f"actor_rollout_ref.rollout.name={setup.mortal}"
     ended = run(*command, "killed", engine, cwd=folder)
     assert ended.code == 0, ended.talk
     lost, same = len(events(killed, "engine_lost")), responses(killed) == responses(straight)
-    result = "same" if same else "DIFFERS: responses"
-    print(
-        f"{case:40} {time.monotonic() - begin:5.0f} s  {lost} engines killed: {result}", flush=True
-    )
-    shutil.rmtree(killed)
-    shutil.rmtree(folder / "elsewhere" / "quickstart" / "killed")
-    return same and lost > 0
+    _remove(killed, folder)
+    return None if same and lost else f"{lost} engines killed, responses are same: {same}"
 
 
-def _proves(case: str, folder: Path) -> bool:
-    """Return True if the proof of `case` finds nothing wrong; print the result."""
-    begin = time.monotonic()
-    try:
-        wrong = PROOFS[case](folder)
-    except AssertionError as error:
-        wrong = str(error)
-    result = "holds" if wrong is None else f"DIFFERS: {wrong}"
-    print(f"{case:40} {time.monotonic() - begin:5.0f} s  {result}", flush=True)
-    return wrong is None
-
-
-def _keeps_its_size(case: str, folder: Path) -> bool:
-    """Return True if a long run of the setup of `case` does not grow; print its sizes."""
-    setup = SETUPS[case.partition("/")[0]]
+def _grows(name: str, folder: Path) -> str | None:
+    """Return what a long run of a setup holds ever more of; print all sizes."""
+    setup = SETUPS[name]
     given = [*SETTINGS, *setup.settings, *leaks.SETTINGS]
     command = ["train", setup.verb, *setup.options, *given, "--name", "long"]
-    begin = time.monotonic()
-    try:
-        found = leaks.growths(command, folder, folder / "runs" / "quickstart" / "long")
-    except AssertionError as error:
-        print(f"{case:40} {error}", flush=True)
-        return False
-    print(f"{case:40} {time.monotonic() - begin:5.0f} s", *found, sep="\n    ", flush=True)
-    shutil.rmtree(folder / "runs" / "quickstart" / "long")
-    shutil.rmtree(folder / "elsewhere" / "quickstart" / "long")
-    return not any(each.is_leak for each in found)
+    written = folder / "runs" / "quickstart" / "long"
+    found = leaks.growths(command, folder, written)
+    print(*found, sep="\n    ", flush=True)
+    _remove(written, folder)
+    return ", ".join(str(each) for each in found if each.is_leak) or None
 
 
-def _learns_once(case: str, folder: Path, seed: int) -> bool:
-    """Return True if a run with random faults learns from each prompt once; print the count."""
-    begin = time.monotonic()
-    try:
-        found = faults.learn_despite(EAGER[case], folder, f"{seed} {case}")
-    except (AssertionError, subprocess.TimeoutExpired) as error:
-        print(f"{case:40} {error}", flush=True)
-        return False
-    print(f"{case:40} {time.monotonic() - begin:5.0f} s  {found}", flush=True)
-    return True
+def _learns_once(case: str, seed: int, folder: Path) -> str | None:
+    """Print how a run with random faults learns from each prompt once; raise if it does not."""
+    print(faults.learn_despite(EAGER[case], folder, f"{seed} {case}"), flush=True)
+    return None
 
 
 def _differing(killed: Path, straight: Path, exact: bool) -> list[str]:
