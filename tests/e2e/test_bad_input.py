@@ -48,9 +48,7 @@ CASES = {
     ),
     "all too long": ("data.max_prompt_length=8", 3, "no prompt is left"),
     "no tokenizer": (no_template, 3, "no tokenizer"),
-    "ranks": ("trainer.n_gpus_per_node=3", 3, "3 ranks"),
     "reward file": (broken_reward, 3, "broken.py"),
-    "unknown key": ("trainer.total_epoch=1", 3, "total_epochs"),
     "no GPU": ("trainer.device=cuda", 7, "GPU"),
 }
 

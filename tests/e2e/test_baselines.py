@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlctl.__main__ import main
 from rlctl.runtime.algorithms.ppo import PPO
@@ -15,10 +15,10 @@ from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.actor import ActorWorker
 
 
-@pytest.mark.parametrize("buffer", [False, True])
 def test_remax_subtracts_the_greedy_score(
-    buffer: bool, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: list[str], shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Overlong responses have a penalty, greedy ones too."""
     (tmp_path / "letters.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
         "    return float(len(set(solution_str)))\n"
@@ -52,7 +52,7 @@ def test_remax_subtracts_the_greedy_score(
         f"reward.custom_reward_function.path={tmp_path}/letters.py",
         "reward.num_processes=1",
         "reward.overlap=false",
-        f"algorithm.overlong_buffer.enable={buffer}",
+        "algorithm.overlong_buffer.enable=true",
         "algorithm.overlong_buffer.len=4",
         "data.val_files=null",
         "trainer.total_training_steps=1",
@@ -66,13 +66,9 @@ def test_remax_subtracts_the_greedy_score(
     assert batch.greedy_scores is not None
 
     def penalty(length: int) -> float:
-        return -max(length - 8, 0) / 4 if buffer else 0.0
+        return -max(length - 8, 0) / 4
 
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(
-        next(s.partition("=")[2] for s in settings if "model.path" in s)
-    )
+    tokenizer = AutoTokenizer.from_pretrained(shelf / "model")
     for row in range(16):
         ids = answers.response_ids.rows()[row // 2]
         text = tokenizer.decode(ids.tolist(), skip_special_tokens=True)
@@ -85,7 +81,7 @@ def test_remax_subtracts_the_greedy_score(
 
 
 def test_optimal_token_baseline_receives_sum_pi_squared(
-    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: list[str], shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare Σ_v π(v)² of each response token with a plain forward pass of each row."""
     compute, compared = ActorWorker.compute_log_probs, []
@@ -106,9 +102,7 @@ def test_optimal_token_baseline_receives_sum_pi_squared(
             compared.append(len(squares))
         return answer
 
-    plain = AutoModelForCausalLM.from_pretrained(
-        next(s.partition("=")[2] for s in settings if "model.path" in s), dtype=torch.float32
-    )
+    plain = AutoModelForCausalLM.from_pretrained(shelf / "model", dtype=torch.float32)
     monkeypatch.setattr(ActorWorker, "compute_log_probs", torch.no_grad()(watch))
     overrides = [
         "algorithm.adv_estimator=optimal_token_baseline",

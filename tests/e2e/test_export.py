@@ -58,7 +58,7 @@ def trained(folder: Path, shelf: Path, base: Path) -> Path:
             "trainer.total_training_steps=3",
         ),
         *(
-            "trainer.test_freq=1",
+            "trainer.test_freq=3",
             "trainer.save_freq=1",
             "trainer.max_ckpt_to_keep=5",
             "trainer.project_name=quickstart",

@@ -16,6 +16,7 @@ from rlctl.__main__ import main
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.hf import HFEngine
 from tests.e2e import command
+from tests.e2e.killed_runs import events
 
 METRIC = "training/rollout_probs_diff_mean"
 Capsys = pytest.CaptureFixture[str]
@@ -56,19 +57,7 @@ def stale(settings: list[str], tmp_path: Path) -> list[str]:
 
 def steps(run: Path) -> dict[int, dict[str, Any]]:
     """Return the metrics of each training step."""
-    return {
-        row["training/global_step"]: row
-        for row in command.metrics(run)
-        if "training/global_step" in row
-    }
-
-
-def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [
-        event
-        for line in (run / "events.jsonl").read_text().splitlines()
-        if (event := json.loads(line))["kind"] == kind
-    ]
+    return {row["step"]: row for row in command.metrics(run) if row["step"]}
 
 
 # With GRPO and one mini-batch, the update itself compares before its step.

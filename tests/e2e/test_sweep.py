@@ -74,6 +74,7 @@ def test_grid_is_pruned_and_its_best_trial_exported(settings: list[str], tmp_pat
         "trainer.total_training_steps=9",
         "trainer.val_before_train=false",
         "trainer.test_freq=9",
+        "data.max_response_length=4",
         "algorithm.norm_adv_by_std_in_grpo=false",
     ]
     own += [
