@@ -1,0 +1,244 @@
+"""Contracts with vLLM's GPU wheel, which is downloaded and read, but not installed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from inspect import signature
+from types import SimpleNamespace
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+
+from rlctl.recipes.compose import compose
+from rlctl.runtime.model.routing import RoutingShape
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.engine import EngineSpec
+from rlctl.runtime.rollout.requests import Decoding, Request
+from rlctl.runtime.rollout.vllm_engine.log_probs import report_full_log_probs
+from rlctl.runtime.rollout.vllm_engine.requests import vllm_arguments
+from rlctl.runtime.rollout.vllm_engine.startup import engine_arguments
+from rlctl.runtime.rollout.vllm_engine.versions import pins
+
+pytestmark = pytest.mark.soak
+
+GPU = RankInfo(0, 1, "cuda", 1, 60.0, False, None)
+MODEL = "actor_rollout_ref.model"
+SAMPLER = "v1/worker/gpu/sample/sampler.py"
+LORA = "lora/model_manager.py"
+
+# What rlctl calls or replaces, and the parameters that it gives, positional ones first.
+CALLS = {
+    ("entrypoints/llm.py", "LLM.enqueue"): "self prompts sampling_params lora_request *use_tqdm",
+    ("entrypoints/llm.py", "LLM.sleep"): "self *level",
+    ("entrypoints/llm.py", "LLM.wake_up"): "self *tags",
+    ("entrypoints/llm.py", "LLM.reset_prefix_cache"): "self *reset_running_requests",
+    ("entrypoints/llm.py", "LLM.collective_rpc"): "self method *kwargs",
+    ("v1/engine/llm_engine.py", "LLMEngine.step"): "self",
+    ("v1/engine/llm_engine.py", "LLMEngine.abort_request"): "self request_ids",
+    ("v1/engine/detokenizer.py", "IncrementalDetokenizer.num_output_tokens"): "self",
+    ("v1/worker/gpu_worker.py", "Worker.sleep"): "self level",
+    ("v1/worker/gpu_worker.py", "Worker.wake_up"): "self tags",
+    ("v1/worker/gpu/model_runner.py", "GPUModelRunner.get_model"): "self",
+    ("v1/worker/gpu/model_runner.py", "GPUModelRunner.reload_weights"): "self *weights_iterator",
+    ("v1/executor/uniproc_executor.py", "ExecutorWithExternalLauncher._distributed_args"): "self",
+    ("model_executor/models/registry.py", "_run_in_subprocess"): "fn",
+    ("distributed/parallel_state.py", "get_tp_group"): "",
+    ("distributed/parallel_state.py", "cleanup_dist_env_and_memory"): "",
+    (
+        "lora/lora_model.py",
+        "LoRAModel.from_lora_tensors",
+    ): "cls lora_model_id tensors peft_helper *device *dtype *weights_mapper",
+    (LORA, "LoRAModelManager.remove_adapter"): "self adapter_id",
+    (LORA, "LoRAModelManager.add_adapter"): "self adapter",
+    (LORA, "LoRAModelManager.activate_adapter"): "self lora_id",
+}
+# Attributes that rlctl reads or replaces, which a method of the class sets.
+ATTRIBUTES = {
+    ("v1/worker/gpu/model_runner.py", "GPUModelRunner"): {"sampler"},
+    ("v1/engine/output_processor.py", "RequestState"): {"detokenizer", "external_req_id"},
+    ("v1/engine/output_processor.py", "OutputProcessor"): {"request_states"},
+    ("v1/executor/uniproc_executor.py", "UniProcExecutor"): {"driver_worker"},
+    ("distributed/parallel_state.py", "GroupCoordinator"): {
+        *("cpu_group", "mq_broadcaster", "rank_in_group")
+    },
+    ("distributed/device_communicators/shm_broadcast.py", "ShmRingBuffer"): {
+        *("is_creator", "shared_memory")
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    download = ["download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", *download, str(pins()["vllm"]).partition(";")[0]]
+    if subprocess.run(command, timeout=900).returncode:
+        pytest.skip("vLLM's GPU wheel cannot be downloaded here")
+    (file,) = folder.glob("vllm-*.whl")
+    return ZipFile(file)
+
+
+def find(wheel: ZipFile, file: str, name: str) -> Any:
+    """Return the class or function of a dotted name."""
+    node: ast.AST = ast.parse(wheel.read(f"vllm/{file}"))
+    for part in name.split("."):
+        kinds = ast.ClassDef, ast.FunctionDef
+        found = [each for each in ast.walk(node) if isinstance(each, kinds) and each.name == part]
+        assert found, f"{file} has no {name}"
+        node = found[0]
+    return node
+
+
+def fields(node: ast.ClassDef) -> set[str]:
+    """Return the annotated attributes of a class."""
+    lines = [line.target for line in node.body if isinstance(line, ast.AnnAssign)]
+    return {target.id for target in lines if isinstance(target, ast.Name)}
+
+
+def load(wheel: ZipFile, file: str, name: str, scope: dict[str, Any]) -> Any:
+    """Run the definition of a function or class by itself; names that it uses are in `scope`."""
+    node = find(wheel, file, name)
+    node.decorator_list = [
+        each for each in node.decorator_list if ast.unparse(each) in ("classmethod", "staticmethod")
+    ]
+    source = "from __future__ import annotations\n" + ast.unparse(node)
+    exec(compile(source, file, "exec"), scope)
+    return scope[node.name]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
+        [f"{MODEL}.lora_rank=16", f"{MODEL}.target_modules=[q_proj]"],
+        [f"+{MODEL}.override_config={{rope_theta: 1.0}}"],
+    ],
+    ids=["plain", "tensor", "adapters", "overrides"],
+)
+def test_arguments_are_those_of_the_engine(wheel: ZipFile, overrides: list[str]) -> None:
+    config = compose("ppo", overrides).config.actor_rollout_ref
+    spec = EngineSpec(config.model, config.rollout, torch.bfloat16, GPU, 64, seed=0)
+    spec = replace(spec, routing=RoutingShape(2, 2, torch.uint8))
+    known = fields(find(wheel, "engine/arg_utils.py", "EngineArgs"))
+    assert set(engine_arguments(spec)) <= known
+    assert {"distributed_executor_backend", "kv_cache_memory_bytes"} <= known
+
+
+def test_sampling_parameters(wheel: ZipFile) -> None:
+    request = Request(0, torch.zeros(1, dtype=torch.int64), Decoding(1, 1, -1, ()), (1,), (0,))
+    known = fields(find(wheel, "sampling_params.py", "SamplingParams"))
+    assert {*vllm_arguments(request, 0), "flat_logprobs"} <= known
+    settings = fields(find(wheel, "lora/peft_helper.py", "PEFTHelper"))
+    assert {"r", "lora_alpha", "target_modules", "use_rslora"} <= settings
+
+
+@pytest.mark.parametrize(("place", "given"), CALLS.items(), ids=[name for _, name in CALLS])
+def test_calls(wheel: ZipFile, place: tuple[str, str], given: str) -> None:
+    arguments = find(wheel, *place).args
+    names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+    keywords = [each.arg for each in arguments.kwonlyargs]
+    positional = [name for name in given.split() if not name.startswith("*")]
+    named = {name[1:] for name in given.split() if name.startswith("*")}
+    assert names[: len(positional)] == positional
+    assert named <= {*names, *keywords}
+    first_optional = len(names) - len(arguments.defaults)
+    assert set(names[:first_optional]) <= {*positional, *named}, "all that is needed is given"
+
+
+@pytest.mark.parametrize(("place", "names"), ATTRIBUTES.items(), ids=[n for _, n in ATTRIBUTES])
+def test_attributes(wheel: ZipFile, place: tuple[str, str], names: set[str]) -> None:
+    nodes = ast.walk(find(wheel, *place))
+    stored = [each for each in nodes if isinstance(each, ast.Attribute)]
+    assert names <= {each.attr for each in stored if isinstance(each.ctx, ast.Store)}
+
+
+def test_the_patch_of_the_sampler_fits_its_calls(wheel: ZipFile) -> None:
+    def draw(*_: object) -> tuple[None, None]:
+        return None, None
+
+    runner: Any = SimpleNamespace(sampler=SimpleNamespace(_sample_random=draw))
+    report_full_log_probs(runner)
+    ours = len(signature(runner.sampler._sample_random).parameters)
+    own = find(wheel, SAMPLER, "Sampler._sample_random").args
+    assert ours == len(own.args) - 1
+    calls = [
+        each
+        for each in ast.walk(find(wheel, SAMPLER, "Sampler"))
+        if isinstance(each, ast.Call) and ast.unparse(each.func) == "self._sample_random"
+    ]
+    assert [(len(each.args), each.keywords) for each in calls] == [(ours, [])]
+
+
+def test_defaults_that_rlctl_relies_on(wheel: ZipFile) -> None:
+    (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    lines = wheel.read(metadata).decode().splitlines()
+    needed = [
+        Requirement(line.split(": ")[1]) for line in lines if line.startswith("Requires-Dist")
+    ]
+    assert [str(each) for each in needed if each.name == "torch"] == [str(pins()["torch"])]
+    scope: dict[str, Any] = {"os": SimpleNamespace(environ={}, getenv=lambda _, default: default)}
+    scope["is_torch_equal_or_newer"] = lambda version: version <= "2.13.0"
+    source = ast.unparse(find(wheel, "envs.py", "use_aot_compile"))
+    source = source.replace("from vllm.utils.torch_utils import is_torch_equal_or_newer", "pass")
+    load(wheel, "envs.py", "disable_compile_cache", scope)
+    exec(source, scope)
+    assert scope["use_aot_compile"]() is True, "why workers on GPUs have a compiler"
+    constants = {
+        ast.unparse(line.target): ast.unparse(line.value)
+        for line in ast.walk(ast.parse(wheel.read("vllm/envs.py")))
+        if isinstance(line, ast.AnnAssign) and line.value is not None
+    }
+    # Otherwise the process group would need a `device_id`.
+    assert constants["VLLM_DISTRIBUTED_USE_SPLIT_GROUP"] == "False"
+    modes = wheel.read("vllm/config/model.py").decode()
+    assert '"processed_logprobs"' in modes
+
+
+def mapping(wheel: ZipFile) -> tuple[type, Callable[[int, int], bool]]:
+    """Return vLLM's maps of device ids, and its check of peers with a driver that allows all."""
+    scope: dict[str, Any] = {"os": os, "_assigned_physical_gpu_ids": None}
+    names = (
+        *("device_control_id_to_physical_device_id", "device_id_to_physical_device_id"),
+        "logical_device_id_to_visible_device_id",
+    )
+    methods = {
+        name: load(wheel, "platforms/interface.py", f"Platform.{name}", scope) for name in names
+    }
+    platform = type("Platform", (), {"device_control_env_var": "CUDA_VISIBLE_DEVICES", **methods})
+    scope |= {
+        "current_platform": platform,
+        "envs": SimpleNamespace(VLLM_SKIP_P2P_CHECK=True),
+        "logger": SimpleNamespace(debug=lambda *_: None),
+        "torch": SimpleNamespace(cuda=SimpleNamespace(can_device_access_peer=lambda *_: True)),
+    }
+    file = "distributed/device_communicators/custom_all_reduce.py"
+    return platform, load(wheel, file, "_can_p2p", scope)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_of_an_engine_see_their_own_gpu(
+    wheel: ZipFile, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has the local rank 0. The check for peers would fail, and rlctl switches it off."""
+    platform: Any
+    platform, can_p2p = mapping(wheel)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", str(3 + rank))
+    assert platform.logical_device_id_to_visible_device_id(0) == 0
+    assert platform.device_id_to_physical_device_id(0) == 3 + rank
+    with pytest.raises(IndexError):
+        can_p2p(rank, 2)
+    config = compose("ppo", ["actor_rollout_ref.rollout.tensor_model_parallel_size=2"]).config
+    part = config.actor_rollout_ref
+    spec = EngineSpec(part.model, part.rollout, torch.bfloat16, GPU, 64, seed=0)
+    assert engine_arguments(spec)["disable_custom_all_reduce"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    assert can_p2p(rank, 2), "with both GPUs the check works"
