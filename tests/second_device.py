@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,7 +41,8 @@ class DeviceError(RuntimeError):
 class SecondTensor(Tensor):
     """Tensor of the second device, with its values in `held` on the CPU."""
 
-    held: Tensor
+    _held: Tensor
+    arriving: Future[list[Tensor]] | None  # values that replace it before it is used next
 
     @staticmethod
     def __new__(cls, held: Tensor) -> SecondTensor:
@@ -52,8 +54,17 @@ class SecondTensor(Tensor):
             dtype=held.dtype,
             device=NAME,
         )
-        self.held = held
+        self._held, self.arriving = held, None
         return self
+
+    @property
+    def held(self) -> Tensor:
+        """The values, once they have arrived."""
+        if self.arriving is not None:
+            (values,) = self.arriving.result(timeout=600)
+            self._held.copy_(values)
+            self.arriving = None
+        return self._held
 
     def __repr__(self, **_: Any) -> str:
         return f"SecondTensor({self.held!r})"
@@ -72,11 +83,20 @@ class SecondTensor(Tensor):
 
 
 class _Constants(TorchFunctionMode):
-    """Makes `torch.tensor` copy its values to the second device, which else gets none."""
+    """Makes `torch.tensor` copy its values to the second device, which else gets none.
+
+    The device `alias` is the second device, too.
+    """
+
+    def __init__(self, alias: str) -> None:
+        super().__init__()
+        self.alias = alias
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         device = kwargs.get("device")
+        if device == self.alias:
+            device = kwargs["device"] = NAME
         if func is torch.tensor and device is not None and torch.device(device).type == NAME:
             return func(*args, **kwargs | {"device": "cpu"}).to(NAME)
         return func(*args, **kwargs)
@@ -85,10 +105,10 @@ class _Constants(TorchFunctionMode):
 class SecondDevice(TorchDispatchMode):
     """Runs operations of both devices, refuses mixed ones, and counts waits of the host."""
 
-    def __init__(self) -> None:
+    def __init__(self, alias: str = NAME) -> None:
         super().__init__()
         self.syncs: Counter[str] = Counter()  # by operation and line
-        self._constants = _Constants()
+        self._constants = _Constants(alias)
 
     def __enter__(self) -> Self:
         self._constants.__enter__()

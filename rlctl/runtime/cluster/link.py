@@ -35,6 +35,9 @@ class Link:
         timeout = timedelta(seconds=rank_info.timeout_s)
         self.group: Any  # torch's stubs lack its send and recv
         if rank_info.device == "cuda":
+            # NCCL connects at the first transfer, and would wait for a lost end indefinitely.
+            store.set(f"end-{rank}", "")
+            store.wait([f"end-{1 - rank}"], timedelta(seconds=_CONNECT_S))
             with _no_nccl_abort():
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = timeout
