@@ -111,3 +111,15 @@ def test_unreachable_cluster_is_an_error(
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert main(["train", "grpo", "--address", address]) == 7
     assert "no Ray cluster replied" in capsys.readouterr().err
+
+
+def test_network_interfaces_of_this_machine_reach_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    client = SimpleNamespace(submit_job=lambda entrypoint, **_: sent.append(entrypoint))
+    monkeypatch.setattr(jobs, "_client", lambda _: client)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth1,eth2")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    jobs.submit("http://h:8265", "j", ["train", "ppo"], tmp_path)
+    assert sent == ["env NCCL_SOCKET_IFNAME=eth1,eth2 python -m rlctl train ppo"]

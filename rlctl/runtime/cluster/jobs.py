@@ -26,6 +26,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 import rlctl
 from rlctl.errors import ConflictError, NotFoundError, ResourceError, UsageError
 from rlctl.recipes.search_path import LIBRARY
+from rlctl.runtime.cluster.session import INTERFACES
 
 T = TypeVar("T")
 
@@ -48,9 +49,10 @@ def submit(address: str, name: str, words: Sequence[str], project: Path) -> None
     """
     client = _client(address)
     with _packed(project) as folder:
-        entrypoint = shlex.join(["python", "-m", "rlctl", *words])
+        # Not in the environment of the job, with which that of its session would conflict.
+        given = [f"{name}={os.environ[name]}" for name in INTERFACES if name in os.environ]
         job = {
-            "entrypoint": entrypoint,
+            "entrypoint": shlex.join(["env", *given, "python", "-m", "rlctl", *words]),
             "submission_id": name,
             "runtime_env": {"working_dir": str(folder)},
         }

@@ -39,7 +39,7 @@ _WORKER_ENV = {
 }
 # Network interfaces of collectives, which the driver passes on to workers of other machines.
 _GLOO = "GLOO_SOCKET_IFNAME"
-_INTERFACES = (_GLOO, "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
+INTERFACES = (_GLOO, "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
 
 # Ray would start a worker for each slot before it knows the environment of the pools' processes.
 _NO_PRESTART = ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver")
@@ -134,7 +134,7 @@ def _local(options: dict[str, Any], init: schema.RayInit, num_cpus: int) -> Iter
 def _options(init: schema.RayInit, num_threads: int, address: str | None) -> dict[str, Any]:
     """Return the arguments of `ray.init` for any cluster; set Ray's environment variables."""
     env = {name: value for name, value in _WORKER_ENV.items() if value or name in os.environ}
-    env |= {name: os.environ[name] for name in _INTERFACES if name in os.environ}
+    env |= {name: os.environ[name] for name in INTERFACES if name in os.environ}
     if fork_server.on_this_machine(address) and _GLOO in env:
         env[_GLOO] = ""  # its processes meet on the loopback interface
     # Limits the threads that libraries start at import; torch.set_num_threads sets torch's own.
