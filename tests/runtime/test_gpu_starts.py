@@ -83,6 +83,38 @@ def test_two_ranks_of_a_pool_share_no_gpu(
     assert [each.where for each in problems] == ["trainer.placement.device_fraction"] * refused
 
 
+ACTOR = "actor_rollout_ref.actor.fsdp_config"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "overrides", "refused"),
+    [
+        (2, [f"{ACTOR}.tensor_model_parallel_size=4", f"{ACTOR}.fsdp_size=2"], []),
+        (1, [f"{ACTOR}.tensor_model_parallel_size=3"], []),
+        (3, [f"{ACTOR}.tensor_model_parallel_size=3"], [f"{ACTOR}.tensor_model_parallel_size"]),
+        (2, [f"{ACTOR}.tensor_model_parallel_size=16"], [f"{ACTOR}.tensor_model_parallel_size"]),
+        (3, [f"{ACTOR}.fsdp_size=6"], [f"{ACTOR}.fsdp_size"]),
+        (4, [f"{ACTOR}.fsdp_size=16"], []),  # two whole nodes
+        (
+            3,
+            [f"{ACTOR}.fsdp_size=4", f"{ACTOR}.pipeline_model_parallel_size=3"],
+            [f"{ACTOR}.fsdp_size"],
+        ),
+        (
+            3,
+            ["actor_rollout_ref.rollout.tensor_model_parallel_size=3"],
+            ["actor_rollout_ref.rollout.tensor_model_parallel_size"],
+        ),
+    ],
+)
+def test_no_group_of_ranks_straddles_a_node(
+    nodes: int, overrides: list[str], refused: list[str]
+) -> None:
+    config = compose("ppo", overrides).config
+    problems = check_placement(config, Devices("cuda", nodes, 8), ["main"], None)
+    assert [each.where for each in problems] == refused
+
+
 def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

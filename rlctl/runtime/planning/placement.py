@@ -8,12 +8,14 @@ import torch
 
 from rlctl.errors import Problem
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ROLES, ROLLOUT
+from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT
+from rlctl.runtime.model.tensor_parallel import divisors
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.rollout.auto import load_engine
 from rlctl.runtime.rollout.exchange import InFlightEngine
 
 _SECTION = "async_training"
+_TENSOR = "tensor_model_parallel_size"
 
 
 def check_placement(
@@ -38,6 +40,7 @@ def check_placement(
         )
     problems += _check_judge(config, devices, sum(sizes.values()))
     problems += _check_fraction(config.trainer.placement, devices, sizes)
+    problems += _check_nodes(config, devices, sizes, rollout_pool)
     if devices.kind != "cuda" or sum(sizes.values()) <= devices.per_node:
         return problems
     listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())
@@ -67,6 +70,43 @@ def _check_fraction(
             where="trainer.placement.device_fraction",
             hint="1; or one rank in each pool: trainer.n_gpus_per_node=1",
         )
+    ]
+
+
+def _check_nodes(
+    config: schema.Config, devices: Devices, sizes: Mapping[str, int], rollout_pool: str | None
+) -> list[Problem]:
+    """Return a problem for each size with which groups of adjacent ranks straddle a node.
+
+    A copy of the parameters may take several whole nodes.
+    """
+    if devices.num_nodes == 1:
+        return []
+    keys: dict[tuple[str, int, int, int], str] = {}  # of the first role with such groups
+    for role in ROLES:
+        fsdp, pool = role.fsdp(config), role.pool(config.trainer.placement)
+        if fsdp is None or pool not in sizes:
+            continue
+        number, tensor = sizes[pool], fsdp.tensor_model_parallel_size
+        keys.setdefault((_TENSOR, tensor, tensor, number), f"{role.fsdp_key}.{_TENSOR}")
+        width = fsdp.fsdp_size * tensor * fsdp.pipeline_model_parallel_size
+        if fsdp.fsdp_size > 0 and width % number:
+            group = "fsdp_size", fsdp.fsdp_size, width, number
+            keys.setdefault(group, f"{role.fsdp_key}.fsdp_size")
+    pool = ACTOR.pool(config.trainer.placement)
+    if rollout_pool is None and pool in sizes:
+        tensor = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+        group = "engine", tensor, tensor, sizes[pool]
+        keys.setdefault(group, f"{ROLLOUT.section}.{_TENSOR}")
+    return [
+        Problem(
+            f"{key}={size} gives groups of {width} ranks, which nodes with {number} processes of "
+            "the pool would divide",
+            where=key,
+            hint=f"groups of {', '.join(map(str, divisors(number)))} ranks stay on their node",
+        )
+        for (_, size, width, number), key in keys.items()
+        if number % width
     ]
 
 
