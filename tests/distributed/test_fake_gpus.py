@@ -1,4 +1,4 @@
-"""Placement on a Ray cluster of four nodes with eight GPUs each, which only Ray counts."""
+"""Processes on GPUs that only Ray counts: on this machine, and on four nodes with eight each."""
 
 from __future__ import annotations
 
@@ -9,16 +9,58 @@ from collections.abc import Iterator
 import pytest
 import ray
 import torch
+import torch.distributed as dist
 from ray.cluster_utils import Cluster
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster.gpus import ClusterGpus, cluster_gpus
 from rlctl.runtime.cluster.pool import PoolSpec, nodes_of, process_options, reserve
+from rlctl.runtime.cluster.session import ray_session
+from rlctl.runtime.model.sharding import _mesh
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.workers.process import Process
 
-NODES, GPUS = 4, 8
+NODES, GPUS, PER_NODE = 4, 8, 4
 
-pytestmark = [pytest.mark.soak, pytest.mark.slow]
+several_nodes = pytest.mark.soak
+
+
+class Probe:
+    """Worker that tells how its process was started."""
+
+    def __init__(self, rank_info: RankInfo) -> None:
+        self.rank_info = rank_info
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def has_compiler(self) -> bool:
+        return hasattr(torch.compile(lambda x: x, fullgraph=True), "aot_compile")
+
+
+@pytest.mark.slow
+def test_processes_have_a_gpu_each_and_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
+        monkeypatch.setenv(name, "eth1")
+    init = compose("ppo", [f"ray_kwargs.ray_init.num_gpus={GPUS}"]).config.ray_kwargs.ray_init
+    pool = PoolSpec("main", 3, RankInfo(0, 3, "cuda", 1, 60.0, False, None), 600, 600, False, 1.0)
+    with ray_session(init, GPUS, 1, 600, None):
+        group = reserve(pool)
+        options = [process_options(pool, group, rank, rank) for rank in range(3)]
+        processes = [ray.remote(Process).options(**each).remote(pool.rank_info) for each in options]
+        ray.get([process.build.remote("probe", Probe) for process in processes], timeout=600)
+        found = [
+            ray.get([each.call.remote("probe", method, (), {}) for each in processes], timeout=600)
+            for method in ("environment", "has_compiler")
+        ]
+    environments, compilers = found
+    assert len({each["CUDA_VISIBLE_DEVICES"] for each in environments}) == 3
+    assert compilers == [True] * 3
+    for each in environments:
+        assert (each["NCCL_SOCKET_IFNAME"], each["NCCL_IB_HCA"]) == ("eth1", "eth1")
+        assert "TORCHDYNAMO_DISABLE" not in each
+        assert not each["TORCHINDUCTOR_CACHE_DIR"].startswith(each["TMPDIR"])
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +95,7 @@ def spec(name: str, per_node: int) -> PoolSpec:
     return PoolSpec(name, size, rank_info, 60.0, 60.0, False, 1.0, (per_node,) * NODES)
 
 
+@several_nodes
 def test_a_driver_without_a_gpu_finds_those_of_the_cluster(
     cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,8 +106,10 @@ def test_a_driver_without_a_gpu_finds_those_of_the_cluster(
     assert cluster_gpus(here) is None
 
 
-def test_pools_have_adjacent_ranks_on_each_node_and_a_gpu_each(cluster: str) -> None:
-    trainers, engines = spec("main", 2), spec("engines", 6)
+@pytest.fixture(scope="module")
+def places(cluster: str) -> list[tuple[str, str]]:
+    """Return the node and the GPU of each rank of a pool, beside which there is another one."""
+    trainers, engines = spec("main", PER_NODE), spec("engines", PER_NODE)
     groups = [reserve(each) for each in (trainers, engines)]
     for group in groups:
         assert len(set(nodes_of(group))) == NODES
@@ -73,8 +118,35 @@ def test_pools_have_adjacent_ranks_on_each_node_and_a_gpu_each(cluster: str) -> 
         for rank in range(trainers.num_processes)
     ]
     ranks = [Rank.options(**each).remote() for each in options]
-    places = ray.get([rank.place.remote() for rank in ranks], timeout=600)
+    return ray.get([rank.place.remote() for rank in ranks], timeout=600)
+
+
+@several_nodes
+def test_pools_have_adjacent_ranks_on_each_node_and_a_gpu_each(
+    places: list[tuple[str, str]],
+) -> None:
     nodes = [node for node, _ in places]
     assert nodes == sorted(nodes, key=nodes.index), "ranks of a node are adjacent"
-    assert set(Counter(nodes).values()) == {2}
-    assert len(set(places)) == trainers.num_processes, "no GPU has two ranks"
+    assert set(Counter(nodes).values()) == {PER_NODE}
+    assert len(set(places)) == len(places), "no GPU has two ranks"
+
+
+@several_nodes
+@pytest.mark.parametrize(
+    ("key", "dimension"),
+    [("tensor_model_parallel_size", "tensor"), ("fsdp_size", "shard")],
+)
+@pytest.mark.parametrize("size", [2, 4])
+def test_groups_of_ranks_are_on_one_node(
+    places: list[tuple[str, str]], key: str, dimension: str, size: int
+) -> None:
+    fsdp = compose("ppo", [f"actor_rollout_ref.actor.fsdp_config.{key}={size}"]).config
+    ranks = RankInfo(0, len(places), "cpu", 1, 60.0, False, None)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=len(places))
+    try:
+        mesh = _mesh(ranks, fsdp.actor_rollout_ref.actor.fsdp_config)
+        index = (mesh.mesh_dim_names or ()).index(dimension)
+        groups = mesh.mesh.movedim(index, -1).reshape(-1, size).tolist()
+    finally:
+        dist.destroy_process_group()
+    assert [len({places[rank][0] for rank in group}) for group in groups] == [1] * len(groups)
