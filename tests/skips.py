@@ -9,8 +9,14 @@ from importlib.util import find_spec
 from rlctl.runtime.sandbox.isolation import has_bubblewrap
 from tests.browser import CHROMIUM
 
-# Extras that `make test` does not install, and the module that shows their presence.
-EXTRAS = {"vllm": "vllm", "torchao": "torchao", "qlora": "bitsandbytes", "lm-eval": "lm_eval"}
+# What `make test` does not install, and `make test-extras` does; the module that shows it.
+EXTRAS = {
+    "vllm": "vllm",
+    "torchao": "torchao",
+    "qlora": "bitsandbytes",
+    "lm-eval": "lm_eval",
+    "triton": "triton",
+}
 
 
 def _no(program: str) -> bool:
@@ -45,11 +51,14 @@ ALLOWED: list[tuple[str, bool, list[str]]] = [
     ("a file system cannot be mounted here", True, ["tests/*"]),  # users, containers
     ("this machine does not allow ptrace", True, ["tests/test_debugging.py::*"]),
     ("this build of torch has no oneDNN", True, ["tests/runtime/test_onednn.py::*"]),
-    (
-        "vLLM's GPU wheel cannot be downloaded here",  # there may be no network
-        True,
-        ["tests/runtime/test_vllm_gpu_wheel.py::*"],
+    *(
+        (f"{what} cannot be downloaded here", True, [f"tests/{file}::*"])  # without a network
+        for what, file in (
+            ("vLLM's GPU wheel", "runtime/test_vllm_gpu_wheel.py"),
+            ("torch's build for CUDA", "e2e/test_cuda_build.py"),
+        )
     ),
+    ("this machine has a GPU", True, ["tests/e2e/test_cuda_build.py::*"]),
     # Cases of parametrized tests that an engine does not have.
     ("* cannot load weights in mid-response", True, ["tests/runtime/test_engine_contract.py::*"]),
     ("vLLM reserves its memory at the start", True, ["tests/runtime/test_engine_contract.py::*"]),
