@@ -33,7 +33,7 @@ class FakeWork:
 
 
 class FakeNCCL:
-    """Stands in for `torch.distributed.ProcessGroupNCCL`. A thread has the GPU `gpu.number`."""
+    """Replacement of `torch.distributed.ProcessGroupNCCL`. A thread has the GPU `gpu.number`."""
 
     class Options:
         """Its settings, of which links use the timeout."""
@@ -59,14 +59,14 @@ class FakeNCCL:
 
     def send(self, tensors: list[Any], to: int, tag: int) -> FakeWork:
         FakeNCCL.num_calls += 1
-        group, held = self._group(tensors), [each.held for each in tensors]
+        group, held = self._group(tensors), [tensor.held for tensor in tensors]
         return FakeWork(self._stream.submit(lambda: group.send(held, to, tag).wait()), [])
 
     def recv(self, tensors: list[Any], source: int, tag: int) -> FakeWork:
-        group, targets = self._group(tensors), [each.held for each in tensors]
-        received = [torch.empty_like(each) for each in targets]
-        for each in targets:
-            each.view(torch.uint8).fill_(_POISON)
+        group, targets = self._group(tensors), [tensor.held for tensor in tensors]
+        received = [torch.empty_like(tensor) for tensor in targets]
+        for tensor in targets:
+            tensor.view(torch.uint8).fill_(_POISON)
 
         def receive() -> list[torch.Tensor]:
             group.recv(received, source, tag).wait()
@@ -79,11 +79,11 @@ class FakeNCCL:
 
     def _group(self, tensors: list[Any]) -> Any:
         """Check the tensors, and connect at the first call."""
-        for each in tensors:
-            if not isinstance(each, SecondTensor):
+        for tensor in tensors:
+            if not isinstance(tensor, SecondTensor):
                 raise RuntimeError("Tensors must be CUDA and dense")
-            if each.dtype in _UNSUPPORTED:
-                raise RuntimeError(f"unsupported data type for NCCL: {each.dtype}")
+            if tensor.dtype in _UNSUPPORTED:
+                raise RuntimeError(f"unsupported data type for NCCL: {tensor.dtype}")
         if self._connected is None:
             self.store.set(f"gpu-{self.rank}", str(self.number))
             others = [rank for rank in range(self.size) if rank != self.rank]

@@ -48,19 +48,23 @@ def test_processes_have_a_gpu_each_and_a_compiler(monkeypatch: pytest.MonkeyPatc
     with ray_session(init, GPUS, 1, 600, None):
         group = reserve(pool)
         options = [process_options(pool, group, rank, rank) for rank in range(3)]
-        processes = [ray.remote(Process).options(**each).remote(pool.rank_info) for each in options]
+        processes = [
+            ray.remote(Process).options(**given).remote(pool.rank_info) for given in options
+        ]
         ray.get([process.build.remote("probe", Probe) for process in processes], timeout=600)
         found = [
-            ray.get([each.call.remote("probe", method, (), {}) for each in processes], timeout=600)
+            ray.get(
+                [process.call.remote("probe", method, (), {}) for process in processes], timeout=600
+            )
             for method in ("environment", "has_compiler")
         ]
     environments, compilers = found
-    assert len({each["CUDA_VISIBLE_DEVICES"] for each in environments}) == 3
+    assert len({environment["CUDA_VISIBLE_DEVICES"] for environment in environments}) == 3
     assert compilers == [True] * 3
-    for each in environments:
-        assert (each["NCCL_SOCKET_IFNAME"], each["NCCL_IB_HCA"]) == ("eth1", "eth1")
-        assert "TORCHDYNAMO_DISABLE" not in each
-        assert not each["TORCHINDUCTOR_CACHE_DIR"].startswith(each["TMPDIR"])
+    for environment in environments:
+        assert (environment["NCCL_SOCKET_IFNAME"], environment["NCCL_IB_HCA"]) == ("eth1", "eth1")
+        assert "TORCHDYNAMO_DISABLE" not in environment
+        assert not environment["TORCHINDUCTOR_CACHE_DIR"].startswith(environment["TMPDIR"])
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +114,14 @@ def test_a_driver_without_a_gpu_finds_those_of_the_cluster(
 def places(cluster: str) -> list[tuple[str, str]]:
     """Return the node and the GPU of each rank of a pool, beside which there is another one."""
     trainers, engines = spec("main", PER_NODE), spec("engines", PER_NODE)
-    groups = [reserve(each) for each in (trainers, engines)]
+    groups = [reserve(pool) for pool in (trainers, engines)]
     for group in groups:
         assert len(set(nodes_of(group))) == NODES
     options = [
         process_options(trainers, groups[0], rank, trainers.bundle_of(rank))
         for rank in range(trainers.num_processes)
     ]
-    ranks = [Rank.options(**each).remote() for each in options]
+    ranks = [Rank.options(**given).remote() for given in options]
     return ray.get([rank.place.remote() for rank in ranks], timeout=600)
 
 

@@ -67,7 +67,7 @@ def receive(port: int, headers: Iterable[BucketHeader], gpu: int) -> list[list[T
         for header in headers:
             bucket = link.fetch(header)
             bucket.verify()
-            found.append([each.tensor().cpu() for each in bucket.parameters])
+            found.append([parameter.tensor().cpu() for parameter in bucket.parameters])
         return found
 
 
@@ -83,10 +83,12 @@ def test_buckets_arrive_between_gpus(nccl: type[FakeNCCL]) -> None:
         for bucket in buckets:
             link.send(bucket)
         found = received.result(timeout=600)
-        sent = [[each.tensor().cpu() for each in bucket.parameters] for bucket in buckets]
+        sent = [[parameter.tensor().cpu() for parameter in bucket.parameters] for bucket in buckets]
     for ours, theirs in zip(sent, found, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
-    filled = [each for bucket in buckets for each in bucket.parameters if each.data.nbytes]
+    filled = [
+        parameter for bucket in buckets for parameter in bucket.parameters if parameter.data.nbytes
+    ]
     assert (nccl.num_communicators, nccl.num_calls) == (1, len(filled))
 
 

@@ -91,7 +91,9 @@ def find(wheel: ZipFile, file: str, name: str) -> Any:
     node: ast.AST = ast.parse(wheel.read(f"vllm/{file}"))
     for part in name.split("."):
         kinds = ast.ClassDef, ast.FunctionDef
-        found = [each for each in ast.walk(node) if isinstance(each, kinds) and each.name == part]
+        found = [
+            child for child in ast.walk(node) if isinstance(child, kinds) and child.name == part
+        ]
         assert found, f"{file} has no {name}"
         node = found[0]
     return node
@@ -107,7 +109,9 @@ def load(wheel: ZipFile, file: str, name: str, scope: dict[str, Any]) -> Any:
     """Run the definition of a function or class by itself; names that it uses are in `scope`."""
     node = find(wheel, file, name)
     node.decorator_list = [
-        each for each in node.decorator_list if ast.unparse(each) in ("classmethod", "staticmethod")
+        decorator
+        for decorator in node.decorator_list
+        if ast.unparse(decorator) in ("classmethod", "staticmethod")
     ]
     source = "from __future__ import annotations\n" + ast.unparse(node)
     exec(compile(source, file, "exec"), scope)
@@ -144,8 +148,8 @@ def test_sampling_parameters(wheel: ZipFile) -> None:
 @pytest.mark.parametrize(("place", "given"), CALLS.items(), ids=[name for _, name in CALLS])
 def test_calls(wheel: ZipFile, place: tuple[str, str], given: str) -> None:
     arguments = find(wheel, *place).args
-    names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
-    keywords = [each.arg for each in arguments.kwonlyargs]
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    keywords = [argument.arg for argument in arguments.kwonlyargs]
     positional = [name for name in given.split() if not name.startswith("*")]
     named = {name[1:] for name in given.split() if name.startswith("*")}
     assert names[: len(positional)] == positional
@@ -157,8 +161,8 @@ def test_calls(wheel: ZipFile, place: tuple[str, str], given: str) -> None:
 @pytest.mark.parametrize(("place", "names"), ATTRIBUTES.items(), ids=[n for _, n in ATTRIBUTES])
 def test_attributes(wheel: ZipFile, place: tuple[str, str], names: set[str]) -> None:
     nodes = ast.walk(find(wheel, *place))
-    stored = [each for each in nodes if isinstance(each, ast.Attribute)]
-    assert names <= {each.attr for each in stored if isinstance(each.ctx, ast.Store)}
+    stored = [child for child in nodes if isinstance(child, ast.Attribute)]
+    assert names <= {child.attr for child in stored if isinstance(child.ctx, ast.Store)}
 
 
 def test_the_patch_of_the_sampler_fits_its_calls(wheel: ZipFile) -> None:
@@ -171,11 +175,11 @@ def test_the_patch_of_the_sampler_fits_its_calls(wheel: ZipFile) -> None:
     own = find(wheel, SAMPLER, "Sampler._sample_random").args
     assert ours == len(own.args) - 1
     calls = [
-        each
-        for each in ast.walk(find(wheel, SAMPLER, "Sampler"))
-        if isinstance(each, ast.Call) and ast.unparse(each.func) == "self._sample_random"
+        call
+        for call in ast.walk(find(wheel, SAMPLER, "Sampler"))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "self._sample_random"
     ]
-    assert [(len(each.args), each.keywords) for each in calls] == [(ours, [])]
+    assert [(len(call.args), call.keywords) for call in calls] == [(ours, [])]
 
 
 def test_defaults_that_rlctl_relies_on(wheel: ZipFile) -> None:
@@ -184,7 +188,9 @@ def test_defaults_that_rlctl_relies_on(wheel: ZipFile) -> None:
     needed = [
         Requirement(line.split(": ")[1]) for line in lines if line.startswith("Requires-Dist")
     ]
-    assert [str(each) for each in needed if each.name == "torch"] == [str(pins()["torch"])]
+    assert [str(requirement) for requirement in needed if requirement.name == "torch"] == [
+        str(pins()["torch"])
+    ]
     scope: dict[str, Any] = {"os": SimpleNamespace(environ={}, getenv=lambda _, default: default)}
     scope["is_torch_equal_or_newer"] = lambda version: version <= "2.13.0"
     source = ast.unparse(find(wheel, "envs.py", "use_aot_compile"))
