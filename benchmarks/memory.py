@@ -42,8 +42,10 @@ from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.process import Process
+from rlctl.tracking.metrics import to_floats
 
 MIB = 2**20
+PEAK_METRIC = "perf/max_memory_allocated_gb"  # on a GPU, of an update
 PROMPT, RESPONSE, ROWS = 16, 112, 4  # rows of a micro-batch
 MICRO_BATCHES = 2  # of an update: the second one meets the gradients of the first
 # That are measured, on all ranks: gloo's threads free buffers at random times.
@@ -194,11 +196,10 @@ def experience(rows: int) -> Experience:
 
 @contextmanager
 def peak_of_update(device: str) -> Iterator[dict[str, int]]:
-    """Yield a dictionary that gets the peak in bytes of what `record_function("update")` marks."""
+    """Yield a dictionary, which gets the peak of `record_function("update")` on a CPU in bytes."""
     found: dict[str, int] = {}
-    if device == "cuda":
+    if device == "cuda":  # each update tells its peak, and starts a new maximum
         yield found
-        found["peak"] = torch.cuda.max_memory_allocated()
         return
     with profile(profile_memory=True, use_kineto=True) as profiler:
         yield found
@@ -221,11 +222,10 @@ def run(rank_info: RankInfo, case: Case, folder: str, rows: int) -> dict[str, in
         slices = worker.spec.fsdp.ulysses_sequence_parallel_size  # of each row
         batch = experience(MICRO_BATCHES * rows * slices)
         worker.update(batch, lr=1e-4)
-        if rank_info.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
         with record_function("update"):
             for _ in range(UPDATES):
-                worker.update(batch, lr=1e-4)
+                metrics = to_floats(worker.update(batch, lr=1e-4))
+                found["peak"] = max(found.get("peak", 0), int(metrics.get(PEAK_METRIC, 0) * 2**30))
     status = Path("/proc/self/status").read_text()
     line = next(each for each in status.splitlines() if each.startswith("VmHWM"))
     digest = sum(_checksum(local_part(each)) for each in worker.learner.model.parameters())
