@@ -16,14 +16,14 @@ import dataclasses
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, StoppingCriteriaList, TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteriaList, TrainerCallback
 
 from benchmarks.results import record
 from benchmarks.rollout import RowLimits
@@ -105,12 +105,22 @@ class Turns(TrainerCallback):
         self.rlctl.append(timed(self.other))
 
 
-def trl_trainer(plan: Plan, limits: Tensor, turns: Turns, rounds: int, folder: Path) -> Any:
-    """Return TRL's trainer for the model, prompts, reward and optimizer of `plan`."""
+def trl_trainer(
+    plan: Plan, limits: Tensor, turns: Turns, rounds: int, folder: Path, passes: int = 1
+) -> Any:
+    """Return TRL's trainer for the model, prompts, reward and optimizer of `plan`.
+
+    It divides the rows of a step into `passes`. On a GPU its passes are in bfloat16.
+    """
     datasets: Any = import_module("datasets")  # of the environment with TRL alone
     trl: Any = import_module("trl")
     rollout = plan.config.actor_rollout_ref
-    model: Any = AutoModelForCausalLM.from_pretrained(rollout.model.path, dtype=torch.float32)
+    model: Any = (
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(rollout.model.path))
+        if rollout.model.init == "random"
+        else AutoModelForCausalLM.from_pretrained(rollout.model.path, dtype=torch.float32)
+    )
+    on_cpu = plan.devices.kind == "cpu"
     tokenizer = plan.tokenizer
     generate = model.generate
 
@@ -133,10 +143,11 @@ def trl_trainer(plan: Plan, limits: Tensor, turns: Turns, rounds: int, folder: P
     optim = rollout.actor.optim
     settings = trl.GRPOConfig(
         output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        per_device_train_batch_size=PROMPTS * N,
+        use_cpu=on_cpu,
+        bf16=not on_cpu,
+        gradient_checkpointing=not on_cpu,
+        per_device_train_batch_size=PROMPTS * N // passes,
+        gradient_accumulation_steps=passes,
         num_generations=N,
         max_completion_length=int(limits.max()),
         max_steps=rounds,
@@ -164,11 +175,13 @@ def trl_trainer(plan: Plan, limits: Tensor, turns: Turns, rounds: int, folder: P
     return trainer
 
 
-def measure(kind: str, rounds: int, threads: int, folder: Path) -> None:
-    """Run the rounds of one kind of lengths, and print the ratio."""
+def compare(
+    kind: str, rounds: int, folder: Path, overrides: Sequence[str], passes: int = 1
+) -> list[tuple[Times, Times]]:
+    """Return the times of TRL and rlctl in each round, after one that does not count."""
     limits = response_lengths(kind)
-    place = (f"trainer.run_dir={folder}", f"trainer.num_threads={threads}")
-    plan = make_plan(compose("grpo", [*OVERRIDES, *place]), inline=True)
+    given = (*OVERRIDES, f"trainer.run_dir={folder}", *overrides)
+    plan = make_plan(compose("grpo", given), inline=True)
     with (
         build_reward(plan.config, plan.tokenizer, plan.data_sources) as reward,
         open_pools(plan, folder, lambda _: None, lambda _kind, **_fields: None) as pools,
@@ -179,7 +192,7 @@ def measure(kind: str, rounds: int, threads: int, folder: Path) -> None:
         actor: Any = roles.actor
         assert isinstance(actor, ActorWorker)
         actor.engine = ForcedLengths(actor.engine, limits)  # type: ignore[assignment]
-        steps = iter(range(1, rounds + 1))
+        steps = iter(range(1, rounds + 2))
 
         def step() -> None:
             number = next(steps)
@@ -188,14 +201,19 @@ def measure(kind: str, rounds: int, threads: int, folder: Path) -> None:
             plan.algorithm.learn(scored, roles, number)
 
         turns = Turns(step)
-        trl_trainer(plan, limits, turns, rounds, folder).train()
-    pairs = list(zip(turns.trl, turns.rlctl, strict=True))[1:]
+        trl_trainer(plan, limits, turns, rounds + 1, folder, passes).train()
+    return list(zip(turns.trl, turns.rlctl, strict=True))[1:]
+
+
+def measure(kind: str, rounds: int, threads: int, folder: Path) -> None:
+    """Run the rounds of one kind of lengths, and print the ratio."""
+    pairs = compare(kind, rounds, folder, [f"trainer.num_threads={threads}"])
     wall, cpu = ([theirs[i] / ours[i] for theirs, ours in pairs] for i in (0, 1))
     ratio = statistics.median(wall)
     print(
-        f"{kind:8s} {int(limits.sum())} response tokens; TRL "
-        f"{statistics.median(each[0] for each in turns.trl[1:]):.2f} s, rlctl "
-        f"{statistics.median(each[0] for each in turns.rlctl[1:]):.2f} s; ratio {ratio:.2f} "
+        f"{kind:8s} {int(response_lengths(kind).sum())} response tokens; TRL "
+        f"{statistics.median(theirs[0] for theirs, _ in pairs):.2f} s, rlctl "
+        f"{statistics.median(ours[0] for _, ours in pairs):.2f} s; ratio {ratio:.2f} "
         f"({min(wall):.2f} to {max(wall):.2f}), of CPU time {statistics.median(cpu):.2f}; "
         f"bar {BARS[kind]}",
         flush=True,
@@ -213,7 +231,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for kind in BARS:
         with tempfile.TemporaryDirectory() as folder:
-            measure(kind, arguments.rounds + 1, arguments.threads, Path(folder))
+            measure(kind, arguments.rounds, arguments.threads, Path(folder))
 
 
 if __name__ == "__main__":

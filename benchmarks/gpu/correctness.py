@@ -1,4 +1,4 @@
-"""Part (a): the device computes what a CPU computes in float32.
+"""Rungs of correctness: the device computes what a CPU computes in float32.
 
 Kernels in bfloat16 round differently, so their error is compared with that of transformers' own
 attention on the same device: rlctl's may be at most twice as large.
@@ -7,7 +7,7 @@ attention on the same device: rlctl's may be at most twice as large.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -40,26 +40,40 @@ from rlctl.runtime.rollout.hf import HFEngine
 
 _NOISE = 2.0  # multiple of the error of transformers' own attention
 _TYPES = (torch.float32, torch.bfloat16)
+Check = Callable[[str, torch.dtype], tuple[float, float]]  # returns an error and its limit
 
 
-def measure(settings: Settings, recorder: Recorder) -> None:
-    """Run all checks; each writes rows with its error, its limit and whether it holds."""
-    with pool(settings.device) as opened:
+def attention(settings: Settings, recorder: Recorder) -> None:
+    """Check kernels and log-probs, forward and backward, against the reference."""
+    with pool(settings.device):
+        _run(CHECKS, settings, recorder)
+
+
+def sharding(settings: Settings, recorder: Recorder) -> None:
+    """Check FSDP of one rank, and the gradient of an update in micro-batches."""
+    with pool(settings.device) as opened, tempfile.TemporaryDirectory() as folder:
+        _run({"FSDP of one rank": sharded_error}, settings, recorder)
         for dtype in _TYPES:
-            for name, check in CHECKS.items():
-                with recorder.attempt(f"{name}, {_name(dtype)}"):
-                    error, limit = check(settings.device, dtype)
-                    _row(recorder, name, dtype, error, limit)
-        with tempfile.TemporaryDirectory() as folder:
-            for dtype in _TYPES:
-                with recorder.attempt(f"micro-batches, {_name(dtype)}"):
-                    error = gradient_error(opened, Path(folder), dtype)
-                    limit = LIMIT if dtype == torch.float32 else 2e-2
-                    _row(recorder, "gradient in 1 or 8 micro-batches", dtype, error, limit)
-            for dtype in _TYPES:
-                with recorder.attempt(f"resume, {_name(dtype)}"):
-                    differing = float(differing_bytes(settings.device, Path(folder), dtype))
-                    _row(recorder, "differing bytes after a resume", dtype, differing, 0.0)
+            with recorder.attempt(f"micro-batches, {_name(dtype)}"):
+                error = gradient_error(opened, Path(folder), dtype)
+                limit = LIMIT if dtype == torch.float32 else 2e-2
+                _row(recorder, "gradient in 1 or 8 micro-batches", dtype, error, limit)
+
+
+def resume(settings: Settings, recorder: Recorder) -> None:
+    """Check that a resumed run has the weights of one that was not interrupted."""
+    for dtype in _TYPES:
+        with tempfile.TemporaryDirectory() as folder, recorder.attempt(f"resume, {_name(dtype)}"):
+            differing = float(differing_bytes(settings.device, Path(folder), dtype))
+            _row(recorder, "differing bytes after a resume", dtype, differing, 0.0)
+
+
+def _run(checks: Mapping[str, Check], settings: Settings, recorder: Recorder) -> None:
+    for dtype in _TYPES:
+        for name, check in checks.items():
+            with recorder.attempt(f"{name}, {_name(dtype)}"):
+                error, limit = check(settings.device, dtype)
+                _row(recorder, name, dtype, error, limit)
 
 
 def _row(recorder: Recorder, name: str, dtype: torch.dtype, error: float, limit: float) -> None:
@@ -196,14 +210,13 @@ def decoding_error(device: str, dtype: torch.dtype) -> tuple[float, float]:
     return error, LIMIT if dtype == torch.float32 else 2e-2
 
 
-CHECKS: dict[str, Callable[[str, torch.dtype], tuple[float, float]]] = {
+CHECKS: dict[str, Check] = {
     "log-probs": log_prob_error,
     "gradient of log-probs": log_prob_gradient_error,
     "packed attention": attention_error,
     "attention in a window": window_error,
     "attention in a window with sinks": sinks_error,
     "recorded decoding steps": decoding_error,
-    "FSDP of one rank": sharded_error,
 }
 
 

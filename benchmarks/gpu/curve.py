@@ -1,4 +1,4 @@
-"""Part (e): the learning curve of the quickstart, trained on the device."""
+"""Rung of learning: the curve of the quickstart, trained on the device."""
 
 from __future__ import annotations
 

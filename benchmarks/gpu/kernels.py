@@ -35,14 +35,15 @@ def measure(settings: Settings, recorder: Recorder) -> None:
     tokens = TINY_TOKENS if settings.tiny else TOKENS
     for length in (tokens, tokens // 4, tokens // 16):
         for name, attention in _attentions(tokens, length, settings.device, recorder).items():
-            with recorder.attempt(f"{name}, sequences of {length} tokens"):
+            with recorder.attempt(f"{name}, sequences of {length} tokens", name != "packed"):
                 _measure_attention(name, attention, tokens, length, settings, recorder)
     length = tokens // 4
     for name, attention, window in _limited_attentions(tokens, length, settings):
-        with recorder.attempt(f"{name}, sequences of {length} tokens"):
+        optional = not name.startswith("packed")
+        with recorder.attempt(f"{name}, sequences of {length} tokens", optional):
             _measure_attention(name, attention, tokens, length, settings, recorder, window)
     for name, head in _heads(recorder).items():
-        with recorder.attempt(f"head: {name}"):
+        with recorder.attempt(f"head: {name}", optional=name != "chunks"):
             _measure_head(name, head, tokens, settings, recorder)
 
 

@@ -1,6 +1,6 @@
-"""Part (f): the link of weight sync between two processes on one device.
+"""Rung of weight sync: the link between two processes, each with a GPU if the machine has two.
 
-NCCL refuses two ranks on one GPU unless its version allows it; then the reason is noted.
+NCCL refuses two ranks on one GPU: then the reason is noted, and nothing is measured.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def measure(settings: Settings, recorder: Recorder) -> None:
     engine = get_context("spawn").Process(target=_receive, args=arguments, daemon=True)
     engine.start()
     try:
-        with recorder.attempt(f"link on {settings.device}"):
+        alone = settings.device == "cuda" and torch.cuda.device_count() == 1
+        with recorder.attempt(f"link on {settings.device}", optional=alone):
             _send(listener, ours, settings, recorder, megabytes)
     finally:
         engine.kill()
@@ -82,7 +83,7 @@ def _receive(pipe: Connection, port: int, device: str) -> None:
     """Receive buckets until None, verify them, and reply to each."""
     try:
         if device == "cuda":
-            torch.cuda.set_device(0)
+            torch.cuda.set_device(torch.cuda.device_count() - 1)
         link = Link.to_trainer(_HOST, port, rank_info(device))
         while (header := pipe.recv()) is not None:
             assert isinstance(header, BucketHeader)

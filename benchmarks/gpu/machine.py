@@ -1,4 +1,4 @@
-"""Facts about the device that the suite runs on, and its clocks and memory counters."""
+"""Rung of the machine: its versions and rates; clocks and memory counters for all rungs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,51 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.cuda import nccl
 
-PACKAGES = ("torch", "transformers", "triton", "flash-attn", "liger-kernel", "vllm", "peft", "ray")
+from benchmarks.gpu.recorder import Recorder, Settings
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "triton",
+    "flash-attn",
+    "liger-kernel",
+    "vllm",
+    "peft",
+    "ray",
+    "trl",
+)
+
+
+def measure(settings: Settings, recorder: Recorder) -> None:
+    """Write the device and versions, the rates of copies and products, and a sum over one rank."""
+    for name, value in describe(settings.device).items():
+        recorder.row("machine", fact=name, value=value)
+    device, size = settings.device, 512 if settings.tiny else 8192
+    matrix = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    num_bytes = 2**24 if settings.tiny else 2**30
+    held, other = (torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
+    rates: dict[str, tuple[float, str, Callable[[], object]]] = {
+        "bfloat16 product": (2 * size**3 / 1e12, "TFLOP/s", lambda: matrix @ matrix),
+        "copy on the device": (2 * num_bytes / 1e9, "GB/s", lambda: other.copy_(held)),
+    }
+    if device == "cuda":
+        host = torch.zeros(num_bytes, dtype=torch.uint8).pin_memory()
+        rates["host to device"] = num_bytes / 1e9, "GB/s", lambda: held.copy_(host)
+        rates["device to host"] = num_bytes / 1e9, "GB/s", lambda: host.copy_(held)
+    for name, (amount, unit, work) in rates.items():
+        rate = amount / seconds(device, work)
+        recorder.row("machine", fact=name, value=f"{rate:,.3g} {unit}")
+    backend = "nccl" if device == "cuda" else "gloo"
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    ones = torch.ones(4, device=device)
+    dist.all_reduce(ones)
+    total = float(ones.sum())
+    recorder.row("machine", fact=f"sum over one rank ({backend})", value=total, ok=total == 4)
+    dist.destroy_process_group()
 
 
 def describe(device: str) -> dict[str, str]:
@@ -23,9 +65,15 @@ def describe(device: str) -> dict[str, str]:
     if device == "cuda":
         facts["CUDA"] = str(torch.version.cuda)
         facts["NCCL"] = ".".join(str(part) for part in nccl.version())
+        facts["capability"] = ".".join(str(part) for part in torch.cuda.get_device_capability())
         free, total = torch.cuda.mem_get_info()
         facts["memory"] = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-    return facts | {"commit": _commit(), "command": " ".join(["python", *sys.orig_argv[1:]])}
+    return facts | {"commit": _commit()}
+
+
+def command() -> str:
+    """Return the command of this process."""
+    return " ".join(["python", *sys.orig_argv[1:]])
 
 
 def device_name(device: str) -> str:

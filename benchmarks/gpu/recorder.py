@@ -1,12 +1,13 @@
-"""Rows that a part of the suite measures, written to a file one by one.
+"""Rows that a rung of the ladder measures, written to a file one by one.
 
-A part that crashes, or whose deadline passes, keeps the rows that it has written.
+A rung that crashes, or whose deadline passes, keeps the rows that it has written.
 """
 
 from __future__ import annotations
 
 import json
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ NOTE = "note"  # table of sentences: what was not measured, and why
 
 @dataclass(frozen=True)
 class Settings:
-    """Device of the suite, and the size of its work."""
+    """Device of the ladder, and the size of its work."""
 
     device: str  # "cpu" or "cuda"
     tiny: bool  # shapes for a CPU
@@ -26,9 +27,9 @@ class Settings:
 
 @dataclass
 class Recorder:
-    """Writes rows of one part; `deadline` is a time of `time.monotonic`."""
+    """Writes rows of one rung; `deadline` is a time of `time.monotonic`."""
 
-    part: str
+    rung: str
     file: TextIO
     deadline: float
 
@@ -39,19 +40,21 @@ class Recorder:
 
     def row(self, table: str, **values: Any) -> None:
         """Write a row of `table` at once."""
-        print(json.dumps({"part": self.part, "table": table, **values}), file=self.file, flush=True)
+        row = {"rung": self.rung, "table": table, **values}
+        print(json.dumps(row), file=self.file, flush=True)
 
-    def note(self, what: str, why: str) -> None:
-        """Write that `what` was not measured."""
-        self.row(NOTE, what=what, why=why)
+    def note(self, what: str, why: str, failed: bool = False) -> None:
+        """Write that `what` was not measured; the rung has failed or not."""
+        self.row(NOTE, what=what, why=why, failed=failed)
 
     @contextmanager
-    def attempt(self, what: str) -> Iterator[None]:
-        """Run the block; an error becomes a note."""
+    def attempt(self, what: str, optional: bool = False) -> Iterator[None]:
+        """Run the block; an error becomes a note, and fails the rung if it is not `optional`."""
         try:
             yield
         except Exception as error:
-            self.note(what, reason(error))
+            traceback.print_exc()
+            self.note(what, reason(error), failed=not optional)
 
     def enough(self, what: str, seconds: float) -> bool:
         """Return True if `seconds` are left; else note that `what` was left out."""

@@ -1,4 +1,4 @@
-"""Tables of the suite's rows: for a terminal, and as a section of docs/benchmarks.md."""
+"""Tables of the ladder's rows: for a terminal, and as a section of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from typing import Any
 from benchmarks.gpu.recorder import NOTE
 
 Row = Mapping[str, Any]
+LADDER = "ladder"  # table of the rungs that were tried
 TITLES = {
+    LADDER: "Ladder",
+    "machine": "Machine",
     "correctness": "Correctness",
-    "kernels": "Kernels",
-    "throughput": "Training throughput",
-    "generation": "Generation",
+    "ray": "Process of Ray",
+    "vllm": "vLLM in the trainer's process",
     "steps": "Steps by phase",
-    "curve": "Learning curve of the quickstart",
-    "link": "Link of weight sync",
     "memory": "Peak memory and plan",
+    "link": "Link of weight sync",
+    "kernels": "Kernels",
+    "generation": "Generation",
+    "throughput": "Training throughput",
+    "trl": "Steps of GRPO beside TRL",
 }
-_OWN = ("part", "table")
+_OWN = ("rung", "table")
 
 
 def tables(rows: Iterable[Row]) -> dict[str, list[dict[str, Any]]]:
@@ -33,12 +38,12 @@ def tables(rows: Iterable[Row]) -> dict[str, list[dict[str, Any]]]:
 
 def notes(rows: Iterable[Row]) -> list[str]:
     """Return a line for each thing that was not measured."""
-    return [f"{row['part']}: {row['what']}: {row['why']}" for row in rows if row["table"] == NOTE]
+    return [f"{row['rung']}: {row['what']}: {row['why']}" for row in rows if row["table"] == NOTE]
 
 
-def failures(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows of checks that do not hold."""
-    return [row for row in rows if row.get("ok") is False]
+def has_failed(rows: Iterable[Row]) -> bool:
+    """Return True if a check does not hold, or what had to run did not."""
+    return any(row.get("ok") is False or row.get("failed", False) for row in rows)
 
 
 def columns(rows: Iterable[Row]) -> list[str]:
@@ -61,10 +66,9 @@ def cell(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def markdown(facts: Mapping[str, str], rows: list[Row]) -> str:
+def markdown(command: str, rows: list[Row]) -> str:
     """Return a section for docs/benchmarks.md."""
-    known = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "command")
-    lines = ["## GPU suite", "", f"`{facts['command']}`: {known}."]
+    lines = ["## GPU ladder", "", f"`{command}`"]
     for name, found in tables(rows).items():
         names = columns(found)
         lines += [

@@ -15,46 +15,35 @@ from transformers import PreTrainedModel
 from rlctl.quickstart import NAME, real_path
 from rlctl.runtime.workers import actor, critic, reference
 
-_QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 40960,
+_SHARED = {
+    "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1_000_000.0,
+    "vocab_size": 151936,
     "tie_word_embeddings": True,
 }
 
 
-def _qwen3(layers: int, hidden: int, intermediate: int, heads: int) -> dict[str, Any]:
-    return _QWEN3 | {
+def _sizes(layers: int, hidden: int, intermediate: int, heads: int, kv: int) -> dict[str, Any]:
+    return _SHARED | {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "intermediate_size": intermediate,
         "num_attention_heads": heads,
+        "num_key_value_heads": kv,
     }
 
 
+_QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+_QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 128}
 CONFIGS: dict[str, dict[str, Any]] = {
-    "Qwen2.5-0.5B": {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "vocab_size": 151936,
-        "num_hidden_layers": 24,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
-    },
-    "Qwen3-0.6B": _qwen3(28, 1024, 3072, 16),
-    "Qwen3-1.7B": _qwen3(28, 2048, 6144, 16),
-    "Qwen3-4B": _qwen3(36, 2560, 9728, 32),
+    "Qwen2.5-0.5B": _QWEN2 | _sizes(24, 896, 4864, 14, 2),
+    "Qwen2.5-7B": _QWEN2
+    | _sizes(28, 3584, 18944, 28, 4)
+    | {"vocab_size": 152064, "tie_word_embeddings": False},
+    "Qwen3-0.6B": _QWEN3 | _sizes(28, 1024, 3072, 16, 8),
+    "Qwen3-1.7B": _QWEN3 | _sizes(28, 2048, 6144, 16, 8),
+    "Qwen3-4B": _QWEN3 | _sizes(36, 2560, 9728, 32, 8),
 }
 TINY: dict[str, Any] = {
     "vocab_size": 2048,
@@ -84,9 +73,9 @@ def built_on(device: str) -> Iterator[None]:
     """Draw random weights on `device` in the block: a CPU takes a minute for four billion."""
 
     def on_device(original: Any) -> Any:
-        def load(*args: Any) -> PreTrainedModel:
+        def load(*args: Any, **options: Any) -> PreTrainedModel:
             with torch.device(device):
-                return original(*args)
+                return original(*args, **options)
 
         return load
 

@@ -1,40 +1,57 @@
-"""Part (d): steps of PPO and GRPO at the shape of Qwen2.5-0.5B, by phase.
+"""Rungs of steps: PPO and GRPO at the shape of Qwen2.5-0.5B, by phase.
 
-256 responses of at most 512 tokens a step, as verl's example of PPO on GSM8K. The weights are
+Two steps of 256 responses of at most 512 tokens, as verl's example of PPO on GSM8K. The weights are
 random, so that nearly all responses have the longest length; scores do not matter. The second step
-counts: kernels are loaded in the first.
+counts: kernels are loaded in the first. Without Ray, in this process.
 """
 
 from __future__ import annotations
 
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import rlctl
 from benchmarks.child import metric_rows
-from benchmarks.gpu.machine import peak_memory_gib
 from benchmarks.gpu.recorder import Recorder, Settings
 from benchmarks.gpu.shapes import built_on, write_config
 from benchmarks.gpu.work import ACTOR, release
 from benchmarks.gpu.work import settings as model_settings
+from benchmarks.memory import PEAK_METRIC
 from rlctl.recipes.compose import compose
 from rlctl.runtime.planning.plan import Plan, make_plan
 
 SHAPE = "Qwen2.5-0.5B"
 PHASES = ("gen", "update_weights", "old_log_prob", "ref", "values", "update_critic", "update_actor")
-_NEEDED_S = {"ppo": 60.0, "grpo": 45.0}
+_NEEDED_S = 60.0
 
 
 def measure(settings: Settings, recorder: Recorder) -> None:
-    """Measure one step of each algorithm."""
-    with tempfile.TemporaryDirectory() as folder:
+    """Measure a step of each algorithm."""
+    for recipe in ("ppo", "grpo"):
+        _measure(recipe, recipe, settings, recorder)
+
+
+def lora(settings: Settings, recorder: Recorder) -> None:
+    """Measure a step of GRPO with adapters."""
+    _measure("grpo, LoRA", "grpo", settings, recorder, "actor_rollout_ref.model.lora_rank=16")
+
+
+def _measure(
+    name: str, recipe: str, settings: Settings, recorder: Recorder, *overrides: str
+) -> None:
+    if not settings.tiny and not recorder.enough(name, _NEEDED_S):
+        return
+    with recorder.attempt(name), tempfile.TemporaryDirectory() as folder:
         shape = write_config(Path(folder), SHAPE, settings.tiny)
-        for recipe in _NEEDED_S:
-            if settings.tiny or recorder.enough(recipe, _NEEDED_S[recipe]):
-                with recorder.attempt(recipe):
-                    _step(recipe, settings, recorder, shape, Path(folder))
-                release(settings.device)
+        every = [*_overrides(recipe, settings, shape, Path(folder)), *overrides]
+        inline = find_spec("ray") is None
+        planned = planned_gib(make_plan(compose(recipe, every), inline=inline))
+        with built_on(settings.device):
+            run = rlctl.train(recipe, every, inline=inline)
+        _write(name, metric_rows(Path(run.path))[-1], planned, recorder)
+    release(settings.device)
 
 
 def _overrides(recipe: str, settings: Settings, shape: Path, folder: Path) -> list[str]:
@@ -55,7 +72,7 @@ def _overrides(recipe: str, settings: Settings, shape: Path, folder: Path) -> li
         *(critic if recipe == "ppo" else ()),
         "actor_rollout_ref.model.dtype=bf16",
         "actor_rollout_ref.model.enable_gradient_checkpointing=true",
-        "actor_rollout_ref.rollout.name=hf",
+        "trainer.n_gpus_per_node=1",
         f"actor_rollout_ref.rollout.n={n}",
         f"{ACTOR}.ppo_mini_batch_size={rows // n // 4 or 1}",
         f"data.train_batch_size={rows // n}",
@@ -69,23 +86,11 @@ def _overrides(recipe: str, settings: Settings, shape: Path, folder: Path) -> li
     )
 
 
-def _step(recipe: str, settings: Settings, recorder: Recorder, shape: Path, folder: Path) -> None:
-    overrides = _overrides(recipe, settings, shape, folder)
-    planned = planned_gib(make_plan(compose(recipe, overrides), inline=True))
-    with built_on(settings.device):
-        run = rlctl.train(recipe, overrides, inline=True)
-    _write(
-        recipe, metric_rows(Path(run.path))[-1], planned, peak_memory_gib(settings.device), recorder
-    )
-
-
-def _write(
-    recipe: str, row: dict[str, Any], planned: float, peak: float | None, recorder: Recorder
-) -> None:
+def _write(name: str, row: dict[str, Any], planned: float, recorder: Recorder) -> None:
     """Write the phases of a step, and its memory."""
     recorder.row(
         "steps",
-        recipe=recipe,
+        recipe=name,
         step_s=row["timing_s/step"],
         **{f"{name}_s": row.get(f"timing_s/{name}") for name in PHASES},
         tokens_per_s=row["perf/throughput"],
@@ -93,7 +98,7 @@ def _write(
         mfu_percent=_percent(row.get("perf/mfu/actor")),
         probs_diff_mean=row["training/rollout_probs_diff_mean"],
         planned_gib=planned,
-        peak_gib=peak,
+        peak_gib=row.get(PEAK_METRIC),
     )
 
 

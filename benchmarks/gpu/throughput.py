@@ -1,4 +1,4 @@
-"""Part (b): tokens per second, MFU and peak memory of an update, in the form of prime-rl's tables.
+"""Rungs of training: tokens per second, MFU and peak memory of an update, as prime-rl's tables.
 
 One optimizer step on 32,768 tokens in two micro-batches, with activation checkpointing, float32
 weights and AdamW, bfloat16 passes. MFU counts the head once and the embedding not at all, as
@@ -11,14 +11,24 @@ import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from benchmarks.gpu.machine import device_name, peak_memory_gib, reset_peak_memory, seconds
+from benchmarks.gpu.machine import device_name, reset_peak_memory, seconds
 from benchmarks.gpu.recorder import Recorder, Settings
 from benchmarks.gpu.shapes import write_config
-from benchmarks.gpu.work import ACTOR, build_actor, experience, pool, release
+from benchmarks.gpu.work import (
+    ACTOR,
+    build_actor,
+    experience,
+    planned_gib,
+    pool,
+    release,
+)
+from benchmarks.memory import PEAK_METRIC
 from rlctl.runtime.cluster.inline import InlinePool
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.flops import DecoderShape, peak_flops
+from rlctl.tracking.metrics import Metrics, to_floats
 
 LORA_RANK = 16
 _EXPECTED_MFU = 0.08  # for the time that a row will take; without a known GPU, see below
@@ -46,6 +56,15 @@ CASES = (
     Case("Qwen2.5-0.5B", True, (16384, 4096, 1024)),
     Case("Qwen3-1.7B", True, (16384, 4096)),
 )
+# Full: weights in bfloat16, and the optimizer's state in host memory.
+LARGE = {
+    Case("Qwen2.5-7B", True, (4096,)): (),
+    Case("Qwen2.5-7B", False, (4096,)): (
+        f"{ACTOR}.fsdp_config.model_dtype=bf16",
+        f"{ACTOR}.fsdp_config.optimizer_offload=true",
+    ),
+}
+_FULL_S = 90.0
 _TOKENS = 16384  # of a micro-batch
 _TINY = {16384: 256, 4096: 128, 1024: 64}
 
@@ -58,8 +77,19 @@ def measure(settings: Settings, recorder: Recorder) -> None:
             if case.lora and find_spec("peft") is None:
                 recorder.note(name, "peft is not installed")
                 continue
-            with recorder.attempt(name):
+            with recorder.attempt(name, optional=True):
                 _case(case, settings, recorder, opened, Path(folder))
+            release(settings.device)
+
+
+def large(settings: Settings, recorder: Recorder) -> None:
+    """Measure an update of 7 billion parameters, beside the peak that is planned."""
+    with tempfile.TemporaryDirectory() as folder, pool(settings.device) as opened:
+        for case, overrides in LARGE.items():
+            name = f"{case.shape}, {_mode(case)}"
+            if case.lora or settings.tiny or recorder.enough(name, _FULL_S):
+                with recorder.attempt(name, optional=not case.lora):
+                    _case(case, settings, recorder, opened, Path(folder), *overrides)
             release(settings.device)
 
 
@@ -68,11 +98,17 @@ def _mode(case: Case) -> str:
 
 
 def _case(
-    case: Case, settings: Settings, recorder: Recorder, opened: InlinePool, folder: Path
+    case: Case,
+    settings: Settings,
+    recorder: Recorder,
+    opened: InlinePool,
+    folder: Path,
+    *overrides: str,
 ) -> None:
     shape = write_config(folder, case.shape, settings.tiny)
     tokens = _TINY[_TOKENS] if settings.tiny else _TOKENS
-    overrides = [
+    every = [
+        *overrides,
         f"{ACTOR}.ppo_max_token_len_per_gpu={tokens}",
         f"actor_rollout_ref.model.lora_rank={LORA_RANK if case.lora else 0}",
         "actor_rollout_ref.model.enable_gradient_checkpointing=true",
@@ -80,43 +116,34 @@ def _case(
     ]
     if not recorder.enough(f"{case.shape}, {_mode(case)}", _BUILD_S):
         return
-    worker = build_actor(opened, shape, *overrides)
+    worker = build_actor(opened, shape, *every)
+    planned = planned_gib(shape, settings.device, *every)
     for context in case.contexts:
         length = _TINY[context] if settings.tiny else context
         what = f"{case.shape}, {_mode(case)}, {context} tokens"
         if recorder.enough(what, 3 * _expected_s(worker, tokens, length, settings.device)):
-            with recorder.attempt(what):
-                _context(case, context, length, worker, settings, recorder, tokens)
+            with recorder.attempt(what, optional=True):
+                measured = _measure(worker, max(2, 2 * tokens // length), length, settings)
+                row = {"model": case.shape, "mode": _mode(case), "context": context}
+                recorder.row("throughput", **row, **measured, planned_gib=planned)
 
 
-def _context(
-    case: Case,
-    context: int,
-    length: int,
-    worker: ActorWorker,
-    settings: Settings,
-    recorder: Recorder,
-    tokens: int,
-) -> None:
-    """Measure one row: two micro-batches of `tokens` tokens, in rows of `length`."""
-    rows = max(2, 2 * tokens // length)
+def _measure(worker: ActorWorker, rows: int, length: int, settings: Settings) -> dict[str, Any]:
+    """Return the rates of an update of two micro-batches: `rows` rows of `length` tokens."""
     batch = experience(rows, length, worker.policy.hf.config.vocab_size)
     reset_peak_memory(settings.device)
-    took = seconds(settings.device, lambda: worker.update(batch, lr=1e-6), runs=2)
+    updates: list[Metrics] = []
+    took = seconds(settings.device, lambda: updates.append(worker.update(batch, lr=1e-6)), runs=2)
     peak = peak_flops(device_name(settings.device))
     achieved = useful_flops(worker, rows, length) / took
-    recorder.row(
-        "throughput",
-        model=case.shape,
-        mode=_mode(case),
-        context=context,
-        tokens_per_s=rows * length / took,
-        mfu_percent=None if peak is None or settings.tiny else 100 * achieved / peak,
-        tflops=achieved / 1e12,
-        step_s=took,
-        peak_gib=peak_memory_gib(settings.device),
-        oom_retries=len(worker.pop_oom_retries()),
-    )
+    return {
+        "tokens_per_s": rows * length / took,
+        "mfu_percent": None if peak is None or settings.tiny else 100 * achieved / peak,
+        "tflops": achieved / 1e12,
+        "step_s": took,
+        "peak_gib": to_floats(updates[-1]).get(PEAK_METRIC),
+        "oom_retries": len(worker.pop_oom_retries()),
+    }
 
 
 def useful_flops(worker: ActorWorker, rows: int, length: int) -> float:

@@ -1,4 +1,4 @@
-"""Models and batches that the parts of the suite measure."""
+"""Models and batches that the rungs measure."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Experience, Ragged
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster.inline import InlinePool
+from rlctl.runtime.planning.devices import Devices
+from rlctl.runtime.planning.role_memory import plan_memory
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
@@ -64,6 +66,15 @@ def build_actor(pool: InlinePool, folder: Path, *overrides: str) -> ActorWorker:
     reset_peak_memory(rank.device)
     with built_on(rank.device):
         return ActorWorker(rank, spec)
+
+
+def planned_gib(folder: Path, device: str, *overrides: str) -> float:
+    """Return the peak that the plan gives such an actor, without an engine."""
+    apart = "trainer.placement.rollout=engines"
+    config = compose("grpo", settings(folder, device, apart, *overrides)).config
+    needs, ranks = load_algorithm(config, num_steps=1).needs, {"main": 1, "engines": 1}
+    plan = plan_memory(config, Devices(device, 1, 1), ranks, needs)
+    return next(role.peak for role in plan.known() if role.role == "actor") / 2**30
 
 
 def release(device: str) -> None:

@@ -1,30 +1,34 @@
-"""Parts of the GPU suite that a CPU can check: its processes, counts, tables and packages."""
+"""GPU ladder on a CPU: its processes, their order, counts, tables and packages."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.gpu import correctness, report
-from benchmarks.gpu.__main__ import run_part
+from benchmarks.gpu import correctness, report, rungs
+from benchmarks.gpu.__main__ import climb
 from benchmarks.gpu.entry_points import ROOT, python_path
-from benchmarks.gpu.recorder import NOTE
+from benchmarks.gpu.recorder import NOTE, Settings
+from benchmarks.gpu.rungs import RUNGS, Rung
 from benchmarks.gpu.shapes import write_config
 from benchmarks.gpu.throughput import useful_flops_of
 from benchmarks.gpu.wheels import missing_packages
 from benchmarks.gpu.work import pool
 from rlctl.runtime.workers.flops import DecoderShape
 
-PART = """
-import os, time
+RUNG = """
+import os, sys, time
 
 def measure(settings, recorder):
     recorder.row("kernels", device=settings.device, tiny=settings.tiny)
-    with recorder.attempt("one"):
+    with recorder.attempt("one", optional=True):
         raise ValueError("no such kernel")
     recorder.enough("two", 1e6)
     {end}
@@ -35,30 +39,58 @@ def measure(settings, recorder):
     ("end", "seconds", "why"),
     [
         ("pass", 60.0, None),
-        ("raise SystemExit('out of luck')", 60.0, "exit code 1: out of luck"),
-        ("os.kill(os.getpid(), 9)", 60.0, "exit code -9: no output"),
+        ("sys.exit('out of luck')", 60.0, "exit code 1: out of luck"),
+        ("os.kill(os.getpid(), 9)", 60.0, "exit code -9: "),
         ("time.sleep(600)", 2.0, "ended after 2 s"),
     ],
     ids=["whole", "failed", "killed", "late"],
 )
-def test_a_part_that_ends_early_keeps_its_rows(
+def test_a_rung_that_ends_early_keeps_its_rows(
     end: str, seconds: float, why: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "suite").mkdir()
-    (tmp_path / "suite" / "fake.py").write_text(PART.format(end=end))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("benchmarks.gpu.__main__.GRACE_S", 3.0)
-    row, failed, skipped, *rest = run_part("suite.fake", "cpu", True, seconds, tmp_path)
-    assert row == {"part": "suite.fake", "table": "kernels", "device": "cpu", "tiny": True}
-    assert failed["why"] == "ValueError: no such kernel"
+    (tmp_path / "suite" / "fake.py").write_text(RUNG.format(end=end))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(rungs, "GRACE_S", 3.0)
+    settings = Settings("cpu", tiny=True)
+    found = rungs.run(Rung("fake", "suite.fake:measure"), settings, seconds, tmp_path)
+    row, optional, skipped, *rest = found
+    assert row == {"rung": "fake", "table": "kernels", "device": "cpu", "tiny": True}
+    assert optional["why"] == "ValueError: no such kernel"
     assert "are left" in str(skipped["why"])
-    assert [each["why"] for each in rest] == ([] if why is None else [why])
+    assert [str(note["why"]).startswith(why or "") for note in rest] == [True] * bool(why)
+    assert report.has_failed(found) is (why is not None)
+
+
+def test_the_ladder_stops_at_the_first_rung_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = {"a": [{"rung": "a", "table": "kernels", "ok": True}]}
+    results["c"] = [{"rung": "c", "table": NOTE, "what": "x", "why": "y", "failed": True}]
+    monkeypatch.setattr(rungs, "run", lambda rung, *_: results[rung.name])
+    needs = {"b": ("no_such_package",)}
+    chosen = [Rung(name, "nowhere:measure", needs.get(name, ())) for name in "abcd"]
+    given = argparse.Namespace(device="cpu", tiny=True, minutes=1.0, out=tmp_path)
+    states = [row["state"] for row in climb(chosen, given) if row["table"] == report.LADDER]
+    assert states == ["works", "skipped without no_such_package", "failed"]
+    assert "c: x: y" in capsys.readouterr().out
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert len(written) == 5
+    assert "| b | skipped without no such package |" in (tmp_path / "results.md").read_text()
+
+
+def test_every_rung_has_its_function() -> None:
+    for rung in RUNGS:
+        module, _, name = rung.function.partition(":")
+        if not rung.missing:
+            assert callable(getattr(import_module(module), name)), rung.name
 
 
 @pytest.mark.parametrize(
     ("name", "num_parameters"),
     [
         ("Qwen2.5-0.5B", 494_032_768),
+        ("Qwen2.5-7B", 7_615_616_512),
         ("Qwen3-0.6B", 596_049_920),
         ("Qwen3-1.7B", 1_720_574_976),
         ("Qwen3-4B", 4_022_468_096),
@@ -87,23 +119,24 @@ def test_mfu_is_counted_as_in_the_published_table(tmp_path: Path) -> None:
 )
 def test_correctness_holds_on_a_cpu(dtype: torch.dtype) -> None:
     with pool("cpu"):
-        for name, check in correctness.CHECKS.items():
+        checks = {**correctness.CHECKS, "FSDP": correctness.sharded_error}
+        for name, check in checks.items():
             error, limit = check("cpu", dtype)
             assert error <= limit, name
 
 
 def test_tables_have_all_rows_and_reasons() -> None:
     rows = [
-        {"part": "a", "table": "kernels", "kernel": "x|y", "ms": 1234.5, "gib": None},
-        {"part": "a", "table": "kernels", "kernel": "z", "ms": 0.01234, "gib": None, "ok": False},
-        {"part": "a", "table": NOTE, "what": "flash", "why": "no GPU"},
+        {"rung": "a", "table": "kernels", "kernel": "x|y", "ms": 1234.5, "gib": None},
+        {"rung": "a", "table": "kernels", "kernel": "z", "ms": 0.01234, "gib": None, "ok": False},
+        {"rung": "a", "table": NOTE, "what": "flash", "why": "no GPU"},
     ]
-    text = report.markdown({"device": "H200", "command": "python -m x"}, rows)
+    text = report.markdown("python -m x", rows)
     assert "| kernel | ms | ok |" in text
     assert "| x/y | 1,234 | – |" in text
     assert "| z | 0.0123 | NO |" in text
     assert "* a: flash: no GPU" in text
-    assert report.failures(rows) == [rows[1]]
+    assert [report.has_failed(rows), report.has_failed([rows[0], rows[2]])] == [True, False]
     assert "no GPU" in report.text(rows)
 
 
