@@ -147,11 +147,20 @@ def test_windows_and_sinks_with_shared_prompts(
 
 
 @pytest.mark.parametrize(
-    ("window", "with_sinks", "share"),
-    [(None, False, True), (WINDOW, False, False), (None, True, False), (WINDOW, True, True)],
+    ("window", "with_sinks", "softcap", "share"),
+    [
+        (None, False, None, True),
+        (WINDOW, False, 0.5, False),
+        (None, True, None, False),
+        (WINDOW, True, 0.5, True),
+    ],
 )
 def test_flex_attention_computes_the_same(
-    window: int | None, with_sinks: bool, share: bool, monkeypatch: pytest.MonkeyPatch
+    window: int | None,
+    with_sinks: bool,
+    softcap: float | None,
+    share: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Compiled on a GPU; a CPU computes it as written, for which torch refuses gradients.
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
@@ -167,7 +176,7 @@ def test_flex_attention_computes_the_same(
     results = []
     for attend in (packing.attend, lambda _, *args: packing.token_map.attend(*args)):
         query, key, value, sinks = (each.clone().requires_grad_() for each in leaves)
-        reach = Reach(0.3, window, sinks if with_sinks else None)
+        reach = Reach(0.3, window, sinks if with_sinks else None, softcap)
         out = attend(0, query, key, value, reach)
         inputs = [query, key, value, *([sinks] if with_sinks else [])]
         weights = torch.linspace(-1, 1, out.numel()).view_as(out)

@@ -40,7 +40,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "cohere2": {"logit_scale": 0.25, **FULL},
     "gemma2": {
         "head_dim": 8,
-        "attn_logit_softcapping": None,
+        "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 5.0,
         **FULL,
     },

@@ -177,11 +177,10 @@ def _attention(
             f"{query.shape[0]} rows",
             hint="pass one row, packing=Packing.from_lengths(lengths, device) and use_cache=False",
         )
-    unknown = [name for name in ("softcap", "position_bias") if kwargs.get(name) is not None]
-    if unknown or kwargs.get("dropout"):
+    if kwargs.get("position_bias") is not None or kwargs.get("dropout"):
+        unknown = "dropout" if kwargs.get("dropout") else "position_bias"
         raise ConfigError(
-            f"the model's attention uses {unknown or 'dropout'}, which attention {NAME!r} does not "
-            "support"
+            f"the model's attention uses {unknown}, which attention {NAME!r} does not support"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = module.layer_idx
@@ -195,7 +194,8 @@ def _attention(
             hint="set layer_types and sliding_window in config.json to those of the model",
         )
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # (T, heads, D) views
-    return packing.attend(layer, q, k, v, Reach(scale, sliding_window, s_aux))[None], None
+    reach = Reach(scale, sliding_window, s_aux, kwargs.get("softcap"))
+    return packing.attend(layer, q, k, v, reach)[None], None
 
 
 def layer_window(config: Any, layer: int) -> int | None:

@@ -29,19 +29,30 @@ class Reach(NamedTuple):
 
     Scores are multiplied by `scale`. A token attends to itself and to the `window` - 1 tokens
     before it. A sink is a logit that takes part in the softmax of its head and has no value
-    (Agarwal et al., gpt-oss, 2025).
+    (Agarwal et al., gpt-oss, 2025). With a soft cap c, a score s is c · tanh(s / c) (Gemma 2,
+    arXiv 2408.00118, section 2).
     """
 
     scale: float
     window: int | None = None  # None: the entire context
     sinks: Tensor | None = None  # (H,)
+    softcap: float | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """True if kernels for plain attention compute it."""
+        return self.sinks is None and self.softcap is None
+
+    def cap(self, scores: Tensor) -> Tensor:
+        """Return scaled scores (N, S) within the soft cap."""
+        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
 
 
 def choose_kernel(query: Tensor, reach: Reach) -> Kernel:
     """Return the kernel for `query` (T, H, D)."""
-    if reach.sinks is None and has_varlen_kernel(query):
+    if reach.is_plain and has_varlen_kernel(query):
         return "varlen"
-    limited = reach.window is not None or reach.sinks is not None
+    limited = reach.window is not None or not reach.is_plain
     return "flex" if query.is_cuda and limited else "dense"
 
 
@@ -71,7 +82,7 @@ def attend_varlen(
 
     `ends` are the boundaries (B + 1,) int32 of queries and of keys, `longest` the longest sequence
     of each. The last query of a sequence attends to all its keys that the window permits; sinks
-    are not supported.
+    and soft caps are not supported.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -100,7 +111,7 @@ def attend_dense(
     `visible` is a mask (B or 1, 1, L, S) bool, which has the window of `reach`; None is causal
     attention with L = S and without a window.
     """
-    if reach.sinks is None:
+    if reach.is_plain:
         if query.is_cuda and query.dtype == torch.float32:
             # Its kernels for float32 that need no (L, S) scores want equal numbers of heads.
             key, value = (
@@ -119,17 +130,20 @@ def attend_dense(
         visible = causal_mask(length, num_keys, None, query.device)
     grouped = query.unflatten(1, (key.shape[1], -1))  # (B, K, H / K, L, D)
     scores = torch.matmul(grouped * reach.scale, key[:, :, None].transpose(-1, -2)).flatten(1, 2)
-    scores = scores.masked_fill(~visible, -torch.inf)
-    weights = softmax_with_sinks(scores, reach.sinks[:, None]).to(query.dtype)
+    scores = reach.cap(scores).masked_fill(~visible, -torch.inf)
+    weights = weights_of(scores, reach.sinks[:, None] if reach.sinks is not None else None)
+    weights = weights.to(query.dtype)
     out = torch.matmul(weights.unflatten(1, (key.shape[1], -1)), value[:, :, None])
     return out.flatten(1, 2)
 
 
-def softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Return the weights of scores (N, S) with a further logit each, in float32.
+def weights_of(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the weights of scores (N, S) in float32; a sink is a further logit of its row.
 
     There may be more axes before S; `sinks` (N,) are broadcast to them.
     """
+    if sinks is None:
+        return torch.softmax(scores, -1, dtype=torch.float32)
     column = sinks.to(scores.dtype).expand(scores.shape[:-1])[..., None]
     return torch.softmax(torch.cat([scores, column], -1), -1, dtype=torch.float32)[..., :-1]
 
@@ -166,6 +180,7 @@ class TokenMap:
             *(x.transpose(0, 1)[None] for x in (query, key, value)),
             block_mask=self._masks[reach.window],
             scale=reach.scale,
+            score_mod=None if reach.softcap is None else _capped(reach.softcap),
             enable_gqa=query.shape[1] != key.shape[1],
             return_aux=AuxRequest(lse=True),
         )
@@ -191,6 +206,16 @@ class TokenMap:
         length, device = len(position), position.device
         build = _compiled(create_block_mask, device.type)
         return build(visible, None, None, length, length, device=device)
+
+
+@cache
+def _capped(softcap: float) -> Callable[..., Tensor]:
+    """Return the change of a score () by a soft cap, as FlexAttention calls it."""
+
+    def cap(score: Tensor, *_: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return cap
 
 
 @cache

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlctl.runtime.model.attention import TokenAttention
-from rlctl.runtime.model.kernels import Reach, softmax_with_sinks
+from rlctl.runtime.model.kernels import Reach, weights_of
 from rlctl.runtime.model.mixers import Mixer
 from rlctl.runtime.rollout.kv_cache import KVCache
 from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots
@@ -65,24 +65,17 @@ class Decode:
 
         query = (query * reach.scale).reshape(num_rows * num_heads, size)
         in_grid = query.index_select(0, grid.to_grid).view(num_groups * num_kv, -1, size)
-        prompt_scores = torch.baddbmm(grid.bias, in_grid, prompt_keys.transpose(1, 2))
+        prompt_scores = _scores(reach, in_grid, prompt_keys, grid.bias)
         prompt_scores = prompt_scores.view(-1, num_prompt).index_select(0, grid.to_rows)
         per_kv = query.view(num_rows * num_kv, rep, size)
-        own_scores = (
-            torch.bmm(per_kv, own_keys.transpose(1, 2))
-            if own.bias is None
-            else torch.baddbmm(own.bias, per_kv, own_keys.transpose(1, 2))
-        )
+        own_scores = _scores(reach, per_kv, own_keys, own.bias)
         scores = torch.cat([prompt_scores, own_scores.view(num_rows * num_heads, -1)], 1)
         if reach.window is not None:
             hidden = self.slots.outside(reach.window, num_prompt, own.width, query)
             by_row = scores.view(num_rows, num_heads, -1)
             scores = by_row.masked_fill(hidden[:, None], -torch.inf).view(len(query), -1)
-        if reach.sinks is None:
-            weights = torch.softmax(scores, -1, dtype=torch.float32)  # (R·H, P + t)
-        else:
-            weights = softmax_with_sinks(scores, reach.sinks.repeat(num_rows))
-        weights = weights.to(query.dtype)
+        sinks = reach.sinks.repeat(num_rows) if reach.sinks is not None else None
+        weights = weights_of(scores, sinks).to(query.dtype)  # (R·H, P + t)
         in_grid = weights.index_select(0, grid.to_grid)
         in_grid = in_grid.view(num_groups * num_kv, -1, weights.shape[1])
         from_prompt = torch.bmm(in_grid[..., :num_prompt], prompt_values)
@@ -95,6 +88,17 @@ class Decode:
         """Mix one new token per row: (R, C) -> (R, C)."""
         del layer
         return self.cache.states.step(hidden, mixer)
+
+
+def _scores(reach: Reach, query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the scores of scaled queries, within the soft cap: (B, L, D), (B, S, D) -> (B, L, S).
+
+    `bias` (B, 1, S) hides keys.
+    """
+    if reach.softcap is None and bias is not None:
+        return torch.baddbmm(bias, query, key.transpose(1, 2))
+    scores = reach.cap(torch.bmm(query, key.transpose(1, 2)))
+    return scores if bias is None else scores + bias
 
 
 def next_logits(

@@ -1,4 +1,4 @@
-"""Models whose layers carry a state from token to token, on packed rows and in the engine `hf`."""
+"""Layers with states or capped scores, on packed rows and in the engine `hf`."""
 
 from __future__ import annotations
 
@@ -58,6 +58,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA | EXPERTS,
     "olmo_hybrid": DELTA,
+    "gemma2": {
+        "head_dim": 8,
+        "attn_logit_softcapping": 0.5,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
     "bamba": MAMBA | {"attn_layer_indices": [1, 3]},
     "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
