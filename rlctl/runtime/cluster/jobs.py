@@ -49,10 +49,11 @@ def submit(address: str, name: str, words: Sequence[str], project: Path) -> None
     """
     client = _client(address)
     with _packed(project) as folder:
+        python = ["python", "-m", "rlctl"]
         # Not in the environment of the job, with which that of its session would conflict.
         given = [f"{name}={os.environ[name]}" for name in INTERFACES if name in os.environ]
         job = {
-            "entrypoint": shlex.join(["env", *given, "python", "-m", "rlctl", *words]),
+            "entrypoint": shlex.join([*(given and ["env", *given]), *python, *words]),
             "submission_id": name,
             "runtime_env": {"working_dir": str(folder)},
         }
