@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.gpu.recorder import NOTE
@@ -88,7 +88,7 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(each.replace('|', '/').replace('_', ' ') for each in cells)} |"
 
 
-def text(rows: list[Row]) -> str:
+def text(rows: Sequence[Row]) -> str:
     """Return the tables with aligned columns."""
     lines: list[str] = []
     for name, found in tables(rows).items():

@@ -85,7 +85,7 @@ def _check_nodes(
     keys: dict[tuple[str, int, int, int], str] = {}  # of the first role with such groups
     for role in ROLES:
         fsdp, pool = role.fsdp(config), role.pool(config.trainer.placement)
-        if fsdp is None or pool not in sizes:
+        if fsdp is None or pool is None or pool not in sizes:
             continue
         number, tensor = sizes[pool], fsdp.tensor_model_parallel_size
         keys.setdefault((_TENSOR, tensor, tensor, number), f"{role.fsdp_key}.{_TENSOR}")
@@ -94,7 +94,7 @@ def _check_nodes(
             group = "fsdp_size", fsdp.fsdp_size, width, number
             keys.setdefault(group, f"{role.fsdp_key}.fsdp_size")
     pool = ACTOR.pool(config.trainer.placement)
-    if rollout_pool is None and pool in sizes:
+    if rollout_pool is None and pool is not None and pool in sizes:
         tensor = config.actor_rollout_ref.rollout.tensor_model_parallel_size
         group = "engine", tensor, tensor, sizes[pool]
         keys.setdefault(group, f"{ROLLOUT.section}.{_TENSOR}")
