@@ -55,7 +55,9 @@ types-of-extras: $(STAMP)
 	$(BIN)/pyright $$(grep -rlE '^ *(from|import) (vllm|torchao|bitsandbytes|lm_eval)\b' --include='*.py' \
 		rlctl tests benchmarks)
 
+# Triton interprets kernels that vLLM has for GPUs.
 tests-of-extras: $(STAMP)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)") triton
 	$(PYTEST) -m "extra and not gpu and not soak"
 
 # Commands of the pages in environments made from the wheel; see `python -m tests.strangers --help`.
