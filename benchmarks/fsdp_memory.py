@@ -164,9 +164,8 @@ def sequences() -> Sequences:
     prompt = TOKENS // 8
     positions = torch.arange(TOKENS)
     ids = torch.zeros(TOKENS, dtype=torch.int64)
-    return Sequences(
-        ids, OnePacked(positions), positions[prompt - 1 : -1], ids[prompt:], positions[-1:]
-    )
+    packing: Any = OnePacked(positions)
+    return Sequences(ids, packing, positions[prompt - 1 : -1], ids[prompt:], positions[-1:])
 
 
 def main() -> None:

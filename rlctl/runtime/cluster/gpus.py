@@ -32,7 +32,7 @@ class ClusterGpus:
 
     per_node: int  # of the node with the fewest
     name: str | None  # as Ray names them, such as H100; None: unknown, or not the same everywhere
-    nodes: tuple[NodeGpus, ...] = ()  # those that replied
+    nodes: tuple[NodeGpus, ...] = ()  # those that named theirs
 
     @property
     def memory(self) -> int | None:
@@ -76,7 +76,7 @@ def cluster_gpus(config: schema.Config) -> ClusterGpus | None:
 
 @cache
 def _ask(places: tuple[tuple[str, str], ...], timeout_s: float) -> tuple[NodeGpus, ...]:
-    """Return the GPUs of each node that replies within `timeout_s`; other runs may use them.
+    """Return the GPUs of each node that names them within `timeout_s`; other runs may use them.
 
     `places` are ids and addresses of nodes, which are asked once.
     """
@@ -96,7 +96,7 @@ def _ask(places: tuple[tuple[str, str], ...], timeout_s: float) -> tuple[NodeGpu
     for task in ready:
         with suppress(RayError):  # such as an environment that cannot be built
             found.append(ray.get(task))
-    return tuple(found)
+    return tuple(node for node in found if node.gpus)
 
 
 def own_gpus(address: str) -> NodeGpus:
