@@ -23,6 +23,8 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout import auto
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.sampling_params import rows_at_a_time
+from rlctl.runtime.rollout.sglang import _launch_arguments
 from rlctl.runtime.rollout.vllm_engine.startup import engine_arguments
 from rlctl.runtime.workers.process import Process
 from tests.models import write_tiny_model
@@ -64,6 +66,38 @@ def test_an_engine_gets_most_of_a_gpu_of_its_own(
     rollout = config.rollout.model_copy(update={"gpu_memory_utilization": given})
     spec = EngineSpec(config.model, rollout, torch.bfloat16, where, 64, seed=0, number=number)
     assert spec.memory_fraction == fraction
+
+
+LIMITS = "max_num_seqs", "max_num_batched_tokens"
+
+
+@pytest.mark.parametrize(
+    ("where", "given", "expected"),
+    [
+        (GPU, (), (None, None)),
+        (GPU, (64, 512), (64, 512)),
+        (CPU, (), (256, 8192)),
+        (CPU, (64, 512), (64, 512)),
+    ],
+)
+def test_engines_have_their_own_limits_by_default(
+    tmp_path: Path, where: RankInfo, given: tuple[int, ...], expected: tuple[int | None, ...]
+) -> None:
+    """vLLM's own depend on the GPU, and so do SGLang's; on a CPU they stay as they were."""
+    limits = [
+        f"actor_rollout_ref.rollout.{name}={value}"
+        for name, value in zip(LIMITS, given, strict=False)
+    ]
+    model = f"actor_rollout_ref.model.path={write_tiny_model(tmp_path)}"
+    config = compose("ppo", [model, *limits]).config.actor_rollout_ref
+    spec = EngineSpec(config.model, config.rollout, torch.bfloat16, where, 64, seed=0)
+    assert tuple(map(engine_arguments(spec).get, LIMITS)) == expected
+    flags = _launch_arguments(spec)
+    assert "None" not in flags
+    assert ("--max-running-requests" in flags, "--max-prefill-tokens" in flags) == (
+        (bool(given),) * 2
+    )
+    assert rows_at_a_time(config.rollout, where.device) == (expected[0] or 1024)
 
 
 @pytest.mark.parametrize(

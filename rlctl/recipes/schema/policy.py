@@ -181,8 +181,12 @@ class Rollout(Section):
         description="fraction of device memory available to the engine; null = 0.9 on a GPU of "
         "its own, else 0.5"
     )
-    max_num_seqs: Count = Field(description="maximum rows decoded concurrently")
-    max_num_batched_tokens: Count = Field(description="maximum tokens per engine pass")
+    max_num_seqs: Count | None = Field(
+        description="maximum rows decoded concurrently; null = the engine's own default"
+    )
+    max_num_batched_tokens: Count | None = Field(
+        description="maximum tokens per engine pass; null = the engine's own default"
+    )
     enforce_eager: bool = Field(description="disable CUDA graphs: faster start, slower decoding")
     free_cache_engine: Annotated[bool, _ENGINE_POOL] = Field(
         description="release engine memory during training"

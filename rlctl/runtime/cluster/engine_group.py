@@ -112,7 +112,7 @@ class EngineGroup(LiveEngines):
 
     def _assign(self) -> Iterator[tuple[Engine, Request]]:
         """Yield the next requests, each with the least loaded engine that has capacity."""
-        capacity = max_in_flight(self.rollout)
+        capacity = max_in_flight(self.rollout, self.pool.spec.rank_info.device)
         while self.waiting:
             free = [
                 engine

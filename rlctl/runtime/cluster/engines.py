@@ -194,7 +194,8 @@ class EngineProcesses:
         spec = replace(spec, number=engine.number) if engine.url is None else spec.at(engine.url)
         rank_info = replace(self.spec.rank_info, rank=0, world_size=1, log_path=engine.log)
         remote: Any = ray.remote  # Ray's stubs lack `concurrency_groups`
-        threads = {_WEIGHTS: 1, _GENERATE: max_in_flight(spec.sampling.rollout)}
+        generate = max_in_flight(spec.sampling.rollout, rank_info.device)
+        threads = {_WEIGHTS: 1, _GENERATE: generate}
         process = remote(concurrency_groups=threads)(EngineProcess)
         assert engine.group is not None
         options = process_options(self.spec, engine.group, engine.number, bundle=0)

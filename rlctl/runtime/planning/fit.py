@@ -35,6 +35,7 @@ from rlctl.runtime.planning.placement import check_placement
 from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.planning.role_memory import GIB, MemoryPlan, plan_memory, read_size
 from rlctl.runtime.rollout.auto import plans_vllm
+from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 
 ENOUGH = 8192  # tokens of a micro-batch above which a GPU computes at its full speed
 _FEWEST_SEQUENCES = 32  # that an engine decodes at a time
@@ -158,9 +159,10 @@ class Search:
         """
         rollout, needs = self.config.actor_rollout_ref.rollout, self.algorithm.needs
         if not plans_vllm(rollout.name, self.device.kind):
-            most = rollout.max_num_seqs
+            most = rows_at_a_time(rollout, self.device.kind)
             halves = (most >> k for k in range(1, most.bit_length()))
-            numbers = [most, *(half for half in halves if half >= _FEWEST_SEQUENCES)]
+            enough = (half for half in halves if half >= _FEWEST_SEQUENCES)
+            numbers = [rollout.max_num_seqs, *enough]
             yield from ({f"{_ROLLOUT}.max_num_seqs": number} for number in numbers)
         elif engine_role(self.config, needs) is not ACTOR:
             yield {}

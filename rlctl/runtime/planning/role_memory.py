@@ -16,7 +16,7 @@ from rlctl.runtime.planning.memory import RoleMemory, Storage, Work, peak_of, ro
 from rlctl.runtime.planning.model_size import ModelSize, UnknownSizeError
 from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.rollout.auto import plans_vllm
-from rlctl.runtime.rollout.sampling_params import num_requests
+from rlctl.runtime.rollout.sampling_params import num_requests, rows_at_a_time
 from rlctl.runtime.workers.optimizers import bytes_per_parameter
 from rlctl.runtime.workers.passes import most_in_run
 
@@ -228,7 +228,7 @@ def _engine(
     longest = data.max_prompt_length + data.max_response_length
     engine = EngineMemory(
         ceil_div(size.num_parameters * compute, ranks) if copies and not alone else 0,
-        ceil_div(per_token * _kv_tokens(config, num_ranks, needs), ranks),
+        ceil_div(per_token * _kv_tokens(config, devices.kind, num_ranks, needs), ranks),
         ceil_div(per_token * longest, ranks),
         # On a CPU engines keep no cache, with or without the setting.
         keeps_cache=not rollout.free_cache_engine and devices.kind != "cpu",
@@ -240,7 +240,7 @@ def _engine(
     return vllm_memory(size, compute, rollout, engine, share)
 
 
-def _kv_tokens(config: schema.Config, num_ranks: int, needs: Needs) -> int:
+def _kv_tokens(config: schema.Config, device: str, num_ranks: int, needs: Needs) -> int:
     """Return the tokens that an engine caches at a time, for responses of the longest length."""
     data, rollout, n = (
         config.data,
@@ -250,5 +250,7 @@ def _kv_tokens(config: schema.Config, num_ranks: int, needs: Needs) -> int:
     parts = ceil_div(num_ranks, rollout.tensor_model_parallel_size)
     if rollout_pool(config, needs) is not None and rollout.mode == "sync":
         parts = num_requests(rollout, data.train_batch_size, num_ranks)  # one request at a time
-    prompts = min(ceil_div(data.train_batch_size, parts), max(1, rollout.max_num_seqs // n))
+    prompts = min(
+        ceil_div(data.train_batch_size, parts), max(1, rows_at_a_time(rollout, device) // n)
+    )
     return prompts * (data.max_prompt_length + n * data.max_response_length)

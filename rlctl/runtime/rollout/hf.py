@@ -37,6 +37,7 @@ from rlctl.runtime.rollout.recorded_rows import RecordedRows
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.rows import Finished, Part, parts_of, rows_of
 from rlctl.runtime.rollout.running import RunningRows
+from rlctl.runtime.rollout.sampling_params import DEFAULT_ROWS
 
 
 class HFEngine:
@@ -141,7 +142,7 @@ class HFEngine:
         capturer = capturer_of(spec)
         return cls(
             model,
-            spec.rollout.max_num_seqs,
+            spec.rollout.max_num_seqs or DEFAULT_ROWS,
             spec.max_length,
             owned=policy is None,
             capturer=capturer,

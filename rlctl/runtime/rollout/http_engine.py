@@ -30,6 +30,7 @@ from rlctl.runtime.rollout.engine import (
 )
 from rlctl.runtime.rollout.http_server import HttpServer
 from rlctl.runtime.rollout.requests import Completion, Request
+from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 
 ENGINE_KWARGS = "actor_rollout_ref.rollout.engine_kwargs"
 
@@ -105,7 +106,8 @@ class HttpEngine(ABC):
         ).get_text_config()
         self.max_length = min(spec.max_length, context.max_position_embeddings)
         self.weights_dir = weights_dir or (str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None)
-        self._pool = ThreadPoolExecutor(spec.rollout.max_num_seqs, server.product)
+        rows = rows_at_a_time(spec.rollout, spec.rank_info.device)
+        self._pool = ThreadPoolExecutor(rows, server.product)
         self._open: dict[Future[Completion], Call] = {}
 
     @staticmethod

@@ -175,6 +175,7 @@ def _launch_arguments(spec: EngineSpec) -> list[str]:
         "--device": spec.rank_info.device,
         "--json-model-override-args": json.dumps(spec.model.override_config),
     }
-    return [str(part) for pair in values.items() for part in pair] + [
+    given = [pair for pair in values.items() if pair[1] is not None]
+    return [str(part) for pair in given for part in pair] + [
         name for name, on in switches.items() if on
     ]

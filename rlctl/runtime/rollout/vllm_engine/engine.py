@@ -117,7 +117,7 @@ class VLLMEngine:
                 )
             )
         tokens, rows = rollout.max_num_batched_tokens, rollout.max_num_seqs
-        if tokens < rows:
+        if tokens is not None and rows is not None and tokens < rows:
             problems.append(
                 Problem(
                     f"{section}.max_num_batched_tokens={tokens} is less than one token for each of "

@@ -24,6 +24,7 @@ from transformers import AutoConfig
 from rlctl.errors import ConfigError, ResourceError, RlctlError
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.engine import EngineSpec
+from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 from rlctl.runtime.rollout.vllm_engine.adapters import MERGE_HINT, adapter_arguments, takes_adapters
 from rlctl.runtime.rollout.vllm_engine.cpu import (
     apply_one_adapter,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 _BLOCK = 128  # tokens per KV-cache block on a CPU
+_TOKENS_PER_PASS = 8192  # on a CPU
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run in this process: faster start, no serialization
@@ -107,21 +109,24 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "dtype": str(spec.dtype).removeprefix("torch."),
         "seed": spec.seed,
         "max_model_len": spec.max_length,
-        "max_num_seqs": rollout.max_num_seqs,
-        "max_num_batched_tokens": rollout.max_num_batched_tokens,
         "tensor_parallel_size": rollout.tensor_model_parallel_size,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",  # ignore sampling defaults in the model folder
         "skip_tokenizer_init": True,
         "enable_prefix_caching": True,
     }
+    limits = ("max_num_seqs", "max_num_batched_tokens")  # vLLM's own depend on the GPU
+    arguments |= {name: limit for name in limits if (limit := getattr(rollout, name)) is not None}
     if rank_info.device == "cpu":
         arguments |= {
             "enforce_eager": True,
+            "max_num_seqs": rows_at_a_time(rollout, "cpu"),
             "kv_cache_memory_bytes": kv_cache_bytes(spec),
             # Chunked prefill rewinds a request's generator, which CPU generators do not support.
             "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(rollout.max_num_batched_tokens, spec.max_length),
+            "max_num_batched_tokens": max(
+                rollout.max_num_batched_tokens or _TOKENS_PER_PASS, spec.max_length
+            ),
         }
     else:
         arguments |= {
@@ -163,7 +168,9 @@ def kv_cache_bytes(spec: EngineSpec) -> int:
     numbers_per_token = 2 * config.num_hidden_layers * heads * padded_head_size(head_size)
     block = numbers_per_token * spec.dtype.itemsize * _BLOCK
     blocks_per_row = ceil_div(spec.max_length, _BLOCK)
-    wanted = (rollout.max_num_seqs * blocks_per_row + 1) * block  # vLLM reserves one block
+    wanted = (
+        rows_at_a_time(rollout, "cpu") * blocks_per_row + 1
+    ) * block  # vLLM reserves one block
     available = psutil.virtual_memory().available
     allowed = int(available * spec.memory_fraction / spec.rank_info.world_size)
     least = (blocks_per_row + 1) * block
