@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.model import activations
 from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.lanes import Lane
 from rlctl.runtime.model.sequences import Sequences
 from tests.configs import configured
 from tests.models import tiny_model
@@ -60,3 +69,50 @@ def test_gradient_is_exact() -> None:
         assert all(torch.equal(*each) for each in zip(expected, found, strict=True))
         assert copies == 0 if offload not in overrides else copies >= num_inputs >= LAYERS
     assert copies == num_inputs < gradients(offload)[2] / 4
+
+
+class LateLane(Lane):
+    """Copies that are made when something waits for them, and not before."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(torch.device("cpu"))
+        self.device = device
+        self.copies: list[Callable[[], object]] = []
+        lanes.append(self)
+
+    def block(self) -> AbstractContextManager[Any]:
+        return _Late(self.copies)
+
+    def mark(self) -> Any:
+        return len(self.copies)
+
+    def wait(self, mark: Any = None) -> None:
+        for number, copy in enumerate(self.copies[:mark]):
+            copy()
+            self.copies[number] = lambda: None
+
+
+lanes: list[LateLane] = []
+
+
+class _Late(TorchDispatchMode):
+    def __init__(self, copies: list[Callable[[], object]]) -> None:
+        super().__init__()
+        self.copies = copies
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.copies.append(partial(func, *args, **(kwargs or {})))
+        return args[0]
+
+
+@pytest.mark.parametrize("ahead", [0, 2**20])
+def test_copies_end_before_they_are_needed(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA they are made by streams beside that of the computation."""
+    expected, *_ = gradients()
+    monkeypatch.setattr(activations, "Lane", LateLane)
+    monkeypatch.setattr(activations, "_ARRIVING", ahead)
+    monkeypatch.setattr(activations, "_LEAVING", 2**12)
+    found, _, copies = gradients("enable_activation_offload=true")
+    assert all(torch.equal(*each) for each in zip(expected, found, strict=True))
+    out, back = lanes[-2:]
+    assert copies == len(out.copies) >= len(back.copies) > LAYERS  # each at most once

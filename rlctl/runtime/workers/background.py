@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch.distributed as dist
 
@@ -34,6 +34,7 @@ class BackgroundWriter:
 
     def __init__(self, rank_info: RankInfo) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self.stager: Any = None  # with pinned memory for copies of the state, on a GPU
         # A separate group: the thread's collectives must not mix with those of the training step.
         timeout = timedelta(seconds=rank_info.timeout_s)
         self.group: dist.ProcessGroup | None = None
@@ -43,6 +44,10 @@ class BackgroundWriter:
     def submit(self, folder: Path, write: Callable[[], None]) -> None:
         """Queue the job `write`, which writes into `folder`."""
         self._thread.submit(_guarded, folder, write)
+
+    def wait(self) -> None:
+        """Wait until all jobs have ended."""
+        self._thread.submit(lambda: None).result()
 
 
 def _guarded(folder: Path, write: Callable[[], None]) -> None:

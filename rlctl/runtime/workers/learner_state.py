@@ -35,12 +35,11 @@ def save_state(
 
     `average` (N, ...) is that of the weights, if there is one, by name.
     """
-    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    stager = DefaultStager(StagingOptions(False, False, False, False))
     current = _state(model, optimizer, average, with_optimizer=bool(optimizer.state))
-    state = cast(dict[str, Any], stager.stage(current))  # without options it copies at once
+    stager = _stager(rank_info.device, writer)
+    state = cast(dict[str, Any], stager.stage(current))  # without a thread it copies at once
     random_state = json.dumps(rng_state())
 
     def write() -> None:
@@ -53,9 +52,22 @@ def save_state(
             process_group=writer.group,
             no_dist=rank_info.world_size == 1,
         )
-        stager.close()
+        if stager is not writer.stager:
+            stager.close()
 
     writer.submit(folder, write)
+
+
+def _stager(device: str, writer: BackgroundWriter) -> Any:
+    """Return a stager; on a GPU the one that has pinned memory, when its last copy is written."""
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    if device != "cuda":
+        return DefaultStager(StagingOptions(False, False, False, False))
+    writer.wait()
+    if writer.stager is None:
+        writer.stager = DefaultStager(StagingOptions(True, False, False, True))
+    return writer.stager
 
 
 def load_state(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes import schema
+from rlctl.runtime.model.lanes import Lane
 from rlctl.runtime.model.sharding import local_part
 from rlctl.runtime.workers.quantized_state import Eager, RowBlocks
 from rlctl.runtime.workers.split_weights import SplitWeights
@@ -161,7 +161,7 @@ class _Offloaded(Optimizer):
         groups = self.param_groups
         work = [(group, block) for group in groups for block in _blocks(group["params"])]
         device = local_part(work[0][1][0]).device
-        arriving, leaving = _Lane(device), _Lane(device)
+        arriving, leaving = Lane(device), Lane(device)
         hosts = _fetch(self.state, work[0][1], arriving)
         on_device: list[Tensor] = []
         for number, (group, block) in enumerate(work):
@@ -182,34 +182,7 @@ class _Offloaded(Optimizer):
 _Hosts = dict[tuple[Tensor, str], Tensor]  # tensors in host memory by parameter and name
 
 
-class _Lane:
-    """Copies in one direction, on a stream of their own on CUDA."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def block(self) -> AbstractContextManager[Any]:
-        """Return a block whose copies run beside the device's other operations."""
-        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
-
-    def follow(self) -> None:
-        """Make later copies wait for the operations that the device has so far."""
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(self.device))
-
-    def wait(self) -> None:
-        """Make the device's later operations wait for the copies so far."""
-        if self.stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
-
-    def synchronize(self) -> None:
-        """Wait until the copies so far are complete."""
-        if self.stream is not None:
-            self.stream.synchronize()
-
-
-def _fetch(state: Mapping[Any, Any], block: Sequence[Tensor], lane: _Lane) -> _Hosts:
+def _fetch(state: Mapping[Any, Any], block: Sequence[Tensor], lane: Lane) -> _Hosts:
     """Start to copy the state of `block`, parameters (N, ...), to the device.
 
     Returns the tensors (N, ...) in host memory; none before the first step.
@@ -223,7 +196,7 @@ def _fetch(state: Mapping[Any, Any], block: Sequence[Tensor], lane: _Lane) -> _H
 
 
 def _store(
-    state: Mapping[Any, Any], block: Sequence[Tensor], hosts: _Hosts, lane: _Lane
+    state: Mapping[Any, Any], block: Sequence[Tensor], hosts: _Hosts, lane: Lane
 ) -> list[Tensor]:
     """Start to copy the state of `block`, parameters (N, ...), to host memory.
 
