@@ -164,10 +164,12 @@ def measure(size: str, natural: bool, runs: int, threads: int) -> None:
     use_rlctl_attention(hf)
     use_onednn(hf)
     model = PolicyModel(hf, 1.0)
+    actor = compose("grpo", []).config.actor_rollout_ref.actor
     learner = Learner(
         model,
         RankInfo(0, 1, "cpu", threads, 60.0, deterministic=False, log_path=None),
-        compose("grpo", []).config.actor_rollout_ref.actor.optim,
+        actor.optim,
+        actor.fsdp_config,
     )
     budget = Budget("tokens", 16384, "tokens")
 

@@ -65,6 +65,7 @@ FREE = (
     "*.enable_activation_offload",
     "*.fsdp_config.param_offload",
     "*.fsdp_config.optimizer_offload",
+    "*.fsdp_config.offload_policy",
     "*.fsdp_config.reshard_after_forward",
     "*.fsdp_config.fsdp_size",
     "*.fsdp_config.ulysses_sequence_parallel_size",

@@ -25,7 +25,7 @@ from tests.distributed.meshes import (
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.distributed.test_gradient import gradient
 
-OFFLOAD = "actor_rollout_ref.actor.fsdp_config.param_offload=true"  # no-op on CPUs
+OFFLOAD = "actor_rollout_ref.actor.fsdp_config.offload_policy=true"  # no-op on CPUs
 CASES = (
     Case("critic", stages(2), joins=((0, 1),)),
     Case("actor", mesh(tensor=2)),

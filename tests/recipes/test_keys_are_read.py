@@ -29,7 +29,7 @@ ELSEWHERE = {
     "trainer.timeouts.rollout_restart_s": "read where worker processes are started",
     "trainer.placement.pools": "read where worker processes are placed",
     "trainer.balance_batch": "read where rows are shared out to ranks",
-    "*.fsdp_config.param_offload": "read where a model is sharded over ranks",
+    "*.fsdp_config.offload_policy": "read where a model is sharded over ranks",
     "*.model.gradient_checkpointing_every_n_layers": "read with gradient checkpointing",
     "*.fsdp_config.reshard_after_forward": "read where a model is sharded over ranks",
     "*.fsdp_config.fsdp_size": "read where a model is sharded over ranks",

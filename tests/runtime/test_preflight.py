@@ -302,7 +302,7 @@ def test_experts_are_divided_over_the_ranks_of_one_copy(model: Path, tmp_path: P
     assert said(mixture, 4) == said(mixture, 2, f"{section}.fsdp_size=2") == ""
     assert "share one copy of the parameters (4)" in said(mixture, 2)
     assert "does not divide the 0 experts" in said(model, 4)
-    assert "host memory" in said(mixture, 4, f"{section}.param_offload=true")
+    assert "host memory" in said(mixture, 4, f"{section}.offload_policy=true")
 
     tensor = f"{section}.tensor_model_parallel_size=2"
     assert said(mixture, 1, tensor) == said(mixture, 2, tensor) == ""

@@ -88,11 +88,16 @@ class FSDP(Section):
     """Fully sharded placement of one model's parameters."""
 
     param_offload: bool = Field(
-        description="keep parameters in host memory between uses, and the optimizer's state"
+        description="keep parameters in host memory while responses are generated and while other "
+        "roles compute"
     )
     optimizer_offload: bool = Field(
         description="keep the optimizer's state in host memory between updates; on CPUs it always "
         "is there"
+    )
+    offload_policy: bool = Field(
+        description="keep parameters, gradients and the optimizer's state in host memory, where "
+        "updates are computed (FSDP2's policy): least memory, slow"
     )
     reshard_after_forward: bool = Field(
         description="free gathered parameters after the forward pass: less memory, a second gather"

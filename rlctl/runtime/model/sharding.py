@@ -68,7 +68,7 @@ def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: R
         split_layers(model, stage, storage)
     if sequence > 1:
         model.sequence_group = _sequence_group(rank_info, sequence, tensor)
-    offloads = fsdp.param_offload and rank_info.device != "cpu"  # else they are there already
+    offloads = fsdp.offload_policy and rank_info.device != "cpu"  # else they are there already
     options = {
         "mesh": mesh,
         "ignored_params": experts,

@@ -43,7 +43,7 @@ def check_capacity(plan: MemoryPlan, devices: Devices, ranks: Mapping[str, int])
         return problems
     for pool, roles in plan.pools().items():
         needed = sum(role.parameters + role.moments for role in roles)
-        needed += max(role.gradients for role in roles)
+        needed += max(role.gradients + role.visiting for role in roles)
         if needed > available:
             names = ", ".join(role.role for role in roles)
             problems.append(

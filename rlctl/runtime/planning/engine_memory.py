@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from rlctl.recipes import schema
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.model_size import ModelSize
+from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 
 GIB = 2**30
 _GRAPHS = GIB  # of vLLM's default sizes of batches
+_TOKENS_PER_PASS = 16_384  # vLLM's default on a large GPU
 _SAMPLER = 3 * 4  # bytes per logit: logits, log-probs and a sorted copy in float32
 
 
@@ -62,8 +64,8 @@ def vllm_memory(
     ranks = rollout.tensor_model_parallel_size
     graphs = 0 if rollout.enforce_eager else _GRAPHS
     numbers = 4 * size.hidden + ceil_div(3 * size.intermediate, ranks)
-    scratch = rollout.max_num_batched_tokens * numbers * itemsize
-    scratch += rollout.max_num_seqs * size.vocab * _SAMPLER
+    scratch = (rollout.max_num_batched_tokens or _TOKENS_PER_PASS) * numbers * itemsize
+    scratch += rows_at_a_time(rollout, "cuda") * size.vocab * _SAMPLER
     cache = planned.cache
     if share is not None:
         weights = ceil_div(size.num_parameters * itemsize, ranks)

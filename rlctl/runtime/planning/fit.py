@@ -48,7 +48,8 @@ _SAVINGS = (
     "checkpointing",
     "checkpointing, reshard",
     "checkpointing, reshard, optimizer offload",
-    "checkpointing, reshard, optimizer offload, activation offload",
+    "checkpointing, reshard, optimizer offload, parameter offload",
+    "checkpointing, reshard, optimizer offload, parameter offload, activation offload",
     "checkpointing, reshard, offload",
 )
 # Changes of the training itself, which are proposed only where nothing else fits.
@@ -271,7 +272,8 @@ class Search:
                 found[f"{role.model_key}.lora_rank"] = savings["lora_rank"]
             if role.fsdp_key is not None:
                 found[f"{role.fsdp_key}.reshard_after_forward"] = "reshard" in savings["savings"]
-                found[f"{role.fsdp_key}.param_offload"] = "offload" in savings["savings"]
+                found[f"{role.fsdp_key}.param_offload"] = "parameter offload" in savings["savings"]
+                found[f"{role.fsdp_key}.offload_policy"] = "offload" in savings["savings"]
                 found[f"{role.fsdp_key}.fsdp_size"] = mesh.fsdp_size
             if role.fsdp_key is not None and "model_dtype" in savings:
                 found[f"{role.fsdp_key}.model_dtype"] = savings["model_dtype"]

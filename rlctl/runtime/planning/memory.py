@@ -35,6 +35,7 @@ class Storage:
     reshard: bool  # free gathered blocks after the forward pass
     offload: bool  # keep parameters and moments in host memory
     optimizer_offload: bool = False  # keep moments in host memory between updates
+    param_offload: bool = False  # keep parameters in host memory while other roles work
     tensor: int = 1  # ranks that split each layer
     stages: int = 1  # ranks that have some layers each
     gloo: bool = False  # collectives are gloo's, which work on copies and free them late
@@ -70,8 +71,9 @@ class Storage:
             shards < rest,
             wrapped,
             fsdp.reshard_after_forward,
-            wrapped and fsdp.param_offload and device != "cpu",
+            wrapped and fsdp.offload_policy and device != "cpu",
             fsdp.optimizer_offload and device != "cpu",
+            fsdp.param_offload and device != "cpu",
             tensor,
             stages,
             gloo=device == "cpu",
@@ -113,6 +115,7 @@ class RoleMemory:
     recomputing: int  # activations of one layer, which exist when the logits do not
     logits: int
     engine: EngineMemory
+    visiting: int  # parameters that are on the device only while the role works
     update: int  # of the optimizer: offloaded state on the device, a bfloat16 weight as float32
     host: int  # offloaded state and activations, and the copy of a checkpoint
 
@@ -127,7 +130,7 @@ class RoleMemory:
         """Temporary bytes of training: the larger of backward pass and update, which take turns."""
         backward = self.activations - self.recomputing + max(self.recomputing, self.logits)
         gathered = 0 if self.stays_gathered else self.gathered
-        return self.gradients + max(gathered + backward, self.update)
+        return self.visiting + self.gradients + max(gathered + backward, self.update)
 
     @property
     def resident(self) -> int:
@@ -177,6 +180,7 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
         num_parameters=size.num_parameters,
         num_trained=size.num_trained,
         parameters=state.parameters,
+        visiting=state.visiting,
         moments=state.moments,
         gathered=min(in_use, part.num_parameters) * storage.compute if storage.wrapped else 0,
         stays_gathered=not storage.reshard,
@@ -196,6 +200,7 @@ class _State:
     """Bytes of weights, of what the optimizer needs, and of both in host memory."""
 
     parameters: int
+    visiting: int  # see `RoleMemory`
     moments: int
     gradients: int
     update: int
@@ -209,23 +214,25 @@ def _state(part: ModelSize, storage: Storage, work: Work) -> _State:
     )
     parameters = trained * (storage.master + (_FLOAT32 if work.averages else 0))
     parameters += (own - trained) * storage.compute
+    visiting = parameters if storage.param_offload and not storage.offload else 0
     if not work.learns:
-        offloaded = parameters if storage.offload else 0
-        return _State(parameters - offloaded, 0, 0, 0, offloaded)
+        host = parameters if storage.offload else visiting
+        return _State(parameters - host, visiting, 0, 0, 0, host)
     bytes_each = 2 * _FLOAT32 if work.state_bytes is None else work.state_bytes
     bytes_each += _FLOAT32 - storage.master  # the other bits of weights in bfloat16
     moments, gradients = int(trained * bytes_each), trained * storage.master
     host = trained * storage.master + moments if work.saves else 0
     reduced = _reduced(part, storage) if storage.wrapped else 0
     if storage.offload:
-        return _State(0, 0, reduced, 0, host + parameters + moments + gradients)
+        return _State(0, 0, 0, reduced, 0, host + parameters + moments + gradients)
+    host += visiting
     largest, update = ceil_div(part.largest_tensor, storage.shards), 0
     if storage.optimizer_offload:
         host += moments
         moments, update = 0, min(moments, int(2 * max(BLOCK, largest) * bytes_each))
     if storage.master < _FLOAT32:  # a weight and its gradient in float32
         update += 2 * _FLOAT32 * min(trained, largest)
-    return _State(parameters, moments, gradients + reduced, update, host)
+    return _State(parameters - visiting, visiting, moments, gradients + reduced, update, host)
 
 
 def _reduced(size: ModelSize, storage: Storage) -> int:

@@ -173,8 +173,8 @@ def _check_experts(
                 fix=(key, f"{key}=1"),
             )
         ]
-    if fsdp.param_offload:
-        offload = f"{role.fsdp_key}.param_offload"
+    if fsdp.offload_policy:
+        offload = f"{role.fsdp_key}.offload_policy"
         return [
             Problem(
                 f"{subject} keeps the experts on their ranks, and {offload}=true in host memory",

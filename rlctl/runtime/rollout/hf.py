@@ -92,7 +92,7 @@ class HFEngine:
         )
         context_length = model.config.get_text_config(decoder=True).max_position_embeddings
         self.max_length = context_length if max_length is None else min(max_length, context_length)
-        self.owned = owned
+        self.owned, self.uses_policy = owned, not owned
         self._waiting: list[Part] = []
         check_states(model)
         if capturer is not None and has_mixers(model):

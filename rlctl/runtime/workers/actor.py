@@ -84,9 +84,9 @@ class ActorWorker(LearningWorker, Actor):
         policy = PolicyModel(hf, temperature)
         compiled, fsdp = spec.actor.use_torch_compile, spec.actor.fsdp_config
         self.policy = prepare(policy, spec.model, fsdp, rank_info, compiled)
-        self.learner = Learner(self.policy, rank_info, spec.actor.optim, fsdp.optimizer_offload)
+        self.learner = Learner(self.policy, rank_info, spec.actor.optim, fsdp)
         if Needs.AVERAGE in spec.algorithm.needs:
-            self.learner.average = Average(self.policy)
+            self.learner.keep_average()
         self.engine: RolloutEngine | None = None
         self._startup: Generator[str, None, None] | None = None
         self.engine_is_stale = True
@@ -124,8 +124,8 @@ class ActorWorker(LearningWorker, Actor):
         if self._startup is None:
             self._startup = self._startup_phases()
         phase = next(self._startup, None)
-        if phase is None and self.engine is not None:
-            self._let_sleep(self.engine)
+        if phase is None:
+            self._let_sleep()
         return phase
 
     def _startup_phases(self) -> Generator[str, None, None]:
@@ -142,8 +142,12 @@ class ActorWorker(LearningWorker, Actor):
         )
         # The engine cannot share a sharded model, or one with adapters that it does not compute.
         separate = is_sharded(self.policy) or self.engine_weights.merges
+        parameters = self.learner.parameters
+        parameters.used_by_engine = not separate
+        parameters.begin_generation()
         engine = load("engines", self.spec.sampling.rollout.name)
         self.engine = yield from start_in_phases(engine, spec, None if separate else self.policy.hf)
+        parameters.used_by_engine &= getattr(self.engine, "uses_policy", True)  # plug-ins may
 
     @dispatch(Dispatch.BROADCAST, phase="update_weights")
     def update_weights(self) -> None:
@@ -152,8 +156,10 @@ class ActorWorker(LearningWorker, Actor):
         self.versions.now = self.learner.num_updates
         self.engine.wake()
         if self.engine_is_stale:
+            self.learner.parameters.enter()
             self.engine.load_weights(self.engine_weights.parameters(self.engine_lacks))
             self.engine_is_stale, self.engine_lacks = False, Selection.CHANGING
+        self.learner.parameters.begin_generation()
 
     @dispatch(Dispatch.RANK_ZERO, phase="update_weights")
     def publish_weights(self) -> Published:
@@ -164,10 +170,9 @@ class ActorWorker(LearningWorker, Actor):
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
         engine = self._ready_engine()
-        engine.wake()
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
         responses = engine.generate(prompts.prompt_ids.to(self.rank_info.device), sampling)
-        self._let_sleep(engine)
+        self._let_sleep()
         return to_rollouts(prompts, sampling.n, responses)
 
     @dispatch(Dispatch.EACH)
@@ -181,16 +186,15 @@ class ActorWorker(LearningWorker, Actor):
         """
         (own,) = requests
         engine = self._ready_engine()
-        engine.wake()
         return [exchange(engine, own, limit, cancelled, self.versions)]
 
     @dispatch(Dispatch.BROADCAST)
     def end_exchange(self) -> None:
         """Release the engine's memory until the next `update_weights`."""
-        self._let_sleep(self._ready_engine())
+        self._let_sleep()
 
-    def _let_sleep(self, engine: RolloutEngine) -> None:
-        if engine.sleep():
+    def _let_sleep(self) -> None:
+        if self.engine is not None and self.engine.sleep():
             self.engine_is_stale, self.engine_lacks = True, Selection.ALL
 
     @dispatch(collect_fn=lambda _, results: list(chain(*results)))
@@ -199,6 +203,7 @@ class ActorWorker(LearningWorker, Actor):
 
         Each rank sends its shards; rank 0 whole parameters if adapters are merged or layers split.
         """
+        self.learner.parameters.enter()
         if self.engine_weights.merges or self.spec.fsdp.tensor_model_parallel_size > 1:
             merged = self.engine_weights.parameters(channel.selection)
             if self.rank_info.rank > 0:
@@ -241,6 +246,7 @@ class ActorWorker(LearningWorker, Actor):
 
     def _average(self) -> Average:
         assert self.learner.average is not None, "the algorithm does not declare Needs.AVERAGE"
+        self.learner.parameters.enter()
         return self.learner.average
 
     @dispatch(Dispatch.SPLIT, phase="update_actor")
@@ -268,9 +274,8 @@ class ActorWorker(LearningWorker, Actor):
             found = with_agreement(self.spec.algorithm.loss(outputs, part), sequences)
             return replace(found, values=outputs.log_probs.detach()) if keep else found
 
-        grad_clip = self.spec.actor.grad_clip
         return self.learner.learn(
-            batch, self.budget, loss, lr, grad_clip, ACTOR.name, max_probs_diff
+            batch, self.budget, loss, lr, self.spec.actor.grad_clip, ACTOR.name, max_probs_diff
         )
 
     @dispatch(Dispatch.BROADCAST)
@@ -279,12 +284,14 @@ class ActorWorker(LearningWorker, Actor):
         super().load(folder)
 
     def _ready_engine(self) -> RolloutEngine:
-        """Return the engine. Raises InternalError if its weights are stale."""
+        """Wake and return the engine. Raises InternalError if its weights are stale."""
         assert self.engine is not None, "this actor's rollout engine was not started"
         if self.engine_is_stale:
             raise InternalError(
                 "the engine's weights are stale: call update_weights before generating"
             )
+        self.learner.parameters.begin_generation()
+        self.engine.wake()
         return self.engine
 
     def close(self) -> None:

@@ -92,6 +92,7 @@ class LearningWorker(ModelWorker, LearningRole):
         """
         if export is not None:
             self._export(export)
+            self.learner.parameters.enter()
         self.learner.save(folder)
 
     @dispatch(Dispatch.BROADCAST)

@@ -31,7 +31,7 @@ class CriticSpec:
     critic: schema.Critic
     algorithm: ValueLoss
     seed: int
-    compiled: bool = False  # its layers, by torch.compile
+    compiled: bool | None = False  # its layers: see `use_torch_compile`
 
     @property
     def fsdp(self) -> schema.FSDP:
@@ -52,9 +52,7 @@ class CriticWorker(LearningWorker, Critic):
         self.spec = spec
         model, compiled = ValueModel(hf), spec.compiled
         self.model = prepare(model, critic.model, critic.fsdp_config, rank_info, compiled)
-        self.learner = Learner(
-            self.model, rank_info, critic.optim, critic.fsdp_config.optimizer_offload
-        )
+        self.learner = Learner(self.model, rank_info, critic.optim, critic.fsdp_config)
         max_rows = None if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
         self.budget = Budget.for_passes(
             f"{CRITIC.section}.ppo",

@@ -8,7 +8,7 @@ ranks, and the gradient is divided once, before clipping.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +25,7 @@ from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.model.average import Average
 from rlctl.runtime.model.causal_lm import PolicyModel, PolicyOutputs, ValueModel
+from rlctl.runtime.model.phase_offload import PhaseOffload
 from rlctl.runtime.model.pipeline_parallel import stage_of
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.routing import has_routers
@@ -36,7 +37,7 @@ from rlctl.runtime.workers.background import BackgroundWriter
 from rlctl.runtime.workers.flops import device_usage
 from rlctl.runtime.workers.learner_state import load_state, save_state
 from rlctl.runtime.workers.optimizers import build_optimizer, set_lr
-from rlctl.runtime.workers.passes import Compute, passes
+from rlctl.runtime.workers.passes import Compute, in_order, passes
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 B = TypeVar("B", bound=Rollouts)
@@ -51,9 +52,9 @@ class Learner:
         model: PolicyModel | ValueModel | RewardModel,
         rank_info: RankInfo,
         optim: schema.Optim | None,
-        offload: bool = False,
+        fsdp: schema.FSDP,
     ) -> None:
-        """Build the optimizer; with `offload` its state is in host memory between updates."""
+        """Build the optimizer; `fsdp` has the parts that are in host memory between uses."""
         self.model = model
         self.rank_info = rank_info
         self.oom_retries: list[OomRetry] = []
@@ -61,8 +62,14 @@ class Learner:
         self.optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
             trained = [each for each in model.parameters() if each.requires_grad]
-            self.optimizer = build_optimizer(trained, optim, offload)
+            self.optimizer = build_optimizer(trained, optim, fsdp.optimizer_offload)
             self.writer = BackgroundWriter(rank_info)
+        self.parameters = PhaseOffload(model, fsdp.param_offload)
+
+    def keep_average(self) -> None:
+        """Keep a moving average of the weights."""
+        self.average = Average(self.model)
+        self.parameters.add(self.average.values.values())
 
     @property
     def num_updates(self) -> int:
@@ -94,7 +101,7 @@ class Learner:
         lengths, values = batch.response_ids.lengths, list(zip(*results, strict=True))
         sizes = [torch.ones_like(lengths) if per_row else lengths] * (len(values) - num_whole)
         sizes += [batch.num_tokens] * num_whole
-        return tuple(_in_order(x, order, y) for x, y in zip(values, sizes, strict=True))
+        return tuple(in_order(x, order, y) for x, y in zip(values, sizes, strict=True))
 
     def infer_policy(
         self, policy: PolicyModel, batch: Rollouts, budget: Budget, top_k: int
@@ -139,7 +146,7 @@ class Learner:
         losses, order = self._in_micro_batches(batch, budget, losses_of)
         kept = [each.num_tokens for each in losses if each.num_tokens is not None]
         diffs = [each.metrics.get(PROBS_DIFF, Mean(0, 0)) for each in losses]
-        total, count, num_undivided, num_tokens, diff, compared = self._sum_over_ranks(
+        sums = (
             sum(float(each.total) for each in losses),
             sum(each.count or 0.0 for each in losses),
             sum(each.count is None for each in losses),
@@ -147,6 +154,8 @@ class Learner:
             sum(each.total for each in diffs if isinstance(each, Mean)),
             sum(each.count for each in diffs if isinstance(each, Mean)),
         )
+        summed = self.sum_over_ranks(torch.tensor(sums, dtype=torch.float64))
+        total, count, num_undivided, num_tokens, diff, compared = summed.tolist()
         metrics = [each.metrics for each in losses]
         divisor = 1.0 if num_undivided else count
         if max_probs_diff is not None and compared and not diff / compared <= max_probs_diff:
@@ -166,7 +175,7 @@ class Learner:
             metrics.append(device_usage(config, lengths, seconds * ranks, name))
         parts, values = [each.values for each in losses if each.values is not None], None
         if len(parts) == len(losses):
-            values = _in_order(parts, order, batch.response_ids.lengths)
+            values = in_order(parts, order, batch.response_ids.lengths)
         return merge(metrics), values
 
     def _step(self, divisor: float, lr: float, grad_clip: float, name: str) -> Metrics:
@@ -199,6 +208,7 @@ class Learner:
         After an out-of-memory error all micro-batches are computed again with half the limit,
         because an interrupted backward pass has already added part of its gradient.
         """
+        self.parameters.enter()
         batch = batch if has_routers(self.model.hf) else replace(batch, routing=None)
         numbers = prompt_numbers(batch.prompt_ids, batch.routing)
         counts = TokenCounts(batch.num_tokens, numbers, batch.prompt_ids.lengths)
@@ -256,9 +266,6 @@ class Learner:
         values = outputs.log_probs if isinstance(outputs, PolicyOutputs) else outputs
         return Loss(0.0 * values.sum(), 0.0, {}, values=values.detach()[:0])
 
-    def _sum_over_ranks(self, *values: float) -> list[float]:
-        return self.sum_over_ranks(torch.tensor(values, dtype=torch.float64)).tolist()
-
     def sum_over_ranks(self, numbers: Tensor) -> Tensor:
         """Return the sums of `numbers` (N,), on the CPU, over ranks with different rows.
 
@@ -276,6 +283,7 @@ class Learner:
         Collective.
         """
         assert self.optimizer is not None, "this model is not trained"
+        self.parameters.enter()
         average = None if self.average is None else self.average.values
         save_state(self.model, self.optimizer, average, self.rank_info, folder, self.writer)
 
@@ -285,16 +293,8 @@ class Learner:
         The average starts as a copy of the weights if the checkpoint has none.
         """
         assert self.optimizer is not None, "this model is not trained"
+        self.parameters.enter()
         average = None if self.average is None else self.average.values
         found = load_state(self.model, self.optimizer, average, self.rank_info, folder)
         if self.average is not None and not found:
             self.average.restart()
-
-
-def _in_order(parts: Sequence[Tensor], rows: Sequence[Tensor], lengths: Tensor) -> Ragged:
-    """Return the values (T,) of each micro-batch in the order of the batch: B rows, on the CPU.
-
-    `rows` are those of the micro-batches, (N,) int64; those of `lengths` (B,) are the batch's.
-    """
-    back = torch.cat(list(rows))
-    return Ragged(torch.cat(list(parts)).cpu(), lengths[back]).select(back.argsort())

@@ -69,11 +69,15 @@ def check_optimizer(optim: schema.Optim, fsdp: schema.FSDP | None, section: str)
 
     Raises ConfigError, and MissingExtraError if its package is not installed.
     """
-    if _is_quantized(optim) and fsdp is not None and (fsdp.optimizer_offload or fsdp.param_offload):
+    if (
+        _is_quantized(optim)
+        and fsdp is not None
+        and (fsdp.optimizer_offload or fsdp.offload_policy)
+    ):
         raise ConfigError(
             f"the state of {optim.optimizer} cannot be in host memory",
             where=f"{section}.fsdp_config",
-            hint="optimizer_offload=false and param_offload=false, or another optimizer",
+            hint="optimizer_offload=false and offload_policy=false, or another optimizer",
         )
     if fsdp is not None and fsdp.model_dtype == "fp16":
         raise ConfigError(

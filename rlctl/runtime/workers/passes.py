@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.pipeline_parallel import Stage, stage_of
 from rlctl.runtime.model.sequences import Sequences
@@ -136,3 +137,12 @@ def _run(
     except RuntimeError as error:
         # torch puts the text of any error of a stage into one of its own.
         raise error.__cause__ or error from None
+
+
+def in_order(parts: Sequence[Tensor], rows: Sequence[Tensor], lengths: Tensor) -> Ragged:
+    """Return the values (T,) of each micro-batch in the order of the batch: B rows, on the CPU.
+
+    `rows` are those of the micro-batches, (N,) int64; those of `lengths` (B,) are the batch's.
+    """
+    back = torch.cat(list(rows))
+    return Ragged(torch.cat(list(parts)).cpu(), lengths[back]).select(back.argsort())

@@ -27,7 +27,7 @@ class ReferenceSpec:
     ref: schema.Ref
     temperature: float
     seed: int
-    compiled: bool = False  # its layers, by torch.compile
+    compiled: bool | None = False  # its layers: see `use_torch_compile`
 
     @property
     def fsdp(self) -> schema.FSDP:
@@ -54,7 +54,7 @@ class ReferenceWorker(ModelWorker, Reference):
         policy = PolicyModel(hf, spec.temperature)
         fsdp = spec.ref.fsdp_config
         self.policy = prepare(policy, spec.model, fsdp, rank_info, spec.compiled)
-        self.learner = Learner(self.policy, rank_info, optim=None)
+        self.learner = Learner(self.policy, rank_info, None, fsdp)
         ref = spec.ref
         max_rows = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
         self.budget = Budget.for_passes(

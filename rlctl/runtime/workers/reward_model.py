@@ -48,7 +48,7 @@ class RewardModelWorker(ModelWorker, RewardModel):
         kind = REWARD_LEARNER.kind if learns else REWARD_MODEL.kind
         self.model = _build(settings, kind, rank_info, spec.seed, learns)
         optim = settings.optim if learns else None
-        self.learner = Learner(self.model, rank_info, optim, fsdp.optimizer_offload)
+        self.learner = Learner(self.model, rank_info, optim, fsdp)
         self.budget = _budget(settings)
 
     @dispatch(Dispatch.SPLIT, phase="rm_scores")

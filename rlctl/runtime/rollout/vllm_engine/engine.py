@@ -98,6 +98,7 @@ class VLLMEngine:
         self.shared: dict[str, Tensor] | None = None  # policy parameters that are views of vLLM's
         if policy is not None and spec.rank_info.device == "cpu" and self.ranks_per_engine == 1:
             self.shared = share_parameters(runner.get_model(), policy)
+        self.uses_policy = self.shared is not None
         self.converted = None if self.shared else converted_model(spec.model)
 
     @classmethod
