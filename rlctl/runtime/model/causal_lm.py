@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,12 @@ class PolicyOutputs(NamedTuple):
     sum_pi_squared: Tensor | None = None  # (T,): Σ_v π(v)², without a gradient
     candidates: Tensor | None = None  # (T, K): those of the sequences, or the most probable tokens
     candidate_log_probs: Tensor | None = None  # (T, K)
+
+
+def has_score_kernel(logits: Tensor) -> bool:
+    """Return True if a kernel can read `logits` (T, V), and Triton is installed."""
+    readable = logits.is_cuda and logits.element_size() <= 4 and logits.is_contiguous()
+    return readable and find_spec("triton") is not None
 
 
 def run_backbone(backbone: nn.Module, sequences: Sequences) -> BaseModelOutput:
@@ -152,11 +159,21 @@ class PolicyModel(PackedModel):
         if self.vocabulary is not None:
             wanted = (with_entropy, with_squares, top_k)
             return self._divided(self.vocabulary, logits, targets, candidates, wanted)
-        scores = log_probs_and_entropy(logits, targets, self.temperature, with_entropy)
-        squares = sum_of_squared_probs(logits, self.temperature) if with_squares else None
         ids = logits.topk(top_k).indices if top_k else candidates
+        if has_score_kernel(logits):
+            from rlctl.runtime.model.score_kernels import FusedScore, may_overwrite
+
+            overwrite = ids is None and may_overwrite(logits)
+            scores: Any = FusedScore.apply(logits, targets, self.temperature, overwrite)
+            log_probs, entropy, squares = scores
+        else:
+            log_probs, entropy = log_probs_and_entropy(
+                logits, targets, self.temperature, with_entropy
+            )
+            squares = sum_of_squared_probs(logits, self.temperature) if with_squares else None
         others = log_probs_of(logits, ids, self.temperature) if ids is not None else None
-        return *scores, squares, ids, others
+        entropy, squares = entropy if with_entropy else None, squares if with_squares else None
+        return log_probs, entropy, squares, ids, others
 
     def _divided(
         self,

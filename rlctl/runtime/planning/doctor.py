@@ -48,6 +48,7 @@ _EXTRAS = {
     "peft": "LoRA adapters",
     "qlora": "base of adapters in 4 bits",
     "torchao": "AdamW with moments in 8 bits",
+    "triton": "kernels of logits; torch for CUDA brings it",
     "math": "scorer of mathematics",
     "lm-eval": "rlctl eval --tasks",
     "s3": "s3:// addresses",
