@@ -6,6 +6,7 @@ Axes: B rows, R tokens of the longest response, T tokens of all rows, V vocabula
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,18 @@ def to_device(x: Tensor, device: torch.device | str) -> Tensor:
     if torch.device(device).type == "cuda" and x.device.type == "cpu":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
+
+
+@contextmanager
+def any_algorithms() -> Iterator[None]:
+    """Allow algorithms within the block that `trainer.deterministic` does not: see each use."""
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:

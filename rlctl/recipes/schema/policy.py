@@ -126,9 +126,9 @@ class Actor(Updates):
         description="estimator of the KL in the loss: kl, abs, mse, low_var_kl, …"
     )
     grad_clip: PositiveFloat = Field(description="maximum gradient norm")
-    use_torch_compile: bool = Field(
+    use_torch_compile: bool | None = Field(
         description="compile the decoder layers of actor, reference and critic: faster passes "
-        "after a longer first step"
+        "after a longer first step; null = on GPUs, for whole dense layers, with a compiler"
     )
     router_replay: RouterReplay
     optim: Optim

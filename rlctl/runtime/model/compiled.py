@@ -7,10 +7,12 @@ Parameters keep their names, and hooks of FSDP and of gradient checkpointing run
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sysconfig
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,14 @@ import torch
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
+from rlctl.recipes import schema
 from rlctl.runtime.model.attention import Packing, leave_out_of_graphs
 from rlctl.runtime.model.mixers import contains_mixer
+from rlctl.runtime.model.routing import num_experts
 from rlctl.runtime.model.sharding import decoder_layers
 from rlctl.runtime.model.shared_prompts import SharedPrompts
+
+LOG = logging.getLogger(__name__)
 
 KEY = "actor_rollout_ref.actor.use_torch_compile"
 # Kinds of passes: with gradients and without, shared prompts or not, with and without adapters, in
@@ -41,8 +47,25 @@ def enable_compiler() -> None:
     dynamo.disable = False
     os.environ.pop("TORCHDYNAMO_DISABLE", None)
     # Its default is below TMPDIR, which under Ray is removed at the end of a run.
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "rlctl" / "inductor"))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlctl" / "inductor"
+    with suppress(OSError):  # the home folder cannot be written, or there is none
+        cache.mkdir(parents=True, exist_ok=True)
+    if os.access(cache, os.W_OK):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+
+
+def compiles_by_default(
+    hf: PreTrainedModel, model: schema.Model, fsdp: schema.FSDP, device: str
+) -> bool:
+    """Return what null as `use_torch_compile` means: True where a few graphs suffice."""
+    split = fsdp.tensor_model_parallel_size * fsdp.pipeline_model_parallel_size > 1
+    mixture = num_experts(hf.config.get_text_config()) > 0
+    if device != "cuda" or split or mixture or model.load_in_4bit:
+        return False
+    missing = missing_for_compiler(device)
+    if missing is not None:
+        LOG.warning(f"layers are not compiled, which is slower: torch.compile needs {missing}")
+    return missing is None
 
 
 def compile_layers(hf: PreTrainedModel) -> None:
@@ -73,22 +96,27 @@ def _for_packed_rows(plain: Callable[..., Any], compiled: Callable[..., Any]) ->
     return forward
 
 
-def check_compiler(device: str) -> None:
-    """Raise ConfigError unless this machine has what `torch.compile` needs for `device`."""
+def missing_for_compiler(device: str) -> str | None:
+    """Return what `torch.compile` needs for `device` and this machine lacks, if anything."""
     name, variable = ("C", "CC") if device == "cuda" else ("C++", "CXX")
     names = ("gcc", "clang", "cc") if device == "cuda" else ("g++",)
     given = os.environ.get(variable)
-    missing = ""
     if not any(shutil.which(each) for each in ([given] if given else names)):
-        missing = f"a {name} compiler, and there is no {given or ' or '.join(names)}"
-    elif not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        missing = f"Python.h, which {sysconfig.get_path('include')} does not have"
-    elif device == "cuda" and find_spec("triton") is None:
-        missing = "triton, which is not installed"
-    if missing:
+        return f"a {name} compiler, and there is no {given or ' or '.join(names)}"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return f"Python.h, which {sysconfig.get_path('include')} does not have"
+    if device == "cuda" and find_spec("triton") is None:
+        return "triton, which is not installed"
+    return None
+
+
+def check_compiler(device: str) -> None:
+    """Raise ConfigError unless this machine has what `torch.compile` needs for `device`."""
+    missing = missing_for_compiler(device)
+    if missing is not None:
         raise ConfigError(
             f"torch.compile needs {missing}",
             where=KEY,
-            hint=f"install it (g++ and python3-dev on Debian; {variable} names a compiler), or set "
+            hint=f"install it (g++ and python3-dev on Debian; CC or CXX names a compiler), or set "
             f"{KEY}=false",
         )

@@ -12,15 +12,21 @@ Axes: T packed tokens, H query heads, K key-value heads, D head size.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.attention
 import torch.nn.functional as F
 from torch import Tensor
 
+LOG = logging.getLogger(__name__)
+
+_FLASH_3 = "flash_attn_interface"  # module of its wheel
 Kernel = Literal["varlen", "flex", "dense"]
 
 
@@ -68,6 +74,18 @@ def has_varlen_kernel(query: Tensor) -> bool:
     ):
         return False
     return torch.cuda.get_device_capability(query.device) >= (8, 0)
+
+
+def use_flash_attention_3() -> bool:
+    """Use FlashAttention 3 (arXiv 2407.08608) on Hopper if it is installed; return True if so."""
+    if find_spec(_FLASH_3) is None or torch.cuda.get_device_capability()[0] != 9:
+        return False
+    try:
+        torch.nn.attention.activate_flash_attention_impl("FA3")
+    except (AttributeError, ImportError, RuntimeError) as error:  # another torch or CUDA
+        LOG.warning(f"FlashAttention 2 is used, because {_FLASH_3} does not load: {error}")
+        return False
+    return True
 
 
 def attend_varlen(

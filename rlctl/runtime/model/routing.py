@@ -32,8 +32,15 @@ AGREEMENT = "training/router_agreement"
 OWN = -1  # in the place of an expert: the model chooses itself
 # Types of models whose routers are known to choose by one call of `torch.topk`.
 SUPPORTED = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+# Config attributes with the number of experts.
+_MIXTURE_SIZES = ("num_experts", "num_local_experts", "n_routed_experts")
 _ROUTER = "TopKRouter"  # end of the names of transformers' classes
 _INSTALLED = "rlctl_routers"  # attribute of a model
+
+
+def num_experts(config: Any) -> int:
+    """Return the number of experts of a decoder's config; 0 without a mixture."""
+    return next((n for name in _MIXTURE_SIZES if (n := getattr(config, name, None))), 0)
 
 
 class RoutingShape(NamedTuple):

@@ -15,9 +15,9 @@ from rlctl.runtime.cluster.pools import RANKS_PER_RELAY
 from rlctl.runtime.model import pipeline_parallel
 from rlctl.runtime.model.compiled import KEY as COMPILE_KEY
 from rlctl.runtime.model.mixers import has_states
+from rlctl.runtime.model.routing import num_experts
 from rlctl.runtime.model.tensor_parallel import unsplittable, unsplittable_adapters
 from rlctl.runtime.planning.preflight import check_batches, read_model_config
-from rlctl.runtime.workers.flops import MIXTURE_SIZES
 
 _SEQUENCE, _TENSOR = "ulysses_sequence_parallel_size", "tensor_model_parallel_size"
 _EXPERTS, _PIPELINE = "expert_model_parallel_size", "pipeline_model_parallel_size"
@@ -127,7 +127,7 @@ def _check_stages(
 
 def _compiles(role: Role, config: schema.Config) -> bool:
     """Return True if the layers of the role's model are compiled."""
-    return config.actor_rollout_ref.actor.use_torch_compile and role.kind != "classifier"
+    return bool(config.actor_rollout_ref.actor.use_torch_compile) and role.kind != "classifier"
 
 
 def _check_adapters(
@@ -154,7 +154,7 @@ def _check_experts(
     rest = num_ranks // tensor // fsdp.pipeline_model_parallel_size
     sharing = rest if fsdp.fsdp_size == -1 else fsdp.fsdp_size
     text = _text_config(role, config)
-    number = next((n for name in MIXTURE_SIZES if (n := getattr(text, name, None))), 0)
+    number = 0 if text is None else num_experts(text)
     subject = f"the mesh of the {role.name} does not fit: {key}={size}"
     if size != sharing:
         return [

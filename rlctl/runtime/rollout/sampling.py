@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlctl.runtime.ops import any_algorithms
 from rlctl.runtime.rollout.requests import Decoding
 
 # Tokens of a block; elements from which on two small sums are faster than one large.
@@ -77,13 +78,9 @@ def _cumulative(probs: Tensor) -> Tensor:
     """
     if not probs.is_cuda or not torch.are_deterministic_algorithms_enabled():
         return probs.cumsum(-1)
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(False)
-    try:
+    with any_algorithms():
         rows = probs if len(probs) > 1 else probs.expand(2, -1)
         return rows.cumsum(-1)[: len(probs)]
-    finally:
-        torch.use_deterministic_algorithms(True, warn_only=warn_only)
 
 
 def _invert(cumulative: Tensor, mass: Tensor) -> Tensor:

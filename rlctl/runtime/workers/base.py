@@ -13,7 +13,7 @@ from rlctl.files import apply_umask
 from rlctl.recipes import schema
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
-from rlctl.runtime.model.compiled import check_compiler, compile_layers
+from rlctl.runtime.model.compiled import check_compiler, compile_layers, compiles_by_default
 from rlctl.runtime.model.four_bit import check_unsharded, is_4bit
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.model.lora import adapter_parameters, merged_parameters, write_adapter
@@ -34,7 +34,7 @@ def prepare(
     settings: schema.Model,
     fsdp: schema.FSDP,
     rank_info: RankInfo,
-    compiled: bool = False,
+    compiled: bool | None = False,
 ) -> M:
     """Check `model`, compile and shard it on the rank's device, in place; return it."""
     device = rank_info.device
@@ -48,6 +48,7 @@ def prepare(
         check_packing(first_layers(model, storage))
     if compiled:
         check_compiler(device)
+    if compiled or (compiled is None and compiles_by_default(model.hf, settings, fsdp, device)):
         compile_layers(model.hf)
     shard(model, rank_info, fsdp, storage)
     return model
@@ -91,8 +92,8 @@ class LearningWorker(ModelWorker, LearningRole):
         folder `adapter` next to it.
         """
         if export is not None:
-            self._export(export)
             self.learner.parameters.enter()
+            self._export(export)
         self.learner.save(folder)
 
     @dispatch(Dispatch.BROADCAST)

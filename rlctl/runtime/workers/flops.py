@@ -11,12 +11,9 @@ import torch
 from transformers import PretrainedConfig
 
 from rlctl.runtime.model.attention import layer_window
+from rlctl.runtime.model.routing import num_experts
 from rlctl.runtime.workers.gpu_memory import PEAK
 from rlctl.tracking.metrics import Max, Mean, Metrics
-
-# Config attributes with the number of experts; a token does not use every one.
-MIXTURE_SIZES = ("num_experts", "num_local_experts", "n_routed_experts")
-
 
 # Dense bfloat16 FLOP/s from the vendors' data sheets; the first name that is part of the device's.
 _PEAKS = {
@@ -69,9 +66,7 @@ class DecoderShape:
             "num_attention_heads",
             "intermediate_size",
         )
-        if any(getattr(text, name, None) is None for name in sizes) or any(
-            getattr(text, name, None) for name in MIXTURE_SIZES
-        ):
+        if any(getattr(text, name, None) is None for name in sizes) or num_experts(text):
             return None
         heads = text.num_attention_heads
         return cls(

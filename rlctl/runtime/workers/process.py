@@ -25,6 +25,7 @@ from rlctl.log import log_to_stderr
 from rlctl.runs.run_dir import relax_umask
 from rlctl.runtime.batch.stored import PackedRows, detach
 from rlctl.runtime.model.compiled import enable_compiler
+from rlctl.runtime.model.kernels import use_flash_attention_3
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.gpu_memory import PEAK, use_expandable_segments
 from rlctl.runtime.workers.heap import keep_freed_memory
@@ -58,6 +59,7 @@ class Process:
         else:
             use_expandable_segments()
             enable_compiler()
+            os.environ.setdefault("NCCL_DEBUG", "WARN")  # to the log; by default it says nothing
         seed_all(rank_info.seed + rank_info.rank)
         if rank_info.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -80,6 +82,7 @@ class Process:
         self._listener = None
         if rank_info.device == "cuda":
             torch.cuda.set_device(0)  # under Ray only the process's own device is visible
+            use_flash_attention_3()
         if rank_info.world_size > 1 or rank_info.device == "cuda":
             backend = "cuda:nccl,cpu:gloo" if rank_info.device == "cuda" else "gloo"
             timeout = timedelta(seconds=rank_info.timeout_s)

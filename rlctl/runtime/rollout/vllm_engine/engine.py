@@ -29,6 +29,7 @@ from rlctl.errors import Problem, raise_problems
 from rlctl.plugins import Unused
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.ops import any_algorithms
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
@@ -83,12 +84,11 @@ class VLLMEngine:
         self, llm: LLM, spec: EngineSpec, policy: PreTrainedModel | None, *, owns_group: bool
     ) -> None:
         self.llm = llm
-        self.rank_info = spec.rank_info
+        self.rank_info, self.owns_group = spec.rank_info, owns_group
         self.max_length = spec.max_length
         self.ranks_per_engine = spec.rollout.tensor_model_parallel_size
         self.sleeps = spec.rollout.free_cache_engine
         self.asleep = self.cache_released = False
-        self.owns_group = owns_group
         runner = model_runner(llm)
         report_full_log_probs(runner)
         self._open: dict[str, tuple[Request, int]] = {}  # vLLM's request id -> request, response
@@ -105,8 +105,7 @@ class VLLMEngine:
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
         """Validate installation, tensor parallelism and batch sizes: see `RolloutEngine.check`."""
         check_installed(device)
-        section = "actor_rollout_ref.rollout"
-        size = rollout.tensor_model_parallel_size
+        section, size = "actor_rollout_ref.rollout", rollout.tensor_model_parallel_size
         problems: list[Problem] = []
         if num_ranks % size:
             divisors = [str(k) for k in range(1, num_ranks + 1) if num_ranks % k == 0]
@@ -183,6 +182,7 @@ class VLLMEngine:
             self._open |= dict(zip(keys, rows, strict=True))
             self.routing.begin(names)
 
+    @any_algorithms()  # vLLM uses some that torch refuses with `trainer.deterministic`
     def step(self) -> list[Completion]:
         """Run one step of vLLM's scheduler: see `RolloutEngine.step`."""
         finished: list[Completion] = []

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from transformers import AutoConfig
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
-from rlctl.runtime.ops import ceil_div
+from rlctl.runtime.ops import any_algorithms, ceil_div
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 from rlctl.runtime.rollout.vllm_engine.adapters import MERGE_HINT, adapter_arguments, takes_adapters
@@ -76,7 +76,7 @@ def start(spec: EngineSpec) -> LLM:
 
     arguments = engine_arguments(spec) | dict(spec.rollout.engine_kwargs)
     set_num_threads = torch.set_num_threads
-    with _quiet(spec):
+    with _quiet(spec), any_algorithms():
         try:
             llm = LLM(**arguments)
             if spec.rollout.tensor_model_parallel_size > 1:
