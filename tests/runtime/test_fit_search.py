@@ -123,7 +123,12 @@ def test_rows_that_cannot_be_divided_are_a_reason(seven_b: Path) -> None:
 
 def test_a_proposal_changes_the_training_where_nothing_fits(seven_b: Path) -> None:
     parts = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")
-    one = search(seven_b, "H100", *[f"{each}.fsdp_config.offload_policy=false" for each in parts])
+    kept = [
+        f"{part}.fsdp_config.{key}=false"
+        for part in parts
+        for key in ("offload_policy", "param_offload")
+    ]
+    one = search(seven_b, "H100", *kept)
     assert one.best(Mesh(1, 1)).rows == 0
     assert "actor_rollout_ref.model.lora_rank=32" in (one.propose(Mesh(1, 1)) or "")
 

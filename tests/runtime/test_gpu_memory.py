@@ -65,6 +65,7 @@ def test_peaks_are_those_of_phases_without_an_engine_that_sleeps(
     worker = process.workers["actor"]
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: setattr(worker, "peak", 0))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: worker.peak)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(process_module, "PEAK", PeakMemory())
     process.call("actor", "run", (70,), {})
     assert process.call("actor", "run", (50,), {}) == 30  # of a phase before, without the engine

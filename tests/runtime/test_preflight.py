@@ -397,7 +397,9 @@ def test_offloaded_state_and_checkpoints_are_in_the_memory_of_the_host(model: Pa
     section, number = "actor_rollout_ref.actor.fsdp_config", actor().num_parameters
     assert actor().host == 0
     assert actor(f"{section}.optimizer_offload=true").host == 8 * number // 2
-    assert actor(f"{section}.param_offload=true").host == 16 * number // 2
+    assert actor(f"{section}.offload_policy=true").host == 16 * number // 2
+    moving = actor(f"{section}.param_offload=true")
+    assert (moving.host, moving.visiting, moving.parameters) == (2 * number, 2 * number, 0)
     assert actor("trainer.save_freq=1").host == 12 * number // 2
     assert actor("actor_rollout_ref.model.enable_activation_offload=true").host > 0
 

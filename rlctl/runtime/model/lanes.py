@@ -24,11 +24,11 @@ class Lane:
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
-    def mark(self) -> torch.cuda.Event | None:
+    def mark(self) -> torch.Event | None:
         """Return the end of the copies so far."""
         return None if self.stream is None else self.stream.record_event()
 
-    def wait(self, mark: torch.cuda.Event | None = None) -> None:
+    def wait(self, mark: torch.Event | None = None) -> None:
         """Make the device's later operations wait for the copies so far, or for those to `mark`."""
         if self.stream is not None and mark is None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)

@@ -5,10 +5,10 @@ As with verl's `param_offload`, a device has one such model at a time, and none 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
-from weakref import ref
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class PhaseOffload:
     Those of a model that is not offloaded stay there; its `enter` only makes another model leave.
     """
 
-    _on_device: ClassVar[Callable[[], PhaseOffload | None]] = staticmethod(lambda: None)
+    _on_device: ClassVar[WeakSet[PhaseOffload]] = WeakSet()  # one at most
 
     def __init__(self, model: nn.Module, offloads: bool) -> None:
         self.model = model
@@ -69,13 +69,13 @@ class PhaseOffload:
 
     def enter(self) -> None:
         """Bring the parameters to the device, after those of another model have left it."""
-        if self._on_device() is self:
+        if self in self._on_device:
             return
         self.clear_device()
         for block in self._blocks.values():
             block.fill()
         if self.offloads:
-            PhaseOffload._on_device = ref(self)
+            self._on_device.add(self)
 
     def begin_generation(self) -> None:
         """Leave only what the engine computes with on the device."""
@@ -84,10 +84,9 @@ class PhaseOffload:
     @staticmethod
     def clear_device() -> None:
         """Move the parameters that are on the device, if any, to host memory."""
-        found = PhaseOffload._on_device()
-        if found is None:
+        if not PhaseOffload._on_device:
             return
-        PhaseOffload._on_device = staticmethod(lambda: None)
+        found = PhaseOffload._on_device.pop()
         reshard(found.model)  # gathered weights would stay
         for block in found._blocks.values():
             block.copy()

@@ -4,7 +4,8 @@ pass, which may write the gradient in their place.
 Formulas and limits are those of `rlctl.runtime.ops.log_probs_and_entropy`, which is the reference.
 """
 
-# pyright: reportMissingImports=false
+# Without the extra `triton` its decorator has no type.
+# pyright: reportMissingImports=false, reportIndexIssue=false
 from __future__ import annotations
 
 from typing import Any
@@ -105,7 +106,9 @@ class FusedScore(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor, None, None, None]:
         """Map gradients (T,) each to the gradient (T, V) of the logits."""
         logits, targets, outputs = ctx.saved_tensors
         grad = logits.detach() if ctx.overwrite else torch.empty_like(logits)

@@ -12,7 +12,6 @@ import os
 import socket
 import sys
 import threading
-from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -116,7 +115,7 @@ class Process:
         self._calling.add(thread)
         faulthandler.dump_traceback_later(_DUMP_AFTER * self.rank_info.timeout_s, file=2)
         try:
-            with PEAK.phase() if self.rank_info.device == "cuda" else nullcontext():
+            with PEAK.phase():
                 return getattr(self.workers[role], method)(*args, **kwargs)
         finally:
             self._calling.discard(thread)
