@@ -128,7 +128,7 @@ def test_retries_restart_a_crashed_run(settings: list[str], tmp_path: Path) -> N
     settings = [*settings, LOGGER, "trainer.save_freq=1"]
     run = tmp_path / "runs" / "quickstart" / "harried"
     command = ["train", "grpo", "--inline", "--name", "harried", "--retries", "1", *settings]
-    done = rlctl(*command, cwd=tmp_path, more={KILL_AT: "22:0"})
+    done = rlctl(*command, cwd=tmp_path, more={KILL_AT: "26:0"})
     assert "harried failed with exit code 137; retry 1 of 1" in done.stderr
     assert [event["exit_code"] for event in events(run, "retry")] == [137]
     assert [event["step"] for event in events(run, "resume")] == [1]
