@@ -9,7 +9,6 @@ attention does, because a CPU has other kernels. Figures are GiB on one rank. Ta
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -25,6 +24,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.results import record
 from benchmarks.table import Row, in_fresh_process, parse_arguments, show
+from docs.generate import MODELS as DOCUMENTED
+from docs.generate import write_model
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime import ops
@@ -43,13 +44,8 @@ from rlctl.runtime.workers.optimizers import build_optimizer
 
 GIB = 2**30
 TOKENS, MICRO_BATCHES = 8192, 2
-# Hidden size, layers, heads, key-value heads, feed-forward, tied embeddings, vocabulary.
-MODELS = {
-    "0.5B": (896, 24, 14, 2, 4864, True, 151936),
-    "7B": (3584, 28, 28, 4, 18944, False, 152064),
-    "32B": (5120, 64, 40, 8, 27648, False, 152064),
-    "70B": (8192, 80, 64, 8, 28672, False, 128256),
-}
+MODELS = {name: DOCUMENTED[name] for name in ("0.5B", "7B", "32B")}
+MODELS["70B"] = (8192, 80, 64, 8, 28672, False, 128256)
 
 
 class FlashAttention(torch.autograd.Function):
@@ -81,24 +77,6 @@ class OnePacked:
         del layer, reach
         found: Any = FlashAttention.apply(query, key, value)
         return found
-
-
-def write_model(folder: Path, name: str) -> None:
-    """Write the config.json of a decoder with the sizes of a model."""
-    hidden, layers, heads, kv_heads, intermediate, tied, vocabulary = MODELS[name]
-    config = {
-        "model_type": "qwen2",
-        "architectures": ["Qwen2ForCausalLM"],
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": intermediate,
-        "tie_word_embeddings": tied,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 32768,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 def config_of(folder: str, ranks: int) -> schema.Config:
@@ -174,7 +152,7 @@ def main() -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in given.models.split(","):
-            write_model(Path(folder), name)
+            write_model(Path(folder), MODELS[name])
             for ranks in map(int, given.ranks.split(",")):
                 found = in_fresh_process(tracked, folder, ranks)
                 plan = planned(folder, ranks)

@@ -125,12 +125,13 @@ def _accepted(rule: Rule) -> str:
     return ", ".join(map(code, words)) or "none: refused"
 
 
-# Sizes of Qwen2.5: hidden, layers, heads, key-value heads, feed-forward, tied embeddings.
+# Sizes of Qwen2.5: hidden, layers, heads, key-value heads, feed-forward, tied embeddings,
+# vocabulary.
 MODELS = {
-    "0.5B": (896, 24, 14, 2, 4864, True),
-    "1.5B": (1536, 28, 12, 2, 8960, True),
-    "7B": (3584, 28, 28, 4, 18944, False),
-    "32B": (5120, 64, 40, 8, 27648, False),
+    "0.5B": (896, 24, 14, 2, 4864, True, 151936),
+    "1.5B": (1536, 28, 12, 2, 8960, True, 151936),
+    "7B": (3584, 28, 28, 4, 18944, False, 152064),
+    "32B": (5120, 64, 40, 8, 27648, False, 152064),
 }
 SETTINGS = (
     "data.train_batch_size=128",
@@ -175,17 +176,16 @@ def memory() -> str:
             for title, (recipe, overrides) in RECIPES.items()
         }
         for name, sizes_of_layers in MODELS.items():
-            _write_model(Path(folder), *sizes_of_layers)
+            write_model(Path(folder), sizes_of_layers)
             for title, config in configs.items():
                 rows[title].append([f"Qwen2.5 {name}", *_peaks(config)])
     head = ["model", *(f"{n} GPU{'s' if n > 1 else ''}" for n in GPUS)]
     return "\n\n".join(f"### {title}\n\n" + table(head, rows[title]) for title in RECIPES)
 
 
-def _write_model(
-    folder: Path, hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, tied: bool
-) -> None:
-    """Write the config.json of a model of that size."""
+def write_model(folder: Path, sizes: tuple[int, ...]) -> None:
+    """Write the config.json of a decoder with sizes as in `MODELS`."""
+    hidden, layers, heads, kv_heads, intermediate, tied, vocabulary = sizes
     config = {
         "model_type": "qwen2",
         "architectures": ["Qwen2ForCausalLM"],
@@ -194,8 +194,8 @@ def _write_model(
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "intermediate_size": intermediate,
-        "tie_word_embeddings": tied,
-        "vocab_size": 151936 if hidden < 3000 else 152064,
+        "tie_word_embeddings": bool(tied),
+        "vocab_size": vocabulary,
         "max_position_embeddings": 32768,
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

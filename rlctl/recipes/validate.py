@@ -111,7 +111,7 @@ def _problem(name: str, container: dict[str, Any], origins: Mapping[str, list[Or
 
 
 def _valid_near(key: Key, value: object) -> str | None:
-    """Return a valid value of a key that a wrong one stands for, None if it is not obvious."""
+    """Return the valid value that was meant by a wrong one; None if it is not obvious."""
     if key.choices:
         word = {"gpu": "cuda"}.get(str(value).lower(), str(value).lower())
         near = _BOOLEANS.get(word) or closest(word, key.choices)

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -81,9 +82,9 @@ def observe() -> dict[str, Any]:
     importing.TritonPlaceholder = importing.TritonLanguagePlaceholder = object
     sys.modules[importing.__name__] = importing
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
-    from vllm.v1.worker.gpu import buffer_utils
-    from vllm.v1.worker.gpu.sample import sampler
 
+    buffer_utils: Any = import_module("vllm.v1.worker.gpu.buffer_utils")
+    sampler: Any = import_module("vllm.v1.worker.gpu.sample.sampler")
     buffer_utils.is_uva_available = lambda: False  # its buffers would be pinned
     # Triton does not interpret the kernel of top-k and top-p. This also changes its input.
     sampler.apply_top_k_top_p = apply_top_k_top_p_pytorch

@@ -62,7 +62,7 @@ class TokenAttention(Protocol):
         """Return softmax(scale · q kᵀ) v: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
         ...
 
-    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+    def mix(self, hidden: Tensor, mixer: Mixer) -> Tensor:
         """Return the outputs of a mixer, which reads each sequence from its start: (T, C)."""
         ...
 
@@ -140,9 +140,8 @@ class Packing:
             parts.append(part.transpose(1, 2).flatten(0, 1))
         return torch.cat(parts).index_select(0, slots)
 
-    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+    def mix(self, hidden: Tensor, mixer: Mixer) -> Tensor:
         """See `TokenAttention`: (T, C) -> (T, C)."""
-        del layer
         shapes, tokens, slots = self.rectangles
         sizes = [rectangle.rows * rectangle.width for rectangle in shapes]
         parts = hidden.index_select(0, tokens).split(sizes)

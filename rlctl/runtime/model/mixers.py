@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import cache
 from types import MethodType
 from typing import Any
 
@@ -57,6 +58,11 @@ class Mixer:
             self.other_outputs = tuple(others)
         return output
 
+    @property
+    def layer(self) -> int:
+        """Number of the layer, which may also have attention."""
+        return self.slot.layer
+
     def new_states(self) -> DynamicCache:
         """Return the states before the first token of any number of sequences."""
         return DynamicCache(config=self.slot.config)
@@ -64,10 +70,9 @@ class Mixer:
 
 def install_mixers(model: PreTrainedModel) -> None:
     """Let the mixers of `model` take part in passes with a `packing`, in place; idempotent."""
-    decoder = model.get_decoder()
-    if hasattr(decoder, _SLOTS):
+    if hasattr(model, _SLOTS):
         return
-    slots = []
+    decoder, slots = model.get_decoder(), list[_Slot]()
     for module in decoder.modules():
         states = _argument_for_states(module)
         if states is not None:
@@ -77,18 +82,18 @@ def install_mixers(model: PreTrainedModel) -> None:
             setattr(module, _SLOT, slot)
             # Bound methods and hooks that are functions follow a deep copy of the model.
             module.forward = MethodType(_mix, module)
-    setattr(decoder, _SLOTS, slots)
+    for part in (model, decoder):
+        setattr(part, _SLOTS, slots)
     if slots:
         decoder.register_forward_pre_hook(_enter, with_kwargs=True)
         if model is not decoder:  # some classes do not pass unknown arguments on
-            setattr(model, _SLOTS, slots)
             model.register_forward_pre_hook(_enter, with_kwargs=True)
             model.register_forward_hook(_leave, always_call=True)
 
 
 def has_mixers(model: PreTrainedModel) -> bool:
     """Return True if `model` has installed mixers."""
-    return bool(getattr(model, _SLOTS, ()) or getattr(model.get_decoder(), _SLOTS, ()))
+    return bool(getattr(model, _SLOTS, ()))
 
 
 def contains_mixer(layer: nn.Module) -> bool:
@@ -114,23 +119,19 @@ def check_states(model: PreTrainedModel) -> None:
 
 def _argument_for_states(module: nn.Module) -> str | None:
     """Return the name of a mixer's argument for its states; None for other modules."""
-    if not isinstance(getattr(module, "layer_idx", None), int):
+    if type(module).__name__ in _OTHERS:
+        return _STATES[1]
+    if not hasattr(module, "layer_idx") or not _takes_states(type(module)):
         return None
-    parameters = inspect.signature(type(module).forward).parameters
-    if "hidden_states" not in parameters:
-        return None
-    if _STATES[0] in parameters and not any(True for _ in _decoder_layers(module)):
-        return _STATES[0]
-    return _STATES[1] if type(module).__name__ in _OTHERS else None
+    # A decoder layer with a mixer may have the same arguments.
+    children = (child for child in module.modules() if child is not module)
+    return None if any(_takes_states(type(child)) for child in children) else _STATES[0]
 
 
-def _decoder_layers(module: nn.Module) -> list[nn.Module]:
-    """Return the modules below that are mixers themselves; a block has the mixer's arguments."""
-    return [
-        child
-        for child in module.modules()
-        if child is not module and _STATES[0] in inspect.signature(type(child).forward).parameters
-    ]
+@cache
+def _takes_states(kind: type[nn.Module]) -> bool:
+    """Return True if modules of a class take hidden states and an argument `cache_params`."""
+    return {_STATES[0], "hidden_states"} <= inspect.signature(kind.forward).parameters.keys()
 
 
 def _enter(module: nn.Module, _: Any, arguments: dict[str, Any]) -> None:
@@ -158,5 +159,5 @@ def _mix(self: nn.Module, hidden_states: Tensor, *others: Any, **arguments: Any)
         raise InternalError(f"{type(self).__name__} was called with positional arguments")
     arguments.pop("packing", None)
     mixer = Mixer(self, slot, arguments)
-    mixed = slot.packing.mix(slot.layer, hidden_states[0], mixer)[None]
+    mixed = slot.packing.mix(hidden_states[0], mixer)[None]
     return mixed if mixer.other_outputs is None else (mixed, *mixer.other_outputs)

@@ -126,9 +126,9 @@ class RoutedTokens:
         """See `TokenAttention`: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
         return self.packing.attend(layer, query, key, value, reach)
 
-    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+    def mix(self, hidden: Tensor, mixer: Mixer) -> Tensor:
         """See `TokenAttention`: (T, C) -> (T, C)."""
-        return self.packing.mix(layer, hidden, mixer)
+        return self.packing.mix(hidden, mixer)
 
 
 class Routers:

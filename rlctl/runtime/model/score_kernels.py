@@ -97,7 +97,8 @@ class FusedScore(torch.autograd.Function):
         num_rows, size = logits.shape
         outputs = torch.empty(4, num_rows, dtype=torch.float32, device=logits.device)
         sizes, block = (num_rows, size, temperature), min(_BLOCK, triton.next_power_of_2(size))
-        _forward[(num_rows,)](logits, targets, outputs, *sizes, BLOCK=block, num_warps=8)
+        launch: Any = _forward[(num_rows,)]  # its type lacks Triton's own parameters
+        launch(logits, targets, outputs, *sizes, BLOCK=block, num_warps=8)
         ctx.save_for_backward(logits, targets, outputs)
         ctx.sizes, ctx.block, ctx.overwrite = sizes, block, overwrite
         log_probs, _, entropy, squares = (each.clone() for each in outputs)
@@ -113,7 +114,8 @@ class FusedScore(torch.autograd.Function):
         logits, targets, outputs = ctx.saved_tensors
         grad = logits.detach() if ctx.overwrite else torch.empty_like(logits)
         given = logits, targets, outputs, torch.stack(grads[:2]), grad
-        _backward[(len(logits),)](*given, *ctx.sizes, BLOCK=ctx.block, num_warps=8)
+        launch: Any = _backward[(len(logits),)]
+        launch(*given, *ctx.sizes, BLOCK=ctx.block, num_warps=8)
         if ctx.overwrite:
             increment_version(logits)  # whoever else reads them in the backward pass fails
         return grad, None, None, None

@@ -166,9 +166,9 @@ class _SlicedAttention:
         back = self._exchange(out.unflatten(0, (size, length)))  # (S, L, H / S, D)
         return back.transpose(0, 1).flatten(1, 2)
 
-    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+    def mix(self, hidden: Tensor, mixer: Mixer) -> Tensor:
         """Refuse (L, C): models with mixers are not divided along the tokens."""
-        del layer, hidden, mixer
+        del hidden, mixer
         raise InternalError("a mixer was called on a part of the tokens")
 
     def _exchange(self, parts: Tensor) -> Tensor:

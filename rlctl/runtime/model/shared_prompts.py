@@ -187,11 +187,15 @@ class SharedPrompts:
             parts.append(part.transpose(1, 2).flatten(0, 1))
         return torch.cat([first, torch.cat(parts).index_select(0, slots)])
 
-    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+    def mix(self, hidden: Tensor, mixer: Mixer) -> Tensor:
         """See `TokenAttention`: (T, C) -> (T, C). Each response mixes its prompt again."""
-        rows = Packing.from_lengths(self.lengths, hidden.device)
-        mixed = rows.mix(layer, hidden.index_select(0, self.key_of_slot), mixer)
+        mixed = self._rows.mix(hidden.index_select(0, self.key_of_slot), mixer)
         return mixed.index_select(0, self._slot_of_token)
+
+    @cached_property
+    def _rows(self) -> Packing:
+        """The prompt and response of each row, one after another."""
+        return Packing.from_lengths(self.lengths, self.position_ids.device)
 
     @cached_property
     def _slot_of_token(self) -> Tensor:

@@ -58,8 +58,10 @@ def plans_vllm(name: str, device: str) -> bool:
 
     For `auto` it is if torch finds no GPU here: the plan is then for other machines.
     """
-    if device != "cuda" or (name == "auto" and not torch.cuda.is_available()):
-        return device == "cuda"
+    if device != "cuda":
+        return False
+    if name == "auto" and not torch.cuda.is_available():
+        return True
     engine = load_engine(name, device)
     return isinstance(engine, type) and issubclass(engine, VLLMEngine)
 

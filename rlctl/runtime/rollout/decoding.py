@@ -84,9 +84,8 @@ class Decode:
         out = from_prompt.index_select(0, grid.to_rows).view(num_rows * num_kv, rep, -1)
         return out.baddbmm_(own_weights, own_values).view(num_rows, num_heads, -1)
 
-    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+    def mix(self, hidden: Tensor, mixer: Mixer) -> Tensor:
         """Mix one new token per row: (R, C) -> (R, C)."""
-        del layer
         return self.cache.states.step(hidden, mixer)
 
 

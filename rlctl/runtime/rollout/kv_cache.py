@@ -136,7 +136,7 @@ class KVCache:
             held.prompt_values[group, :, : keys.shape[1]] = values
 
     def _layer(self, layer: int, key: Tensor, value: Tensor) -> _Layer:
-        """Return a layer; allocate it for `key` and `value` (T, K, D) if it is the next one."""
+        """Return a layer; allocate it for `key` and `value` (T, K, D) if it is new."""
         if layer not in self.layers:
             none = [x.new_empty(0, x.shape[1], 0, x.shape[2]) for x in (key, value)]
             width, rows = min(_FIRST_CAPACITY, self.max_own), self._slots(len(self.group_of_row))

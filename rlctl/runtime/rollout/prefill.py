@@ -35,7 +35,7 @@ class Prefill:
         self.cache.store_prompts(layer, self._group, self.packing.position_ids, key, value)
         return self.packing.attend(layer, query, key, value, reach)
 
-    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+    def mix(self, hidden: Tensor, mixer: Mixer) -> Tensor:
         """Mix T packed prompt tokens and store the states after them: (T, C) -> (T, C).
 
         Prompts of one length are mixed together: padding would change their states.
@@ -48,8 +48,8 @@ class Prefill:
             states = mixer.new_states()
             parts.append(mixer(hidden[token], states).flatten(0, 1))
             tokens.append(token.flatten())
-            rows = self.cache.group_of_row
-            self.cache.states.store(layer, states, self.first + prompts, rows, mixer)
+            groups = self.first + prompts
+            self.cache.states.store(mixer, states, groups, self.cache.group_of_row)
         mixed = torch.cat(parts)
         return torch.empty_like(mixed).index_copy_(0, torch.cat(tokens), mixed)
 
@@ -73,9 +73,9 @@ class Extension:
     held: list[int]
     chunks: list[int]  # tokens of each chunk
 
-    def mix(self, layer: int, hidden: Tensor, mixer: Mixer) -> Tensor:
+    def mix(self, hidden: Tensor, mixer: Mixer) -> Tensor:
         """Refuse (T, C): caches of models with mixers are not kept."""
-        del layer, hidden, mixer
+        del hidden, mixer
         raise InternalError("a prompt with states was extended")
 
     def positions(self) -> Tensor:

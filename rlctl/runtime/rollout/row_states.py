@@ -22,12 +22,15 @@ class RowStates:
         return self._cache is not None
 
     def store(
-        self, layer: int, states: DynamicCache, groups: Tensor, group_of_row: Tensor, mixer: Mixer
+        self, mixer: Mixer, states: DynamicCache, groups: Tensor, group_of_row: Tensor
     ) -> None:
-        """Give the rows of `groups` (G,) the states of their prompts, by `group_of_row` (R,)."""
+        """Give the rows of `groups` (G,) a mixer's states of their prompts.
+
+        `group_of_row` (R,) are those of all rows.
+        """
         if self._cache is None:
             self._cache = mixer.new_states()
-        of_rows, of_prompts = self._cache.layers[layer], states.layers[layer]
+        of_rows, of_prompts = self._cache.layers[mixer.layer], states.layers[mixer.layer]
         rows, prompts = (group_of_row[:, None] == groups).nonzero(as_tuple=True)
         for name in ("conv_states", "recurrent_states"):
             held: dict[int, Tensor | None] = getattr(of_rows, name)

@@ -32,9 +32,12 @@ class PeakMemory:
         self._largest = self._asleep = 0
 
     @contextmanager
-    def phase(self) -> Iterator[None]:
-        """Include the block, without the memory of an engine that sleeps at its start and end."""
-        if not torch.cuda.is_available():
+    def phase(self, device: str) -> Iterator[None]:
+        """Include the block, without the memory of an engine that sleeps at its start and end.
+
+        Nothing is counted on a CPU, and for GPUs that only Ray counts.
+        """
+        if device != "cuda" or not torch.cuda.is_available():
             yield
             return
         self._begin()

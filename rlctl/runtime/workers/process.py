@@ -115,7 +115,7 @@ class Process:
         self._calling.add(thread)
         faulthandler.dump_traceback_later(_DUMP_AFTER * self.rank_info.timeout_s, file=2)
         try:
-            with PEAK.phase():
+            with PEAK.phase(self.rank_info.device):
                 return getattr(self.workers[role], method)(*args, **kwargs)
         finally:
             self._calling.discard(thread)
