@@ -44,10 +44,10 @@ def test_processes_have_a_gpu_each_and_a_compiler(monkeypatch: pytest.MonkeyPatc
     for name in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
         monkeypatch.setenv(name, "eth1")
     init = compose("ppo", [f"ray_kwargs.ray_init.num_gpus={GPUS}"]).config.ray_kwargs.ray_init
-    pool = PoolSpec("main", 3, RankInfo(0, 3, "cuda", 1, 60.0, False, None), 600, 600, False, 1.0)
+    pool = PoolSpec("main", 2, RankInfo(0, 2, "cuda", 1, 60.0, False, None), 600, 600, False, 1.0)
     with ray_session(init, GPUS, 1, 600, None):
         group = reserve(pool)
-        options = [process_options(pool, group, rank, rank) for rank in range(3)]
+        options = [process_options(pool, group, rank, rank) for rank in range(2)]
         processes = [
             ray.remote(Process).options(**given).remote(pool.rank_info) for given in options
         ]
@@ -59,8 +59,8 @@ def test_processes_have_a_gpu_each_and_a_compiler(monkeypatch: pytest.MonkeyPatc
             for method in ("environment", "has_compiler")
         ]
     environments, compilers = found
-    assert len({environment["CUDA_VISIBLE_DEVICES"] for environment in environments}) == 3
-    assert compilers == [True] * 3
+    assert len({environment["CUDA_VISIBLE_DEVICES"] for environment in environments}) == 2
+    assert compilers == [True] * 2
     for environment in environments:
         assert (environment["NCCL_SOCKET_IFNAME"], environment["NCCL_IB_HCA"]) == ("eth1", "eth1")
         assert "TORCHDYNAMO_DISABLE" not in environment

@@ -30,7 +30,7 @@ def test_a_program_is_short(path: Path):
     assert len(path.read_text().splitlines()) <= 120
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_online_dpo_runs_as_a_ray_task():
     main_task = runpy.run_path(str(EXAMPLES / "online_dpo.py"))["main_task"]
     first, second = ray.get(main_task.remote(num_steps=2, batch_size=8))
@@ -60,7 +60,7 @@ class Doubling(Worker):
         return 2 * number
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_worker_in_the_debugger_may_exceed_the_time_limit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

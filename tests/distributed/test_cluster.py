@@ -98,7 +98,7 @@ def nodes(run: Path) -> set[str]:
     return {node for event in events if event["kind"] == "placed" for node in event["main"]}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_run_uses_both_nodes(settings: list[str], tmp_path: Path) -> None:
     wide = ["trainer.nnodes=2", "trainer.n_gpus_per_node=1", "--name", "wide"]
     rlctl("train", "sft", *settings, *wide, cwd=tmp_path, **WITH_TOKEN)

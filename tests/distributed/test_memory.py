@@ -28,6 +28,8 @@ from tests.distributed.ranks import in_a_process
 from tests.models import write_tiny_model
 from tests.workers import LOSS, actor_of
 
+pytestmark = pytest.mark.soak
+
 ROWS, PROMPT, RESPONSE, VOCABULARY = 4, 16, 112, 98304
 TOKENS = ROWS * (PROMPT + RESPONSE)
 KEY = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"

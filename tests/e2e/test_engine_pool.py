@@ -62,7 +62,7 @@ def write_classifier(source: Path, target: Path) -> None:
     AutoModelForSequenceClassification.from_pretrained(source, num_labels=1).save_pretrained(target)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_run_with_a_killed_engine_equals_a_colocated_run(
     settings: list[str], shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ EPISODES = [
 ]
 
 
-@pytest.mark.parametrize("is_episodes", [False, True])
+@pytest.mark.parametrize("is_episodes", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_scores_are_those_without_overlap(
     settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_episodes: bool
 ) -> None:
