@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,8 @@ from rlctl.cli.options import RUNS_VARIABLE, DryRunJson, Strict
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce, until_start
 from rlctl.cli.views.dry_run import problems_as_json
-from rlctl.errors import UsageError
+from rlctl.errors import ConfigError, UsageError
+from rlctl.plugins import load
 from rlctl.recipes.verbs import MODEL, Verb, verbs
 from rlctl.suggest import hydra_text, overridden_keys
 
@@ -249,6 +251,10 @@ def _train(
     recipe: Recipe, inline: bool, strict: bool, dry_run: bool, as_json: bool, end_by: float | None
 ) -> None:
     with until_start() as on_end, problems_as_json(as_json):
+        for logger in recipe.config.trainer.logger:
+            # A missing package is reported before torch is imported, other problems by the plan.
+            with suppress(ConfigError):
+                load("loggers", logger)
         from rlctl import api
         from rlctl.cli.views import dry_run as report
 
