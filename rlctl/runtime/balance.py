@@ -50,8 +50,8 @@ def balance(costs: Tensor, parts: int, equal_size: bool) -> list[Tensor]:
         heapq.heappop(lightest)
         spare -= 1
         if spare == 0:  # the other parts get one row less
-            room = [each - 1 for each in room]
-            lightest = [each for each in lightest if room[each[1]]]
+            room = [places - 1 for places in room]
+            lightest = [candidate for candidate in lightest if room[candidate[1]]]
             heapq.heapify(lightest)
     part_of_row[order] = torch.tensor(chosen, dtype=torch.int64)
     sizes = part_of_row.bincount(minlength=parts).tolist()

@@ -98,7 +98,7 @@ def evaluate_tasks(config: schema.Config, options: TaskOptions) -> list[TaskScor
                 include_path=options.folder, metadata={"pretrained": arguments["pretrained"]}
             )
         _check_names(manager, options)
-        tasks = [each for name in options.names for each in _load(manager, name)]
+        tasks = [task for name in options.names for task in _load(manager, name)]
         with _explained(f"evaluate {', '.join(options.names)}"):
             found = lm_eval.simple_evaluate(
                 model=_MODEL_TYPE,
@@ -178,7 +178,7 @@ def _explanation(doing: str, error: Exception) -> RlctlError:
     if (known := as_rlctl_error(error)) is not None:
         return known
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if any(isinstance(each, _NO_NETWORK) for each in _causes(error)):
+    if any(isinstance(cause, _NO_NETWORK) for cause in _causes(error)):
         return ResourceError(
             f"cannot {doing}: its data cannot be downloaded: {reason}",
             hint="copy the cache of Hugging Face (HF_HOME) from a machine with a network, or use "

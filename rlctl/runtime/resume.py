@@ -95,9 +95,9 @@ def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> ResumePlan
     found = CheckpointRef.find(run, record, options.from_step)
     plan = make_plan(recipe, options.inline, run=None if options.fork else run)
     differing = [
-        each
-        for each in changed_keys(run, record, recipe, found.checkpoint)
-        if not (options.fork and each.key == "trainer.experiment_name")
+        change
+        for change in changed_keys(run, record, recipe, found.checkpoint)
+        if not (options.fork and change.key == "trainer.experiment_name")
     ]
     files = changed_files(record, plan.config)
     if not (options.fork or options.force):
@@ -123,7 +123,7 @@ def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> ResumePlan
         if options.fork
         else None
     )
-    described = [str(each) for each in differing]
+    described = [str(change) for change in differing]
     start = ResumePoint(
         None if options.fork else run,
         found.checkpoint,
@@ -226,7 +226,7 @@ def _check_schedule(plan: Plan, state: ControllerState) -> None:
     """Raise ConfigError if the plan would drop responses of the checkpoint, or use too old ones."""
     if state.stream is None:
         return
-    finished = sorted(each["version"] for each in state.stream["finished"])
+    finished = sorted(group["version"] for group in state.stream["finished"])
     num_groups = len(finished) + len(state.stream["open"])
     if not plan.config.async_training.eager:
         raise ConfigError(
@@ -267,8 +267,8 @@ def _notes(plan: Plan, state: ControllerState | None, record: RunRecord | None) 
         needed = needed_roles(config, plan.algorithm.needs)
         optims = [role.learner(config).optim for role in needed if role.learns]
         if any(
-            each.lr_scheduler_type != "constant" or each.lr_warmup_steps_ratio > 0
-            for each in optims
+            optim.lr_scheduler_type != "constant" or optim.lr_warmup_steps_ratio > 0
+            for optim in optims
         ):
             notes.append(
                 f"learning rates now follow their schedules over {plan.num_steps} steps "

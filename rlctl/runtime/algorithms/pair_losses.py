@@ -192,5 +192,5 @@ def _metrics(losses: Tensor, chosen: Tensor, rejected: Tensor, beta: float) -> M
         "margin": beta * (chosen - rejected),
         "accuracy": (chosen > rejected).double(),
     }
-    means = {f"pairs/{name}": Mean(float(each.sum()), count) for name, each in values.items()}
+    means = {f"pairs/{name}": Mean(float(value.sum()), count) for name, value in values.items()}
     return {**(means if count else {}), "pairs/count": Sum(float(count))}

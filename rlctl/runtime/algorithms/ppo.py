@@ -258,7 +258,7 @@ class PPO:
             group=scored.group,
             values=values.padded() if values is not None else None,
             greedy_scores=scored.greedy_scores,
-            components={name: each.nan_to_num() for name, each in scored.components.items()},
+            components={name: values.nan_to_num() for name, values in scored.components.items()},
             log_probs=old.log_probs.padded() if old is not None else None,
             sum_pi_squared=squares.padded() if squares is not None else None,
             total=total,

@@ -70,4 +70,4 @@ class RoutedReference(Reference):
 
     def pop_oom_retries(self) -> list[OomRetry]:
         """Return those of all references."""
-        return [each for member in self.members.values() for each in member.pop_oom_retries()]
+        return [retry for member in self.members.values() for retry in member.pop_oom_retries()]

@@ -73,7 +73,7 @@ class Batch:
 
     def select(self, index: Tensor) -> Self:
         """Copy the rows at `index` (N,) int64; pickling a view would send the entire batch."""
-        return type(self)(**{name: _take(each, index) for name, each in self._fields().items()})
+        return type(self)(**{name: _take(value, index) for name, value in self._fields().items()})
 
     def repeat(self, times: int) -> Self:
         """Repeat each row `times` times; copies of a row are adjacent: (B,) -> (B·times,)."""
@@ -102,7 +102,7 @@ class Batch:
         """Restore controller-only fields from `owner`; k adjacent rows may have one of its rows."""
         times = len(self) // max(len(owner), 1)
         own = {
-            f.name: [each for each in getattr(owner, f.name) for _ in range(times)]
+            f.name: [item for item in getattr(owner, f.name) for _ in range(times)]
             for f in dataclasses.fields(self)
             if f.metadata.get("local") and hasattr(owner, f.name)
         }
@@ -110,7 +110,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same batch with all tensors on `device`."""
-        return type(self)(**{name: _to(each, device) for name, each in self._fields().items()})
+        return type(self)(**{name: _to(value, device) for name, value in self._fields().items()})
 
     def _fields(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -177,7 +177,9 @@ class Rollouts(Prompts):
             return torch.arange(len(self))
         # The rows of an episode share its record.
         numbers: dict[int, int] = {}
-        return torch.tensor([numbers.setdefault(id(each), len(numbers)) for each in self.episodes])
+        return torch.tensor(
+            [numbers.setdefault(id(episode), len(numbers)) for episode in self.episodes]
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ def _narrow(value: Tensor) -> Tensor:
     if not value.numel():
         return value
     if value.dtype is torch.int64:
-        low, high = (int(each) for each in value.aminmax())
+        low, high = (int(bound) for bound in value.aminmax())
         for dtype in _INTEGERS:
             limits = torch.iinfo(dtype)
             if limits.min <= low and high <= limits.max:

@@ -96,13 +96,13 @@ class Ragged:
     def joined(self, others: Sequence[Ragged]) -> Ragged:
         """Join these rows with those of `others`, in order. Nothing stored elsewhere is fetched."""
         parts = [self, *others]
-        stored = next((each for each in parts if type(each) is not Ragged), self)
+        stored = next((part for part in parts if type(part) is not Ragged), self)
         return stored._joined(parts)
 
     def _joined(self, parts: Sequence[Ragged]) -> Ragged:
         """Join rows of the kind of these, or plain ones."""
-        lengths = torch.cat([each.lengths for each in parts])
-        return Ragged(torch.cat([each.values for each in parts]), lengths)
+        lengths = torch.cat([part.lengths for part in parts])
+        return Ragged(torch.cat([part.values for part in parts]), lengths)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpacked, (Packed.from_tensor(self.values), Packed.from_tensor(self.lengths))

@@ -113,16 +113,16 @@ class RowRefs:
         """Pickle row numbers, and the references of the shards that have these rows."""
         used, shard = self.shard.unique(return_inverse=True)
         shards = [self.shards[i] for i in used.tolist()] if self.shards else []
-        numbers = (Packed.from_tensor(each.long()) for each in (shard, self.row))
+        numbers = (Packed.from_tensor(column.long()) for column in (shard, self.row))
         return _unpickled, (shards, *numbers)
 
 
 def _join(parts: Sequence[RowRefs]) -> RowRefs:
-    first = [0, *accumulate(len(each.shards) for each in parts)]
+    first = [0, *accumulate(len(refs.shards) for refs in parts)]
     return RowRefs(
-        [shard for each in parts for shard in each.shards],
-        torch.cat([each.shard + start for each, start in zip(parts, first, strict=False)]),
-        torch.cat([each.row for each in parts]),
+        [shard for refs in parts for shard in refs.shards],
+        torch.cat([refs.shard + start for refs, start in zip(parts, first, strict=False)]),
+        torch.cat([refs.row for refs in parts]),
     )
 
 
@@ -175,11 +175,11 @@ class StoredRagged(Ragged):
         return self if torch.device(device).type == "cpu" else super().to(device)
 
     def _joined(self, parts: Sequence[Ragged]) -> Ragged:
-        first, *rest = (self._stored(each) for each in parts)
-        if any(each.name != self.name for each in (first, *rest)):
+        first, *rest = (self._stored(part) for part in parts)
+        if any(stored.name != self.name for stored in (first, *rest)):
             return super()._joined(parts)
-        lengths = torch.cat([each.lengths for each in parts])
-        return StoredRagged(lengths, self.name, first.refs.joined([each.refs for each in rest]))
+        lengths = torch.cat([stored.lengths for stored in parts])
+        return StoredRagged(lengths, self.name, first.refs.joined([stored.refs for stored in rest]))
 
     def _stored(self, rows: Ragged) -> StoredRagged:
         """Return rows as they are, or small ones that came with their values in a shard."""
@@ -239,15 +239,15 @@ def _map_ragged(value: Any, change: Callable[[str, Ragged], Ragged], name: str =
     if isinstance(value, Ragged):
         return change(name, value)
     if isinstance(value, tuple):
-        return tuple(_map_ragged(each, change, f"{name}{i}.") for i, each in enumerate(value))
+        return tuple(_map_ragged(item, change, f"{name}{i}.") for i, item in enumerate(value))
     if not isinstance(value, Batch):
         return value
     return dataclasses.replace(
         value,
         **{
-            each.name: change(f"{name}{each.name}", found)
-            for each in dataclasses.fields(value)
-            if isinstance(found := getattr(value, each.name), Ragged)
+            field.name: change(f"{name}{field.name}", found)
+            for field in dataclasses.fields(value)
+            if isinstance(found := getattr(value, field.name), Ragged)
         },
     )
 
@@ -255,7 +255,7 @@ def _map_ragged(value: Any, change: Callable[[str, Ragged], Ragged], name: str =
 def is_stored(batch: Batch) -> bool:
     """Return True if any ragged field of the batch is stored elsewhere."""
     fields = dataclasses.fields(batch)
-    return any(isinstance(getattr(batch, each.name), StoredRagged) for each in fields)
+    return any(isinstance(getattr(batch, field.name), StoredRagged) for field in fields)
 
 
 def fetched(batch: B) -> B:

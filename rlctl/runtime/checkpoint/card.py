@@ -47,7 +47,7 @@ _ALGORITHM = {"name": "algorithm", "adv_estimator": "advantages"}
 def model_card(run: Run, step: int, role: Role, kind: Kind) -> str:
     """Return the README.md of the model of `role` after `step`, from the run's record."""
     changed = changed_settings(run.path)
-    settings = {key: redact_value(each["value"], key) for key, each in changed.items()}
+    settings = {key: redact_value(change["value"], key) for key, change in changed.items()}
     base = str(settings.get(f"{role.model_key}.path") or "unknown")
     rows = [row for row in read_metrics(run.path / METRICS_FILE) if int(row["step"]) <= step]
     metric = primary_metric(rows)

@@ -35,21 +35,24 @@ def write_rollouts(folder: Path, rollouts: Rollouts, numbers: Sequence[int]) -> 
         _EPISODE: rollouts.episode_of_row,
     }
     episodes = compress(rollouts.episodes, first_rows(rollouts.episode_of_row))
-    rest: dict[str, Any] = {"episodes": [asdict(each) for each in episodes]}
+    rest: dict[str, Any] = {"episodes": [asdict(episode) for episode in episodes]}
     rest[_PROMPTS] = {str(i): _digest(row) for i, row in zip(numbers, rollouts.rows, strict=True)}
-    for each in fields(rollouts):
-        value = getattr(rollouts, each.name)
+    for field in fields(rollouts):
+        value = getattr(rollouts, field.name)
         if isinstance(value, Ragged):
-            tensors |= {f"{each.name}.values": value.values, f"{each.name}.lengths": value.lengths}
+            tensors |= {
+                f"{field.name}.values": value.values,
+                f"{field.name}.lengths": value.lengths,
+            }
         elif isinstance(value, Tensor):
-            tensors[each.name] = value
+            tensors[field.name] = value
         elif isinstance(value, dict):
-            rest[each.name] = list(value)
-            tensors |= {f"{each.name}.{name}": part for name, part in value.items()}
-        elif value is not None and each.name not in ("rows", "episodes"):
-            rest[each.name] = value
+            rest[field.name] = list(value)
+            tensors |= {f"{field.name}.{name}": part for name, part in value.items()}
+        elif value is not None and field.name not in ("rows", "episodes"):
+            rest[field.name] = value
     folder.mkdir()
-    save_file({name: each.clone() for name, each in tensors.items()}, folder / _TENSORS)
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / _TENSORS)
     apply_umask(folder / _TENSORS)
     (folder / _REST).write_text(json.dumps(rest))
 
@@ -63,7 +66,7 @@ def read_rollouts(folder: Path, prompts: Sequence[PromptRow], kind: type[R]) -> 
         tensors = load_file(folder / _TENSORS)
         rest: dict[str, Any] = json.loads((folder / _REST).read_text())
         _check_prompts(rest.pop(_PROMPTS, {}), prompts, folder)
-        episodes = [Episode.from_dict(each) for each in rest.pop("episodes")]
+        episodes = [Episode.from_dict(episode) for episode in rest.pop("episodes")]
         values: dict[str, Any] = {
             "rows": [prompts[i] for i in tensors.pop(_ROW).tolist()],
             "episodes": [episodes[i] for i in tensors.pop(_EPISODE).tolist() if episodes],

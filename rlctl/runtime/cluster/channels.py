@@ -81,7 +81,9 @@ class StoreChannel:
         return self.lost
 
     def _remaining(self) -> dict[int, Any]:
-        return {number: each for number, each in self.engines.items() if number not in self.lost}
+        return {
+            number: engine for number, engine in self.engines.items() if number not in self.lost
+        }
 
     def _mark_failed(self, number: int, reason: str) -> None:
         self.lost[number] = reason
@@ -118,7 +120,7 @@ class PublishingChannel:
 
     def send(self, bucket: Bucket) -> None:
         """See `WeightChannel`."""
-        self.num_bytes += sum(each.data.nbytes for each in bucket.parameters)
+        self.num_bytes += sum(parameter.data.nbytes for parameter in bucket.parameters)
         self.stored.append(ray.put(bucket))
 
     def close(self, version: int, num_parts: int = 1) -> PublishedWeights:
@@ -144,8 +146,8 @@ class PublishedWeights:
     @classmethod
     def join(cls, parts: Sequence[PublishedWeights]) -> PublishedWeights:
         """Join what the ranks of the trainer have published."""
-        buckets = zip(*(each.buckets for each in parts), strict=True)
-        num_bytes = sum(each.num_bytes for each in parts)
+        buckets = zip(*(part.buckets for part in parts), strict=True)
+        num_bytes = sum(part.num_bytes for part in parts)
         return cls([*chain(*buckets)], parts[0].version, num_bytes, len(parts))
 
     def buckets_for(self, selection: Selection) -> list[ray.ObjectRef]:

@@ -80,7 +80,7 @@ class DisaggregatedActor(DelegatingActor):
     def _send(self, channel: StoreChannel) -> dict[int, str]:
         """Send the trainer's weights; return the engines that any rank has lost, with reasons."""
         lost = self.trainer.send_weights(channel)
-        return {number: reason for each in lost for number, reason in each.items()}
+        return {number: reason for reasons in lost for number, reason in reasons.items()}
 
     @timed("gen")
     def generate_sequences(

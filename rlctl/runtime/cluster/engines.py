@@ -217,8 +217,8 @@ class EngineProcesses:
         engine.retry_at = time.monotonic() + backoff_s
         ray.kill(engine.handle)
         engine.handle = engine.start_result = None
-        for each in (engine.in_flight, engine.turns, engine.cancelled):
-            each.clear()
+        for requests in (engine.in_flight, engine.turns, engine.cancelled):
+            requests.clear()
 
     def join(self, group: PlacementGroup, spec: RolloutSpec, url: str | None) -> Engine:
         """Start an engine on the devices of `group`; the next `change_members` adds it.

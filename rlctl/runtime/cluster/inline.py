@@ -60,4 +60,4 @@ class InlineTransport:
 
     def send_each(self, method: str, calls: Sequence[Arguments]) -> list[Any]:
         """See `Transport`."""
-        return [self.process.call(self.role, method, *each) for each in calls]
+        return [self.process.call(self.role, method, *call) for call in calls]

@@ -66,9 +66,9 @@ class Link:
         """Start to send a bucket's data. The engine must have received the previous bucket."""
         self._bucket = bucket
         self._sending = [
-            self.group.send([each.data], _ENGINE, 0)
-            for each in bucket.parameters
-            if each.data.nbytes
+            self.group.send([parameter.data], _ENGINE, 0)
+            for parameter in bucket.parameters
+            if parameter.data.nbytes
         ]
 
     def fetch(self, header: BucketHeader) -> Bucket:

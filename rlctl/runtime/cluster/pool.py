@@ -113,11 +113,13 @@ class RayPool(Pool):
         return self._gather(results, what, self.spec.call_timeout_s)
 
     def start_trace(self, spec: TraceSpec, ranks: Sequence[int] | None) -> None:
-        self.gather([each.start_trace.remote(spec) for each in self._of(ranks)], "start of a trace")
+        self.gather(
+            [process.start_trace.remote(spec) for process in self._of(ranks)], "start of a trace"
+        )
 
     def write_trace(self, prefix: Path, ranks: Sequence[int] | None) -> list[Path]:
         return self.gather(
-            [each.write_trace.remote(prefix) for each in self._of(ranks)], "writing a trace"
+            [process.write_trace.remote(prefix) for process in self._of(ranks)], "writing a trace"
         )
 
     def _of(self, ranks: Sequence[int] | None) -> list[Any]:
@@ -203,10 +205,10 @@ def wait_for_groups(groups: Sequence[PlacementGroup], spec: PoolSpec) -> None:
     Raises ResourceError if they are not free within `start_timeout_s`, and gives up all of them.
     """
     end = time.monotonic() + spec.start_timeout_s
-    if not all(each.wait(max(0.0, end - time.monotonic())) for each in groups):
+    if not all(group.wait(max(0.0, end - time.monotonic())) for group in groups):
         free = free_devices(spec)
-        for each in groups:
-            remove_placement_group(each)
+        for group in groups:
+            remove_placement_group(group)
         raise ResourceError(
             f"pool {spec.name!r} needs {spec.num_processes} × {spec.share}; "
             f"free after {spec.start_timeout_s:.0f} s: {free}",

@@ -57,8 +57,8 @@ class Conversations:
         the last token.
         """
         parts = [
-            self._divide(prompt.tolist(), each)
-            for prompt, each in zip(owner.prompt_ids.rows(), ids, strict=True)
+            self._divide(prompt.tolist(), response)
+            for prompt, response in zip(owner.prompt_ids.rows(), ids, strict=True)
         ]
         responses = Ragged.from_rows([response for _, response in parts], dtype=torch.int64)
         return Rollouts(

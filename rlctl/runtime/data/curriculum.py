@@ -166,9 +166,9 @@ class ThompsonSampler(StatefulSampler):
 
 def first_of(preferred: Sequence[Any], count: int, avoid: Collection[int]) -> list[int]:
     """Return the first `count` of `preferred`, those in `avoid` only where the others are fewer."""
-    left = [int(each) for each in preferred if each not in avoid][:count]
+    left = [int(row) for row in preferred if row not in avoid][:count]
     if len(left) < count:
-        left += [int(each) for each in preferred if each in avoid][: count - len(left)]
+        left += [int(row) for row in preferred if row in avoid][: count - len(left)]
     return left
 
 

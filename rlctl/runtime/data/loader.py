@@ -56,16 +56,16 @@ class PromptSet:
         if weights is None:
             return cls.load(paths, data, tokenizer, data.train_max_samples)
         sets = [cls.load([path], data, tokenizer, -1) for path in paths]
-        starts = [sum(len(each) for each in sets[:number]) for number in range(len(sets))]
+        starts = [sum(len(dataset) for dataset in sets[:number]) for number in range(len(sets))]
         parts = tuple(
-            Part(start, start + len(each), weight / sum(weights))
-            for start, each, weight in zip(starts, sets, weights, strict=True)
+            Part(start, start + len(dataset), weight / sum(weights))
+            for start, dataset, weight in zip(starts, sets, weights, strict=True)
         )
-        total = sum(len(each) * each.mean_length for each in sets)
+        total = sum(len(dataset) * dataset.mean_length for dataset in sets)
         return cls(
-            Rows.concat([each.rows for each in sets]),
+            Rows.concat([dataset.rows for dataset in sets]),
             sets[0].encode,
-            sum(each.num_dropped for each in sets),
+            sum(dataset.num_dropped for dataset in sets),
             total / parts[-1].stop,
             parts,
         )
@@ -101,9 +101,9 @@ class PromptSet:
         if max_samples >= 0:
             starts = accumulate(map(len, tables[:-1]), initial=0)
             pairs = zip(tables, starts, strict=True)
-            tables = [each[: max(0, max_samples - start)] for each, start in pairs]
+            tables = [table[: max(0, max_samples - start)] for table, start in pairs]
         rows = Rows.concat(tables)
-        lengths = np.concatenate([prompt_lengths(each, tokenizer, kwargs) for each in tables])
+        lengths = np.concatenate([prompt_lengths(table, tokenizer, kwargs) for table in tables])
         too_long = lengths > limit
         drop = too_long if data.filter_overlong_prompts else np.zeros_like(too_long)
         failing = (lengths < 0) | (too_long & ~drop & (data.truncation == "error"))
@@ -189,7 +189,7 @@ class PromptLoader:
         }
         per_epoch = self.steps_per_epoch * self.batch_size
         return self.prompts.batch(
-            [int(orders[self.epoch_of(each)][each % per_epoch]) for each in drawn]
+            [int(orders[self.epoch_of(draw)][draw % per_epoch]) for draw in drawn]
         )
 
     def _order(self, epoch: int) -> Tensor:

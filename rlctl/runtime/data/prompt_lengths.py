@@ -93,7 +93,7 @@ def _count(rows: Rows, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, 
     reported, prompts = time.monotonic(), rows.prompts()
     with ThreadPoolExecutor(1, "tokenizer") as thread:
         for start in range(0, len(rows), BATCH_ROWS):
-            texts = [_render(tokenizer, each, kwargs) for each in islice(prompts, BATCH_ROWS)]
+            texts = [_render(tokenizer, prompt, kwargs) for prompt in islice(prompts, BATCH_ROWS)]
             places = [place for place, text in enumerate(texts) if text is not None]
             usable = [text for text in texts if text is not None]
             pending.append((start, places, thread.submit(_count_tokens, tokenizer, usable)))
@@ -127,7 +127,9 @@ def _count_tokens(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> l
     backend = _plain_backend(tokenizer)
     if backend is not None:
         first = encoded(texts[0])  # also resets truncation and padding of the backend
-        found = [len(each) for each in backend.encode_batch_fast(texts, add_special_tokens=False)]
+        found = [
+            len(encoded) for encoded in backend.encode_batch_fast(texts, add_special_tokens=False)
+        ]
         if found[0] == first:
             return found
     return [encoded(text) for text in texts]

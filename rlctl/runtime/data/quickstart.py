@@ -102,10 +102,10 @@ def _write(name: str, root: Path) -> dict[str, str]:
 def _with_files(data: schema.Data, rename: Callable[[str, str], str]) -> schema.Data:
     """Return the section with other files: `rename` gets a file and its split."""
     train = tuple(
-        each.model_copy(update={"path": rename(each.path, "train")})
-        if isinstance(each, schema.WeightedFile)
-        else rename(each, "train")
-        for each in data.train_files
+        file.model_copy(update={"path": rename(file.path, "train")})
+        if isinstance(file, schema.WeightedFile)
+        else rename(file, "train")
+        for file in data.train_files
     )
     val = data.val_files and tuple(rename(file, "val") for file in data.val_files)
     return data.model_copy(update={"train_files": train, "val_files": val})

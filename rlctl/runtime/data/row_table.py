@@ -89,7 +89,7 @@ class Rows(Sequence[PromptRow]):
         digest: str | None = None,
     ) -> None:
         self._batches, self._kinds, self._kind_of = batches, kinds, kind_of
-        self._stops = list(accumulate(each.num_rows for each in batches))
+        self._stops = list(accumulate(batch.num_rows for batch in batches))
         # (N,) ascending, into the rows of all batches. A search with another type would copy it.
         self._index = np.arange(len(kind_of), dtype=np.min_scalar_type(len(kind_of)))
         self._alive: WeakValueDictionary[int, PromptRow] = WeakValueDictionary()
@@ -100,7 +100,7 @@ class Rows(Sequence[PromptRow]):
         """Read a data file, or its copy in the cache. Raises ConfigError as `read_rows` does."""
         path, keys = existing_file(path), (data.prompt_key, data.reward_fn_key)
         if path.stat().st_size < LARGE_BYTES:
-            return cls._of([_Batch(each, keys, None) for each in _with_kinds(path, keys)])
+            return cls._of([_Batch(batch, keys, None) for batch in _with_kinds(path, keys)])
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         digest = hashlib.sha256(json.dumps([_FORMAT, content, path.suffix, keys]).encode())
@@ -116,7 +116,7 @@ class Rows(Sequence[PromptRow]):
             return cls._of(_mapped(target, keys), digest.hexdigest())
         except OSError as error:
             LOG.warning("the rows of %s are not cached, but held in memory: %s", path, error)
-            return cls._of([_Batch(each, keys, None) for each in _with_kinds(path, keys)])
+            return cls._of([_Batch(batch, keys, None) for batch in _with_kinds(path, keys)])
 
     @classmethod
     def _of(cls, batches: Sequence[_Batch], digest: str | None = None) -> Rows:
@@ -131,8 +131,8 @@ class Rows(Sequence[PromptRow]):
             Kind(source, agent, tuple(fields)) for source, agent, fields in map(json.loads, numbers)
         ]
         batches = [
-            each._replace(columns=each.columns.select(each.columns.schema.names[:-1]))
-            for each in batches
+            batch._replace(columns=batch.columns.select(batch.columns.schema.names[:-1]))
+            for batch in batches
         ]
         return cls(batches, found, np.concatenate(parts), digest)
 
@@ -149,7 +149,7 @@ class Rows(Sequence[PromptRow]):
             index.append(part._index.astype(np.int64) + start)
             start += len(part._kind_of)
         joined = cls(
-            [each for part in parts for each in part._batches], kinds, np.concatenate(kind_of)
+            [batch for part in parts for batch in part._batches], kinds, np.concatenate(kind_of)
         )
         joined._index = np.concatenate(index).astype(joined._index.dtype)
         return joined
@@ -267,8 +267,8 @@ def _mapped(target: Path, keys: tuple[str, str]) -> list[_Batch]:
     if mapped[-len(_END) :] != _END:
         raise ValueError("the file is incomplete")
     batches: list[_Batch] = []
-    for each in pa.ipc.open_stream(pa.py_buffer(mapped)):
-        each.validate()
-        batches.append(_Batch(each, keys, mapped))
+    for batch in pa.ipc.open_stream(pa.py_buffer(mapped)):
+        batch.validate()
+        batches.append(_Batch(batch, keys, mapped))
         batches[-1].release()
     return batches

@@ -118,7 +118,7 @@ def mixed_order(parts: Sequence[Part], order: Order, epoch: int, seed: int) -> T
 def quotas(parts: Sequence[Part], length: int) -> list[int]:
     """Return the number of prompts of each part in `length` prompts, by the largest remainder."""
     exact = [part.share * length for part in parts]
-    counts = [int(each) for each in exact]
+    counts = [int(share) for share in exact]
     rest = sorted(range(len(parts)), key=lambda i: counts[i] - exact[i])
     for index in rest[: length - sum(counts)]:
         counts[index] += 1
@@ -161,7 +161,7 @@ class MixedSampler(StatefulSampler):
         every = [sampler.metrics() for sampler in self.samplers]
         pairs = list(zip(self.parts, every, strict=True))
         return {
-            name: sum(len(part) * each[name] for part, each in pairs) / total for name in every[0]
+            name: sum(len(part) * means[name] for part, means in pairs) / total for name in every[0]
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class MixedSampler(StatefulSampler):
         part: Part, sampler: StatefulSampler, count: int, avoid: Collection[int]
     ) -> list[int]:
         """Return indices within the part; a part smaller than `count` repeats prompts."""
-        own = {each - part.start for each in avoid}
+        own = {row - part.start for row in avoid}
         found: list[int] = []
         while len(found) < count:
             found += sampler.draw(min(count - len(found), len(part)), own | set(found))

@@ -141,12 +141,18 @@ def _requirements(package: str, extra: str) -> list[Requirement]:
     """Return the requirements of `package` that apply here: those of `extra`, or the core ones."""
     found = [Requirement(text) for text in requires(package) or []]
     needed = [
-        each for each in found if each.marker is None or each.marker.evaluate({"extra": extra})
+        requirement
+        for requirement in found
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
     ]
     return (
         needed
         if not extra
-        else [each for each in needed if each.marker and not each.marker.evaluate({"extra": ""})]
+        else [
+            requirement
+            for requirement in needed
+            if requirement.marker and not requirement.marker.evaluate({"extra": ""})
+        ]
     )
 
 
@@ -156,11 +162,14 @@ def _extra_of(package: str, extra: str) -> list[Requirement]:
 
 
 def _packages() -> Iterator[Check]:
-    checks = [check_package(each, _installed(each.name)) for each in _requirements("rlctl", "")]
-    passed = [each for each in checks if each.state == "ok" and each.check not in _OWN_LINES]
-    yield from (each for each in checks if each not in passed)
+    checks = [
+        check_package(requirement, _installed(requirement.name))
+        for requirement in _requirements("rlctl", "")
+    ]
+    passed = [check for check in checks if check.state == "ok" and check.check not in _OWN_LINES]
+    yield from (check for check in checks if check not in passed)
     yield Check(
-        "packages", "ok", f"{len(passed)} others fit: {', '.join(each.check for each in passed)}"
+        "packages", "ok", f"{len(passed)} others fit: {', '.join(check.check for check in passed)}"
     )
 
 
@@ -183,18 +192,23 @@ def _extras_of_rlctl() -> Iterator[Check]:
             continue
         needed = _requirements("rlctl", extra)
         needed += [
-            part for each in needed for name in each.extras for part in _extra_of(each.name, name)
+            part
+            for requirement in needed
+            for name in requirement.extras
+            for part in _extra_of(requirement.name, name)
         ]
-        found = [(each, _installed(each.name)) for each in needed]
+        found = [(requirement, _installed(requirement.name)) for requirement in needed]
         if any(version is None for _, version in found):
             missing.append(extra)
             continue
         wrong = [
-            checked for checked in (check_package(*each) for each in found) if checked.state != "ok"
+            checked
+            for checked in (check_package(*package) for package in found)
+            if checked.state != "ok"
         ]
-        for each in wrong:
-            message = f"{extra}: {each.check} {each.message}"
-            yield Check("extras", "warning", message, each.remedy)
+        for check in wrong:
+            message = f"{extra}: {check.check} {check.message}"
+            yield Check("extras", "warning", message, check.remedy)
         if not wrong:
             ready.append(_described(extra))
     told = "; ".join(ready) or "none installed"
@@ -233,27 +247,29 @@ def _trackers() -> Iterator[Check]:
                 f"{point.name}: its module {point.module} does not exist",
                 remedy,
             )
-        for each in (needed for extra in point.extras for needed in _requirements(package, extra)):
-            checked = check_package(each, _installed(each.name))
-            if checked.state != "ok" and _installed(each.name) is not None:
+        for requirement in (
+            needed for extra in point.extras for needed in _requirements(package, extra)
+        ):
+            checked = check_package(requirement, _installed(requirement.name))
+            if checked.state != "ok" and _installed(requirement.name) is not None:
                 yield Check(
                     "trackers",
                     "warning",
-                    f"{point.name}: {each.name} {checked.message}",
+                    f"{point.name}: {requirement.name} {checked.message}",
                     checked.remedy,
                 )
     states = examine_loggers()
     yield from (
-        Check("trackers", "warning", f"{each.name}: {each.message}", each.remedy)
-        for each in states
-        if each.state == "would not start"
+        Check("trackers", "warning", f"{logger.name}: {logger.message}", logger.remedy)
+        for logger in states
+        if logger.state == "would not start"
     )
     ready = [
-        f"{each.name} ({each.message})" if each.message else each.name
-        for each in states
-        if each.state == "ready"
+        f"{logger.name} ({logger.message})" if logger.message else logger.name
+        for logger in states
+        if logger.state == "ready"
     ]
-    missing = [each.name for each in states if each.state == "not installed"]
+    missing = [logger.name for logger in states if logger.state == "not installed"]
     yield Check(
         "trackers",
         "ok",

@@ -251,7 +251,7 @@ def first_scored_rows(
     """Return the first rows of each kind that is scored."""
     sets = [loader.prompts] if loader and samples else []
     sets += [validator.prompts] if isinstance(validator, Validator) else []
-    return [row for each in sets for row in each.rows.first_of_each_kind(NUM_REWARD_ROWS)]
+    return [row for dataset in sets for row in dataset.rows.first_of_each_kind(NUM_REWARD_ROWS)]
 
 
 def _first_rows(file: str, data: schema.Data, split: str) -> list[PromptRow]:

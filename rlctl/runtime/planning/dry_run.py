@@ -66,7 +66,7 @@ def plan_batches(plan: Plan) -> Batches:
     data, loader, needs = plan.config.data, plan.loader, plan.algorithm.needs
     n = rows_per_prompt(plan.config, needs)
     mean = loader.prompts.mean_length
-    learning = [each for each in needed_roles(plan.config, needs) if each.learns]
+    learning = [role for role in needed_roles(plan.config, needs) if role.learns]
     return Batches(
         train_prompts=len(loader.prompts),
         dropped_prompts=loader.prompts.num_dropped,
@@ -176,7 +176,9 @@ def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
     return DryRun(
         recipe=recipe.name,
         changed=[
-            Changed(key, each.value, each.where) for key, each in last.items() if each.level > 1
+            Changed(key, origin.value, origin.where)
+            for key, origin in last.items()
+            if origin.level > 1
         ],
         placement=_placement(plan),
         batches=plan_batches(plan),
@@ -188,8 +190,8 @@ def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
         disk=_disk(plan),
         trackers=[_tracker(name, config.trainer.tracking) for name in config.trainer.logger],
         reward_functions=[
-            each.function + (f" for {', '.join(sorted(each.sources))}" if each.sources else "")
-            for each in specs
+            spec.function + (f" for {', '.join(sorted(spec.sources))}" if spec.sources else "")
+            for spec in specs
         ],
         reward_rows=sum(
             min(NUM_REWARD_ROWS, count)
@@ -210,26 +212,28 @@ def _tracker(name: str, tracking: schema.Tracking) -> str:
 def _placement(plan: Plan) -> list[Placed]:
     placed: list[Placed] = []
     compiled = plan.config.actor_rollout_ref.actor.use_torch_compile
-    for each in plan.memory.roles:
-        ranks, device = plan.pool_sizes[each.pool], plan.devices.kind
-        if each.role.fsdp_key is None:
+    for planned in plan.memory.roles:
+        ranks, device = plan.pool_sizes[planned.pool], plan.devices.kind
+        if planned.role.fsdp_key is None:
             strategy = "an engine in each process"
         else:
-            strategy = "fsdp2" if each.storage.wrapped else "unsharded: one rank, one precision"
-            fsdp = each.role.fsdp(plan.config)
+            strategy = "fsdp2" if planned.storage.wrapped else "unsharded: one rank, one precision"
+            fsdp = planned.role.fsdp(plan.config)
             mesh = draw_mesh(fsdp, ranks) if fsdp else ""
             strategy += f", {mesh}" if mesh else ""
-            if compiled and each.role.kind in (ACTOR.kind, CRITIC.kind):
+            if compiled and planned.role.kind in (ACTOR.kind, CRITIC.kind):
                 strategy += ", compiled layers"
-        placed.append(Placed(each.role.name, each.pool, ranks, device, plan.num_threads, strategy))
+        placed.append(
+            Placed(planned.role.name, planned.pool, ranks, device, plan.num_threads, strategy)
+        )
     return placed
 
 
 def _disk(plan: Plan) -> Disk:
     trainer = plan.config.trainer
     root = Path(trainer.default_local_dir or trainer.run_dir).expanduser().absolute()
-    learning = [each for each in plan.memory.roles if each.role.learns]
-    sizes = [_checkpoint_bytes(each) for each in learning]
+    learning = [planned for planned in plan.memory.roles if planned.role.learns]
+    sizes = [_checkpoint_bytes(planned) for planned in learning]
     known = [size for size in sizes if size is not None]
     checkpoint = sum(known) if len(known) == len(sizes) else None
     count = 0

@@ -81,7 +81,7 @@ def _run_config(run: Path, step: int | None, overrides: Sequence[str]) -> Config
 
 def _settings(role: Role, model: str) -> list[str]:
     """Return the overrides that make the folder `model` the model of `role`."""
-    others = (f"{role.model_key}.{each}" for each in _OF_MODEL)
+    others = (f"{role.model_key}.{name}" for name in _OF_MODEL)
     return [hydra_text(f"{role.model_key}.path", model), *others, "trainer.n_gpus_per_node=1"]
 
 
@@ -144,7 +144,7 @@ def _path(path: str, root: Path, key: str) -> str:
         raise ConfigError(
             f"{path!r} is the name of {len(found)} runs",
             where=f"{key}.path",
-            hint=f"give the project, too: {' or '.join(_name(each, root) for each in found)}",
+            hint=f"give the project, too: {' or '.join(_name(run, root) for run in found)}",
         )
     return str(CheckpointStore(found[0] / "checkpoints").policy()) if found else path
 

@@ -104,7 +104,7 @@ class Search:
                         return fit
             if any(fit.rows for fit in found):
                 break
-        return max(found, key=lambda each: each.rows)  # the first of equals
+        return max(found, key=lambda row: row.rows)  # the first of equals
 
     def propose(self, mesh: Mesh) -> str | None:
         """Return overrides that change the training and with which it fits; None if none do."""

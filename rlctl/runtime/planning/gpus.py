@@ -61,7 +61,7 @@ def find_device(name: str, memory: str | None = None) -> Device:
     """
     plain = name.lower().replace(" ", "").replace("_", "-")
     plain = plain.removeprefix("nvidia-").removeprefix("nvidia")
-    known = {each.lower(): each for each in GPUS}
+    known = {name.lower(): name for name in GPUS}
     size = None if memory is None else parse_size(memory)
     if plain == "auto":
         if torch.cuda.is_available():

@@ -110,7 +110,7 @@ def _check_split(
     if _compiles(role, config):
         text = f"layers that {size} ranks split cannot be compiled"
         problems.append(Problem(text, hint=f"{COMPILE_KEY}=false, or {key}=1"))
-    return [replace(each, where=key) for each in problems]
+    return [replace(problem, where=key) for problem in problems]
 
 
 def _check_stages(
@@ -122,7 +122,7 @@ def _check_stages(
     if _compiles(role, config):
         text = f"layers of {size} stages cannot be compiled"
         problems.append(Problem(text, hint=f"{COMPILE_KEY}=false, or {key}=1"))
-    return [replace(each, where=key) for each in problems]
+    return [replace(problem, where=key) for problem in problems]
 
 
 def _compiles(role: Role, config: schema.Config) -> bool:

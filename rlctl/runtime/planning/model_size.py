@@ -65,7 +65,8 @@ class ModelSize:
             largest_block=max(blocks, default=total),
             outside_blocks=max(0, total - sum(blocks)),  # some name a block and parts of it
             largest_tensor=max(
-                (each.numel() for each in built.parameters() if each.requires_grad), default=head
+                (parameter.numel() for parameter in built.parameters() if parameter.requires_grad),
+                default=head,
             ),
             num_layers=text.num_hidden_layers,
             hidden=text.hidden_size,

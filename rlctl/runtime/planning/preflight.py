@@ -32,7 +32,7 @@ def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs)
     batch, placement = config.data.train_batch_size, config.trainer.placement
     n = rows_per_prompt(config, needs)
     problems: list[Problem] = []
-    for role in (each for each in needed_roles(config, needs) if each.learns):
+    for role in (needed for needed in needed_roles(config, needs) if needed.learns):
         key, size = f"{role.section}.ppo_mini_batch_size", role.learner(config).ppo_mini_batch_size
         pool = role.pool(placement) or ""
         num_ranks = max(1, ranks[pool] // role.ranks_per_row(config))  # with rows of their own

@@ -27,11 +27,11 @@ def check_reward(config: schema.Config, rows: Sequence[PromptRow], needs: Needs)
     by_source: dict[str, list[PromptRow]] = {}
     for row in rows:
         by_source.setdefault(row.data_source, []).append(row)
-    by_source = {each: by_source[each] for each in scored_sources(config, by_source)}
+    by_source = {source: by_source[source] for source in scored_sources(config, by_source)}
     components: set[str] = set()
     requests = RequestSettings.from_config(config.reward, None)
     with RewardPool.from_config(config.reward, by_source, 1, requests=requests) as pool:
-        if any(each.compares for each in pool.traits.values()):
+        if any(traits.compares for traits in pool.traits.values()):
             raise_problems(_single_responses(config, needs))
         if any(map(uses_engine, pool.functions)):
             _require_engine(config)
@@ -66,7 +66,8 @@ def _single_responses(config: schema.Config, needs: Needs) -> list[Problem]:
         )
     if config.data.val_files and rollout.val_kwargs.n < 2:
         hint = " ".join(
-            f"{section}.val_kwargs.{each}" for each in ("n=4", "do_sample=true", "temperature=1.0")
+            f"{section}.val_kwargs.{setting}"
+            for setting in ("n=4", "do_sample=true", "temperature=1.0")
         )
         problems.append(Problem(f"{section}.val_kwargs.n=1: {why}", names, hint))
     return problems
@@ -86,7 +87,7 @@ def _try_reward(pool: RewardPool, source: str, rows: Sequence[PromptRow]) -> set
     """Return the names of the components. Raises `ConfigError` if all calls on `rows` fail."""
     first_error: str | None = None
     # Functions that score groups compare two responses.
-    times = 2 if any(each.scores_groups for each in pool.traits.values()) else 1
+    times = 2 if any(traits.scores_groups for traits in pool.traits.values()) else 1
     for part in (rows[:1], rows[1:]):
         part, groups = [row for row in part for _ in range(times)], len(part)
         numbers = [number for number in range(groups) for _ in range(times)]

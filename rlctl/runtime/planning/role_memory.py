@@ -46,7 +46,7 @@ class MemoryPlan:
 
     def known(self) -> list[RoleMemory]:
         """Return the memory of the roles whose size is known."""
-        return [each.memory for each in self.roles if each.memory is not None]
+        return [role.memory for role in self.roles if role.memory is not None]
 
     def pools(self, inline: bool = False) -> dict[str, list[RoleMemory]]:
         """Return the memory of the roles of each pool, as far as it is known.
@@ -54,10 +54,10 @@ class MemoryPlan:
         There is one pool if all are `inline` in this process.
         """
         pools: dict[str, list[RoleMemory]] = {}
-        for each in self.roles:
-            if each.memory is not None:
-                pool = "this process" if inline else each.pool
-                pools.setdefault(pool, []).append(each.memory)
+        for role in self.roles:
+            if role.memory is not None:
+                pool = "this process" if inline else role.pool
+                pools.setdefault(pool, []).append(role.memory)
         return pools
 
     def overhead(self, pool: str) -> int:

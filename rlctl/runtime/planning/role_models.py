@@ -34,7 +34,7 @@ def check_role_models(
     trained, *others = needed_roles(config, needs)  # `check_model` has checked the trained one
     models = [(role, role.model(config), f"{role.model_key}.path") for role in others]
     if references:
-        models = [each for each in models if each[0] is not REFERENCE]
+        models = [model for model in models if model[0] is not REFERENCE]
         models += [
             (REFERENCE, model, f"algorithm.params.teacher_models.{name}.model_path")
             for name, model in references.items()
@@ -84,7 +84,7 @@ def check_adapters(config: schema.Config, devices: Devices | None, needs: Flag) 
     if not any(is_4bit(role.model(config)) for role in roles):
         return
     check_bitsandbytes()
-    raise_problems([each for role in roles for each in _adapter_problems(config, role)])
+    raise_problems([problem for role in roles for problem in _adapter_problems(config, role)])
     if devices is not None:
         fsdp = config.actor_rollout_ref.actor.fsdp_config
         pool = ACTOR.pool(config.trainer.placement) or ""

@@ -32,7 +32,7 @@ def check_routers(config: schema.Config, device: str | None, algorithm: Algorith
     `device` is "cpu", "cuda", or None if it is unknown.
     """
     roles = [role for role in needed_roles(config, algorithm.needs) if role.learns]
-    problems = [each for role in roles for each in _losses(config, role)]
+    problems = [problem for role in roles for problem in _losses(config, role)]
     mode = config.actor_rollout_ref.actor.router_replay.mode
     if mode != "disabled":
         problems += [

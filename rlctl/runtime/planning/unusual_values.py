@@ -100,7 +100,7 @@ def warn_of_tokens(config: schema.Config, tokenizer: PreTrainedTokenizerBase) ->
             "the chat template ends a turn with %r, which has no stop token; responses end at %s: "
             "add the token to eos_token_id in generation_config.json",
             end,
-            ", ".join(repr(tokenizer.decode([each])) for each in stops),
+            ", ".join(repr(tokenizer.decode([token])) for token in stops),
         )
 
 

@@ -171,7 +171,7 @@ class Collector:
         return torch.where(chosen.isnan(), scored.scores, chosen)
 
     def _none_usable(self, scored: Scored, step: int) -> RlctlError:
-        failed = [each for each in scored.episodes if each.failed]
+        failed = [episode for episode in scored.episodes if episode.failed]
         if not failed:
             return RlctlError(
                 f"step {step}: nothing to learn from, because no group has two responses whose "
@@ -179,7 +179,7 @@ class Collector:
                 where="reward.failed=drop",
                 hint="`rlctl reward test` scores stored responses",
             )
-        outcomes = Counter(each.outcome for each in failed)
+        outcomes = Counter(episode.outcome for episode in failed)
         alone = "" if len(failed) == len(scored) else " or are alone in their group"
         return RlctlError(
             f"step {step}: nothing to learn from, because all episodes failed{alone}: "
@@ -207,7 +207,7 @@ def _usable(scored: Scored, drop_failed: bool) -> Scored:
 
     Failed are episodes and, with `drop_failed`, responses whose reward call failed.
     """
-    kept = torch.tensor([not each.failed for each in scored.episodes] or [True] * len(scored))
+    kept = torch.tensor([not episode.failed for episode in scored.episodes] or [True] * len(scored))
     if drop_failed:
         kept &= ~scored.failed
     if kept.all():

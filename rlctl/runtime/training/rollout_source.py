@@ -70,8 +70,8 @@ class StreamState:
         """Return all but the rollouts as plain data."""
         return {
             "num_admitted": self.num_admitted,
-            "open": [asdict(each) for each in self.open],
-            "finished": [asdict(each) for each in self.finished],
+            "open": [asdict(group) for group in self.open],
+            "finished": [asdict(group) for group in self.finished],
             "steps": list(self.steps.items()),
         }
 
@@ -80,8 +80,8 @@ class StreamState:
         """Return what `to_dict` returned, with the rollouts."""
         return cls(
             data["num_admitted"],
-            [GroupRecord(**each) for each in data["open"]],
-            [GroupRecord(**each) for each in data["finished"]],
+            [GroupRecord(**group) for group in data["open"]],
+            [GroupRecord(**group) for group in data["finished"]],
             dict(data["steps"]),
             rollouts,
         )

@@ -139,7 +139,7 @@ def changed_keys(
         *_changed_environment(record, recipe),
         *_edited(run, record, checkpoint),
     ]
-    return list({each.key: each for each in reversed(found)}.values())[::-1]
+    return list({change.key: change for change in reversed(found)}.values())[::-1]
 
 
 def refuse_drift(run: Path, differing: Sequence[Change], files: Sequence[str]) -> None:
@@ -148,7 +148,9 @@ def refuse_drift(run: Path, differing: Sequence[Change], files: Sequence[str]) -
         f"`rlctl resume {run.name} … --fork NAME` starts a new run from this state; "
         "--force continues this one with the changes"
     )
-    drift = [f"{each} would change the run {run.name!r}" for each in differing if not each.free]
+    drift = [
+        f"{change} would change the run {run.name!r}" for change in differing if not change.free
+    ]
     problems = [Problem(message) for message in [*drift, *files]]
     if problems:
         raise ConfigError(*problems[:-1], Problem(problems[-1].message, hint=hint))

@@ -29,7 +29,7 @@ def deferred_signals() -> Iterator[None]:
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` relies on it
-                before[number] = signal.signal(number, lambda each, _: arrived.append(each))
+                before[number] = signal.signal(number, lambda received, _: arrived.append(received))
     try:
         yield
     finally:
@@ -103,7 +103,9 @@ class Stopping:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             # An ignored signal stays ignored: `nohup` relies on it.
-            handled = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+            handled = [
+                number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
+            ]
             self._before = {number: signal.signal(number, self._on_signal) for number in handled}
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_timer)
             if self.end_by is not None:

@@ -228,7 +228,9 @@ class Trainer:
                 stream=stream and stream.to_dict(),
             )
         stored = {ROLLOUTS: ahead and ahead.scored, GROUPS: stream and stream.finished_rollouts}
-        self.saver.begin(state, {name: self._writer(each) for name, each in stored.items() if each})
+        self.saver.begin(
+            state, {name: self._writer(worker) for name, worker in stored.items() if worker}
+        )
         return {"timing_s/save_checkpoint": time.perf_counter() - begin}
 
     def _writer(self, rollouts: Rollouts) -> Callable[[Path], None]:

@@ -116,7 +116,7 @@ class LearningWorker(ModelWorker, LearningRole):
 
     def _export(self, folder: Path) -> None:
         hf, rank = self.learner.model.hf, self.learner.rank_info.rank
-        dtype = next(each.dtype for each in hf.parameters() if each.requires_grad)
+        dtype = next(parameter.dtype for parameter in hf.parameters() if parameter.requires_grad)
         weights = _cpu_copy(merged_parameters(hf), rank, dtype)
         is_policy = isinstance(self.learner.model, PolicyModel)
         adapter = _cpu_copy(adapter_parameters(hf), rank, dtype) if is_policy else {}

@@ -204,7 +204,7 @@ def split(batch: Batch, num_parts: int, balanced: bool) -> list[Tensor]:
     """
     if num_parts == 1 or not balanced or not isinstance(batch, Rollouts) or not len(batch):
         return list(torch.arange(len(batch)).tensor_split(num_parts))
-    group, num_tokens = (each.numpy().tobytes() for each in (batch.group, batch.num_tokens))
+    group, num_tokens = (column.numpy().tobytes() for column in (batch.group, batch.num_tokens))
     return list(_by_cost(group, num_tokens, num_parts))
 
 
@@ -212,7 +212,7 @@ def split(batch: Batch, num_parts: int, balanced: bool) -> list[Tensor]:
 def _by_cost(group: bytes, num_tokens: bytes, num_parts: int) -> list[Tensor]:
     """Distribute rows of so many tokens, int64 as bytes; each call of a step asks for the same."""
     numbers, lengths = (
-        torch.frombuffer(bytearray(each), dtype=torch.int64) for each in (group, num_tokens)
+        torch.frombuffer(bytearray(column), dtype=torch.int64) for column in (group, num_tokens)
     )
     costs = row_cost(lengths, _HIDDEN_SIZE)
     groups, sizes = numbers.unique_consecutive(return_counts=True)
@@ -251,7 +251,7 @@ def join(results: Sequence[Any], parts: Sequence[Tensor], batch: Batch) -> Any:
     if isinstance(first, dict):
         return merge(results)
     if isinstance(first, tuple):
-        return tuple(join(each, parts, batch) for each in zip(*results, strict=True))
+        return tuple(join(values, parts, batch) for values in zip(*results, strict=True))
     if isinstance(first, Ragged):
         return first if len(parts) == 1 else first.joined(results[1:]).select(_inverse(parts))
     if isinstance(first, Batch):

@@ -61,7 +61,7 @@ class Learner:
         self.average: Average | None = None  # of the weights, saved with them
         self.optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
-            trained = [each for each in model.parameters() if each.requires_grad]
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             self.optimizer = build_optimizer(trained, optim, fsdp.optimizer_offload)
             self.writer = BackgroundWriter(rank_info)
         self.parameters = PhaseOffload(model, fsdp.param_offload)
@@ -144,19 +144,19 @@ class Learner:
         begin = time.perf_counter()
         self.model.train()
         losses, order = self._in_micro_batches(batch, budget, losses_of)
-        kept = [each.num_tokens for each in losses if each.num_tokens is not None]
-        diffs = [each.metrics.get(PROBS_DIFF, Mean(0, 0)) for each in losses]
+        kept = [loss.num_tokens for loss in losses if loss.num_tokens is not None]
+        diffs = [loss.metrics.get(PROBS_DIFF, Mean(0, 0)) for loss in losses]
         sums = (
-            sum(float(each.total) for each in losses),
-            sum(each.count or 0.0 for each in losses),
-            sum(each.count is None for each in losses),
+            sum(float(loss.total) for loss in losses),
+            sum(loss.count or 0.0 for loss in losses),
+            sum(loss.count is None for loss in losses),
             sum(kept) if kept else float(batch.response_mask.values.sum()),
-            sum(each.total for each in diffs if isinstance(each, Mean)),
-            sum(each.count for each in diffs if isinstance(each, Mean)),
+            sum(diff.total for diff in diffs if isinstance(diff, Mean)),
+            sum(diff.count for diff in diffs if isinstance(diff, Mean)),
         )
         summed = self.sum_over_ranks(torch.tensor(sums, dtype=torch.float64))
         total, count, num_undivided, num_tokens, diff, compared = summed.tolist()
-        metrics = [each.metrics for each in losses]
+        metrics = [loss.metrics for loss in losses]
         divisor = 1.0 if num_undivided else count
         if max_probs_diff is not None and compared and not diff / compared <= max_probs_diff:
             reset_gradients(self.model)
@@ -173,7 +173,7 @@ class Learner:
             lengths = batch.num_tokens.tolist()
             config, ranks = self.model.hf.config, self.model.ranks_per_row
             metrics.append(device_usage(config, lengths, seconds * ranks, name))
-        parts, values = [each.values for each in losses if each.values is not None], None
+        parts, values = [loss.values for loss in losses if loss.values is not None], None
         if len(parts) == len(losses):
             values = in_order(parts, order, batch.response_ids.lengths)
         return merge(metrics), values

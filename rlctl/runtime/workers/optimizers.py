@@ -45,9 +45,9 @@ def build_optimizer(
         "fused": True,
     }
     given = {name: value for name, value in common.items() if name in accepted}
-    on_cpu = all(local_part(each).device.type == "cpu" for each in parameters)
+    on_cpu = all(local_part(parameter).device.type == "cpu" for parameter in parameters)
     mixins: list[type[Optimizer]] = [_Offloaded] if offload and not on_cpu else []
-    if any(each.dtype == torch.bfloat16 for each in parameters):
+    if any(parameter.dtype == torch.bfloat16 for parameter in parameters):
         mixins.append(SplitWeights)
     if _is_quantized(optim):
         mixins += [RowBlocks, *([Eager] if on_cpu else [])]
@@ -246,10 +246,10 @@ def _blocks(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Yield parameters (N, ...) in order, in blocks of at most `BLOCK` elements, or of one."""
     block: list[Tensor] = []
     size = 0
-    for each in parameters:
-        if block and size + local_part(each).numel() > BLOCK:
+    for parameter in parameters:
+        if block and size + local_part(parameter).numel() > BLOCK:
             yield block
             block, size = [], 0
-        block.append(each)
-        size += local_part(each).numel()
+        block.append(parameter)
+        size += local_part(parameter).numel()
     yield block

@@ -112,9 +112,9 @@ class RolloutWorker(Worker):
         progress = self.engine.progress()
         joined = Joined()
         self.engine.load_weights(
-            (each.name, each.tensor().to(self.rank_info.device))
+            (parameter.name, parameter.tensor().to(self.rank_info.device))
             for bucket in map(_verified, buckets)
-            for each in joined.add(bucket) or ()
+            for parameter in joined.add(bucket) or ()
         )
         self.versions.switch(version, progress)
 
