@@ -79,6 +79,7 @@ def test_a_local_task_scores_the_responses_that_rlctl_generates(
 
 
 @pytest.mark.extra("lm-eval")
+@pytest.mark.soak  # lm-eval reads all of its tasks: 15 s
 def test_few_shot_prompts_as_plain_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_task(tmp_path)
     found = evaluated(capsys, "--limit", "2", "--num-fewshot", "1", "--no-chat-template")
@@ -92,6 +93,7 @@ def failed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 
 @pytest.mark.extra("lm-eval")
+@pytest.mark.soak  # lm-eval reads all of its tasks: 15 s
 def test_an_unknown_task_proposes_the_nearest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +118,7 @@ def test_data_that_cannot_be_downloaded(
 
 
 @pytest.mark.extra("lm-eval")
+@pytest.mark.soak  # lm-eval reads all of its tasks: 15 s
 def test_a_wrong_task_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_task(tmp_path)
     file = tmp_path / "sums.yaml"

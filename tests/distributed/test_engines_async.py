@@ -21,7 +21,7 @@ from tests.distributed.test_engines import MODEL, OVERRIDES, Stage, experience
 from tests.models import write_tiny_model
 from tests.warm_workers import warm_workers
 
-pytestmark = [pytest.mark.extra("vllm"), pytest.mark.slow]
+pytestmark = [pytest.mark.extra("vllm"), pytest.mark.soak]
 
 # Records its maximum number of concurrent prompts, of which the first three wait for each other
 # while the file `wait` exists, and crashes if the file `die` exists.

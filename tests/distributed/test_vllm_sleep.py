@@ -106,7 +106,10 @@ def observe(where: RankInfo, model: Path, overrides: tuple[str, ...]) -> dict[st
     return {"found": found, "differences": differences, "sleeps": memory.num_sleeps}
 
 
-@pytest.mark.parametrize("overrides", [(), _LORA], ids=["full", "adapters"])
+@pytest.mark.parametrize(
+    "overrides",
+    [pytest.param((), id="full"), pytest.param(_LORA, id="adapters", marks=pytest.mark.soak)],
+)
 def test_an_engine_generates_the_same_after_it_lost_its_memory(
     overrides: tuple[str, ...], tmp_path: Path
 ) -> None:

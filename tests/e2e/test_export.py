@@ -164,6 +164,7 @@ print("answer", list(answer.outputs[0].token_ids))
 
 
 @pytest.mark.extra("vllm")
+@pytest.mark.soak
 def test_vllm_loads_an_export(trained: Path, folder: Path) -> None:
     export(found(trained), None, folder / "for-vllm")
     prompt = [5, 9, 20, 33, 7, 12]
