@@ -26,7 +26,7 @@ from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.planning.devices import inline_rank_info
 from rlctl.runtime.planning.evaluation import no_responses
-from rlctl.runtime.planning.preflight import check_model
+from rlctl.runtime.planning.preflight import check_model, check_vocabulary
 from rlctl.runtime.planning.unusual_values import greedy_validation
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import RewardReport, RewardResult
@@ -248,6 +248,7 @@ def _roles(
     """Build an actor with its engine and the reward of the `scored` rows, and no other role."""
     algorithm = generating_algorithm(config)
     raise_problems(check_model(config))
+    check_vocabulary(config.actor_rollout_ref.model, tokenizer, "actor_rollout_ref.model")
     sources = scored_sources(config, (row.data_source for row in scored))
     rank_info = inline_rank_info(config.trainer)
     with ExitStack() as stack:

@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from rlctl.__main__ import main
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from rlctl.errors import ConfigError, NotFoundError, ResourceError, UsageError
@@ -131,6 +132,17 @@ def test_weights_that_do_not_fit_the_config_are_refused(folder: Path, tmp_path: 
     assert [each.where for each in raised.value.problems] == ["critic.model.path"]
 
 
+def test_a_tokenizer_of_a_larger_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    config = AutoConfig.from_pretrained(folder / "model", vocab_size=200)
+    AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    AutoTokenizer.from_pretrained(folder / "model").save_pretrained(model)
+    with pytest.raises(ConfigError, match="tokens that the model lacks: ") as raised:
+        plan(folder, f"actor_rollout_ref.model.path={model}")
+    assert [problem.where for problem in raised.value.problems] == ["actor_rollout_ref.model.path"]
+    assert main(["generate", str(model), "a"]) == raised.value.exit_code == 3
+
+
 def test_gdpo_without_components_is_refused(folder: Path, tmp_path: Path) -> None:
     """The built-in scorer has no components; a dict of numbers, or a second function, has."""
     gdpo = ["algorithm.adv_estimator=gdpo", "actor_rollout_ref.rollout.n=2"]
@@ -198,7 +210,7 @@ def test_settings_that_do_not_what_they_say_are_warnings(
     tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", "<|end_of_turn|>")
     tokenizer.save_pretrained(tmp_path / "model")
     messages = said(of=tmp_path)
-    assert "the pad token '<nope>' of the tokenizer is none of the 259 tokens" in messages
+    assert "the tokenizer has 1 token that the model lacks: '<nope>'" in messages
     assert "ends a turn with '<|end_of_turn|>', which has no stop token" in messages
 
 

@@ -115,7 +115,9 @@ class Draft:
         model = self.role.model(self.config)
         if not model.tokenizer_path and preflight.is_missing(model.path):
             raise_problems(preflight.check_model(self.config, self.role))
-        return tokenizer_of(model)
+        tokenizer = tokenizer_of(model)
+        preflight.check_vocabulary(model, tokenizer, self.role.model_key)
+        return tokenizer
 
     @Part
     def loader(self) -> PromptLoader:

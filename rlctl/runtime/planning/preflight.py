@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from rlctl.data_prep.hub import hub_answers
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import existing_parent, free_space
+from rlctl.monitoring.text import plural
 from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, Role, needed_roles, trained_role
@@ -22,6 +24,8 @@ from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.weight_sync import uses_host_memory
 from rlctl.storage import local
+
+LOG = logging.getLogger(__name__)
 
 
 def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> list[Problem]:
@@ -151,6 +155,34 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> list[Problem]:
             )
         )
     return problems
+
+
+def check_vocabulary(model: schema.Model, tokenizer: PreTrainedTokenizerBase, key: str) -> None:
+    """Warn of added tokens of the tokenizer that the model lacks, which no prompt may contain.
+
+    `key` is that of the section `model`. Raises ConfigError if the model lacks other tokens.
+    """
+    try:
+        text = read_model_config(model, f"{key}.path").get_text_config()
+    except ConfigError:  # `check_model` reports it
+        return
+    size = getattr(text, "vocab_size", None)
+    if not isinstance(size, int):
+        return
+    lacking = {token for token, number in tokenizer.get_vocab().items() if number >= size}
+    ordinary = lacking - tokenizer.added_tokens_encoder.keys()
+    if not lacking:
+        return
+    examples = ", ".join(map(repr, sorted(ordinary or lacking)[:3]))
+    message = f"the tokenizer has {plural(len(lacking), 'token')} that the model lacks: {examples}"
+    if ordinary:
+        raise ConfigError(
+            f"{message}, …",
+            where=f"{key}.tokenizer_path" if model.tokenizer_path else f"{key}.path",
+            hint="the tokenizer that the model was trained with, or a model whose embeddings were "
+            f"resized to {len(tokenizer)} tokens (it has {size})",
+        )
+    LOG.warning(f"{message}; a prompt with such a token fails")
 
 
 def check_software(config: schema.Config, devices: Devices, inline: bool) -> None:

@@ -16,7 +16,6 @@ from rlctl.runtime.agents.build import check_episodes
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.cluster.access import address_of
 from rlctl.runtime.data.tokenizer import render_prompt, stop_token_ids
-from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.sandbox.isolation import missing_isolation
 
 LOG = logging.getLogger(__name__)
@@ -77,24 +76,16 @@ def greedy_validation(given: schema.ValKwargs) -> Iterator[str]:
         )
 
 
-def warn_of_tokens(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Warn of a pad token that the model lacks, and of turns that end without a stop token."""
+def warn_of_stop_tokens(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Warn of turns that end without a stop token."""
     model = config.actor_rollout_ref.model
     kwargs = {**config.data.apply_chat_template_kwargs, "add_generation_prompt": False}
     chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": _ANSWER}]
     try:
-        known = read_model_config(model, "actor_rollout_ref.model.path").get_text_config()
         stops = stop_token_ids(tokenizer, model.path)
         end = render_prompt(tokenizer, chat, **kwargs).rpartition(_ANSWER)[2].strip()
     except ConfigError:  # other checks report it
         return
-    size, pad = getattr(known, "vocab_size", None), tokenizer.pad_token_id
-    if isinstance(pad, int) and isinstance(size, int) and pad >= size:
-        LOG.warning(
-            "the pad token %r of the tokenizer is none of the %d tokens of the model",
-            tokenizer.pad_token,
-            size,
-        )
     if end and not set(stops) & set(tokenizer.encode(end, add_special_tokens=False)):
         LOG.warning(
             "the chat template ends a turn with %r, which has no stop token; responses end at %s: "
@@ -112,7 +103,7 @@ def check_rows(
     Raises ConfigError for rows that need several turns without `multi_turn.enable`, and as
     `check_episodes`.
     """
-    warn_of_tokens(config, tokenizer)
+    warn_of_stop_tokens(config, tokenizer)
     rollout = config.actor_rollout_ref.rollout
     enabled, default = rollout.multi_turn.enable, rollout.agent.default_agent_loop
     raise_problems(agent_problems(rows, enabled))
