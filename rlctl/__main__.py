@@ -96,9 +96,9 @@ def _run(argv: Sequence[str]) -> int:
 def _missing(context: Any) -> str:
     """Name all required arguments and options that are missing; Typer names only the first."""
     return ", ".join(
-        f"{each.param_type_name} {each.get_error_hint()}"
-        for each in context.command.params
-        if each.required and each.name not in context.params
+        f"{parameter.param_type_name} {parameter.get_error_hint()}"
+        for parameter in context.command.params
+        if parameter.required and parameter.name not in context.params
     )
 
 
@@ -120,7 +120,7 @@ def _report(error: RlctlError, words: Sequence[str] = ()) -> int:
         sys.stderr.write(redact(traceback.format_exc()))
     print_problems(error.problems)
     if not isinstance(error, UsageError):  # its help names `--help`
-        print_see_also(dict.fromkeys(code_of(each.message, error) for each in error.problems))
+        print_see_also(dict.fromkeys(code_of(problem.message, error) for problem in error.problems))
     line, remaining = correct(words, error.problems, _problems_of if _is_planned(words) else None)
     if line is not None:
         print_corrected(line, remaining)

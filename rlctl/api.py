@@ -243,7 +243,7 @@ def compare(
     from rlctl.errors import UsageError
     from rlctl.runs.compare import compare, distinct
 
-    found = distinct([_run_of(each, root) for each in runs])
+    found = distinct([_run_of(run, root) for run in runs])
     if len(found) < 2:
         raise UsageError("compare takes two different runs or more", hint="`rlctl runs` lists them")
     return compare(found, changed)
@@ -276,7 +276,7 @@ def _run(
         return run
     for line in planned.warnings:
         LOG.warning(line)
-    for line in (*(f"changed: {each}" for each in planned.changes), *planned.notes):
+    for line in (*(f"changed: {change}" for change in planned.changes), *planned.notes):
         LOG.info(line)
     if start is not None:
         where, resumed = "the beginning: it has no checkpoint", False

@@ -120,7 +120,7 @@ def by_step(folder: Path, suffix: str = "") -> dict[int, Path]:
 
 def existing_parent(path: Path) -> Path:
     """Return `path`, or the nearest of its parents that exists."""
-    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
 
 
 def free_space(path: Path) -> int:

@@ -31,7 +31,7 @@ class StderrHandler(logging.Handler):
 
 def log_to_stderr() -> None:
     """Print info records and above of rlctl's loggers on stderr, in this process and its forks."""
-    if not any(isinstance(each, StderrHandler) for each in _LOGGER.handlers):
+    if not any(isinstance(handler, StderrHandler) for handler in _LOGGER.handlers):
         _LOGGER.addHandler(StderrHandler())
     _LOGGER.setLevel(logging.INFO)
     _LOGGER.propagate = False  # libraries install root handlers, which would print it twice

@@ -232,7 +232,9 @@ def _import(point: EntryPoint) -> Any:
     found: Any = module
     for part in point.attr.split("."):
         if not hasattr(found, part):
-            public = [each for each in vars(module) if not each.startswith("_")]
+            public = [
+                public_name for public_name in vars(module) if not public_name.startswith("_")
+            ]
             raise ConfigError(
                 f"module {point.module!r} has no {point.attr!r}",
                 hint=suggestion(point.attr, public),

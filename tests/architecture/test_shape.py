@@ -91,6 +91,16 @@ def test_files_are_short():
     assert not {name: length for name, length in lengths.items() if length > MAX_LINES_OF_A_FILE}
 
 
+def test_variables_of_loops_are_named_after_their_items():
+    loops = [
+        {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension)
+    ]
+    assert sum("each" in names for names in loops) <= 0.03 * len(loops)
+
+
 def test_functions_are_short():
     lengths = {
         f"{name_of(path)}::{name}": (node.end_lineno or node.lineno) - node.lineno + 1

@@ -39,7 +39,9 @@ class Average:
     @contextmanager
     def in_place_of_weights(self) -> Iterator[None]:
         """Give the model the averaged weights within the block; a copy keeps its own."""
-        own = {name: local_part(each.detach()).clone() for name, each in self._parameters()}
+        own = {
+            name: local_part(parameter.detach()).clone() for name, parameter in self._parameters()
+        }
         self._set(self.values)
         try:
             yield

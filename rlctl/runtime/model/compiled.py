@@ -101,7 +101,7 @@ def missing_for_compiler(device: str) -> str | None:
     name, variable = ("C", "CC") if device == "cuda" else ("C++", "CXX")
     names = ("gcc", "clang", "cc") if device == "cuda" else ("g++",)
     given = os.environ.get(variable)
-    if not any(shutil.which(each) for each in ([given] if given else names)):
+    if not any(shutil.which(name) for name in ([given] if given else names)):
         return f"a {name} compiler, and there is no {given or ' or '.join(names)}"
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return f"Python.h, which {sysconfig.get_path('include')} does not have"

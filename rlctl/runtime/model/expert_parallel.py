@@ -32,7 +32,9 @@ def expert_layers(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules that hold all experts of a layer, as matrices (E, …, …) of weights."""
     for module in model.modules():
         number, own = getattr(module, "num_experts", None), list(module.parameters(recurse=False))
-        if any(each.ndim == 3 for each in own) and all(len(each) == number for each in own):
+        if any(parameter.ndim == 3 for parameter in own) and all(
+            len(numbers) == number for numbers in own
+        ):
             yield module
 
 
@@ -112,8 +114,8 @@ def _forward(
     out = _compute(module, layout, rows, numbers[:, None])
     if sizes is not None:
         out = exchange(out, sizes[1], sizes[0], mesh.get_group("shard"))
-    each = out.new_zeros(top_k_index.numel(), out.shape[-1]).index_copy(0, order, out)
-    result = (each.unflatten(0, (-1, top_k)) * top_k_weights[..., None]).sum(1).to(hidden.dtype)
+    outputs = out.new_zeros(top_k_index.numel(), out.shape[-1]).index_copy(0, order, out)
+    result = (outputs.unflatten(0, (-1, top_k)) * top_k_weights[..., None]).sum(1).to(hidden.dtype)
     return result if num_parts == 1 else summed(result, mesh.get_group("tensor"))
 
 
@@ -126,7 +128,7 @@ def _compute(module: nn.Module, layout: _Layout, rows: Tensor, numbers: Tensor) 
     local: Any = _LocalExperts(module, layout.block, weights)
     out = type(module).forward(local, rows, numbers, torch.ones_like(numbers, dtype=rows.dtype))
     # A rank without rows has gradients of 0, for which the others wait.
-    return out + sum(each.flatten()[:0].sum() for each in (rows, *weights.values()))
+    return out + sum(tensor.flatten()[:0].sum() for tensor in (rows, *weights.values()))
 
 
 def _own_part(parameter: Tensor, layout: _Layout) -> Tensor:

@@ -164,7 +164,7 @@ def _merged(layer: Any, weight: Tensor) -> Tensor:
 
 def is_adapter(name: str) -> bool:
     """Return True for the name of a parameter of an adapter, in the model or in a file."""
-    return any(each in name for each in _ADAPTERS)
+    return any(suffix in name for suffix in _ADAPTERS)
 
 
 def engine_name(name: str) -> str:
@@ -208,7 +208,9 @@ def write_adapter(folder: Path, hf: PreTrainedModel, weights: Mapping[str, Tenso
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "adapter_model.safetensors"
-    save_file({name: each.contiguous() for name, each in weights.items()}, path, {"format": "pt"})
+    save_file(
+        {name: weight.contiguous() for name, weight in weights.items()}, path, {"format": "pt"}
+    )
     apply_umask(path)
     config: Any = hf.peft_config  # set by peft, unknown to transformers' types
     config[_NAME].save_pretrained(str(folder))

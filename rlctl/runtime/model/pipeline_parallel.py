@@ -91,8 +91,8 @@ class Stage:
             dist.P2POp(dist.isend, own, peer, self.group),
             dist.P2POp(dist.irecv, other, peer, self.group),
         ]
-        for each in dist.batch_isend_irecv(transfers):
-            each.wait()
+        for transfer in dist.batch_isend_irecv(transfers):
+            transfer.wait()
         own += other
 
     def from_last(self, value: Any) -> Any:
@@ -178,12 +178,16 @@ def split_layers(model: PackedModel, stage: Stage, storage: RankStorage) -> None
             hint="use fsdp_size or tensor_model_parallel_size",
         )
     stage.parameters = {
-        name: Whole(each.shape, storage.dtype_of(each), each.requires_grad, owners[each])
-        for each, name in names.items()
+        name: Whole(
+            parameter.shape, storage.dtype_of(parameter), parameter.requires_grad, owners[parameter]
+        )
+        for parameter, name in names.items()
     }
     if _is_tied(hf):
         embedding = hf.get_input_embeddings()
-        stage.tied = next(name for each, name in names.items() if each is embedding.weight)
+        stage.tied = next(
+            name for parameter, name in names.items() if parameter is embedding.weight
+        )
     for holder, name, stages in parts:
         if stage.index not in stages:
             setattr(holder, name, _Elsewhere())

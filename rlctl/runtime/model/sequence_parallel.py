@@ -46,12 +46,12 @@ class SequenceGroup:
         start = self.rank * length
         padding = (0, length * self.size - num_tokens)
         ids, positions = (
-            F.pad(each, padding)[start : start + length]
-            for each in (sequences.ids, sequences.packing.position_ids)
+            F.pad(column, padding)[start : start + length]
+            for column in (sequences.ids, sequences.packing.position_ids)
         )
         of_tokens, of_rows = (
-            ((each >= start) & (each < start + length)).nonzero().squeeze(1)
-            for each in (sequences.predictors, sequences.last)
+            ((positions >= start) & (positions < start + length)).nonzero().squeeze(1)
+            for positions in (sequences.predictors, sequences.last)
         )
         candidates, routing = sequences.candidates, sequences.routing
         if routing is not None:
@@ -154,8 +154,8 @@ class _SlicedAttention:
         parts = torch.cat([x.flatten(2) for x in heads], -1).transpose(0, 1)
         tokens = self._exchange(parts).flatten(0, 1)[: self.num_tokens]
         q, k, v = (
-            each.unflatten(1, x.shape[2:])
-            for each, x in zip(tokens.split(widths, -1), heads, strict=True)
+            part.unflatten(1, x.shape[2:])
+            for part, x in zip(tokens.split(widths, -1), heads, strict=True)
         )
         if reach.sinks is not None:
             own = slice(rank * own_heads, (rank + 1) * own_heads)

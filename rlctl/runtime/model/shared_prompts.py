@@ -127,7 +127,7 @@ class SharedPrompts:
             num_slots += len(real)
             shapes.append(_Rectangle(len(rows), width, context, to_device(visible, device)))
         indices = (join_indices(tokens), join_indices(keys), slots)
-        return _Rectangles(shapes, *(to_device(each, device) for each in indices))
+        return _Rectangles(shapes, *(to_device(index, device) for index in indices))
 
     @cached_property
     def _varlen(self) -> tuple[Tensor, Tensor, int, int]:
@@ -167,10 +167,10 @@ class SharedPrompts:
         shapes, tokens, keys, slots = self._rectangles
         query = query[n:].index_select(0, tokens)
         key, value = (x.index_select(0, keys) for x in (key, value))
-        num_queries = [each.rows * each.width for each in shapes]
-        num_keys = [each.rows * each.context for each in shapes]
+        num_queries = [rectangle.rows * rectangle.width for rectangle in shapes]
+        num_keys = [rectangle.rows * rectangle.context for rectangle in shapes]
         parts = []
-        for each, *qkv in zip(
+        for rectangle, *qkv in zip(
             shapes,
             query.split(num_queries),
             key.split(num_keys),
@@ -178,12 +178,14 @@ class SharedPrompts:
             strict=True,
         ):
             # (rows, heads, width or context, D)
-            q, k, v = (x.unflatten(0, (each.rows, -1)).transpose(1, 2) for x in qkv)
-            visible = each.visible
+            q, k, v = (x.unflatten(0, (rectangle.rows, -1)).transpose(1, 2) for x in qkv)
+            visible = rectangle.visible
             if reach.window is not None:
                 # All prompts end in the same column, so columns are as far apart as tokens.
-                visible = visible & causal_mask(each.width, each.context, reach.window, q.device)
-            part = attend_dense(q, k, v, reach, visible.expand(each.rows, -1, -1, -1))
+                visible = visible & causal_mask(
+                    rectangle.width, rectangle.context, reach.window, q.device
+                )
+            part = attend_dense(q, k, v, reach, visible.expand(rectangle.rows, -1, -1, -1))
             parts.append(part.transpose(1, 2).flatten(0, 1))
         return torch.cat([first, torch.cat(parts).index_select(0, slots)])
 

@@ -64,7 +64,7 @@ class _Replicated(ParallelStyle):
             del mesh
             if isinstance(output, DTensor):
                 return output.to_local()
-            return tuple(each.to_local() for each in output)  # of a router
+            return tuple(part.to_local() for part in output)  # of a router
 
         return distribute_module(
             module, device_mesh, input_fn=cast(Any, distributed), output_fn=cast(Any, local)
@@ -130,7 +130,7 @@ def divisors(number: int, below: int | None = None) -> list[int]:
 def unsplittable_adapters(config: PreTrainedConfig, targets: Iterable[str]) -> list[str]:
     """Return the `targets` of adapters whose layers are not split as the plan says."""
     split = {name.rpartition(".")[2] for name in _plan(config.get_text_config())}
-    return [each for each in targets if each != "all-linear" and each not in split]
+    return [target for target in targets if target != "all-linear" and target not in split]
 
 
 def _plan(config: PreTrainedConfig) -> dict[str, str]:
@@ -150,7 +150,7 @@ def _styles(model: PackedModel, size: int) -> Iterator[tuple[str, ParallelStyle]
         re.compile(re.escape(name).replace(r"\*", r"\d+")): style
         for name, style in _plan(hf.config.get_text_config()).items()
     }
-    prefix = next(name for name, each in model.named_modules() if each is hf.get_decoder())
+    prefix = next(name for name, module in model.named_modules() if module is hf.get_decoder())
     embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
     for name, module in model.named_modules():
         adapted = _ADAPTED.fullmatch(name)

@@ -56,8 +56,8 @@ class Vocabulary:
         """Return the `k` most probable tokens: logits (T, V/N) -> (T, k) int64."""
         best = logits.topk(min(k, logits.shape[-1]))
         values, ids = (
-            self._gathered(each).movedim(0, 1).flatten(1)  # (T, N·k)
-            for each in (best.values, best.indices + self.first(logits))
+            self._gathered(part).movedim(0, 1).flatten(1)  # (T, N·k)
+            for part in (best.values, best.indices + self.first(logits))
         )
         return ids.gather(-1, values.topk(k).indices)
 

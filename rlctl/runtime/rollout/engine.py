@@ -243,8 +243,8 @@ def to_requests(prompt_ids: Ragged, sampling: SamplingParams, context_length: in
 
 def in_order(requests: Sequence[Request], completions: Iterable[Completion]) -> list[Completion]:
     """Order the completions of `requests`: request by request, and by their index."""
-    by_row = {(each.key, each.index): each for each in completions}
-    return [by_row[each.key, i] for each in requests for i in range(len(each.seeds))]
+    by_row = {(completion.key, completion.index): completion for completion in completions}
+    return [by_row[request.key, i] for request in requests for i in range(len(request.seeds))]
 
 
 def to_responses(rows: Sequence[Completion]) -> Responses:
@@ -266,7 +266,7 @@ def generate_by_requests(
     The engine must be idle. Long prompts come first, so that memory runs out early if it does.
     """
     requests = to_requests(prompt_ids, sampling, context_length)
-    engine.submit(sorted(requests, key=lambda each: -len(each.context_ids)))
+    engine.submit(sorted(requests, key=lambda request: -len(request.context_ids)))
     completions: list[Completion] = []
     while engine.num_open:
         completions += engine.step()

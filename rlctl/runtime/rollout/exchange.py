@@ -43,7 +43,7 @@ class WeightVersions:
 
     def stamped(self, completions: Sequence[Completion]) -> list[Completion]:
         """Return the responses that a step of the engine completed, with their tokens' versions."""
-        result = [self._with_spans(each) for each in completions]
+        result = [self._with_spans(completion) for completion in completions]
         self._dropped = {}
         return result
 

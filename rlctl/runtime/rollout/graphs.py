@@ -220,7 +220,7 @@ class StaticDecoder:
     def _addresses(self) -> tuple[int, ...]:
         """Return the addresses of all weights and buffers."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        return tuple(each.data_ptr() for each in tensors)
+        return tuple(tensor.data_ptr() for tensor in tensors)
 
     def _capture(
         self, slots: StaticSlots, tokens: Tensor, positions: Tensor, cache: KVCache

@@ -163,11 +163,11 @@ class HttpEngine(ABC):
 
     def cancel(self, keys: Collection[int]) -> None:
         """See `RolloutEngine.cancel`. Responses of the server that come nevertheless are lost."""
-        for call, each in list(self._open.items()):
-            if each.request.key in keys:
+        for call, open_call in list(self._open.items()):
+            if open_call.request.key in keys:
                 del self._open[call]
                 if not call.cancel():
-                    self._abort(each)
+                    self._abort(open_call)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Sync full weights (N, ...) through temporary files, which are removed afterwards."""
@@ -183,7 +183,7 @@ class HttpEngine(ABC):
     def _start(self, request: Request) -> dict[Future[Completion], Call]:
         """Send one call for each response of a request."""
         calls = [Call(request, index, uuid.uuid4().hex) for index in range(len(request.seeds))]
-        return {self._pool.submit(self._complete, each): each for each in calls}
+        return {self._pool.submit(self._complete, turn): turn for turn in calls}
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         """POST `body` to an endpoint with the call timeout of the run."""

@@ -76,7 +76,7 @@ class Grid:
         kv, head = torch.arange(num_kv)[:, None, None], torch.arange(rep)
         to_grid = (row_at.view(groups, 1, width, 1) * num_kv + kv) * rep + head
         # Rows beyond the real ones read the first slot of the first group.
-        group, slot = (_padded(each, rows) for each in (group_of_row, slot))
+        group, slot = (_padded(column, rows) for column in (group_of_row, slot))
         group_kv = group[:, None, None] * num_kv + kv.view(-1, 1)
         to_rows = (group_kv * width + slot[:, None, None]) * rep + head
         padding = torch.arange(longest) >= _padded(prompt_lengths, groups)[:, None]
@@ -106,7 +106,7 @@ def outside_window(
     `contexts` (R,) are the tokens of each row's prompt, `num_own` (R,) its own tokens before this
     one, `slots` (P, t). Slots without a token may be in the window.
     """
-    of_prompt, own = (torch.arange(each, device=num_own.device) for each in slots)
+    of_prompt, own = (torch.arange(count, device=num_own.device) for count in slots)
     distance = [(contexts + num_own)[:, None] - of_prompt, num_own[:, None] - own]
     return torch.cat(distance, 1) >= window
 

@@ -50,8 +50,8 @@ class EngineLoop:
         """Queue requests; `deliver` receives each of their responses."""
         with self._lock:
             if self._error is None:
-                for each in requests:
-                    self._open |= {(each.key, i): deliver for i in range(len(each.seeds))}
+                for request in requests:
+                    self._open |= {(request.key, i): deliver for i in range(len(request.seeds))}
                 self._queue.put(requests)
                 return
         deliver(self._error)

@@ -60,11 +60,11 @@ class RecordedRows(RunningRows):
     def step(self) -> list[Finished]:
         """See `RunningRows`. The last token of a response is not computed, and has no record."""
         finished = super().step()
-        for place, each in enumerate(finished):
-            record = self._records.pop((each.row.request.key, each.row.number))
+        for place, response in enumerate(finished):
+            record = self._records.pop((response.row.request.key, response.row.number))
             routing = torch.cat([*record, self._routers.shape.none(1)])
-            completion = replace(each.completion, routing=routing)
-            finished[place] = each._replace(completion=completion)
+            completion = replace(response.completion, routing=routing)
+            finished[place] = response._replace(completion=completion)
         return finished
 
     def cancel(self, keys: Collection[int]) -> None:

@@ -136,7 +136,7 @@ class SGLangEngine(HttpEngine):
                 f"SGLang aborted a response, or returned no log-probs: {str(reply)[:500]}",
                 where=self.server.url,
             )
-        ids, log_probs = [token for _, token, *_ in row], [each for each, *_ in row]
+        ids, log_probs = [token for _, token, *_ in row], [log_prob for log_prob, *_ in row]
         return call.completion(ids, log_probs)
 
 

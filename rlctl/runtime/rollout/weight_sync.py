@@ -116,7 +116,9 @@ class Bucket:
         """Return everything except the bytes."""
         return BucketHeader(
             self.number,
-            tuple((each.name, each.dtype, each.shape) for each in self.parameters),
+            tuple(
+                (parameter.name, parameter.dtype, parameter.shape) for parameter in self.parameters
+            ),
             self.checksum,
             self.part,
         )
@@ -146,7 +148,7 @@ class BucketHeader:
         """Allocate the bucket on `device`, to receive its bytes into."""
         return Bucket(
             self.number,
-            tuple(Parameter.empty(*each, device) for each in self.parameters),
+            tuple(Parameter.empty(*layout, device) for layout in self.parameters),
             self.checksum,
             self.part,
         )
@@ -164,18 +166,22 @@ class Joined:
         parts.append(bucket)
         if len(parts) < bucket.part.count:
             return None
-        parts = sorted(self.open.pop(bucket.number), key=lambda each: each.part.index)
-        return [_joined(rows) for rows in zip(*(each.parameters for each in parts), strict=True)]
+        parts = sorted(self.open.pop(bucket.number), key=lambda bucket: bucket.part.index)
+        return [
+            _joined(rows) for rows in zip(*(bucket.parameters for bucket in parts), strict=True)
+        ]
 
 
 def _joined(parts: Sequence[Parameter]) -> Parameter:
     """Join the rows of a parameter."""
-    filled = [each for each in parts if each.data.nbytes] or parts[:1]
+    filled = [parameter for parameter in parts if parameter.data.nbytes] or parts[:1]
     first = filled[0]
     if len(filled) == 1:
         return first
-    shape = (sum(each.shape[0] for each in filled), *first.shape[1:])
-    return Parameter(first.name, first.dtype, shape, torch.cat([each.data for each in filled]))
+    shape = (sum(parameter.shape[0] for parameter in filled), *first.shape[1:])
+    return Parameter(
+        first.name, first.dtype, shape, torch.cat([parameter.data for parameter in filled])
+    )
 
 
 class WeightChannel(Protocol[T]):
@@ -250,10 +256,10 @@ def _checksum(parameters: Iterable[Parameter]) -> int:
     times faster than a CRC of the bytes.
     """
     crc = 0
-    for each in parameters:
-        crc = zlib.crc32(f"{each.name} {each.dtype} {each.shape}".encode(), crc)
-        num_bytes = each.data.nbytes // (8 * _WIDTH) * (8 * _WIDTH)
-        words = each.data[:num_bytes].view(torch.int64).view(-1, _WIDTH)
-        for part in (words.sum(0), words.sum(1), each.data[num_bytes:]):
+    for parameter in parameters:
+        crc = zlib.crc32(f"{parameter.name} {parameter.dtype} {parameter.shape}".encode(), crc)
+        num_bytes = parameter.data.nbytes // (8 * _WIDTH) * (8 * _WIDTH)
+        words = parameter.data[:num_bytes].view(torch.int64).view(-1, _WIDTH)
+        for part in (words.sum(0), words.sum(1), parameter.data[num_bytes:]):
             crc = zlib.crc32(part.cpu().numpy().tobytes(), crc)
     return crc

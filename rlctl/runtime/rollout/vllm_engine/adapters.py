@@ -55,7 +55,7 @@ def adapter_arguments(model: schema.Model) -> dict[str, Any]:
     if names == {"all-linear"}:  # without peft, whose import takes seconds
         hf = empty_model(model)
         head = hf.get_output_embeddings()
-        linear = (name for name, each in hf.named_modules() if isinstance(each, nn.Linear))
+        linear = (name for name, module in hf.named_modules() if isinstance(module, nn.Linear))
         names = {name.rpartition(".")[2] for name in linear if hf.get_submodule(name) is not head}
     return {
         "enable_lora": True,

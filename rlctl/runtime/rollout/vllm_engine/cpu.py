@@ -17,7 +17,7 @@ HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 def padded_head_size(size: int) -> int:
     """Return the smallest supported head size ≥ `size`. Raises ConfigError if there is none."""
-    supported = [each for each in HEAD_SIZES if each >= size]
+    supported = [head_size for head_size in HEAD_SIZES if head_size >= size]
     if not supported:
         raise ConfigError(
             f"the model's attention heads have size {size}; vLLM on a CPU supports at most "

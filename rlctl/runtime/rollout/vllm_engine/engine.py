@@ -169,12 +169,12 @@ class VLLMEngine:
         if self.cache_released:
             self.llm.wake_up(tags=["kv_cache"])
             self.cache_released = False
-        rows = [(each, index) for each in requests for index in range(len(each.seeds))]
+        rows = [(request, index) for request in requests for index in range(len(request.seeds))]
         if rows:
             prompts: list[Any] = [
-                {"prompt_token_ids": each.context_ids.tolist()} for each, _ in rows
+                {"prompt_token_ids": request.context_ids.tolist()} for request, _ in rows
             ]
-            params = [vllm_params(each, index) for each, index in rows]
+            params = [vllm_params(request, index) for request, index in rows]
             adapter = self.adapter and self.adapter.request
             names = self.llm.enqueue(prompts, params, adapter, use_tqdm=False)
             # Outputs carry the id without its random suffix.
@@ -226,15 +226,15 @@ class VLLMEngine:
 
         group, requests = get_tp_group(), [request] * self.ranks_per_engine
         dist.all_gather_object(requests, request, group=group.cpu_group)
-        first = sum(len(each.seeds) for each in requests[: group.rank_in_group])
+        first = sum(len(request.seeds) for request in requests[: group.rank_in_group])
         prompts = Ragged(
-            torch.cat([each.prompt_ids.values for each in requests]),
-            torch.cat([each.prompt_ids.lengths for each in requests]),
+            torch.cat([prompts.prompt_ids.values for prompts in requests]),
+            torch.cat([prompts.prompt_ids.lengths for prompts in requests]),
         )
         return _Request(
             prompts,
-            torch.cat([each.max_tokens for each in requests]),
-            torch.cat([each.seeds for each in requests]),
+            torch.cat([prompts.max_tokens for prompts in requests]),
+            torch.cat([prompts.seeds for prompts in requests]),
         ), first
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -36,15 +36,17 @@ class RoutedExperts:
         """
         self.runner = runner
         self.shape = shape
-        self.layers = sorted(each.layer_id for each in _mixtures(runner)) if shape else []
+        self.layers = sorted(mixture.layer_id for mixture in _mixtures(runner)) if shape else []
         self._by_slot: Tensor | None = None  # (slots, L, K)
         self._names: dict[str, str] = {}  # of open requests: with vLLM's suffix, by those without
         self._kept: dict[str, Tensor] = {}  # (N, L, K), by name: of tokens of earlier weights
         if on_cpu and shape is not None:
             blocks, size = runner.kv_cache_config.num_blocks, runner.cache_config.block_size
             self._by_slot = shape.none(blocks * size)
-            for each in _mixtures(runner):
-                each.router.set_capture_fn(partial(self._note, self.layers.index(each.layer_id)))
+            for mixture in _mixtures(runner):
+                mixture.router.set_capture_fn(
+                    partial(self._note, self.layers.index(mixture.layer_id))
+                )
 
     def begin(self, names: Iterable[str]) -> None:
         """Note the names of new requests, which end with a random suffix."""
@@ -105,4 +107,4 @@ def _mixtures(runner: Any) -> list[Any]:
     """Return vLLM's modules with a router."""
     from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
-    return [each for each in runner.get_model().modules() if isinstance(each, MoERunner)]
+    return [module for module in runner.get_model().modules() if isinstance(module, MoERunner)]

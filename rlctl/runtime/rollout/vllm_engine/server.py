@@ -123,7 +123,7 @@ class VLLMServerEngine(HttpEngine):
                 f"vLLM aborted a response, or returned no log-probs: {str(choice)[:500]}",
                 where=self.server.url,
             )
-        return call.completion(ids, [each["logprob"] for each in content])
+        return call.completion(ids, [entry["logprob"] for entry in content])
 
     def _abort(self, call: Call) -> None:
         self._post("/inference/v1/abort_requests", {"request_ids": [f"generate-tokens-{call.id}"]})

@@ -80,4 +80,8 @@ def _version(package: str) -> str | None:
 
 
 def _pin(package: str) -> Requirement:
-    return next(each for each in map(Requirement, requires("rlctl") or ()) if each.name == package)
+    return next(
+        requirement
+        for requirement in map(Requirement, requires("rlctl") or ())
+        if requirement.name == package
+    )

@@ -68,16 +68,16 @@ def parameter_views(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] | 
     }
     views: dict[str, Tensor] = {}
     for name, value in sources.items():
-        part = next((each for each in name.split(".") if each in packed), None)
+        part = next((word for word in name.split(".") if word in packed), None)
         first, target = 0, targets.get(name)
         if part is not None:
             stacked, parts = packed[part]
             target = targets.get(name.replace(f".{part}.", f".{stacked}."))
             preceding = [
-                sources.get(name.replace(f".{part}.", f".{each}."))
-                for each in parts[: parts.index(part)]
+                sources.get(name.replace(f".{part}.", f".{other}."))
+                for other in parts[: parts.index(part)]
             ]
-            first = sum(len(each) for each in preceding if each is not None)
+            first = sum(len(tensor) for tensor in preceding if tensor is not None)
         if (
             target is None
             or target.shape[1:] != value.shape[1:]
