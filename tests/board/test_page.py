@@ -260,8 +260,11 @@ LIST, ONE, BOTH = "", "?run=demo/first", "?run=demo/first&run=demo/second"
 @pytest.mark.parametrize(
     ("query", "width", "theme"),
     [
-        *((LIST, 1300, "light"), (LIST, 400, "dark")),
-        *((BOTH, 1300, "light"), (BOTH, 400, "dark"), (ONE, 400, "dark")),
+        *((LIST, 400, "dark"), (BOTH, 1300, "light")),
+        *(
+            pytest.param(*values, marks=pytest.mark.soak)
+            for values in ((LIST, 1300, "light"), (BOTH, 400, "dark"), (ONE, 400, "dark"))
+        ),
     ],
 )
 def test_no_violation_of_accessibility_rules_and_no_overflow(

@@ -170,7 +170,7 @@ def check_vocabulary(model: schema.Model, tokenizer: PreTrainedTokenizerBase, ke
     if not isinstance(size, int):
         return
     lacking = {token for token, number in tokenizer.get_vocab().items() if number >= size}
-    ordinary = lacking - tokenizer.added_tokens_encoder.keys()
+    ordinary = lacking - set(tokenizer.get_added_vocab())
     if not lacking:
         return
     examples = ", ".join(map(repr, sorted(ordinary or lacking)[:3]))
