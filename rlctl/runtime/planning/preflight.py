@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
@@ -170,7 +171,8 @@ def check_vocabulary(model: schema.Model, tokenizer: PreTrainedTokenizerBase, ke
     if not isinstance(size, int):
         return
     lacking = {token for token, number in tokenizer.get_vocab().items() if number >= size}
-    ordinary = lacking - set(tokenizer.get_added_vocab())
+    added: Any = tokenizer.added_tokens_encoder
+    ordinary = lacking - set(added)
     if not lacking:
         return
     examples = ", ".join(map(repr, sorted(ordinary or lacking)[:3]))
