@@ -7,9 +7,9 @@ rewards, engines, environments, tools, tool_parsers, loggers, samplers, datasets
 A plug-in (a class or a function) may have two attributes:
 
     Params               a subclass of `Params`: the settings that the plug-in accepts
-    unused_keys          the config keys that the plug-in does not use, or a function of the config
-                         that returns them: key or pattern -> reason. It is a text, empty if being
-                         selected is the reason, or `Unused` if other keys decide
+    unused_keys          the config keys or patterns that the plug-in does not use, or a function of
+                         the config that returns them. A mapping has reasons: a text, or `Unused` if
+                         other keys decide; without one, being selected is the reason
 """
 
 from __future__ import annotations
@@ -141,12 +141,13 @@ class Unused:
 
 def unused_keys(plugin: Any, config: Any) -> dict[str, Unused]:
     """Return the config keys, or fnmatch patterns, that the plug-in does not use, with reasons."""
-    declared: Any = getattr(plugin, "unused_keys", {})
+    declared: Any = getattr(plugin, "unused_keys", ())
     if callable(declared):
         declared = declared(config)
+    reasons = declared if isinstance(declared, Mapping) else dict.fromkeys(declared, "")
     return {
         key: reason if isinstance(reason, Unused) else Unused(reason)
-        for key, reason in declared.items()
+        for key, reason in reasons.items()
     }
 
 

@@ -41,9 +41,8 @@ class MlflowTracker:
     MLflow allows no `@` in names: `mean@1` becomes `mean_at_1`.
     """
 
-    def __init__(self) -> None:
-        self.client: MlflowClient | None = None
-        self.id = ""
+    client: MlflowClient  # from `start` on, like `id`
+    id: str
 
     @classmethod
     def preflight(cls, mode: str | None) -> str:
@@ -115,7 +114,6 @@ class MlflowTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step, in as many requests as MLflow's limit needs."""
-        assert self.client is not None
         now = int(time.time() * 1000)
         row = [Metric(_legal(name), float(value), now, step) for name, value in metrics.items()]
         for first in range(0, len(row), _MAX_METRICS):
@@ -123,7 +121,6 @@ class MlflowTracker:
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Log samples as the artifact `generations/step_N.json`."""
-        assert self.client is not None
         self.client.log_dict(
             self.id,
             {"samples": [asdict(sample) for sample in samples]},
@@ -132,7 +129,6 @@ class MlflowTracker:
 
     def finish(self, state: str) -> None:
         """End the run with MLflow's name of the state."""
-        assert self.client is not None
         self.client.set_terminated(self.id, _STATES[state])
 
 

@@ -46,7 +46,7 @@ class SwanLabTracker:
     A later attempt continues an online experiment; in local and offline mode it creates a new one.
     """
 
-    run: swanlab.Run | None = None
+    run: swanlab.Run  # from `start` on
 
     @classmethod
     def preflight(cls, mode: str | None) -> str:
@@ -83,12 +83,10 @@ class SwanLabTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step."""
-        assert self.run is not None
         self.run.log(dict(metrics), step=step)
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Log samples as texts under `val/generations`."""
-        assert self.run is not None
         texts = [
             swanlab.Text(
                 f"{sample.prompt}\n\n{sample.response}",
@@ -100,7 +98,6 @@ class SwanLabTracker:
 
     def finish(self, state: str) -> None:
         """Close the experiment with SwanLab's name of the state."""
-        assert self.run is not None
         self.run.finish(state=_STATES[state])
 
 

@@ -27,8 +27,7 @@ class TensorBoardTracker:
     Values are stored as 32-bit floats; characters that tags must not contain become `_`.
     """
 
-    def __init__(self) -> None:
-        self.events: EventsWriter | None = None
+    events: EventsWriter  # from `start` on
 
     def start(self, run: RunInfo) -> str:
         """Open a new event file and return its folder as the run's id.
@@ -71,11 +70,9 @@ class TensorBoardTracker:
 
     def finish(self, state: str) -> None:  # noqa: ARG002
         """Close the event file."""
-        assert self.events is not None
         self.events.close()
 
     def _write(self, step: int, summary: Summary) -> None:
-        assert self.events is not None
         self.events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
         self.events.flush()
 

@@ -16,7 +16,7 @@ from rlctl.tracking.tracker import RunInfo, Sample
 class TrackioTracker:
     """Trackio tracker (`Tracker`); a later attempt continues the run of the same name."""
 
-    run: Run | None = None
+    run: Run  # from `start` on
 
     def start(self, run: RunInfo) -> str:
         """Create the run, or continue the latest run of this name after an earlier attempt.
@@ -36,12 +36,10 @@ class TrackioTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step."""
-        assert self.run is not None
         self.run.log(dict(metrics), step=step)
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Log samples as a table `val/generations`."""
-        assert self.run is not None
         columns = ["prompt", "response", "ground_truth", "score", "length", "finish", "data_source"]
         rows = [
             [
@@ -59,5 +57,4 @@ class TrackioTracker:
 
     def finish(self, state: str) -> None:  # noqa: ARG002
         """Close the run."""
-        assert self.run is not None
         self.run.finish()

@@ -51,9 +51,8 @@ _NO_NETWORK = (
 class WandbTracker:
     """W&B tracker (`Tracker`, `Preflight`, `ShowsAlarms`); later attempts continue the same run."""
 
-    def __init__(self) -> None:
-        self.run: wandb.Run | None = None
-        self.table: wandb.Table | None = None
+    run: wandb.Run  # from `start` on
+    table: wandb.Table | None = None
 
     @classmethod
     def preflight(cls, mode: str | None) -> str:
@@ -91,12 +90,10 @@ class WandbTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step, with the step itself as a metric."""
-        assert self.run is not None
         self.run.log({**metrics, STEP: step})
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Append samples to the table `val/generations` and log the new rows."""
-        assert self.run is not None
         if self.table is None:
             self.table = wandb.Table(columns=list(_COLUMNS), log_mode="INCREMENTAL")
         for sample in samples:
@@ -116,12 +113,11 @@ class WandbTracker:
 
     def alarm(self, alarm: Alarm) -> None:
         """Send an alert for a new alarm."""
-        if self.run is not None and not alarm.over:
+        if not alarm.over:
             self.run.alert(alarm.name, str(alarm), level="WARN")
 
     def finish(self, state: str) -> None:
         """Close the run; W&B shows a failed or stopped run as failed."""
-        assert self.run is not None
         self.run.finish(exit_code=0 if state == "finished" else 1)
 
     def _log_config(self, opened: wandb.Run, run: RunInfo) -> None:

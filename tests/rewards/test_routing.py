@@ -11,12 +11,11 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Reward
-from rlctl.runtime.rewards.code import code_hashes
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.loading import load_reward
 from rlctl.runtime.rewards.math_answers import score
 from rlctl.runtime.rewards.pool import RewardPool
-from rlctl.runtime.rewards.specs import reward_specs
+from rlctl.runtime.rewards.specs import code_hashes, reward_specs
 
 BASE = ("data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m")
 

@@ -78,21 +78,18 @@ class BradleyTerry:
         """The reward model, and no policy."""
         return Needs.REWARD_LEARNER
 
-    unused_keys: ClassVar = dict.fromkeys(
-        (
-            "actor_rollout_ref.actor.*",
-            "actor_rollout_ref.rollout.*",
-            "actor_rollout_ref.ref.*",
-            "algorithm.[!np]*",
-            "reward.[!r]*",
-            *(
-                f"{REWARD_LEARNER.section}.{key}"
-                for key in ("enable", "weight", "rule_weight", "normalize")
-            ),
-            "trainer.mismatch.*",
-            "data.max_response_length",
+    unused_keys: ClassVar = (
+        "actor_rollout_ref.actor.*",
+        "actor_rollout_ref.rollout.*",
+        "actor_rollout_ref.ref.*",
+        "algorithm.[!np]*",
+        "reward.[!r]*",
+        *(
+            f"{REWARD_LEARNER.section}.{key}"
+            for key in ("enable", "weight", "rule_weight", "normalize")
         ),
-        "",
+        "trainer.mismatch.*",
+        "data.max_response_length",
     )
 
     @cached_property

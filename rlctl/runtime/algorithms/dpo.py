@@ -26,9 +26,10 @@ class DPO(PairAlgorithm[PairParams]):
 
     Params: ClassVar[type[PairParams]] = PairParams
 
-    unused_keys: ClassVar = dict.fromkeys(
-        (*PairAlgorithm.unused_keys, "trainer.mismatch.*", "actor_rollout_ref.rollout.temperature"),
-        "",
+    unused_keys: ClassVar = (
+        *PairAlgorithm.unused_keys,
+        "trainer.mismatch.*",
+        "actor_rollout_ref.rollout.temperature",
     )
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:  # noqa: ARG002

@@ -118,7 +118,7 @@ class PairAlgorithm(PolicyAlgorithm[P]):
         """The engine, which generates responses in validation, and the loss's reference."""
         return Needs.ENGINE | (Needs.REFERENCE if self.params.uses_reference else Needs.NOTHING)
 
-    unused_keys: ClassVar = dict.fromkeys((*PPO_KEYS, *AGGREGATION_KEYS), "")
+    unused_keys: ClassVar = (*PPO_KEYS, *AGGREGATION_KEYS)
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Pair the responses and update the actor once per mini-batch; return metrics."""

@@ -50,7 +50,7 @@ class RAFT(PolicyAlgorithm[RaftParams]):
         """Responses to each prompt."""
         return Needs.ENGINE | Needs.GROUPS
 
-    unused_keys: ClassVar = dict.fromkeys((*PPO_KEYS, *AGGREGATION_KEYS, "trainer.mismatch.*"), "")
+    unused_keys: ClassVar = (*PPO_KEYS, *AGGREGATION_KEYS, "trainer.mismatch.*")
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Update the actor once per mini-batch with the responses that are kept."""

@@ -50,17 +50,14 @@ class SFT(Stateless):
         """The engine: validation generates responses with it."""
         return Needs.ENGINE
 
-    unused_keys: ClassVar = dict.fromkeys(
-        (
-            *PPO_KEYS,
-            *AGGREGATION_KEYS,
-            "actor_rollout_ref.actor.ppo_epochs",
-            "actor_rollout_ref.actor.shuffle",
-            "trainer.mismatch.*",
-            "async_training.*",
-            "actor_rollout_ref.rollout.temperature",
-        ),
-        "",
+    unused_keys: ClassVar = (
+        *PPO_KEYS,
+        *AGGREGATION_KEYS,
+        "actor_rollout_ref.actor.ppo_epochs",
+        "actor_rollout_ref.actor.shuffle",
+        "trainer.mismatch.*",
+        "async_training.*",
+        "actor_rollout_ref.rollout.temperature",
     )
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:  # noqa: ARG002

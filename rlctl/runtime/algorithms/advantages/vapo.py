@@ -18,7 +18,7 @@ class VapoParams(Params):
     critic_lambda: float = Field(default=1.0, ge=0, le=1, description="λ of the critic's returns")
 
 
-@declare(unused_keys={"algorithm.lam": ""})
+@declare(unused_keys=("algorithm.lam",))
 @estimator(needs=Needs.CRITIC, params=VapoParams, by_group=True)
 def vapo(
     inputs: AdvantageInputs, config: AdvantageConfig, params: VapoParams
