@@ -39,8 +39,8 @@ from rlctl.runtime.model.onednn import prepared, product, use_onednn
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.workers.heap import keep_freed_memory
 from rlctl.runtime.workers.learner import Learner
+from rlctl.runtime.workers.process_memory import keep_freed_memory
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::baddbmm_")
 LINEAR = "mkldnn::_linear_pointwise"

@@ -22,7 +22,7 @@ from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import Responses, SamplingParams
 from rlctl.runtime.workers.actor import ActorWorker
-from rlctl.runtime.workers.heap import MMAP_THRESHOLD, TOP_PAD, TRIM_THRESHOLD
+from rlctl.runtime.workers.process_memory import MMAP_THRESHOLD, TOP_PAD, TRIM_THRESHOLD
 from tests import workers
 from tests.distributed.ranks import in_a_process
 from tests.models import write_tiny_model

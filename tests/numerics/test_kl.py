@@ -10,8 +10,12 @@ import torch
 from rlctl.errors import ConfigError
 from rlctl.plugins import names
 from rlctl.recipes import schema
-from rlctl.runtime.algorithms.kl_controllers import AdaptiveKL, KLController, make_kl_controller
-from rlctl.runtime.algorithms.kl_estimators import load_kl_estimator
+from rlctl.runtime.algorithms.kl import (
+    AdaptiveKL,
+    KLController,
+    load_kl_estimator,
+    make_kl_controller,
+)
 
 LOG_PROBS = [-1, -2, -0.5, -3, -0.2, -1.5, -9, -9]
 REF = [-1.1, -1, -0.5, -3, -4.2, -1.5, -9, -9]

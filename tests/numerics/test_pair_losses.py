@@ -14,7 +14,7 @@ from torch import Tensor
 from rlctl.errors import ConfigError
 from rlctl.plugins import parse_params
 from rlctl.runtime.algorithms.base import group_batches, mini_batch_rows
-from rlctl.runtime.algorithms.online_dpo import OnlineDPO, OnlineDPOParams
+from rlctl.runtime.algorithms.dpo import OnlineDPO, OnlineDPOParams
 from rlctl.runtime.algorithms.pair_losses import PairParams, pair_loss, pair_rows
 from rlctl.runtime.algorithms.raft import RAFT, RaftParams
 from rlctl.runtime.batch import Ragged, Scored

@@ -22,7 +22,7 @@ from rlctl.runtime.model.probe import check_packing
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rewards.normalization import running_scale
+from rlctl.runtime.rewards.model_reward import running_scale
 from rlctl.runtime.workers.dispatch import split
 from rlctl.runtime.workers.reward_model import RewardLearnerWorker, RewardModelSpec
 from tests.configs import configured

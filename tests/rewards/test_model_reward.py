@@ -15,8 +15,7 @@ from rlctl.runtime.batch import Ragged, Rollouts, Scores
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.rewards.functions import RewardSpec
-from rlctl.runtime.rewards.model_reward import ModelReward
-from rlctl.runtime.rewards.normalization import running_scale
+from rlctl.runtime.rewards.model_reward import ModelReward, running_scale
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import exceeds
 from rlctl.runtime.rewards.role import RuleReward

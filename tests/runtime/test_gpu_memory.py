@@ -12,8 +12,8 @@ import torch
 
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers import process as process_module
-from rlctl.runtime.workers.gpu_memory import PeakMemory
 from rlctl.runtime.workers.process import Process
+from rlctl.runtime.workers.process_memory import PeakMemory
 
 CPU = RankInfo(0, 1, "cpu", 1, 60.0, False, None)
 GPU = replace(CPU, device="cuda")

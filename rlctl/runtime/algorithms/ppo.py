@@ -33,8 +33,12 @@ from rlctl.runtime.algorithms.base import (
 )
 from rlctl.runtime.algorithms.correction import Correction
 from rlctl.runtime.algorithms.divided import compute_advantages
-from rlctl.runtime.algorithms.kl_controllers import KLController, make_kl_controller
-from rlctl.runtime.algorithms.kl_estimators import KLEstimator, load_kl_estimator
+from rlctl.runtime.algorithms.kl import (
+    KLController,
+    KLEstimator,
+    load_kl_estimator,
+    make_kl_controller,
+)
 from rlctl.runtime.algorithms.old_log_probs import (
     PassBefore,
     PolicyUpdate,

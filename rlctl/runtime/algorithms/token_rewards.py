@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from rlctl.recipes import schema
-from rlctl.runtime.algorithms.kl_controllers import KLController
-from rlctl.runtime.algorithms.kl_estimators import KLEstimator
+from rlctl.runtime.algorithms.kl import KLController, KLEstimator
 from rlctl.runtime.batch import Ragged
 from rlctl.tracking.metrics import Mean, Metrics
 

@@ -43,8 +43,7 @@ from rlctl.runtime.planning.role_models import (
 )
 from rlctl.runtime.planning.unusual_values import check_rows, unusual_values
 from rlctl.runtime.rollout.auto import reason_for_hf
-from rlctl.runtime.training.pair_validation import PairValidator
-from rlctl.runtime.training.validation import Validator
+from rlctl.runtime.training.validation import PairValidator, Validator
 from rlctl.tracking.loggers import preflight as check_logger
 
 LOG = logging.getLogger(__name__)

@@ -22,9 +22,8 @@ from rlctl.runtime.planning.evaluation import with_models
 from rlctl.runtime.planning.role_memory import MemoryPlan
 from rlctl.runtime.rank_info import default_threads
 from rlctl.runtime.rewards.specs import scored_sources
-from rlctl.runtime.training.pair_validation import PairValidator
 from rlctl.runtime.training.profile import check_profile
-from rlctl.runtime.training.validation import Validator
+from rlctl.runtime.training.validation import PairValidator, Validator
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from rlctl.runtime.batch import Rollouts, Scores
 from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.data.tokenizer import Chat
 from rlctl.runtime.model.reward_model import MEAN, STD
-from rlctl.runtime.rewards.normalization import Scale, running_scale
 from rlctl.runtime.rewards.role import RULE, RuleReward, check_failed_share
 from rlctl.runtime.roles import Reward, RewardModel
 from rlctl.storage import local
@@ -181,3 +180,62 @@ def scale_of_model(model: schema.Model) -> Scale:
             hint="running, or a model that `rlctl train rm` has trained",
         )
     return Scale.fixed(mean, std)
+
+
+_EPSILON = 1e-6
+
+
+@dataclass
+class Scale:
+    """Mean and sum of squared deviations of `count` scores.
+
+    With `running`, the scores of each batch are included before it is normalized (Chan, Golub and
+    LeVeque 1979, equations 2.1).
+    """
+
+    count: float
+    mean: float
+    squares: float
+    running: bool
+
+    @classmethod
+    def fixed(cls, mean: float, std: float) -> Scale:
+        """Return a scale that does not change."""
+        return cls(1.0, mean, std**2, running=False)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation; 1 until scores differ."""
+        return (self.squares / self.count) ** 0.5 if self.squares > 0 else 1.0
+
+    def update(self, scores: Tensor) -> None:
+        """Include `scores` (N,)."""
+        if not self.running or not len(scores):
+            return
+        values, number = scores.double(), len(scores)
+        mean, total = float(values.mean()), self.count + number
+        difference = mean - self.mean
+        self.squares += float((values - mean).square().sum())
+        self.squares += difference**2 * self.count * number / total
+        self.mean += difference * number / total
+        self.count = total
+
+    def normalize(self, scores: Tensor) -> Tensor:
+        """Return (scores - mean) / std, (N,) float32."""
+        return ((scores.double() - self.mean) / (self.std + _EPSILON)).float()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what changes between steps."""
+        return {"count": self.count, "mean": self.mean, "squares": self.squares}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if state and self.running:
+            self.count, self.mean, self.squares = (
+                state[name] for name in ("count", "mean", "squares")
+            )
+
+
+def running_scale() -> Scale:
+    """Return a scale without scores."""
+    return Scale(0.0, 0.0, 0.0, running=True)

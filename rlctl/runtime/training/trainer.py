@@ -29,7 +29,6 @@ from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.eager import Eager
 from rlctl.runtime.training.mismatch import CheckedActor, RolloutMismatch, record_mismatch
-from rlctl.runtime.training.pair_validation import PairValidator
 from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.rollout_source import (
     Collected,
@@ -41,7 +40,7 @@ from rlctl.runtime.training.rollout_source import (
 )
 from rlctl.runtime.training.step_metrics import length_metrics, speed_metrics
 from rlctl.runtime.training.stopping import Stopping
-from rlctl.runtime.training.validation import Validator, to_samples
+from rlctl.runtime.training.validation import PairValidator, Validator, to_samples
 from rlctl.runtime.workers.rng import rng_state
 from rlctl.tracking.clock import Clock
 from rlctl.tracking.fanout import Trackers

@@ -1,4 +1,7 @@
-"""Validation pass: responses to held-out prompts, their scores, metrics and samples."""
+"""Validation pass: responses to held-out prompts, their scores, metrics and samples.
+
+A reward model is validated on held-out pairs.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,17 @@ from math import isnan
 from statistics import fmean
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.runtime.batch import Scored
+from rlctl.runtime.algorithms.pair_metrics import pair_metrics
+from rlctl.runtime.batch import Rollouts, Scored
+from rlctl.runtime.data.conversations import Pairs
+from rlctl.runtime.data.fields import pair_texts
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.rewards.role import RULE
-from rlctl.runtime.roles import Roles
+from rlctl.runtime.roles import RewardModel, Roles
+from rlctl.tracking.metrics import to_floats
 from rlctl.tracking.tracker import Sample
 
 _NUM_DRAWS, _DRAW_SEED = 1000, 42  # of the bootstrap for best@N and maj@N, as in verl
@@ -159,3 +167,65 @@ def _vote(sample: Sample) -> tuple[str, str]:
     if sample.pred is not None:
         return "pred", sample.pred
     return "text", " ".join(sample.response.split()).casefold()
+
+
+@dataclass(frozen=True)
+class PairValidator:
+    """Scores of all pairs of `prompts`, `batch_size` pairs at a time (None: all at once)."""
+
+    prompts: PromptSet
+    batch_size: int | None
+    pairs: Pairs
+
+    def run(self, roles: Roles) -> Validation:
+        """Score the pairs with the model that is trained; see `score`."""
+        return self.score(roles.reward_learner)
+
+    def score(self, model: RewardModel) -> Validation:
+        """Run one pass: metrics by data source, and two samples per pair."""
+        size = self.batch_size or len(self.prompts)
+        scores: list[Tensor] = []
+        samples: list[Sample] = []
+        for start in range(0, len(self.prompts), size):
+            batch = self.prompts.batch(range(start, min(start + size, len(self.prompts))))
+            rows = self.pairs.rollouts(batch)
+            scores.append(model.compute_rewards(rows).values)
+            samples += self._samples(rows, scores[-1])
+        return Validation(self._metrics(torch.cat(scores)), samples)
+
+    def _metrics(self, scores: Tensor) -> dict[str, float]:
+        """Return `val-core/<data_source>/acc/mean@1` and `val-aux/<data_source>/*`."""
+        metrics: dict[str, float] = {}
+        sources = [row.data_source for row in self.prompts.rows]
+        for source in dict.fromkeys(sources):
+            own = scores.view(-1, 2)[torch.tensor([each == source for each in sources])]
+            losses = -torch.nn.functional.logsigmoid(own[:, 0] - own[:, 1])
+            found = to_floats(pair_metrics(own.flatten(), losses, f"val-aux/{source}"))
+            metrics[f"val-core/{source}/acc/mean@1"] = found.pop(f"val-aux/{source}/accuracy")
+            metrics |= found
+        return metrics
+
+    def _samples(self, rows: Rollouts, scores: Tensor) -> list[Sample]:
+        tokenizer = self.pairs.conversations.tokenizer
+        prompts = tokenizer.batch_decode([ids.tolist() for ids in rows.prompt_ids.rows()])
+        return [
+            Sample(
+                prompt=prompts[i],
+                response=text,
+                ground_truth=name,
+                score=float(scores[i]),
+                components={},
+                length=int(rows.response_ids.lengths[i]),
+                finish=rows.finish[i],
+                data_source=row.data_source,
+                pred=None,
+                episode=None,
+            )
+            for i, (row, name, text) in enumerate(
+                (row, name, text)
+                for row in rows.rows[::2]
+                for name, text in zip(
+                    ("chosen", "rejected"), pair_texts(row, self.pairs.data), strict=True
+                )
+            )
+        ]

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from rlctl.runtime.model.attention import layer_window
 from rlctl.runtime.model.routing import num_experts
-from rlctl.runtime.workers.gpu_memory import PEAK
+from rlctl.runtime.workers.process_memory import PEAK
 from rlctl.tracking.metrics import Max, Mean, Metrics
 
 # Dense bfloat16 FLOP/s from the vendors' data sheets; the first name that is part of the device's.

@@ -26,8 +26,7 @@ from rlctl.runtime.batch.stored import PackedRows, detach
 from rlctl.runtime.model.compiled import enable_compiler
 from rlctl.runtime.model.kernels import use_flash_attention_3
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.workers.gpu_memory import PEAK, use_expandable_segments
-from rlctl.runtime.workers.heap import keep_freed_memory
+from rlctl.runtime.workers.process_memory import PEAK, keep_freed_memory, use_expandable_segments
 from rlctl.runtime.workers.rng import seed_all
 from rlctl.runtime.workers.store import connect_store, listen, open_store
 from rlctl.runtime.workers.trace import Trace, TraceSpec

@@ -14,7 +14,7 @@ from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolS
 from rlctl.runtime.agents.environments.tool import EpisodeInfo
 from rlctl.runtime.agents.environments.tool_calls import CallParams, ToolCalls, close_all
 from rlctl.runtime.agents.environments.toolset import ToolSet, load_toolset
-from rlctl.runtime.agents.environments.verl.interactions import (
+from rlctl.runtime.agents.environments.verl.tools import (
     InteractionSession,
     chosen,
     interactions_of_config,

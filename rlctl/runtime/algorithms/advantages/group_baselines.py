@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from rlctl.errors import ConfigError
+from rlctl.plugins import Params
 from rlctl.runtime.algorithms.advantages.base import (
     STD_EPS,
     AdvantageConfig,
@@ -132,3 +137,91 @@ def optimal_token_baseline(
     baseline = group_sum(returns * weight, dense, num_groups) / (total + EPS)
     baseline = baseline.masked_fill(group_sum(mask, dense, num_groups) <= 1, 0.0)
     return (returns - baseline[dense]) * mask, returns
+
+
+class TurnParams(Params):
+    """Settings of `grpo_turns`."""
+
+    turn_discount: float = Field(1.0, ge=0, le=1, description="discount of a reward per turn")
+
+
+@estimator(needs=Needs.COMPARISON, params=TurnParams, by_group=True)
+def grpo_turns(
+    inputs: AdvantageInputs, config: AdvantageConfig, params: TurnParams
+) -> tuple[Tensor, Tensor]:
+    """Return (G_k − μ)/(σ + 1e-6) on the tokens of turn k, and G_k: (B, R) each.
+
+    G_k = Σ_{j≥k} d^{j−k} r_j is the discounted return from turn k; μ and σ are taken over all turns
+    of the group. After GRPO's process supervision (arXiv 2402.03300, section 4.1.3), which sums
+    normalised rewards where this normalises returns. Responses of one turn give GRPO's outcome
+    supervision. Without `norm_by_std`, σ is left out.
+    """
+    turn = inputs.turn
+    if turn is None:
+        turn = torch.zeros_like(inputs.mask, dtype=torch.int64)
+    num_turns = int(turn.max()) + 1 if turn.numel() else 1
+    rewards = inputs.rewards.new_zeros(len(turn), num_turns).scatter_add_(1, turn, inputs.rewards)
+    returns = torch.zeros_like(rewards)  # (B, K)
+    later = rewards.new_zeros(len(turn))
+    for k in reversed(range(num_turns)):
+        later = rewards[:, k] + params.turn_discount * later
+        returns[:, k] = later
+    has_turn = torch.zeros_like(rewards).scatter_add_(1, turn, inputs.mask) > 0  # (B, K)
+    row, number = has_turn.nonzero(as_tuple=True)
+    advantages = torch.zeros_like(returns)
+    advantages[row, number] = normalised(
+        returns[row, number], inputs.group[row], config.norm_by_std
+    )
+    return advantages.gather(1, turn) * inputs.mask, returns.gather(1, turn) * inputs.mask
+
+
+class GdpoParams(Params):
+    """Components of the reward and their weights."""
+
+    reward_keys: tuple[str, ...] | None = Field(
+        default=None, description="components of the reward that count; null = all"
+    )
+    reward_weights: tuple[float, ...] | None = Field(
+        default=None, description="one weight for each of reward_keys; null = 1 each"
+    )
+
+    @model_validator(mode="after")
+    def _one_weight_per_key(self) -> Self:
+        weights, keys = self.reward_weights, self.reward_keys or ()
+        if weights is not None and len(weights) != len(keys):
+            raise ValueError(
+                f"reward_weights has {len(weights)} weights for {len(keys)} reward_keys"
+            )
+        return self
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight of each selected component; empty = all components, 1 each."""
+        keys = self.reward_keys or ()
+        return dict(zip(keys, self.reward_weights or (1.0,) * len(keys), strict=True))
+
+
+@estimator(needs=Needs.COMPARISON | Needs.COMPONENTS, params=GdpoParams, by_group=True)
+def gdpo(
+    inputs: AdvantageInputs, config: AdvantageConfig, params: GdpoParams
+) -> tuple[Tensor, Tensor]:
+    """Return the weighted sum of each component's GRPO advantages, whitened: (B, R), twice.
+
+    GDPO, arXiv 2601.05242. A component with small numbers counts as much as one with large
+    numbers. Raises ConfigError for a key that is no component of the reward.
+    """
+    if missing := sorted(set(params.weights) - set(inputs.components)):
+        known = ", ".join(sorted(inputs.components)) or "none"
+        raise ConfigError(
+            f"the reward has no component {', '.join(missing)}; its components: {known}",
+            where="algorithm.adv_estimator_params.reward_keys",
+        )
+    weights = params.weights or dict.fromkeys(inputs.components, 1.0)
+    total = torch.zeros_like(inputs.scores)
+    for name, weight in weights.items():
+        component = inputs.components[name].to(total)
+        total = total + weight * normalised(
+            component, inputs.group, config.norm_by_std, inputs.counted
+        )
+    advantages = inputs.whitened(total[:, None] * inputs.mask) * inputs.mask
+    return advantages, advantages

@@ -1,13 +1,80 @@
-"""Calls as Llama 3 writes them: `{"name": …, "parameters": {…}}`, several separated by `;`."""
+"""Calls in JSON, as Hermes and Qwen, Mistral, and Llama 3 write them.
+
+<tool_call>{"name": …, "arguments": {…}}</tool_call>       hermes
+[TOOL_CALLS][{"name": …, "arguments": {…}, "id": …}, …]     mistral, earlier models
+[TOOL_CALLS]NAME[CALL_ID]ID[ARGS]{…}                        later ones; marks may be missing
+{"name": …, "parameters": {…}}; …                           llama3_json
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from rlctl.runtime.agents.environments.protocol import ToolSchema, Turn
-from rlctl.runtime.agents.parsers.base import InvalidCall, TurnBuilder, read_json, split_thought
+from rlctl.runtime.agents.parsers.base import (
+    InvalidCall,
+    PatternParser,
+    TurnBuilder,
+    read_json,
+    split_thought,
+)
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_HERMES_TAG = re.compile(f"{OPEN}|{CLOSE}")
+
+
+class HermesParser(PatternParser):
+    """Parser of JSON calls between `<tool_call>` and `</tool_call>`, which must not be missing."""
+
+    start, closing = _HERMES_TAG, CLOSE
+
+    def read(self, builder: TurnBuilder, text: str, start: re.Match[str]) -> int:
+        if start[0] == CLOSE:
+            builder.add_malformed(CLOSE, f"{CLOSE} without {OPEN}")
+            return start.end()
+        end = start.end()
+        try:
+            # A tag in a text of the JSON is part of that text.
+            payload, end = read_json(text, end, "contents of the call")
+            tag = _HERMES_TAG.search(text, end)
+            if tag is None or tag[0] == OPEN:
+                raise InvalidCall(f"the call is not closed by {CLOSE}")
+            if text[end : tag.start()].strip():
+                raise InvalidCall(f"there is text between the JSON and {CLOSE}")
+            builder.add_payload(payload)
+        except InvalidCall as error:
+            end = self.skip(text, end)
+            builder.add_malformed(text[start.start() : end], str(error))
+            return end
+        return tag.end()
+
+
+_WITH_NAME = re.compile(r"\s*([\w.:/-]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?(?:\[ARGS\])?\s*(?=\{)")
+
+
+class MistralParser(PatternParser):
+    """Parser of both formats after `[TOOL_CALLS]`."""
+
+    start = re.compile(r"\[TOOL_CALLS\]")
+
+    def read(self, builder: TurnBuilder, text: str, start: re.Match[str]) -> int:
+        if named := _WITH_NAME.match(text, start.end()):
+            arguments, end = read_json(text, named.end(), f"arguments of {named[1]}")
+            builder.add_call(named[1], arguments, named[2])
+            return end
+        payload, end = read_json(text, start.end(), "calls")
+        for call in payload if isinstance(payload, list) else [payload]:
+            try:
+                builder.add_payload(call)
+            except InvalidCall as error:
+                builder.add_malformed(json.dumps(call, ensure_ascii=False), str(error))
+        if payload == []:
+            raise InvalidCall("the list of calls is empty")
+        return end
+
 
 _TAG = "<|python_tag|>"
 # Objects that may be calls: one key of a call comes first.
