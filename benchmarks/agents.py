@@ -29,7 +29,7 @@ from rlctl.runtime.agents.actor import AgentActor
 from rlctl.runtime.agents.environments.protocol import Row, Step, Turn
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.build import build_actor, load_algorithm
-from rlctl.runtime.cluster.inline import InlinePool
+from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.roles import Reward, Roles

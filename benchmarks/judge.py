@@ -24,7 +24,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm
-from rlctl.runtime.cluster.inline import InlinePool
+from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rewards.functions import RewardSpec

@@ -24,7 +24,7 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from rlctl.runtime.cluster.access import check_packages
 from rlctl.runtime.training.profile import check_profile
-from rlctl.runtime.training.watchdog import Watchdog
+from rlctl.runtime.training.stopping import Watchdog
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_the_watchdog_waits_for_a_process_in_a_breakpoint(
     where: str | None, tmp_path: Path, no_debugger: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expired: list[str] = []
-    monkeypatch.setattr("rlctl.runtime.training.watchdog._CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr("rlctl.runtime.training.stopping._CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(Watchdog, "_expire", lambda _self: expired.append("killed"))
     with Watchdog(3600, tmp_path / "stacks.txt", lambda _: None) as watchdog:
         if where == "this process":

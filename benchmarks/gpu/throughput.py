@@ -25,7 +25,7 @@ from benchmarks.gpu.work import (
     release,
 )
 from benchmarks.memory import PEAK_METRIC
-from rlctl.runtime.cluster.inline import InlinePool
+from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.flops import DecoderShape, peak_flops
 from rlctl.tracking.metrics import Metrics, to_floats

@@ -15,7 +15,7 @@ from benchmarks.gpu.shapes import built_on
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Experience, Ragged
 from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.cluster.inline import InlinePool
+from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.role_memory import plan_memory
 from rlctl.runtime.rank_info import RankInfo, available_cores

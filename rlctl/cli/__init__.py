@@ -88,6 +88,9 @@ _MODULES = {
     "show": "runs",
     "sweeps": "runs",
     "logs": "watch",
+    "debug": "watch",
+    "stop": "resume",
+    "board": "report",
     **dict.fromkeys(("loggers", "version", "completion"), "doctor"),
 }
 COMMANDS = tuple(

@@ -106,7 +106,7 @@ def _option(path: str, context: Any, error: Any, given: str, words: Sequence[str
         return whole, near + whole[len(given) :]
     if not takes_overrides:
         return None
-    from rlctl.recipes.suggestions import similar_keys
+    from rlctl.recipes.keys import similar_keys
 
     keys = similar_keys(name.replace("-", "_"))
     if not keys:

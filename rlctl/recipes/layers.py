@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlctl.errors import Problem
-from rlctl.recipes.keys import known_key, schema_keys
+from rlctl.recipes.keys import known_key, schema_keys, similar_keys, suggest_key
 from rlctl.recipes.schema import Config
 from rlctl.recipes.slots import lookup
 from rlctl.recipes.sources import Source
-from rlctl.recipes.suggestions import similar_keys, suggest_key
 from rlctl.recipes.verl.settings import VerlSetting, VerlSettings
 from rlctl.redaction import redact_word
 from rlctl.suggest import did_you_mean, override_fix

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlctl.monitoring.run_summary import lower_is_better
-from rlctl.runs.config_digest import config_digest
 from rlctl.runs.details import changed_settings
+from rlctl.runs.digests import config_digest
 from rlctl.runs.run import Run
 from rlctl.tracking.jsonl import METRICS_FILE
 from rlctl.tracking.metric_table import Column, MetricTable, metric_tables

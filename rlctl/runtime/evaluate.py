@@ -17,10 +17,10 @@ from rlctl.recipes import schema
 from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.roles import REWARD_MODEL
 from rlctl.runtime.algorithms.base import Algorithm, Needs
-from rlctl.runtime.algorithms.pair_metrics import pair_metrics
+from rlctl.runtime.algorithms.pair_losses import pair_metrics
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm, request_settings
-from rlctl.runtime.cluster.inline import InlinePool
+from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.conversations import Conversations, Pairs
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of

@@ -22,8 +22,7 @@ from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.checkpoint.remote_copy import keep_remote_copy
 from rlctl.runtime.cluster.access import address_of
 from rlctl.runtime.cluster.health import OnLost
-from rlctl.runtime.cluster.inline import InlinePool
-from rlctl.runtime.cluster.pools import Pool, Pools
+from rlctl.runtime.cluster.pools import InlinePool, Pool, Pools
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.planning.capacity import describe
 from rlctl.runtime.planning.plan import Plan
@@ -34,9 +33,8 @@ from rlctl.runtime.training.generation import Generation, with_generation
 from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.restore import ResumePoint, restore
 from rlctl.runtime.training.run_folder import input_hashes, open_run
-from rlctl.runtime.training.stopping import deferred_signals
+from rlctl.runtime.training.stopping import Watchdog, deferred_signals
 from rlctl.runtime.training.trainer import RunContext, Trainer
-from rlctl.runtime.training.watchdog import Watchdog
 from rlctl.runtime.workers.rng import seed_all
 from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers

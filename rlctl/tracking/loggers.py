@@ -1,10 +1,18 @@
-"""Installed loggers: building one as a tracker, and its state on this machine."""
+"""Installed loggers: building one as a tracker, and its state on this machine.
+
+Servers are tested quickly, because SDKs of trackers retry for minutes.
+"""
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from rlctl.errors import ConfigError, MissingExtraError, RlctlError
 from rlctl.plugins import load, load_with_params, packages
@@ -61,3 +69,26 @@ def _examine(name: str, package: str) -> LoggerState:
         problem = error.problems[0]
         state = "not installed" if isinstance(error, MissingExtraError) else "would not start"
         return LoggerState(name, package, state, problem.message, problem.hint)
+
+
+TIMEOUT_S = 2.0
+
+
+def reachable(url: str) -> bool:
+    """Return True if the server of `url`, or its proxy, accepts a connection in `TIMEOUT_S`."""
+    target = urlsplit(url)
+    proxy = getproxies().get(target.scheme)
+    if proxy and not proxy_bypass(target.hostname or ""):
+        target = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    address = target.hostname or "", target.port or {"http": 80}.get(target.scheme, 443)
+    connected = threading.Event()
+
+    def connect() -> None:
+        with suppress(OSError), socket.create_connection(address, TIMEOUT_S):
+            connected.set()
+
+    # Name resolution ignores the socket's timeout, so another thread does it.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    return connected.is_set()

@@ -27,7 +27,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError
-from rlctl.tracking.connectivity import reachable
+from rlctl.tracking.loggers import reachable
 from rlctl.tracking.tracker import RunInfo, Sample
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}

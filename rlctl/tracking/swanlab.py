@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
-from rlctl.tracking.connectivity import reachable
+from rlctl.tracking.loggers import reachable
 from rlctl.tracking.tracker import RunInfo, Sample
 
 _Mode = Literal["online", "local", "offline", "disabled"]

@@ -20,7 +20,7 @@ from wandb.sdk.lib.wbauth import read_netrc_auth
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
 from rlctl.monitoring.alarms import Alarm
-from rlctl.tracking.connectivity import reachable
+from rlctl.tracking.loggers import reachable
 from rlctl.tracking.tracker import RunInfo, Sample
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from rlctl.runtime.agents.chat_bridge import ChatBridge
 from rlctl.runtime.agents.episode import EpisodeSettings, turn_seed
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.build import build_actor, load_algorithm
-from rlctl.runtime.cluster.inline import InlinePool
+from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.rank_info import RankInfo

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
-from rlctl.cli import function_scores
+from rlctl.cli import reward_scores
 from rlctl.cli.commands import reward
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError, NotFoundError, RlctlError, UsageError
@@ -83,7 +83,7 @@ def test_parts_of_the_responses_are_printed_as_all_at_once(
     (tmp_path / "a.json").write_text(json.dumps(texts))
     shown = {}
     for size in (8192, 5):  # 5: one row with its four responses
-        monkeypatch.setattr(function_scores, "_PART", size)
+        monkeypatch.setattr(reward_scores, "_PART", size)
         shown[size] = [run(rows, tmp_path / "a.json", *more) for more in ([], ["--json"])]
     whole, parts = ([each.stdout for each in shown[size]] for size in (8192, 5))
     assert parts[1] == whole[1]

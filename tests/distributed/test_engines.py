@@ -20,7 +20,7 @@ from rlctl.errors import RlctlError
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runs.engines import REQUESTS, EngineRequest, PoolStatus, RequestStatus, new_request
-from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, mismatch
+from rlctl.runtime.algorithms.importance_weights import SampledTokens, mismatch
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster import membership

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, mismatch
+from rlctl.runtime.algorithms.importance_weights import SampledTokens, mismatch
 from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.tracking.metrics import to_floats

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlctl.__main__ import main
-from rlctl.runtime.rewards.scoring import Scoring
+from rlctl.runtime.rewards.pool import Scoring
 from rlctl.runtime.workers.actor import ActorWorker
 from tests.e2e.command import reproducible
 

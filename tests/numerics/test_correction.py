@@ -16,8 +16,13 @@ from rlctl.runtime.algorithms.correction import (
     rejection_mask,
     veto_mask,
 )
-from rlctl.runtime.algorithms.importance_weights import Bounds, Level, importance_weights
-from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, mismatch
+from rlctl.runtime.algorithms.importance_weights import (
+    Bounds,
+    Level,
+    SampledTokens,
+    importance_weights,
+    mismatch,
+)
 from rlctl.tracking.metrics import merge, to_floats
 
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from rlctl.recipes.compose import compose
-from rlctl.runs import config_digest as module
-from rlctl.runs.config_digest import config_digest
+from rlctl.runs import digests as module
+from rlctl.runs.digests import config_digest
 
 
 def digest(folder: Path, text: str) -> dict:

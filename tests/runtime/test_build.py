@@ -14,8 +14,8 @@ import torch
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.agents.actor import ColocatedEngines, RankEngines
-from rlctl.runtime.agents.overlap import OverlappedActor
 from rlctl.runtime.agents.schedule import TurnEngines
+from rlctl.runtime.agents.stream import OverlappedActor
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.references import ActorAsReference
 from rlctl.runtime.build import build_roles

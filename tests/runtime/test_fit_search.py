@@ -15,11 +15,10 @@ from transformers import Qwen2Config
 from rlctl.__main__ import main
 from rlctl.errors import RlctlError, UsageError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.planning import trial
+from rlctl.runtime.planning import fits
 from rlctl.runtime.planning.fit import ENOUGH, Search
-from rlctl.runtime.planning.fits import Mesh, meshes
+from rlctl.runtime.planning.fits import Mesh, meshes, try_step
 from rlctl.runtime.planning.gpus import GPUS, MIB, find_device, parse_size
-from rlctl.runtime.planning.trial import try_step
 
 SEVEN_B = Qwen2Config(
     hidden_size=3584,
@@ -193,7 +192,7 @@ def step(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", STEP, *words], stdout=log, stderr=log)
 
-    monkeypatch.setattr(trial, "start_rlctl", start)
+    monkeypatch.setattr(fits, "start_rlctl", start)
 
 
 @pytest.mark.usefixtures("step")
@@ -216,12 +215,12 @@ def test_a_trial_without_memory_is_repeated_with_half_of_the_rows(
 ) -> None:
     tried: list[str] = []
 
-    def attempt(words: list[str], *, cuda: bool) -> trial.Trial:
+    def attempt(words: list[str], *, cuda: bool) -> fits.Trial:
         key = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu="
         tried.append(next(word for word in words if word.startswith(key)).removeprefix(key))
-        return trial.Trial(None if len(tried) <= failures else 2**30, 1.0)
+        return fits.Trial(None if len(tried) <= failures else 2**30, 1.0)
 
-    monkeypatch.setattr(trial, "try_step", attempt)
+    monkeypatch.setattr(fits, "try_step", attempt)
     lengths = ["data.max_prompt_length=96", "data.max_response_length=32"]
     words = ["fit", "grpo", "-m", "quickstart", "--device", "cpu", "--memory", "8GB", "--try"]
     assert main([*words, *lengths]) == code

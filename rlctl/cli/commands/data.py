@@ -52,7 +52,7 @@ def show(
 ) -> None:
     """Show rows: the prompt as the model will see it, and the inputs of the reward function."""
     from rlctl.cli.console import notice, print_json
-    from rlctl.cli.views.data import print_row, row_entry
+    from rlctl.cli.views.samples import print_row, row_entry
     from rlctl.data_prep.rows import PromptRow, stream_rows
     from rlctl.errors import NotFoundError, UsageError
 

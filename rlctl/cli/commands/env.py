@@ -41,7 +41,7 @@ def show(name: Name, settings: Settings = None, as_json: Json = False) -> None:
     """Show the settings of an environment or tool, and the tools that the policy may call."""
     from rlctl import plugins
     from rlctl.cli.console import print_json
-    from rlctl.cli.views.env import print_environment
+    from rlctl.cli.views.samples import print_environment
     from rlctl.runtime.agents.environments.loading import find_environment
     from rlctl.runtime.agents.environments.toolset import KIND as TOOLS
     from rlctl.runtime.sandbox.user_code import load_named

@@ -20,8 +20,7 @@ from rlctl.errors import ResourceError, UsageError
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
     from rlctl.runtime.planning.fit import Search
-    from rlctl.runtime.planning.fits import Fit
-    from rlctl.runtime.planning.trial import Trial
+    from rlctl.runtime.planning.fits import Fit, Trial
 
 
 app = typer.Typer(add_completion=False)
@@ -191,7 +190,7 @@ def _of_run(name: str, words: list[str], root: Path | None) -> tuple[Recipe, lis
 def _try(search: Search, chosen: Fit, command: list[str]) -> tuple[Fit, Trial]:
     """Try the settings for one step, with half of the rows after each lack of memory."""
     from rlctl.cli.console import notice
-    from rlctl.runtime.planning.trial import try_step
+    from rlctl.runtime.planning.fits import try_step
 
     if command[1] != "train":
         raise UsageError("--try needs a recipe, not a run", hint="rlctl fit ppo --model M --try")

@@ -129,7 +129,7 @@ def new(
     Asks for what the options leave open, on a terminal only. Writes DIR/DIR.yaml, DIR/reward.py and
     the rows as DIR/train.parquet and DIR/val.parquet, then shows what a start would do.
     """
-    from rlctl.cli.views.data import print_row, row_entry
+    from rlctl.cli.views.samples import print_row, row_entry
     from rlctl.runtime.project.files import Project
 
     if folder is not None and not force:

@@ -95,20 +95,25 @@ def try_reward(
     Each row has one response, or the same number of consecutive responses. Where the recipe enables
     a reward model, or with --model, the model scores alone and prints its raw scores.
     """
-    from rlctl.cli.function_scores import read_texts, responses_per_row, score_with_functions
-    from rlctl.cli.model_scores import print_model_scores, score_pairs
+    from rlctl.cli.reward_scores import (
+        print_function_scores,
+        print_model_scores,
+        print_pair_scores,
+        read_texts,
+        responses_per_row,
+    )
     from rlctl.data_prep.rows import read_rows
 
     _require_files(data, responses)
     config = _compose(recipe, function, model, overrides or [])
     responses = responses and responses.expanduser()
     if responses is not None and not config.reward.reward_model.enable:
-        score_with_functions(config, data, responses, as_json)
+        print_function_scores(config, data, responses, as_json)
         return
     keys = {"prompt_key": config.data.prompt_key, "reward_fn_key": config.data.reward_fn_key}
     prompts = read_rows(data, **keys)
     if responses is None:
-        score_pairs(config, prompts, data, as_json)
+        print_pair_scores(config, prompts, data, as_json)
         return
     texts = list(read_texts(responses))
     size = responses_per_row(len(prompts), len(texts), responses)

@@ -1,18 +1,26 @@
-"""Output of `rlctl show --samples`: responses with their scores, episodes turn by turn."""
+"""Output of rows, responses with their scores, and episodes turn by turn."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from rlctl.cli.console import notice, paged, stdout
+from rlctl.cli.console import notice, paged, stdout, table
 from rlctl.monitoring.text import plural
 from rlctl.terminal import visible
 from rlctl.tracking.episodes import Episode
 from rlctl.tracking.tracker import Sample
 from rlctl.tracking.transcripts import ending, facts, speaker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rlctl.data_prep.rows import PromptRow
+    from rlctl.runtime.agents.environments.scripted import Transcript
 
 
 def print_samples(
@@ -88,3 +96,138 @@ def _marked(text: str, sought: str | None) -> Text:
     if sought:
         shown.highlight_regex(re.compile(re.escape(sought), re.IGNORECASE), "black on yellow")
     return shown
+
+
+_WIDTH = 48
+
+
+def print_scores(scored: Sequence[dict[str, Any]]) -> None:
+    """Print one row per response: score, ground truth, end of the text, components or error."""
+    rows = [
+        (
+            str(row["answer"]),
+            f"{row['score']:g}",
+            visible(str(row["ground_truth"])),
+            visible(_end(row["response"])),
+            row["error"]
+            or ", ".join(f"{name} {value:g}" for name, value in row["components"].items()),
+        )
+        for row in scored
+    ]
+    columns = ["response", "score", "ground truth", "ends with", "details"]
+    stdout().print(table(columns, rows, right=["response", "score"]))
+
+
+def print_pairs(pairs: Sequence[dict[str, Any]]) -> None:
+    """Print one row per pair: both scores, their difference, and the ends of both texts."""
+    rows = [
+        (
+            str(row["pair"]),
+            f"{row['chosen']:.4g}",
+            f"{row['rejected']:.4g}",
+            f"{row['chosen'] - row['rejected']:+.4g}",
+            row["error"] or visible(_end(row["chosen_response"], _WIDTH // 2)),
+            visible(_end(row["rejected_response"], _WIDTH // 2)),
+        )
+        for row in pairs
+    ]
+    columns = ["pair", "chosen", "rejected", "margin", "chosen ends with", "rejected ends with"]
+    stdout().print(table(columns, rows, right=columns[:4]))
+
+
+def _end(text: str, width: int = _WIDTH) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else "…" + line[1 - width :]
+
+
+_STYLES = {"system": "dim", "user": "cyan", "assistant": "bold", "tool": "yellow"}
+
+
+def print_environment(shown: Mapping[str, Any]) -> None:
+    """Print the description, the settings and the tools of an environment."""
+    out = stdout()
+    out.print(Text(f"{shown['name']}: {shown['description']}"))
+    if shown["settings"]:
+        rows = [
+            (setting["name"], json.dumps(setting["default"], default=str), setting["description"])
+            for setting in shown["settings"]
+        ]
+        out.print(table(["setting", "default", "description"], rows))
+    for tool in shown["tools"]:
+        out.print(Text(json.dumps(tool, indent=2, ensure_ascii=False)))
+
+
+def print_transcripts(transcripts: Sequence[Transcript]) -> None:
+    """Print the messages of each episode, its rewards, score and seconds."""
+    for number, transcript in enumerate(transcripts):
+        if number:
+            stdout().print()
+        _print_transcript(number, transcript)
+    failed = sum(transcript.error is not None for transcript in transcripts)
+    notice(f"{plural(len(transcripts), 'episode')}, {failed} failed")
+
+
+def _print_transcript(number: int, transcript: Transcript) -> None:
+    out, turns = stdout(), iter(transcript.turns)
+    out.print(Text(f"episode {number}", "bold underline"))
+    for message in transcript.messages:
+        role = message["role"]
+        line = Text(f"{role:>9}  ", _STYLES.get(role, ""))
+        out.print(line.append(visible(str(message["content"])), ""))
+        for call in message.get("calls", ()):
+            out.print(Text(f"{'':>11}→ {call['name']}({json.dumps(call['arguments'])})"))
+        if role == "assistant" and (turn := next(turns, None)) is not None:
+            out.print(Text(f"{'':>11}{_facts_of(turn)}", "dim"))
+    score = "of the reward functions" if transcript.score is None else transcript.score
+    out.print(Text(f"{transcript.outcome}; score {score}; {transcript.seconds:.3f} s"))
+    if transcript.error:
+        out.print(Text(visible(transcript.error), "red"))
+
+
+def _facts_of(turn: Mapping[str, Any]) -> str:
+    """Return the seconds, reward and errors of tools of a turn."""
+    errors = [f"{use['name'] or 'call'}: {use['error']}" for use in turn["uses"] if use["error"]]
+    reward = [] if turn["reward"] is None else [f"reward {turn['reward']:g}"]
+    return ", ".join([f"{turn['seconds']:.3f} s", *reward, *errors])
+
+
+def print_row(entry: dict[str, Any]) -> None:
+    """Print one row of `rlctl data show`: facts, prompt, ground truth and extra info."""
+    facts = [entry["data_source"], entry["ability"], f"reward style {entry['style']}"]
+    facts += [f"{entry['num_tokens']} tokens"] if "num_tokens" in entry else []
+    text = entry.get("rendered") or "\n".join(
+        f"{message['role']}: {message['content']}" for message in entry["prompt"]
+    )
+    extra = json.dumps(entry["extra_info"], ensure_ascii=False, default=str)
+    out = stdout()
+    out.print(
+        Text(f"row {entry['row']}", style="bold"),
+        Text(visible(" · ".join(fact for fact in facts if fact)), style="dim"),
+    )
+    out.print(Text(visible(text)))
+    out.print(Text.assemble(("ground truth: ", "bold"), visible(str(entry["ground_truth"]))))
+    out.print(Text.assemble(("extra info: ", "bold"), visible(extra)))
+    out.print()
+
+
+def row_entry(
+    index: int, row: PromptRow, tokenizer: PreTrainedTokenizerBase | None
+) -> dict[str, Any]:
+    """Return what is shown of a row; with a tokenizer also the rendered prompt and its length."""
+    entry: dict[str, Any] = {
+        "row": index,
+        "data_source": row.data_source,
+        "prompt": row.prompt,
+        "ground_truth": row.ground_truth,
+        "ability": row.ability,
+        "style": row.style,
+        "extra_info": row.extra_info,
+    }
+    if tokenizer:
+        from rlctl.runtime.data.tokenizer import encode_prompt, render_prompt
+
+        entry |= {
+            "rendered": render_prompt(tokenizer, row.prompt),
+            "num_tokens": len(encode_prompt(tokenizer, row.prompt)),
+        }
+    return entry

@@ -11,11 +11,10 @@ from typing import Any
 import yaml
 
 from rlctl.errors import ConfigError, NotFoundError, Problem, RlctlError
-from rlctl.recipes.keys import known_key
+from rlctl.recipes.keys import known_key, suggest_key
 from rlctl.recipes.layers import leaves, nested
 from rlctl.recipes.overrides import parse, plain
 from rlctl.recipes.slots import lookup
-from rlctl.recipes.suggestions import suggest_key
 from rlctl.recipes.verl.config_names import check_name, recipe_of, settings_of
 from rlctl.recipes.verl.settings import VerlSetting, VerlSettings
 from rlctl.recipes.verl.shell import Shell

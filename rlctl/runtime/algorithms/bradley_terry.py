@@ -21,8 +21,7 @@ from rlctl.plugins import Params
 from rlctl.recipes import schema
 from rlctl.recipes.roles import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Loss, Needs
-from rlctl.runtime.algorithms.pair_losses import PairRows
-from rlctl.runtime.algorithms.pair_metrics import pair_metrics
+from rlctl.runtime.algorithms.pair_losses import PairRows, pair_metrics
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Rollouts, Scored
 from rlctl.runtime.data.conversations import Pairs

@@ -19,9 +19,14 @@ from torch import Tensor
 
 from rlctl.errors import ConfigError
 from rlctl.plugins import suggestion
-from rlctl.runtime.algorithms.importance_weights import Bounds, Level, importance_weights
+from rlctl.runtime.algorithms.importance_weights import (
+    Bounds,
+    Level,
+    SampledTokens,
+    importance_weights,
+    mismatch,
+)
 from rlctl.runtime.algorithms.policy_losses.base import MAX_LOG_RATIO
-from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, mismatch
 from rlctl.runtime.ops import row_mean, row_sum
 from rlctl.tracking.metrics import Mean, Metrics
 

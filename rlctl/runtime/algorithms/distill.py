@@ -28,7 +28,7 @@ from rlctl.runtime.algorithms.base import (
     rows_of_groups,
 )
 from rlctl.runtime.batch import Ragged, Rollouts, Scored
-from rlctl.runtime.data.fields import text_field
+from rlctl.runtime.data.conversations import text_field
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.ops import masked_sum
 from rlctl.runtime.roles import Roles

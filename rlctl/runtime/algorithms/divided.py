@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens, probs_diff
+from rlctl.runtime.algorithms.importance_weights import SampledTokens, probs_diff
 from rlctl.runtime.algorithms.token_rewards import KL_PENALTY
 from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged, Rollouts, Scored
 from rlctl.runtime.batch.stored import is_stored

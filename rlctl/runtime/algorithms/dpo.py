@@ -26,7 +26,7 @@ from rlctl.runtime.algorithms.base import Needs, step_seed
 from rlctl.runtime.algorithms.pair_losses import PairAlgorithm, PairParams
 from rlctl.runtime.algorithms.sft import GivenResponses
 from rlctl.runtime.batch import Prompts, Scored
-from rlctl.runtime.data.fields import pair_texts
+from rlctl.runtime.data.conversations import pair_texts
 from rlctl.runtime.ops import first_rows
 from rlctl.runtime.roles import Roles
 

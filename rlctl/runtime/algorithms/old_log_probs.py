@@ -13,7 +13,7 @@ from torch import Tensor
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs, cut
 from rlctl.runtime.algorithms.correction import Correction, proximal
-from rlctl.runtime.algorithms.rollout_mismatch import SampledTokens
+from rlctl.runtime.algorithms.importance_weights import SampledTokens
 from rlctl.runtime.algorithms.stats import entropy_metric
 from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.batch.stored import is_stored

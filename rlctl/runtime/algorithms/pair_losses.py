@@ -194,3 +194,44 @@ def _metrics(losses: Tensor, chosen: Tensor, rejected: Tensor, beta: float) -> M
     }
     means = {f"pairs/{name}": Mean(float(value.sum()), count) for name, value in values.items()}
     return {**(means if count else {}), "pairs/count": Sum(float(count))}
+
+
+NUM_BINS = 10
+
+
+def pair_metrics(scores: Tensor, losses: Tensor, prefix: str) -> Metrics:
+    """Return loss, accuracy, margin and calibration of P pairs from their scores (2·P,).
+
+    The scores of a pair are adjacent, that of the chosen response first; `losses` is (P,). An equal
+    score is half right. `ece` is `calibration_error`.
+    """
+    chosen, rejected = scores.double()[0::2], scores.double()[1::2]
+    margin = chosen - rejected
+    count = len(margin)
+    if not count:
+        return {}
+    values = {
+        "pair_loss": losses.double(),
+        "accuracy": 0.5 + 0.5 * margin.sign(),
+        "margin": margin,
+        "score_chosen": chosen,
+        "score_rejected": rejected,
+    }
+    means: Metrics = {
+        f"{prefix}/{name}": Mean(float(each.sum()), count) for name, each in values.items()
+    }
+    return means | {f"{prefix}/ece": Mean(calibration_error(margin) * count, count)}
+
+
+def calibration_error(margin: Tensor) -> float:
+    """Return the expected calibration error of P differences of scores (P,), 0 to 0.5.
+
+    The model prefers one response with confidence σ(|margin|), from 0.5 to 1. Pairs are put into
+    ten bins of confidence of equal width; the error is the mean over pairs of the difference of
+    confidence and share of right preferences of the bin (arXiv 1706.04599, eq. 3).
+    """
+    confidence = margin.abs().sigmoid()
+    right = 0.5 + 0.5 * margin.sign()
+    bins = ((confidence - 0.5) * 2 * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+    gaps = torch.zeros(NUM_BINS, dtype=torch.float64).index_add_(0, bins, confidence - right)
+    return float(gaps.abs().sum() / len(margin))

@@ -24,7 +24,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.distill import DistillAlgorithm, DistillParams
 from rlctl.runtime.batch import Ragged, Scored
-from rlctl.runtime.data.fields import text_field
+from rlctl.runtime.data.conversations import text_field
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import Metrics

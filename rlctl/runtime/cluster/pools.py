@@ -1,13 +1,16 @@
-"""Process pools of a run."""
+"""Process pools of a run, and the pool of this process alone: `--inline`, for debuggers."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rlctl.runtime.workers.dispatch import Worker
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.workers.dispatch import Arguments, Dispatch, Worker
+from rlctl.runtime.workers.process import Process
 from rlctl.runtime.workers.trace import TraceSpec
 
 if TYPE_CHECKING:
@@ -59,3 +62,52 @@ class Pools:
         """Return the nodes of each pool, by pool name."""
         nodes = {name: pool.nodes for name, pool in self.workers.items()}
         return nodes if self.engines is None else nodes | {self.engines.name: self.engines.nodes}
+
+
+class InlinePool(Pool):
+    """Pool without processes of its own: `spawn` returns the worker itself."""
+
+    def __init__(self, rank_info: RankInfo) -> None:
+        self.process = Process(rank_info)
+        self.process.join(self.process.address())
+
+    def spawn(self, role: str, worker: type[W], *args: object, **kwargs: object) -> W:
+        self.process.build(role, worker, *args, **kwargs)
+        return self.process.workers[role]
+
+    def start_trace(self, spec: TraceSpec, ranks: Sequence[int] | None) -> None:
+        if ranks is None or 0 in ranks:
+            self.process.start_trace(spec)
+
+    def write_trace(self, prefix: Path, ranks: Sequence[int] | None) -> list[Path]:
+        return [self.process.write_trace(prefix)] if ranks is None or 0 in ranks else []
+
+    @property
+    def nodes(self) -> list[str]:
+        """The name of this machine."""
+        return [socket.gethostname()]
+
+    def close(self) -> None:
+        """Close the workers and leave the process group."""
+        self.process.leave()
+
+
+class InlineTransport:
+    """Implements `Transport`: the only worker of a role, in this process."""
+
+    world_size = 1
+
+    def __init__(self, role: str, process: Process) -> None:
+        self.role = role
+        self.process = process
+
+    def send(
+        self, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """See `Transport`. One worker gets the whole batch in every mode."""
+        del mode
+        return self.process.call(self.role, method, args, kwargs)
+
+    def send_each(self, method: str, calls: Sequence[Arguments]) -> list[Any]:
+        """See `Transport`."""
+        return [self.process.call(self.role, method, *each) for each in calls]

@@ -13,9 +13,8 @@ import torch
 from rlctl.debugging import call_limit
 from rlctl.errors import UsageError
 from rlctl.recipes import schema
-from rlctl.runtime.cluster.inline import InlinePool, InlineTransport
 from rlctl.runtime.cluster.pool import PoolSpec, RayPool
-from rlctl.runtime.cluster.pools import Pool, W
+from rlctl.runtime.cluster.pools import InlinePool, InlineTransport, Pool, W
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.workers.dispatch import Worker, bind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import RlctlError
 from rlctl.runtime.batch import Prompts, Rollouts, Scores
-from rlctl.runtime.rewards.pool import RewardPool
+from rlctl.runtime.rewards.pool import RewardPool, Scoring
 from rlctl.runtime.rewards.report import RewardReport, RewardResult, exceeds
-from rlctl.runtime.rewards.scoring import Scoring
 from rlctl.tracking.clock import timed
 from rlctl.tracking.episodes import Episode
 
@@ -25,6 +24,7 @@ LOG = logging.getLogger(__name__)
 RULE = "rule"  # component: the score of the functions, if a model also scores
 
 
+@dataclass(eq=False)
 class RuleReward:
     """Implementation of `Reward` with functions of the decoded response.
 
@@ -32,18 +32,12 @@ class RuleReward:
     of a batch's responses whose calls fail.
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        pool: RewardPool,
-        max_failed_share: float = 1.0,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.pool = pool
-        self.max_failed_share = max_failed_share
-        self.first_error: str | None = None
-        self.has_succeeded = False  # for any response
-        self._early: tuple[Rollouts, Scoring] | None = None  # see `EarlyScoring`
+    tokenizer: PreTrainedTokenizerBase
+    pool: RewardPool
+    max_failed_share: float = 1.0
+    first_error: str | None = None
+    has_succeeded: bool = False  # for any response
+    _early: tuple[Rollouts, Scoring] | None = None  # see `EarlyScoring`
 
     def scored_rows(self, rollouts: Rollouts) -> Tensor:
         """Return a mask (B,) of the rows that functions or environments score."""

@@ -32,10 +32,9 @@ from rlctl.runtime.rollout.engine import (
 )
 from rlctl.runtime.rollout.fused import Passes
 from rlctl.runtime.rollout.graphs import Capturer, StaticDecoder, capturer_of
-from rlctl.runtime.rollout.parked import ParkedCaches
 from rlctl.runtime.rollout.recorded_rows import RecordedRows
 from rlctl.runtime.rollout.requests import Completion, Request
-from rlctl.runtime.rollout.rows import Finished, Part, parts_of, rows_of
+from rlctl.runtime.rollout.rows import Finished, ParkedCaches, Part, parts_of, rows_of
 from rlctl.runtime.rollout.running import RunningRows
 from rlctl.runtime.rollout.sampling_params import DEFAULT_ROWS
 

@@ -13,9 +13,14 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.recipes import schema
 from rlctl.runtime.agents.actor import AgentActor, ColocatedEngines, OnStates
 from rlctl.runtime.agents.build import episode_settings
-from rlctl.runtime.agents.overlap import NO_OVERLAP, OverlappedActor
 from rlctl.runtime.agents.schedule import TurnEngines
-from rlctl.runtime.agents.stream import SingleTurns, Stream, StreamedActor
+from rlctl.runtime.agents.stream import (
+    NO_OVERLAP,
+    OverlappedActor,
+    SingleTurns,
+    Stream,
+    StreamedActor,
+)
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rewards.role import RuleReward

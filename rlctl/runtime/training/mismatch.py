@@ -12,7 +12,7 @@ from rlctl.errors import RlctlError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.algorithms.divided import mean_probs_diff
-from rlctl.runtime.algorithms.rollout_mismatch import PROBS_DIFF
+from rlctl.runtime.algorithms.importance_weights import PROBS_DIFF
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Rollouts
 from rlctl.runtime.batch.stored import fetched
 from rlctl.runtime.roles import REFUSED, Actor, Weights

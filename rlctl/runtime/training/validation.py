@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.runtime.algorithms.pair_metrics import pair_metrics
+from rlctl.runtime.algorithms.pair_losses import pair_metrics
 from rlctl.runtime.batch import Rollouts, Scored
-from rlctl.runtime.data.conversations import Pairs
-from rlctl.runtime.data.fields import pair_texts
+from rlctl.runtime.data.conversations import Pairs, pair_texts
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.rewards.role import RULE
 from rlctl.runtime.roles import RewardModel, Roles

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlctl.runtime.model.sharding import trained_state
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.background import BackgroundWriter
-from rlctl.runtime.workers.quantized_state import without_subclasses
+from rlctl.runtime.workers.optimizer_mixins import without_subclasses
 from rlctl.runtime.workers.rng import rng_state, set_rng_state
 
 _NO_DIST_WARNING = "torch.distributed is disabled"  # expected: one rank has no process group

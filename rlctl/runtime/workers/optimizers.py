@@ -20,8 +20,7 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes import schema
 from rlctl.runtime.model.lanes import Lane
 from rlctl.runtime.model.sharding import local_part
-from rlctl.runtime.workers.quantized_state import Eager, RowBlocks
-from rlctl.runtime.workers.split_weights import SplitWeights
+from rlctl.runtime.workers.optimizer_mixins import Eager, RowBlocks, SplitWeights
 
 # Elements of a block of parameters whose state is on the device at a time (128 MiB in AdamW).
 BLOCK = 2**24

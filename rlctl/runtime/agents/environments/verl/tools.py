@@ -20,8 +20,7 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.mcp_tools import tools_of_servers
 from rlctl.runtime.agents.environments.protocol import Message, Step, ToolSchema
 from rlctl.runtime.agents.environments.tool import EpisodeInfo, Tool, ToolResult, accepted, as_text
-from rlctl.runtime.agents.environments.verl.base_classes import OpenAIFunctionToolSchema
-from rlctl.runtime.agents.environments.verl.imports import load_class
+from rlctl.runtime.agents.environments.verl.base_classes import OpenAIFunctionToolSchema, load_class
 from rlctl.runtime.agents.environments.wire import checked_number
 from rlctl.runtime.sandbox.calls import call
 

@@ -1,22 +1,25 @@
-"""Scores of reward functions for `rlctl reward test`; few of the responses are in memory."""
+"""Scores of stored responses for `rlctl reward test`; few of the responses are in memory.
+
+They are those of reward functions, or of a reward model alone, which also scores preference pairs.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rlctl.cli.console import notice, stderr
-from rlctl.cli.views.reward import print_scores
+from rlctl.cli.console import notice, print_json, stderr
+from rlctl.cli.views.samples import print_pairs, print_scores
 from rlctl.data_prep.rows import PromptRow, stream_rows
-from rlctl.errors import ConfigError, RlctlError, UsageError
+from rlctl.errors import ConfigError, NotFoundError, RlctlError, UsageError
 from rlctl.monitoring.text import plural
 
 if TYPE_CHECKING:
@@ -39,7 +42,6 @@ class _Totals:
     first_error: str | None = None
 
     def add(self, report: RewardReport) -> None:
-        self.count += len(report.results)
         self.score += sum(report.scores)
         self.num_errors += report.num_errors
         self.num_timeouts += report.num_timeouts
@@ -57,10 +59,14 @@ class _Totals:
             )
 
 
-def score_with_functions(config: Config, data: Path, responses: Path, as_json: bool) -> None:
+Scored = tuple[Sequence[PromptRow], Sequence[str], "RewardReport"]  # rows, their responses
+
+
+def print_function_scores(config: Config, data: Path, responses: Path, as_json: bool) -> None:
     """Score responses with the reward functions, with progress on a terminal, and print scores.
 
-    Raises ConfigError if the first calls, at least one per process, all time out.
+    Raises ConfigError if the first calls, at least one per process, all time out, and RlctlError if
+    more fail than a run accepts.
     """
     rows = partial(
         stream_rows,
@@ -76,20 +82,89 @@ def score_with_functions(config: Config, data: Path, responses: Path, as_json: b
     size = responses_per_row(num_rows, num_responses, responses)
     repeated = chain.from_iterable(repeat(row, size) for row in rows())
     pairs = zip(repeated, read_texts(responses), strict=True)
-    with tempfile.TemporaryFile("w+") as scores:
-        totals = _score(config, list(sources), pairs, (num_responses, size), (scores, as_json))
-        scores.seek(0)
+    scored = _score_with_functions(config, list(sources), pairs, num_responses, size)
+    _print_scores(scored, as_json).check(config.reward.max_failed_share)
+
+
+def print_model_scores(
+    config: Config, rows: list[PromptRow], texts: list[str], as_json: bool
+) -> None:
+    """Score a response to each of `rows` with the reward model, and print the scores."""
+    _print_scores([(rows, texts, _score_with_model(config, rows, texts))], as_json)
+
+
+def _print_scores(parts: Iterable[Scored], as_json: bool) -> _Totals:
+    """Print what `parts` have, after the last one."""
+    totals = _Totals()
+    with tempfile.TemporaryFile("w+") as entries:
+        for rows, texts, report in parts:
+            for row, text, result in zip(rows, texts, report.results, strict=True):
+                entry = {
+                    "answer": totals.count,
+                    "score": result.score,
+                    "components": result.components,
+                    "pred": result.pred,
+                    "error": result.error,
+                    "ground_truth": row.ground_truth,
+                    "response": text,
+                }
+                entries.write(json.dumps(entry, allow_nan=not as_json, default=str) + "\n")
+                totals.count += 1
+            totals.add(report)
+        entries.seek(0)
         if as_json:
-            _print_json(totals, scores)
-            totals.check(config.reward.max_failed_share)
-            return
-        while part := [json.loads(line) for line in islice(scores, _PART)]:
+            _print_json(totals, entries)
+            return totals
+        while part := [json.loads(line) for line in islice(entries, _PART)]:
             print_scores(part)
     notice(
         f"{plural(totals.count, 'response')}, mean score {totals.score / totals.count:.4g}, "
         f"{totals.num_errors} errors, {totals.num_timeouts} timeouts"
     )
-    totals.check(config.reward.max_failed_share)
+    return totals
+
+
+def print_pair_scores(config: Config, rows: Sequence[PromptRow], data: Path, as_json: bool) -> None:
+    """Score both responses of each pair with the reward model, and print the scores."""
+    if not config.reward.reward_model.enable:
+        raise UsageError(
+            "the responses are missing",
+            hint="--responses FILE; only a reward model (--model RUN|DIR) scores the pairs of rows",
+        )
+    from rlctl.runtime.data.conversations import pair_texts
+    from rlctl.runtime.evaluate import pair_summary
+
+    try:
+        texts = [text for row in rows for text in pair_texts(row, config.data)]
+    except ConfigError as error:
+        raise UsageError(
+            f"no responses are given, and {error.problems[0].message}",
+            where=str(data),
+            hint="--responses FILE, or rows of `rlctl prep preferences`",
+        ) from error
+    report = _score_with_model(config, [row for row in rows for _ in range(2)], texts)
+    pairs = [
+        {
+            "pair": index,
+            "chosen": chosen.score,
+            "rejected": rejected.score,
+            "error": chosen.error or rejected.error,
+            "chosen_response": texts[2 * index],
+            "rejected_response": texts[2 * index + 1],
+        }
+        for index, (chosen, rejected) in enumerate(
+            zip(report.results[::2], report.results[1::2], strict=True)
+        )
+    ]
+    summary = pair_summary(report)
+    if as_json:
+        print_json({**summary, "num_errors": report.num_errors, "pairs": pairs})
+        return
+    print_pairs(pairs)
+    notice(
+        f"{len(pairs)} pairs, accuracy {summary['accuracy']:.1%}, margin {summary['margin']:.4g}, "
+        f"calibration error {summary['ece']:.4g}, {report.num_errors} errors"
+    )
 
 
 def read_texts(path: Path) -> Iterator[str]:
@@ -123,49 +198,42 @@ def responses_per_row(num_rows: int, num_responses: int, file: Path) -> int:
     return num_responses // num_rows
 
 
-def _score(
+def _score_with_functions(
     config: Config,
     sources: Sequence[str],
     pairs: Iterator[tuple[PromptRow, str]],
-    sizes: tuple[int, int],
-    output: tuple[TextIO, bool],
-) -> _Totals:
-    """Score rows with responses, of which there are `sizes`: in all, and for a row.
-
-    Writes a line of JSON for each response to a file; the flag forbids NaN.
-    """
+    num_responses: int,
+    group_size: int,
+) -> Iterator[Scored]:
+    """Score rows with responses, `group_size` of each row, and yield them in parts."""
     from rlctl.runtime.rank_info import available_cores
 
-    (num_responses, group_size), (scores, strict), totals = sizes, output, _Totals()
     num_processes = min(num_responses, config.reward.num_processes or available_cores())
     first = min(num_responses, -(-num_processes // group_size) * group_size)
-    usual = max(1, _PART // group_size) * group_size
+    usual, count = max(1, _PART // group_size) * group_size, 0
     with (
         stderr().status("loading the reward functions") as status,
         _pool(config, sources, num_processes) as pool,
     ):
         status.update(f"scoring {plural(num_responses, 'response')}")
-        while part := list(islice(pairs, usual if totals.count else first)):
+        while part := list(islice(pairs, usual if count else first)):
             rows, texts = [row for row, _ in part], [text for _, text in part]
             report = pool.score(
                 rows,
                 texts,
-                lambda done, total, before=totals.count, size=len(part): status.update(
+                lambda done, total, before=count, size=len(part): status.update(
                     f"scored {before + done * size // max(total, 1)} of {num_responses} responses"
                 ),
                 [number // group_size for number in range(len(part))],
             )
-            if not totals.count and report.num_timeouts >= first:
+            if not count and report.num_timeouts >= first:
                 raise ConfigError(
                     f"the reward function exceeds its time limit on the first {first} "
                     f"responses: {report.first_error}",
                     hint="reward.timeout_s=N allows more time",
                 )
-            for number, (row, text) in enumerate(part):
-                entry = response_entry(totals.count + number, row, text, report, number)
-                scores.write(json.dumps(entry, allow_nan=not strict, default=str) + "\n")
-            totals.add(report)
-    return totals
+            count += len(part)
+            yield rows, texts, report
 
 
 def _pool(
@@ -183,20 +251,26 @@ def _pool(
     return judged_pool(config, sources, num_processes)
 
 
-def response_entry(
-    index: int, row: PromptRow, text: str, report: RewardReport, place: int
-) -> dict[str, Any]:
-    """Return what is printed of a response, whose result is at `place` in the report."""
-    result = report.results[place]
-    return {
-        "answer": index,
-        "score": result.score,
-        "components": result.components,
-        "pred": result.pred,
-        "error": result.error,
-        "ground_truth": row.ground_truth,
-        "response": text,
-    }
+def _score_with_model(config: Config, rows: list[PromptRow], texts: list[str]) -> RewardReport:
+    """Score all responses with the reward model, with progress on a terminal."""
+    from rlctl.runtime.evaluate import model_report
+    from rlctl.runtime.planning.evaluation import with_models  # imports torch
+
+    config = with_models(config)
+    path = config.reward.reward_model.model.path
+    if "/" not in path and not Path(path).expanduser().is_dir():
+        raise NotFoundError(
+            f"no run is named {path!r}, and no folder either",
+            where=str(Path(config.trainer.run_dir).resolve()),
+            hint="`rlctl runs` lists runs; a model on the hub is owner/name",
+        )
+    with stderr().status("loading the reward model") as status:
+        return model_report(
+            config,
+            rows,
+            texts,
+            lambda done: status.update(f"scored {done} of {len(rows)} responses"),
+        )
 
 
 def _print_json(totals: _Totals, scores: TextIO) -> None:
