@@ -259,13 +259,13 @@ def _number(value: float) -> float | int | None:
 def _plain(sample: dict[str, Any]) -> dict[str, Any]:
     components = {name: _number(value) for name, value in sample["components"].items()}
     plain = sample | {"score": _number(sample["score"]), "components": components}
-    return plain | {name: _finite(sample[name]) for name in ("ground_truth", "episode")}
+    return plain | {name: finite(sample[name]) for name in ("ground_truth", "episode")}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Replace NaN and infinities in nested data by None."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return _number(value) if isinstance(value, float) else value

@@ -12,7 +12,7 @@ import gc
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
@@ -52,31 +52,25 @@ class _Open:
     responses: list[Completion] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Schedule:
     """Passes the requests of coroutines, which ask by `generate` or `complete`, to `engines`.
 
-    `run` ends with its coroutines, `serve` when it is cancelled.
+    `run` ends with its coroutines, `serve` when it is cancelled. `on_progress` is called before
+    each exchange and each pause.
     """
 
-    def __init__(
-        self,
-        engines: TurnEngines,
-        *,
-        fixed: bool,
-        num_threads: int,
-        on_progress: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Build a schedule; `on_progress` is called before each exchange and each pause."""
-        self.engines = engines
-        self.on_progress = on_progress
-        self.fixed = fixed
-        self.num_threads = num_threads
-        self.busy_s = 0.0  # in which the engines had work
-        self._waiting: list[Request] = []
-        self._open: dict[int, _Open] = {}  # by key
-        self._cancelled: list[int] = []  # keys that engines still work on
-        self._num_running = 0
-        self._changed = asyncio.Event()
+    engines: TurnEngines
+    _: KW_ONLY
+    fixed: bool
+    num_threads: int
+    on_progress: Callable[[], object] = lambda: None
+    busy_s: float = 0.0  # in which the engines had work
+    _waiting: list[Request] = field(default_factory=list[Request])
+    _open: dict[int, _Open] = field(default_factory=dict[int, _Open])  # by key
+    _cancelled: list[int] = field(default_factory=list[int])  # keys that engines still work on
+    _num_running: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def generate(self, request: Request) -> Completion:
         """Return the only response of a request."""

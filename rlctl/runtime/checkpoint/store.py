@@ -23,6 +23,7 @@ from rlctl.files import by_step, put_in_place, step_name
 from rlctl.recipes import schema
 from rlctl.runs.provenance import installed_versions
 from rlctl.runtime.workers.background import WRITING, begin_writing
+from rlctl.tracking.jsonl import finite
 
 MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.yaml"
 # Folders of `stored_rollouts`, if any: of the next step, and of groups of later ones.
@@ -58,9 +59,9 @@ class ControllerState:
 
         Raises ValueError for another number that is not finite.
         """
-        state = asdict(self) | {"metrics": _finite_or_none(self.metrics)}
+        state = asdict(self) | {"metrics": finite(self.metrics)}
         if self.ahead is not None:
-            state["ahead"] = self.ahead | {"metrics": _finite_or_none(self.ahead["metrics"])}
+            state["ahead"] = self.ahead | {"metrics": finite(self.ahead["metrics"])}
         (folder / STATE).write_text(json.dumps(state, allow_nan=False) + "\n")
 
     @classmethod
@@ -76,13 +77,6 @@ class ControllerState:
             raise ConfigError(
                 f"not an rlctl checkpoint: {type(error).__name__}: {error}", where=str(folder)
             ) from error
-
-
-def _finite_or_none(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {
-        name: value if value is not None and math.isfinite(value) else None
-        for name, value in metrics.items()
-    }
 
 
 @dataclass(frozen=True)

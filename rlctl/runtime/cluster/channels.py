@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -34,28 +34,21 @@ def channel(
     return LinkChannel(engines, sync_id, rank_info, members, selection)
 
 
+@dataclass(eq=False)
 class StoreChannel:
     """Implements `WeightChannel` with Ray's object store: all engines read one copy of a bucket.
 
     `send` waits until the previous bucket was received, so the store holds only a few buckets.
     """
 
-    device = "cpu"
-
-    def __init__(
-        self,
-        engines: dict[int, Any],
-        sync_id: int,
-        rank_info: RankInfo,
-        selection: Selection = Selection.ALL,
-    ) -> None:
-        self.engines = engines
-        self.selection = selection
-        self.sync_id = sync_id
-        self.rank_info = rank_info
-        self.lost: dict[int, str] = {}  # reason by engine number
-        self.num_buckets = 0
-        self.in_flight: dict[ray.ObjectRef, int] = {}  # engine number by pending call
+    engines: dict[int, Any]
+    sync_id: int
+    rank_info: RankInfo
+    selection: Selection = Selection.ALL
+    lost: dict[int, str] = field(default_factory=dict[int, str])  # reason by engine number
+    num_buckets: int = 0
+    in_flight: dict[ray.ObjectRef, int] = field(default_factory=dict)  # engine number by call
+    device: str = "cpu"
 
     def send(self, bucket: Bucket) -> None:
         """See `WeightChannel`."""

@@ -7,6 +7,7 @@ call returns them as an object of its own, which the caller owns and does not re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from threading import Lock
 from typing import Any, Protocol
@@ -51,25 +52,19 @@ class StoredShard:
         return StoredShard, (self.stored,)
 
 
+@dataclass(eq=False)
 class GroupTransport:
     """Implements `Transport`: the workers of one role, one in each of `processes`."""
 
-    def __init__(
-        self,
-        role: str,
-        processes: Sequence[Any],
-        gather: Gather,
-        balanced: bool,
-        order: Lock,
-        ranks_per_row: int = 1,
-    ) -> None:
-        self.role = role
-        self.ranks_per_row = ranks_per_row
-        self.order = order  # of calls from several threads: equal in all processes of a pool
-        self.processes = processes
-        self.world_size = len(processes)
-        self.gather = gather
-        self.balanced = balanced  # split rows by compute cost
+    role: str
+    processes: Sequence[Any]
+    gather: Gather
+    balanced: bool  # split rows by compute cost
+    order: Lock  # of calls from several threads: equal in all processes of a pool
+    ranks_per_row: int = 1
+
+    def __post_init__(self) -> None:
+        self.world_size = len(self.processes)
         self.inline_bytes = _inline_bytes(self.world_size)
 
     def send(
