@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -17,9 +16,8 @@ from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model import causal_lm
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.sequences import Sequences
-from tests.architecture.source import ROOT
+from tests.interpreted import interpreted
 from tests.models import tiny_model
-from tests.processes import run_python
 
 pytestmark = pytest.mark.extra("triton")
 SHAPES = [(5, 7), (3, 4096), (4, 5000)]  # the last has two blocks
@@ -129,7 +127,4 @@ def overwrite() -> None:
 
 @pytest.mark.parametrize("check", [compare, train, overwrite], ids=lambda check: check.__name__)
 def test_interpreted(check: Callable[[], None]) -> None:
-    """Triton's own functions are compiled unless the variable is set before its import."""
-    code = f"from {__name__} import {check.__name__}; {check.__name__}()"
-    done = run_python("-c", code, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"})
-    assert done.returncode == 0, done.stderr
+    interpreted(check)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.entry_points import ROOT
 from rlctl.runtime.rollout.engine import random_streams
 from rlctl.runtime.rollout.requests import Decoding, Request
 from rlctl.runtime.rollout.vllm_engine.log_probs import report_full_log_probs
 from rlctl.runtime.rollout.vllm_engine.requests import vllm_params
+from tests.interpreted import interpreted
 
 pytestmark = [pytest.mark.extra("vllm"), pytest.mark.extra("triton"), pytest.mark.slow]
 
@@ -76,7 +73,7 @@ def draw(
 
 
 def observe() -> dict[str, Any]:
-    """Draw with several parameters, in a process whose Triton interprets kernels."""
+    """Draw with several parameters."""
     importing: Any = ModuleType("vllm.triton_utils.importing")
     importing.HAS_TRITON = True  # vLLM asks for a GPU
     importing.TritonPlaceholder = importing.TritonLanguagePlaceholder = object
@@ -112,14 +109,8 @@ def observe() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    file = tmp_path_factory.mktemp("draws") / "found"
-    code = "import sys, pickle; from tests.runtime.test_vllm_gpu_sampler import observe\n"
-    code += "open(sys.argv[1], 'wb').write(pickle.dumps(observe()))"
-    command = [sys.executable, "-c", code, str(file)]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    subprocess.run(command, check=True, env=environment, cwd=ROOT, timeout=600)
-    return pickle.loads(file.read_bytes())
+def found() -> dict[str, Any]:
+    return interpreted(observe)
 
 
 def test_tokens_depend_on_the_seed_and_the_position_of_their_row(found: dict[str, Any]) -> None:

@@ -7,7 +7,8 @@ rank keeps the responses to its own. In a separate pool with `rollout.mode=async
 of `generate` are batched.
 
 The hybrid engine follows HybridFlow, arXiv 2409.19256, section 5. The branches for CUDA are
-experimental: written against vLLM's sources, never run.
+experimental: written against vLLM's sources, tested with vLLM's worker for GPUs on a
+simulated one (tests/fake_gpu.py), never run on a GPU.
 """
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
