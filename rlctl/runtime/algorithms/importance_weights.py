@@ -220,7 +220,9 @@ def mismatch(tokens: SampledTokens) -> Metrics:
         "rollout_corr/chi2_seq": (2 * d_row).exp() - 1,
     }
     values = of_tokens | of_rows
-    sums = torch.stack([*(each.sum() for each in values.values()), diff.square().sum(), diff.max()])
+    sums = torch.stack(
+        [*(value.sum() for value in values.values()), diff.square().sum(), diff.max()]
+    )
     *totals, squares, largest = sums.tolist()  # waits for the device once
     counts = [n] * len(of_tokens) + [num_rows] * len(of_rows)
     metrics: Metrics = {

@@ -218,7 +218,7 @@ def pair_metrics(scores: Tensor, losses: Tensor, prefix: str) -> Metrics:
         "score_rejected": rejected,
     }
     means: Metrics = {
-        f"{prefix}/{name}": Mean(float(each.sum()), count) for name, each in values.items()
+        f"{prefix}/{name}": Mean(float(value.sum()), count) for name, value in values.items()
     }
     return means | {f"{prefix}/ece": Mean(calibration_error(margin) * count, count)}
 

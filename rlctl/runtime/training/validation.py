@@ -197,7 +197,7 @@ class PairValidator:
         metrics: dict[str, float] = {}
         sources = [row.data_source for row in self.prompts.rows]
         for source in dict.fromkeys(sources):
-            own = scores.view(-1, 2)[torch.tensor([each == source for each in sources])]
+            own = scores.view(-1, 2)[torch.tensor([name == source for name in sources])]
             losses = -torch.nn.functional.logsigmoid(own[:, 0] - own[:, 1])
             found = to_floats(pair_metrics(own.flatten(), losses, f"val-aux/{source}"))
             metrics[f"val-core/{source}/acc/mean@1"] = found.pop(f"val-aux/{source}/accuracy")

@@ -34,7 +34,7 @@ class RowBlocks(Optimizer):
         """Return the zeros that one moment of `p` (N, ...) starts from."""
         local = local_part(p.detach())
         whole = all(
-            each.dim() > 1 and each[0].numel() % self.block_size == 0 for each in (p, local)
+            tensor.dim() > 1 and tensor[0].numel() % self.block_size == 0 for tensor in (p, local)
         )
         if not whole or p.shape[0] < _FEWEST_ROWS:
             return torch.zeros_like(p)

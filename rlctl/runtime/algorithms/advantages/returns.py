@@ -131,7 +131,7 @@ def with_baseline(
     _, prompt = scored.group.unique_consecutive(return_inverse=True)  # (B,)
     failed = greedy.failed.clone()
     if greedy.episodes:
-        failed |= torch.tensor([each.failed for each in greedy.episodes])
+        failed |= torch.tensor([episode.failed for episode in greedy.episodes])
     failed = failed[prompt]
     return replace(
         scored,

@@ -7,8 +7,7 @@ rank keeps the responses to its own. In a separate pool with `rollout.mode=async
 of `generate` are batched.
 
 The hybrid engine follows HybridFlow, arXiv 2409.19256, section 5. The branches for CUDA are
-experimental: written against vLLM's sources, tested with vLLM's worker for GPUs on a
-simulated one (tests/fake_gpu.py), never run on a GPU.
+experimental: tested with vLLM's worker for GPUs on a simulated one, never run on a GPU.
 """
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
@@ -229,13 +228,13 @@ class VLLMEngine:
         dist.all_gather_object(requests, request, group=group.cpu_group)
         first = sum(len(request.seeds) for request in requests[: group.rank_in_group])
         prompts = Ragged(
-            torch.cat([prompts.prompt_ids.values for prompts in requests]),
-            torch.cat([prompts.prompt_ids.lengths for prompts in requests]),
+            torch.cat([request.prompt_ids.values for request in requests]),
+            torch.cat([request.prompt_ids.lengths for request in requests]),
         )
         return _Request(
             prompts,
-            torch.cat([prompts.max_tokens for prompts in requests]),
-            torch.cat([prompts.seeds for prompts in requests]),
+            torch.cat([request.max_tokens for request in requests]),
+            torch.cat([request.seeds for request in requests]),
         ), first
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
