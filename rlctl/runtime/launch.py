@@ -206,7 +206,7 @@ def _open_ray_pools(
             name,
             size,
             replace(_first_rank(plan), world_size=size, log_path=log_path),
-            trainer.timeouts.worker_start_s,
+            trainer.timeouts.worker_start(plan.devices.kind),
             call_limit(trainer.timeouts.call_s),
             trainer.balance_batch,
             trainer.placement.device_fraction,

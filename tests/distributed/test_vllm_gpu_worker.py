@@ -17,7 +17,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.vllm_engine.weights import model_runner
 from rlctl.runtime.workers.actor import ActorWorker
-from rlctl.runtime.workers.gpu_memory import sleeping_bytes
+from rlctl.runtime.workers.process_memory import sleeping_bytes
 from tests.distributed.ranks import rank_info
 from tests.distributed.test_vllm_actor import prompts, with_advantages
 from tests.fake_gpu import FakeGpu

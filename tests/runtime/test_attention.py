@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -193,6 +195,24 @@ def test_kernels_are_chosen_by_what_they_compute(monkeypatch: pytest.MonkeyPatch
     assert [choose_kernel(query, each) for each in limits] == ["dense"] + ["flex"] * 3
     monkeypatch.setattr(kernels, "has_varlen_kernel", lambda _: True)
     assert [choose_kernel(query, each) for each in limits] == ["varlen"] * 2 + ["flex"] * 2
+
+
+def test_float32_on_gpus_has_as_many_heads_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its kernels for CUDA fall back to one that needs scores of all pairs."""
+    query, key, value = (torch.randn(2, heads, 5, 8) for heads in (4, 2, 2))
+    expected = kernels.attend_dense(query, key, value, Reach(0.3), None)
+    heads: list[int] = []
+    attend = kernels.F.scaled_dot_product_attention
+
+    def recorded(*states: Tensor, **options: Any) -> Tensor:
+        heads.extend(each.shape[1] for each in states)
+        return attend(*states, **options)
+
+    monkeypatch.setattr(kernels.F, "scaled_dot_product_attention", recorded)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    found = kernels.attend_dense(query, key, value, Reach(0.3), None)
+    assert heads == [4, 4, 4]
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_window_that_the_config_does_not_have_is_refused() -> None:

@@ -40,6 +40,14 @@ def seven_b(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def write_32b(folder: Path) -> Path:
+    """Write only the config.json of a model of 32 billion parameters."""
+    sizes = {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64}
+    heads = {"num_attention_heads": 40, "num_key_value_heads": 8, "layer_types": None}
+    Qwen2Config(**SEVEN_B.to_dict() | sizes | heads).save_pretrained(folder)
+    return folder
+
+
 def search(model: Path | str, device: str, *overrides: str, verb: str = "grpo") -> Search:
     given = [f"actor_rollout_ref.model.path={model}", "data.train_files=[quickstart]", *overrides]
     recipe = compose(f"{verb}_trainer", given)
@@ -78,11 +86,7 @@ def test_the_overrides_compose_to_the_same_estimate(seven_b: Path, on_h100: Sear
 
 def test_vllm_of_32_billion_parameters_is_divided_over_ranks(tmp_path: Path) -> None:
     """61 GiB of weights fit no share of a GPU that also has the trainer's state."""
-    sizes = {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64}
-    heads = {"num_attention_heads": 40, "num_key_value_heads": 8}
-    changed = SEVEN_B.to_dict() | sizes | heads | {"layer_types": None}
-    Qwen2Config(**changed).save_pretrained(tmp_path)
-    wanted = search(tmp_path, "A100", "data.max_response_length=3072")
+    wanted = search(write_32b(tmp_path), "A100", "data.max_response_length=3072")
     fit = wanted.best(Mesh(1, 8))
     assert fit.rows > 0
     assert fit.cached >= 32
@@ -95,6 +99,22 @@ def test_vllm_of_32_billion_parameters_is_divided_over_ranks(tmp_path: Path) -> 
     whole = search(tmp_path, "A100", "data.max_response_length=3072", one).best(Mesh(1, 8))
     assert 0 < whole.cached < 32
     assert "offload" in whole.savings
+
+
+def test_nodes_share_one_copy_before_anything_is_offloaded(seven_b: Path, tmp_path: Path) -> None:
+    response = "data.max_response_length=3072"
+    large = search(write_32b(tmp_path), "H100", response).best(Mesh(4, 8))
+    assert large.rows > 0
+    assert large.mesh.fsdp_size == -1
+    assert "offload" not in large.savings
+    small = search(seven_b, "H100", response).best(Mesh(2, 8))
+    assert small.mesh.fsdp_size == 8, "a copy on each node fits as well"
+
+
+def test_gpus_without_bfloat16_are_planned_in_float32(seven_b: Path) -> None:
+    old, new = (search(seven_b, name, "trainer.nnodes=1") for name in ("T4", "L4"))
+    kinds = [each._devices(Mesh(1, 1)).has_bf16 for each in (old, new)]
+    assert kinds == [False, True]
 
 
 def test_settings_of_the_user_stay(seven_b: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,13 +13,15 @@ from rlctl.errors import MissingExtraError, ResourceError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.cluster import gpus
+from rlctl.runtime.cluster import gpus, pool
 from rlctl.runtime.cluster.gpus import ClusterGpus, NodeGpus
+from rlctl.runtime.cluster.pool import PoolSpec, RayPool
 from rlctl.runtime.cluster.session import _options
 from rlctl.runtime.planning import devices
 from rlctl.runtime.planning.capacity import memory_of
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.placement import check_placement
+from rlctl.runtime.planning.role_memory import plan_memory
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout import auto
 from rlctl.runtime.rollout.engine import EngineSpec
@@ -177,9 +180,30 @@ def test_a_driver_without_a_gpu_plans_for_those_of_the_cluster(
     nodes = [NodeGpus("10.0.0.1", "2.13.0", "13.0", (f"GPU, {n} MiB, 9.0, 580.1",)) for n in (9, 8)]
     found = Devices.from_config(trainer, ClusterGpus(8, None, tuple(nodes)))
     assert memory_of(found, 8) == 8 * 2**20
+    assert found.has_bf16
     nine = compose("ppo", ["trainer.device=cuda", "trainer.n_gpus_per_node=9"]).config.trainer
     with pytest.raises(ResourceError, match="each node of the cluster has 8 GPUs"):
         Devices.from_config(nine, ClusterGpus(8, "H100"))
+
+
+def test_gpus_elsewhere_without_bfloat16_are_planned_in_float32(tmp_path: Path) -> None:
+    model = f"actor_rollout_ref.model.path={write_tiny_model(tmp_path)}"
+    config = compose("ppo", ["trainer.device=cuda", model]).config
+    old = NodeGpus("10.0.0.1", "2.13.0", "13.0", ("Tesla T4, 15360 MiB, 7.5, 580.1",))
+    new = NodeGpus("10.0.0.2", "2.13.0", "13.0", ("NVIDIA A10, 23028 MiB, 8.6, 580.1",))
+    sizes = []
+    for nodes in ((new,), (new, old)):
+        found = Devices.from_config(config.trainer, ClusterGpus(1, None, nodes))
+        plan = plan_memory(config, found, {"main": 1}, Needs.ENGINE)
+        sizes.append(plan.roles[0].storage.compute)
+    assert sizes == [2, 4]  # bytes
+
+
+def test_engines_on_gpus_have_time_to_compile() -> None:
+    timeouts = compose("ppo").config.trainer.timeouts
+    assert timeouts.worker_start("cpu") == 300 < timeouts.worker_start("cuda")
+    given = compose("ppo", ["trainer.timeouts.worker_start_s=7"]).config.trainer.timeouts
+    assert given.worker_start("cuda") == 7
 
 
 @pytest.mark.parametrize(
@@ -203,6 +227,27 @@ def test_an_old_driver_of_this_machine_is_refused(monkeypatch: pytest.MonkeyPatc
     trainer = compose("ppo", ["trainer.device=cuda"]).config.trainer
     with pytest.raises(ResourceError, match=r"GPUs of this machine: .*needs driver 580"):
         Devices.from_config(trainer)
+
+
+def test_ranks_meet_at_the_address_that_ray_has_of_the_first_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The name of a host is often 127.0.1.1, where no other node finds it."""
+    joined: list[str] = []
+
+    class Process:
+        address = SimpleNamespace(remote=lambda host: f"{host}:7000")
+        join = SimpleNamespace(remote=joined.append)
+
+    nodes = ["10.0.0.5 0a", "10.0.0.6 0b"]
+    replaced = {"reserve": lambda _: None, "nodes_of": lambda _: nodes}
+    for name, function in replaced.items():
+        monkeypatch.setattr(pool, name, function)
+    monkeypatch.setattr(RayPool, "_start", lambda *_: Process())
+    monkeypatch.setattr(RayPool, "_gather", lambda _, results, *__: results)
+    monkeypatch.setattr(RayPool, "_relayed", lambda _: [])
+    RayPool(PoolSpec("main", 4, replace(GPU, world_size=4), 1.0, 1.0, False, 1.0, (2, 2)))
+    assert joined == ["10.0.0.5:7000"] * 4
 
 
 def test_auto_says_why_it_does_not_use_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

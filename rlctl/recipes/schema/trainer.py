@@ -72,8 +72,9 @@ class Timeouts(Section):
     """Timeouts of processes, in seconds."""
 
     ray_start_s: PositiveFloat = Field(description="timeout of Ray's start, in seconds")
-    worker_start_s: PositiveFloat = Field(
-        description="timeout of the workers' start including model loading, in seconds"
+    worker_start_s: PositiveFloat | None = Field(
+        description="timeout of the workers' start including model loading, in seconds; null = "
+        "300 on CPUs, and 1,200 on GPUs, where engines compile"
     )
     rollout_restart_s: Annotated[PositiveFloat, NO_ENGINE_POOL] = Field(
         description="timeout of an engine restart if a rollout pool has none left, in seconds"
@@ -85,6 +86,10 @@ class Timeouts(Section):
     mirror_s: Annotated[PositiveFloat, UnusedIf({"trainer.mirror": None})] = Field(
         description="timeout of the last copy to trainer.mirror, in seconds"
     )
+
+    def worker_start(self, device: str) -> float:
+        """Return the timeout of the start of workers on a "cpu" or "cuda" device, in seconds."""
+        return self.worker_start_s or (1200.0 if device == "cuda" else 300.0)
 
 
 class Alarms(Section):

@@ -35,6 +35,12 @@ class ClusterGpus:
     nodes: tuple[NodeGpus, ...] = ()  # those that named theirs
 
     @property
+    def has_bf16(self) -> bool:
+        """False if a GPU has no bfloat16, which needs capability 8.0."""
+        found = (re.search(r" MiB, ([\d.]+)", gpu) for node in self.nodes for gpu in node.gpus)
+        return all(float(capability[1]) >= 8 for capability in found if capability)
+
+    @property
     def memory(self) -> int | None:
         """Bytes of the smallest GPU; None if they are unknown."""
         sizes = (re.search(r", (\d+) MiB,", gpu) for node in self.nodes for gpu in node.gpus)

@@ -152,18 +152,20 @@ def with_local_path(model: schema.Model) -> schema.Model:
     return model.model_copy(update={"path": local(model.path)})
 
 
-def compute_dtype(model: schema.Model, device: str) -> torch.dtype:
+def compute_dtype(model: schema.Model, device: str, has_bf16: bool | None = None) -> torch.dtype:
     """Return the dtype of passes: `model.dtype`.
 
     `auto` is bfloat16 on a GPU that computes in it, else float32: float16 would need loss scaling.
+    `has_bf16` says it of GPUs elsewhere; None: ask those of this machine, if any.
     """
     if model.dtype != "auto":
         return _DTYPES[model.dtype]
     if device != "cuda":
         return torch.float32
-    # Without a GPU, this is the driver of a run on other nodes, whose GPUs are not known.
-    native = torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if native or not torch.cuda.is_available() else torch.float32
+    if has_bf16 is None:
+        here = torch.cuda.is_available()
+        has_bf16 = not here or torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if has_bf16 else torch.float32
 
 
 def master_dtype(fsdp: schema.FSDP) -> torch.dtype:

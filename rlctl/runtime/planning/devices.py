@@ -34,6 +34,7 @@ class Devices:
     num_nodes: int
     per_node: int
     memory: int | None = None  # bytes of a GPU; None if they are unknown, and on a CPU
+    has_bf16: bool | None = None  # of GPUs elsewhere: see `compute_dtype`
 
     @property
     def total(self) -> int:
@@ -69,7 +70,8 @@ class Devices:
                 hint=works,
                 fix=(works.partition("=")[0], works),
             )
-        return cls(kind, trainer.nnodes, per_node, _memory(gpus) if kind == "cuda" else None)
+        memory = _memory(gpus) if kind == "cuda" else None
+        return cls(kind, trainer.nnodes, per_node, memory, gpus and gpus.has_bf16)
 
 
 def _check_builds(gpus: ClusterGpus | None) -> None:

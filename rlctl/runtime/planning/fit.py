@@ -94,10 +94,11 @@ class Search:
         """
         found: list[Fit] = []
         for num_cached in (_FEWEST_SEQUENCES, 1):
-            for fsdp_size in (mesh.per_node, -1) if mesh.nodes > 1 else (-1,):
-                sharded = Mesh(mesh.nodes, mesh.per_node, fsdp_size)
-                for savings in _SAVINGS:
-                    given = {"savings": savings.split(", "), **(extra or {})}
+            for savings in _SAVINGS:
+                given = {"savings": savings.split(", "), **(extra or {})}
+                # Shards on all nodes cost less than copies to the host.
+                for fsdp_size in (mesh.per_node, -1) if mesh.nodes > 1 else (-1,):
+                    sharded = Mesh(mesh.nodes, mesh.per_node, fsdp_size)
                     fit = self._largest(sharded, savings, given, num_cached)
                     found.append(fit)
                     if fit.reason or (fit.rows and fit.rows >= self._enough(mesh)):
@@ -227,7 +228,7 @@ class Search:
 
     def _devices(self, mesh: Mesh) -> Devices:
         memory = self.device.memory if self.device.kind == "cuda" else None
-        return Devices(self.device.kind, mesh.nodes, mesh.per_node, memory)
+        return Devices(self.device.kind, mesh.nodes, mesh.per_node, memory, self.device.has_bf16)
 
     def _plan(self, config: schema.Config, mesh: Mesh) -> MemoryPlan:
         needs, devices = self.algorithm.needs, self._devices(mesh)

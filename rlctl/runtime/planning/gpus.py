@@ -40,6 +40,7 @@ GPUS = {
     "GH200": 97871,
     "B200": 183359,
 }
+_WITHOUT_BF16 = {"T4", "V100", "V100-16GB"}
 _SIZE = re.compile(r"([\d.]+)\s*(GiB|GB|G|MiB|MB|M|TB|TiB)?", re.IGNORECASE)
 _UNITS = {"gib": 2**30, "gb": 10**9, "g": 2**30, "mib": MIB, "mb": 10**6, "m": MIB}
 _UNITS |= {"tb": 10**12, "tib": 2**40}
@@ -52,6 +53,11 @@ class Device:
     name: str
     kind: Literal["cpu", "cuda"]
     memory: int
+
+    @property
+    def has_bf16(self) -> bool | None:
+        """True if it computes in bfloat16; None for another device than those of the table."""
+        return self.name not in _WITHOUT_BF16 if self.name in GPUS else None
 
 
 def find_device(name: str, memory: str | None = None) -> Device:

@@ -88,7 +88,7 @@ def plan_memory(
     for role, name, model in _models(config, needs, references or {}):
         pool = role.pool(config.trainer.placement)
         assert pool is not None, f"the role {role.name} is built, so it has a pool"
-        storage = _storage(role, config, devices.kind, ranks[pool])
+        storage = _storage(role, config, devices, ranks[pool])
         memory: RoleMemory | None = None
         try:
             size = (size_of or read_size)(model, role)
@@ -153,13 +153,14 @@ def _models(
         yield REFERENCE, f"{REFERENCE.name} {name}", model
 
 
-def _storage(role: Role, config: schema.Config, device: str, num_ranks: int) -> Storage:
+def _storage(role: Role, config: schema.Config, devices: Devices, num_ranks: int) -> Storage:
     """Return how the model of `role` is stored on each of `num_ranks` devices."""
-    compute, fsdp = compute_dtype(role.model(config), device), role.fsdp(config)
+    compute = compute_dtype(role.model(config), devices.kind, devices.has_bf16)
+    fsdp = role.fsdp(config)
     if fsdp is None:
         return Storage.unsharded(compute)
     master = master_dtype(fsdp) if role.learns else compute
-    return Storage.from_config(master, compute, num_ranks, fsdp, device)
+    return Storage.from_config(master, compute, num_ranks, fsdp, devices.kind)
 
 
 def _work(

@@ -89,7 +89,7 @@ def check_adapters(config: schema.Config, devices: Devices | None, needs: Flag) 
         fsdp = config.actor_rollout_ref.actor.fsdp_config
         pool = ACTOR.pool(config.trainer.placement) or ""
         num_ranks = pool_sizes(config, devices, needs)[pool]
-        compute = compute_dtype(ACTOR.model(config), devices.kind)
+        compute = compute_dtype(ACTOR.model(config), devices.kind, devices.has_bf16)
         check_unsharded(num_ranks, master_dtype(fsdp), compute)
 
 

@@ -6,8 +6,8 @@ t, t consecutive ranks share an engine: it samples the prompts of all t ranks to
 rank keeps the responses to its own. In a separate pool with `rollout.mode=async`, concurrent calls
 of `generate` are batched.
 
-The hybrid engine follows HybridFlow, arXiv 2409.19256, section 5. The branches for CUDA are
-experimental: tested with vLLM's worker for GPUs on a simulated one, never run on a GPU.
+The hybrid engine follows HybridFlow, arXiv 2409.19256, section 5. The branches for CUDA have run
+with vLLM's worker for GPUs on a simulated one (tests/fake_gpu.py), and never on a GPU.
 """
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
