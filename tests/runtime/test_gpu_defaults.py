@@ -12,7 +12,8 @@ import torch
 from torch.distributed.checkpoint.staging import DefaultStager
 
 from rlctl.recipes.compose import compose
-from rlctl.runtime.model import compiled, kernels
+from rlctl.runtime.model import causal_lm, compiled, kernels
+from rlctl.runtime.model.causal_lm import has_score_kernel
 from rlctl.runtime.model.compiled import compiles_by_default, enable_compiler
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
@@ -52,6 +53,18 @@ def test_dense_layers_are_compiled_on_gpus(
     assert compiles_by_default(tiny_model(), *given) is expected
     assert ("torch.compile needs a C compiler" in caplog.text) is (missing is not None)
     assert not compiles_by_default(mixture_model("mixtral"), *given)
+
+
+def test_logits_are_scored_by_a_kernel_that_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.zeros(2, 3)
+    assert not has_score_kernel(logits)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    for missing in (None, "a C compiler"):
+        monkeypatch.setattr(causal_lm, "missing_for_compiler", lambda _, missing=missing: missing)
+        causal_lm._builds_kernels.cache_clear()
+        assert has_score_kernel(logits) is (missing is None)
+    causal_lm._builds_kernels.cache_clear()
+    assert not has_score_kernel(torch.zeros(3, 2).T)
 
 
 def test_compiled_code_is_kept_where_it_can_be_written(

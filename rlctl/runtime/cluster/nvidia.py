@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 
+_TIMEOUT_S = 45  # eight GPUs that no process keeps initialized take more than ten seconds
+
 
 def visible_gpus() -> list[str]:
     """Return name, memory, capability and driver of each GPU; empty without a working driver."""
@@ -14,7 +16,9 @@ def visible_gpus() -> list[str]:
     fields = "name,memory.total,compute_cap,driver_version"
     query = [tool, f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(
+            query, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     return (

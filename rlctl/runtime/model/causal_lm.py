@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from rlctl.runtime.model.kernels import missing_for_compiler
 from rlctl.runtime.model.routing import RoutedTokens
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.sequences import Sequences
@@ -42,10 +43,15 @@ class PolicyOutputs(NamedTuple):
     candidate_log_probs: Tensor | None = None  # (T, K)
 
 
+@cache
+def _builds_kernels() -> bool:
+    return missing_for_compiler("cuda") is None
+
+
 def has_score_kernel(logits: Tensor) -> bool:
-    """Return True if a kernel can read `logits` (T, V), and Triton is installed."""
+    """Return True if a kernel can read `logits` (T, V), and Triton can build it."""
     readable = logits.is_cuda and logits.element_size() <= 4 and logits.is_contiguous()
-    return readable and find_spec("triton") is not None
+    return readable and _builds_kernels()
 
 
 def run_backbone(backbone: nn.Module, sequences: Sequences) -> BaseModelOutput:

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import sysconfig
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from transformers import PreTrainedModel
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.model.attention import Packing, leave_out_of_graphs
+from rlctl.runtime.model.kernels import missing_for_compiler
 from rlctl.runtime.model.mixers import contains_mixer
 from rlctl.runtime.model.routing import num_experts
 from rlctl.runtime.model.sharding import decoder_layers
@@ -94,20 +92,6 @@ def _for_packed_rows(plain: Callable[..., Any], compiled: Callable[..., Any]) ->
         return (compiled if packed else plain)(*args, **kwargs)
 
     return forward
-
-
-def missing_for_compiler(device: str) -> str | None:
-    """Return what `torch.compile` needs for `device` and this machine lacks, if anything."""
-    name, variable = ("C", "CC") if device == "cuda" else ("C++", "CXX")
-    names = ("gcc", "clang", "cc") if device == "cuda" else ("g++",)
-    given = os.environ.get(variable)
-    if not any(shutil.which(name) for name in ([given] if given else names)):
-        return f"a {name} compiler, and there is no {given or ' or '.join(names)}"
-    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        return f"Python.h, which {sysconfig.get_path('include')} does not have"
-    if device == "cuda" and find_spec("triton") is None:
-        return "triton, which is not installed"
-    return None
 
 
 def check_compiler(device: str) -> None:

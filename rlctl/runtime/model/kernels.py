@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -74,6 +78,23 @@ def has_varlen_kernel(query: Tensor) -> bool:
     ):
         return False
     return torch.cuda.get_device_capability(query.device) >= (8, 0)
+
+
+def missing_for_compiler(device: str) -> str | None:
+    """Return what `torch.compile` needs for `device` and this machine lacks, if anything.
+
+    Triton needs the same for its own kernels.
+    """
+    name, variable = ("C", "CC") if device == "cuda" else ("C++", "CXX")
+    names = ("gcc", "clang", "cc") if device == "cuda" else ("g++",)
+    given = os.environ.get(variable)
+    if not any(shutil.which(each) for each in ([given] if given else names)):
+        return f"a {name} compiler, and there is no {given or ' or '.join(names)}"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return f"Python.h, which {sysconfig.get_path('include')} does not have"
+    if device == "cuda" and find_spec("triton") is None:
+        return "triton, which is not installed"
+    return None
 
 
 def use_flash_attention_3() -> bool:
