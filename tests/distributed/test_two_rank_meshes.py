@@ -15,6 +15,7 @@ from torch import Tensor
 from rlctl.runtime.rank_info import RankInfo
 from tests.distributed.meshes import (
     EAGER,
+    LORA,
     Case,
     check_gradients,
     gradients_of,
@@ -24,6 +25,8 @@ from tests.distributed.meshes import (
 )
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.distributed.test_gradient import gradient
+from tests.miniatures import miniature
+from tests.models import tiny_tokenizer
 
 OFFLOAD = "actor_rollout_ref.actor.fsdp_config.offload_policy=true"  # no-op on CPUs
 CASES = (
@@ -31,6 +34,9 @@ CASES = (
     Case("actor", mesh(tensor=2)),
     Case("actor", (*mesh(sequence=2), OFFLOAD)),
     Case("actor", mesh(experts=2), model="qwen3_moe", settings=EAGER),
+    Case("actor", (), model="qwen3_5_text"),
+    Case("actor", (), model="qwen3_5_text", settings=LORA),
+    Case("actor", (), model="bloom"),  # padded rows: ranks call the decoder equally often
 )
 
 
@@ -56,6 +62,9 @@ def on_two_ranks(where: RankInfo, models: Path) -> tuple[list[Any], tuple[Tensor
 def test_two_ranks_do_not_change_the_gradient(tmp_path: Path) -> None:
     """Ranks that split the model, and replicas, which add their gradients once per block."""
     models = write_models(tmp_path, ["qwen3_moe"])
+    for kind in ("qwen3_5_text", "bloom"):
+        tiny_tokenizer().save_pretrained(models / kind)
+        miniature(kind, models / kind, vocab_size=264).save_pretrained(models / kind)
     ranks = on_ranks(2, on_two_ranks, models)
     check_gradients([divided for divided, _ in ranks], models, CASES)
     num_blocks = 3  # two layers, and the parameters outside them

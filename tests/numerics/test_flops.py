@@ -40,7 +40,9 @@ def test_golden(config: object, lengths: list[int], tera: float) -> None:
     assert shape.training_flops(lengths) / 1e12 == pytest.approx(tera, rel=1e-14)
 
 
-@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt2"])
+@pytest.mark.parametrize(
+    "model_type", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt2", "qwen3_5", "mamba2"]
+)
 def test_unsupported_architectures_have_no_shape(model_type: str) -> None:
     assert DecoderShape.from_config(AutoConfig.for_model(model_type)) is None
 

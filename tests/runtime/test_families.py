@@ -190,8 +190,9 @@ def test_the_engine_refuses_states_that_it_cannot_keep() -> None:
     model = miniature("minimax")
     use_rlctl_attention(model)
     check_packing(PolicyModel(model, 1.0))
-    with pytest.raises(ConfigError, match="does not keep the states of models of type minimax"):
-        HFEngine(model, 3)
+    sampling = SamplingParams(1.0, 1.0, -1, (), torch.tensor([4]), 7, 1)
+    with pytest.raises(ConfigError, match="engine hf cannot decode models of type minimax"):
+        HFEngine(model, 3).generate(rows(5), sampling)
 
 
 def test_the_engine_samples_from_the_model(model: PreTrainedModel) -> None:

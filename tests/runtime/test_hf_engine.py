@@ -13,8 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
-from rlctl.runtime.model.attention import Packing
+from rlctl.runtime.model.attention import Packing, use_rlctl_attention
 from rlctl.runtime.rollout import running
+from rlctl.runtime.rollout.decode_check import check_decoding
+from rlctl.runtime.rollout.fused import Passes
 from rlctl.runtime.rollout.hf import HFEngine
 from tests.generation import prompts, sampling
 from tests.models import tiny_model
@@ -43,6 +45,8 @@ def test_waves_match_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 def tokens_seen() -> Callable[[PreTrainedModel], list[int]]:
     def watch(model: PreTrainedModel) -> list[int]:
         seen: list[int] = []
+        use_rlctl_attention(model)
+        check_decoding(Passes(model))  # a model is checked once
         model.get_input_embeddings().register_forward_hook(
             lambda _, inputs, __: seen.append(inputs[0].numel())
         )

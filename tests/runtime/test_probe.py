@@ -17,15 +17,16 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.sft import SFT
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.model import attention, causal_lm
+from rlctl.runtime.model import attention, causal_lm, padded_rows
 from rlctl.runtime.model.attention import Packing, use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
-from rlctl.runtime.model.probe import check_packing
+from rlctl.runtime.model.padded_rows import has_padded_rows, use_padded_rows
+from rlctl.runtime.model.probe import check_model, check_packing
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.base import ModelWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
-from rlctl.runtime.workers.dispatch import Worker
 from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
 from tests.distributed.ranks import rank_info
 from tests.models import TINY, tiny_model, write_tiny_model
@@ -62,17 +63,15 @@ RIGHT: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 16,
     },
 }
-# Refused by class or config, before weights are loaded.
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "bloom": ({"n_layer": 2, "n_head": 4}, "attention of its own"),
-    "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2}, "attention of its own"),
-    "gptj": ({"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8}, "attention of its own"),
-    "falcon": ({"alibi": True}, "attention of its own"),
-    "rwkv": ({"attention_hidden_size": 32}, "recurrent layers"),
-    "recurrent_gemma": ({"lru_width": 32, "sliding_window": None}, "recurrent layers"),
-    "bert": ({}, "no causal language model"),
+# Models that class or config shows to need padded rows.
+PADDED: dict[str, dict[str, Any]] = {
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
+    "gptj": {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8},
+    "falcon": {"alibi": True},
+    "rwkv": {"attention_hidden_size": 32},
 }
-# Refused by the probe: nothing in config or class tells.
+# Models that only the probe shows to need them: they do not use the interface.
 CAUGHT = ("stablelm", "nemotron", "doge")
 
 
@@ -134,26 +133,48 @@ def test_log_probs_are_those_of_the_whole_model(kind: str, monkeypatch: pytest.M
     torch.testing.assert_close(again, gradient, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_models_that_cannot_be_packed_are_refused_by_their_class(kind: str) -> None:
-    settings, reason = REFUSED[kind]
-    with pytest.raises(ConfigError, match=reason):
-        use_rlctl_attention(miniature(kind, **settings))
+def test_models_that_are_not_causal_are_refused_by_their_class() -> None:
+    with pytest.raises(ConfigError, match="bert is no causal language model"):
+        use_rlctl_attention(miniature("bert"))
+
+
+@pytest.mark.parametrize("kind", PADDED)
+def test_models_that_cannot_be_packed_are_padded(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    padded_rows._warn.cache_clear()
+    model = miniature(kind, **PADDED[kind])
+    expected = row_by_row(model, rows())
+    policy = PolicyModel(prepared(model), 1.0)
+    assert has_padded_rows(prepared(model))  # also the second time
+    found = policy(packed(rows())).log_probs
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert f"models of type {kind} take the slow path, because" in caplog.text
 
 
 @pytest.mark.parametrize("kind", CAUGHT)
-def test_probe_refuses_models_that_do_not_use_the_interface(kind: str) -> None:
+def test_probe_pads_models_that_do_not_use_the_interface(kind: str) -> None:
+    policy = PolicyModel(prepared(miniature(kind)), 1.0)
     with pytest.raises(ConfigError, match=f"models of type {kind} .* without `packing`"):
-        check_packing(PolicyModel(prepared(miniature(kind)), 1.0))
+        check_packing(policy)
+    check_model(policy, None)
+    assert has_padded_rows(policy.hf)
+
+
+def test_probe_refuses_padded_rows_of_models_that_are_not_causal() -> None:
+    hf = miniature("bert")
+    use_padded_rows(hf, "of this test")
+    with pytest.raises(ConfigError, match=r"models of type bert .* computed wrongly"):
+        check_model(PolicyModel(hf, 1.0), None)
 
 
 @pytest.mark.parametrize("kind", ["bloom", "mpt", "rwkv"])
 def test_probe_refuses_wrong_log_probs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models that the class does not give away."""
-    monkeypatch.setattr(attention, "_structural_problems", lambda _: [])
+    monkeypatch.setattr(attention, "use_padded_rows", lambda *_: None)
     numbers = rf"models of type {kind} .* a log-prob is -[\d.]+ instead of -[\d.]+ \(difference"
     with pytest.raises(ConfigError, match=numbers) as raised:
-        check_packing(PolicyModel(prepared(miniature(kind, **REFUSED[kind][0])), 1.0))
+        check_packing(PolicyModel(prepared(miniature(kind, **PADDED[kind])), 1.0))
     assert raised.value.exit_code == 3
 
 
@@ -167,7 +188,7 @@ def test_probe_refuses_a_leak_in_any_precision(
     nn.Module.to(hf, dtype=dtype)
     model = PolicyModel(hf, 0.7) if kind == "policy" else ValueModel(hf)
     check_packing(model)
-    whole = Packing.from_lengths(torch.tensor([7 + 16 + 4]), "cpu")
+    whole = Packing.from_lengths(torch.tensor([7 + 36 + 4]), "cpu")
     monkeypatch.setattr(Packing, "attend", partial(Packing.attend, whole))
     with pytest.raises(ConfigError, match="computed wrongly on packed rows"):
         check_packing(model)
@@ -187,7 +208,7 @@ def test_probe_changes_nothing() -> None:
 @pytest.fixture
 def leak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the rows of the probe attend to the rows before them."""
-    whole = Packing.from_lengths(torch.tensor([7 + 16 + 4]), "cpu")
+    whole = Packing.from_lengths(torch.tensor([7 + 36 + 4]), "cpu")
     monkeypatch.setattr(Packing, "attend", partial(Packing.attend, whole))
 
 
@@ -215,7 +236,7 @@ def critic(folder: Path) -> CriticWorker:
     return CriticWorker(rank_info(), CriticSpec(given.critic, algorithm, seed=0))
 
 
-WORKERS: dict[str, Callable[[Path], Worker]] = {
+WORKERS: dict[str, Callable[[Path], ModelWorker]] = {
     "ppo": lambda folder: actor(folder, "ppo", PPO),
     "sft": lambda folder: actor(folder, "sft", SFT),
     "reference": reference,
@@ -225,9 +246,8 @@ WORKERS: dict[str, Callable[[Path], Worker]] = {
 
 @pytest.mark.parametrize("build", WORKERS.values(), ids=list(WORKERS))
 @pytest.mark.usefixtures("leak")
-def test_every_worker_is_probed(build: Callable[[Path], Worker], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"models of type qwen2 .* computed wrongly"):
-        build(tmp_path)
+def test_every_worker_is_probed(build: Callable[[Path], ModelWorker], tmp_path: Path) -> None:
+    assert has_padded_rows(build(tmp_path).learner.model.hf)
 
 
 @pytest.mark.parametrize(("recipe", "kind", "expected"), [("sft", SFT, 1.0), ("ppo", PPO, 0.5)])

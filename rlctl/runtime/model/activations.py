@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import PreTrainedModel
 
+from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.model.lanes import Lane
+from rlctl.runtime.model.padded_rows import decoder_of
 from rlctl.runtime.model.sharding import decoder_layers
 
 # Bytes that are on their way to the host, and back before they are needed.
@@ -25,12 +27,18 @@ _LEAVING, _ARRIVING = 2**28, 2**26
 def save_activation_memory(hf: PreTrainedModel, model: schema.Model) -> None:
     """Recompute decoder layers of `hf` in the backward pass, and offload, as `model` asks for."""
     if model.enable_gradient_checkpointing:
+        if not hf.supports_gradient_checkpointing:
+            raise ConfigError(
+                f"models of type {hf.config.model_type} cannot compute their layers again",
+                where="enable_gradient_checkpointing",
+                hint="enable_gradient_checkpointing=false",
+            )
         hf.gradient_checkpointing_enable({"use_reentrant": False})
         for number, layer in enumerate(decoder_layers(hf)):
             recomputed = number % model.gradient_checkpointing_every_n_layers == 0
             setattr(layer, "gradient_checkpointing", recomputed)  # noqa: B010
     if model.enable_activation_offload:
-        decoder, transfers = hf.get_decoder(), _Transfers()
+        decoder, transfers = decoder_of(hf), _Transfers()
         hooks = saved_tensors_hooks(transfers.pack, transfers.unpack)
         decoder.register_forward_pre_hook(lambda *_: hooks.__enter__())
         decoder.register_forward_hook(lambda *_: hooks.__exit__(), always_call=True)

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from rlctl.errors import ConfigError, InternalError, Problem, raise_problems
+from rlctl.errors import ConfigError, InternalError
 from rlctl.runtime.model.kernels import (
     Reach,
     TokenMap,
@@ -36,11 +36,19 @@ from rlctl.runtime.model.kernels import (
     choose_kernel,
 )
 from rlctl.runtime.model.mixers import Mixer, has_mixers, install_mixers
+from rlctl.runtime.model.padded_rows import (
+    decoder_of,
+    has_padded_rows,
+    use_own_attention,
+    use_padded_rows,
+)
 from rlctl.runtime.model.rectangles import Rectangles
 from rlctl.runtime.ops import to_device
 
 NAME = "rlctl"
 _SLIDING = "sliding_attention"  # transformers' type of layers with a window
+_CAUSAL = "use a causal model, such as Llama, Qwen3.5 or Gemma"
+_RANDOM = ("reformer",)
 # Types without attention, or with attention to the whole context.
 _OTHER_TYPES = {
     "full_attention",
@@ -141,8 +149,12 @@ class Packing:
         return torch.cat(parts).index_select(0, slots)
 
     def mix(self, hidden: Tensor, mixer: Mixer) -> Tensor:
-        """See `TokenAttention`: (T, C) -> (T, C)."""
-        shapes, tokens, slots = self.rectangles
+        """See `TokenAttention`: (T, ...) -> (T, C)."""
+        rectangles = self.rectangles
+        if mixer.is_sharded:
+            device = self.position_ids.device
+            rectangles = Rectangles.from_lengths(self.lengths, device, only_one=True)
+        shapes, tokens, slots = rectangles
         sizes = [rectangle.rows * rectangle.width for rectangle in shapes]
         parts = hidden.index_select(0, tokens).split(sizes)
         mixed = [
@@ -176,11 +188,8 @@ def _attention(
             f"{query.shape[0]} rows",
             hint="pass one row, packing=Packing.from_lengths(lengths, device) and use_cache=False",
         )
-    if kwargs.get("position_bias") is not None or kwargs.get("dropout"):
-        unknown = "dropout" if kwargs.get("dropout") else "position_bias"
-        raise ConfigError(
-            f"the model's attention uses {unknown}, which attention {NAME!r} does not support"
-        )
+    if kwargs.get("position_bias") is not None:
+        raise ConfigError(f"attention {NAME!r} does not support a position_bias")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = module.layer_idx
     assert isinstance(layer, int)
@@ -216,47 +225,33 @@ def leave_out_of_graphs() -> None:
 def use_rlctl_attention(model: PreTrainedModel) -> None:
     """Switch `model` to this module's attention, in place. Weights are unchanged; idempotent.
 
+    A model that cannot use it computes padded rows: see `rlctl.runtime.model.padded_rows`.
+
     Raises:
-        ConfigError: the model does not use causal attention over the context or a window of it, or
-            not transformers' attention interface.
+        ConfigError: the model is not causal.
     """
-    config = model.config.get_text_config(decoder=True)
-    where = f"the config of {type(model).__name__}"
-    problems = []
-    unsupported = set(getattr(config, "layer_types", None) or ()) - _OTHER_TYPES - {_SLIDING}
-    if unsupported:
-        known = ", ".join(sorted({*_OTHER_TYPES, _SLIDING}))
-        problems.append(
-            Problem(f"layers of type {sorted(unsupported)}; supported are {known}", where)
-        )
-    if getattr(config, "attention_dropout", 0.0):
-        problems.append(
-            Problem(
-                f"attention_dropout is {config.attention_dropout}; log-probs of two passes would "
-                "differ",
-                where,
-                "set attention_dropout to 0.0 in config.json",
-            )
+    if has_padded_rows(model):
+        use_own_attention(model)
+        return
+    kind, config = model.config.model_type, model.config.get_text_config(decoder=True)
+    is_causal = all(getattr(part, "is_causal", True) for part in decoder_of(model).modules())
+    if kind in _RANDOM:
+        raise ConfigError(f"the attention of {kind} hashes tokens at random", hint=_CAUSAL)
+    if not is_causal and not getattr(model.config, "is_decoder", False):
+        raise ConfigError(
+            f"{kind} is no causal language model: its tokens attend to later ones",
+            where=f"the class {type(model).__name__}",
+            hint=_CAUSAL,
         )
     install_mixers(model)
-    raise_problems([*problems, *_structural_problems(model)])
-    model.set_attn_implementation(NAME)
-
-
-def _structural_problems(model: PreTrainedModel) -> list[Problem]:
-    """Return a problem if tokens of the model see more or less than the preceding tokens.
-
-    `rlctl.runtime.model.probe` finds what this does not.
-    """
-    kind, where = model.config.model_type, f"the class {type(model).__name__}"
-    hint = "use a model with plain causal attention, such as Llama, Qwen2, Qwen3 or Gemma"
-    if model._is_stateful and not has_mixers(model):
-        text = f"{kind} has recurrent layers, whose state would leak from one packed row to another"
-        return [Problem(text, where, hint)]
-    if not model._can_set_attn_implementation():
-        text = f"{kind} has an attention of its own (such as ALiBi), which cannot be replaced"
-        return [Problem(text, where, hint)]
-    if any(getattr(module, "is_causal", True) is False for module in model.get_decoder().modules()):
-        text = f"{kind} is no causal language model: its tokens attend to later ones"
-        return [Problem(text, where, hint)]
-    return []
+    others = set(getattr(config, "layer_types", None) or ()) - _OTHER_TYPES - {_SLIDING}
+    if not is_causal:
+        use_padded_rows(model, "it has attention to an encoder")
+    elif others:
+        use_padded_rows(model, f"it has layers of type {', '.join(sorted(others))}")
+    elif model._is_stateful and not has_mixers(model):
+        use_padded_rows(model, "its layers have states of their own")
+    elif not model._can_set_attn_implementation():
+        use_padded_rows(model, "it has an attention of its own, such as ALiBi")
+    else:
+        model.set_attn_implementation(NAME)

@@ -17,7 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from rlctl.runtime.model.attention import TokenAttention
 from rlctl.runtime.model.kernels import missing_for_compiler
+from rlctl.runtime.model.padded_rows import PaddedDecoder, decoder_of, has_padded_rows
 from rlctl.runtime.model.routing import RoutedTokens
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.sequences import Sequences
@@ -57,12 +59,32 @@ def has_score_kernel(logits: Tensor) -> bool:
 def run_backbone(backbone: nn.Module, sequences: Sequences) -> BaseModelOutput:
     """Return the outputs of a model without head, for all tokens."""
     packing, routing = sequences.packing, sequences.routing
+    if has_padded_rows(backbone):
+        return run_padded(backbone, sequences.ids, packing)
     return backbone(
         input_ids=sequences.ids[None],
         position_ids=packing.position_ids[None],
         packing=packing if routing is None else RoutedTokens(packing, routing),
         use_cache=False,
     )
+
+
+def run_padded(decoder: nn.Module, ids: Tensor, packing: TokenAttention) -> BaseModelOutput:
+    """Return the outputs of a model without head, on padded rows, for all tokens (T,)."""
+    padded = PaddedDecoder(decoder)
+    hidden = packing.mix(ids, padded)
+    return _with_hidden_states(padded.output, hidden[None])
+
+
+def logits_of(hf: Any, output: BaseModelOutput, hidden: Tensor, ids: Tensor) -> Tensor:
+    """Return the logits (T, V) of last hidden states (T, H) of `output`.
+
+    The model's own `forward` computes them, because many classes scale or cap logits. Its decoder
+    does not run again: it returns `output` with `hidden`. `ids` (T,) are any tokens.
+    """
+    given = _with_hidden_states(output, hidden[None])
+    with _returning(decoder_of(hf), given):
+        return hf(input_ids=ids[None], use_cache=False).logits.squeeze(0)
 
 
 def predicting(output: BaseModelOutput, sequences: Sequences) -> Tensor:
@@ -130,7 +152,7 @@ class PolicyModel(PackedModel):
         self, sequences: Sequences, with_entropy: bool, with_squares: bool, top_k: int
     ) -> PolicyOutputs:
         """Return the outputs for the tokens of this rank: see `forward`."""
-        output = run_backbone(self.hf.get_decoder(), sequences)
+        output = run_backbone(decoder_of(self.hf), sequences)
         hidden = predicting(output, sequences)
         output = _with_hidden_states(output, None)  # those of other positions are not kept
         vocabulary = self.hf.config.get_text_config().vocab_size
@@ -161,7 +183,7 @@ class PolicyModel(PackedModel):
         top_k: int,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """Score a chunk: hidden (T, H), targets (T,) int64 -> the fields of `PolicyOutputs`."""
-        logits = self._logits(output, hidden, targets)
+        logits = logits_of(self.hf, output, hidden, targets)
         if self.vocabulary is not None:
             wanted = (with_entropy, with_squares, top_k)
             return self._divided(self.vocabulary, logits, targets, candidates, wanted)
@@ -201,16 +223,6 @@ class PolicyModel(PackedModel):
             vocabulary.sum_of_squared_probs(logits, self.temperature) if with_squares else None
         )
         return found[:, 0], entropy, squares, others, found[:, 1:] if others is not None else None
-
-    def _logits(self, output: BaseModelOutput, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Return the logits (T, V) of last hidden states (T, H).
-
-        The model's own `forward` computes them, because many classes scale or cap logits. Its
-        decoder does not run again: it returns `output` with `hidden`. `ids` (T,) are any tokens.
-        """
-        given = _with_hidden_states(output, hidden[None])
-        with _returning(self.hf.get_decoder(), given):
-            return self.hf(input_ids=ids[None], use_cache=False).logits.squeeze(0)
 
 
 class ValueModel(PackedModel):

@@ -25,6 +25,17 @@ from rlctl.runtime.model.mapped import rebuild_buffers
 from rlctl.runtime.model.onednn import use_onednn
 from rlctl.storage import local
 
+# A model's own code may fail in any way where its config is not what it expects.
+_NOT_LOADED = (
+    OSError,
+    ValueError,
+    LookupError,
+    RuntimeError,
+    ImportError,
+    AttributeError,
+    TypeError,
+)
+
 Kind = Literal["policy", "backbone", "classifier", "new_classifier"]
 
 CLASSES: dict[Kind, Any] = {
@@ -63,7 +74,7 @@ def load_model(
             loaded = _mapped(model, kind, dtype, seed)
         else:
             loaded = _from_files(model, kind, dtype, seed)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except _NOT_LOADED as error:
         if isinstance(error, RuntimeError) and is_oom(error):
             raise
         reason = str(error).strip().splitlines()[0]

@@ -12,20 +12,19 @@ import inspect
 from dataclasses import dataclass
 from functools import cache
 from types import MethodType
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from rlctl.errors import ConfigError, InternalError
+from rlctl.errors import InternalError
+from rlctl.runtime.model.padded_rows import decoder_of
 
 # Names of the argument for the states in the classes of transformers.
 _STATES = ("cache_params", "past_key_values")
 # Mixers without an argument `cache_params`.
 _OTHERS = ("Lfm2ShortConv", "Lfm2MoeShortConv", "MiniMaxLightningAttention")
-# Mixers whose states are not in transformers' common cache.
-_OWN_CACHE = ("MiniMaxLightningAttention",)
 _SLOT, _SLOTS = "_rlctl_mixer", "_rlctl_mixers"  # attributes of a mixer, of a model
 
 
@@ -40,19 +39,38 @@ class _Slot:
     is_set: bool = False  # the model, and not its decoder, was called with the packing
 
 
+class Mixer(Protocol):
+    """Part of a model that reads sequences from their start, in one pass."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if ranks must call it equally often, because each call gathers its weights."""
+        ...
+
+    def __call__(self, tokens: Tensor, states: DynamicCache | None = None) -> Tensor:
+        """Mix B sequences of L tokens, from their start or `states`: (B, L, ...) -> (B, L, C)."""
+        ...
+
+    def new_states(self) -> DynamicCache:
+        """Return the states before the first token of any number of sequences."""
+        ...
+
+
 @dataclass(eq=False)
-class Mixer:
-    """Call of a mixer in one pass of the model."""
+class LayerMixer:
+    """Call of a mixer of a layer, within which its weights are gathered; implements `Mixer`."""
 
     module: nn.Module
     slot: _Slot
     arguments: dict[str, Any]
     other_outputs: tuple[Any, ...] | None = None  # None: the mixer returns a tensor
 
-    def __call__(self, hidden: Tensor, states: DynamicCache | None = None) -> Tensor:
-        """Mix B sequences of L tokens, each from its start or from `states`: (B, L, C)."""
+    is_sharded = False
+
+    def __call__(self, tokens: Tensor, states: DynamicCache | None = None) -> Tensor:
+        """See `Mixer`: (B, L, C) -> (B, L, C)."""
         states_and_mask = {self.slot.states: states, "attention_mask": None}
-        output = type(self.module).forward(self.module, hidden, **self.arguments | states_and_mask)
+        output = type(self.module).forward(self.module, tokens, **self.arguments | states_and_mask)
         if isinstance(output, tuple):
             output, *others = output
             self.other_outputs = tuple(others)
@@ -64,7 +82,7 @@ class Mixer:
         return self.slot.layer
 
     def new_states(self) -> DynamicCache:
-        """Return the states before the first token of any number of sequences."""
+        """See `Mixer`."""
         return DynamicCache(config=self.slot.config)
 
 
@@ -72,7 +90,7 @@ def install_mixers(model: PreTrainedModel) -> None:
     """Let the mixers of `model` take part in passes with a `packing`, in place; idempotent."""
     if hasattr(model, _SLOTS):
         return
-    decoder, slots = model.get_decoder(), list[_Slot]()
+    decoder, slots = decoder_of(model), list[_Slot]()
     for module in decoder.modules():
         states = _argument_for_states(module)
         if states is not None:
@@ -107,16 +125,6 @@ def has_states(config: PreTrainedConfig) -> bool:
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
 
 
-def check_states(model: PreTrainedModel) -> None:
-    """Raise ConfigError if the states of a mixer are not in transformers' common cache."""
-    if any(type(module).__name__ in _OWN_CACHE for module in model.modules()):
-        kind = model.config.model_type
-        raise ConfigError(
-            f"the engine hf does not keep the states of models of type {kind}",
-            hint="actor_rollout_ref.rollout.name=vllm",
-        )
-
-
 def _argument_for_states(module: nn.Module) -> str | None:
     """Return the name of a mixer's argument for its states; None for other modules."""
     if type(module).__name__ in _OTHERS:
@@ -134,9 +142,9 @@ def _takes_states(kind: type[nn.Module]) -> bool:
     return {_STATES[0], "hidden_states"} <= inspect.signature(kind.forward).parameters.keys()
 
 
-def _enter(module: nn.Module, _: Any, arguments: dict[str, Any]) -> None:
+def _enter(module: PreTrainedModel, _: Any, arguments: dict[str, Any]) -> None:
     """Tell the mixers the packing of a pass, which they keep for its backward pass."""
-    decoder = module.get_decoder()  # pyright: ignore[reportCallIssue]
+    decoder = decoder_of(module)
     if "forward" in vars(decoder):  # it is replaced: the pass is of the head alone
         return
     for slot in getattr(module, _SLOTS):
@@ -158,6 +166,6 @@ def _mix(self: nn.Module, hidden_states: Tensor, *others: Any, **arguments: Any)
     if others:
         raise InternalError(f"{type(self).__name__} was called with positional arguments")
     arguments.pop("packing", None)
-    mixer = Mixer(self, slot, arguments)
+    mixer = LayerMixer(self, slot, arguments)
     mixed = slot.packing.mix(hidden_states[0], mixer)[None]
     return mixed if mixer.other_outputs is None else (mixed, *mixer.other_outputs)

@@ -19,6 +19,11 @@ from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel, predicting, run_backbone
 from rlctl.runtime.model.mapped import RankStorage
+from rlctl.runtime.model.padded_rows import (
+    has_padded_rows,
+    use_own_attention,
+    use_padded_rows,
+)
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import decoder_layers
@@ -26,7 +31,7 @@ from rlctl.runtime.ops import log_probs_from_logits
 
 M = TypeVar("M", PolicyModel, ValueModel, RewardModel)
 
-_LENGTHS = (7, 16, 4)
+_LENGTHS = (7, 36, 4)
 _TOLERANCE, _TOLERANCE_HALF = 1e-4, 1e-2  # float32; bfloat16 and float16
 # Rounding errors grow with the size of the model. Two of transformers' own attention kernels show
 # them; a difference of more than this multiple is no rounding.
@@ -74,6 +79,21 @@ def _number_of_kinds(hf: PreTrainedModel, layers: nn.ModuleList) -> int:
     return max([2, *(kinds.index(kind) + 1 for kind in kinds)])
 
 
+def check_model(model: M, storage: RankStorage | None) -> None:
+    """Run `check_packing` on the first layers of `model`; on all, where they are, with None.
+
+    A model that packed rows change computes padded rows from then on, if these are right.
+    """
+    for is_last in (has_padded_rows(model.hf), True):
+        try:
+            check_packing(model if storage is None else first_layers(model, storage))
+            return
+        except ConfigError as error:
+            if is_last:
+                raise
+            use_padded_rows(model.hf, f"packed rows change it ({error.problems[0].message})")
+
+
 @torch.no_grad()
 def check_packing(model: PolicyModel | ValueModel | RewardModel) -> None:
     """Compare a complete, unsharded model on three packed rows with plain passes of each row.
@@ -91,7 +111,7 @@ def check_packing(model: PolicyModel | ValueModel | RewardModel) -> None:
     try:
         packed = _packed(model, rows)
         plain = _row_by_row(model, rows, "eager")
-        same = _row_by_row(model, rows, "sdpa") if model.hf._supports_sdpa else plain
+        same = _row_by_row(model, rows, "sdpa" if model.hf._supports_sdpa else None)
     except ConfigError:
         raise
     except Exception as error:
@@ -120,16 +140,15 @@ def check_packing(model: PolicyModel | ValueModel | RewardModel) -> None:
 
 
 _HINT = (
-    "use a model whose layers share nothing between tokens but causal attention, such as Llama, "
-    "Qwen2, Qwen3 or Gemma"
+    "use a model whose tokens depend on the preceding ones only, such as Llama, Qwen3.5 or Gemma"
 )
 
 
 def _rows(hf: PreTrainedModel) -> list[Tensor]:
     """Return three rows (N,) of arbitrary tokens, which fit into the context of the model."""
     config = hf.config.get_text_config(decoder=True)
-    context = getattr(config, "max_position_embeddings", None) or max(_LENGTHS)
-    lengths = [max(2, min(length, context)) for length in _LENGTHS]
+    context = getattr(config, "max_position_embeddings", None) or 0  # -1: any length
+    lengths = [max(2, min(length, context)) if context > 0 else length for length in _LENGTHS]
     ids = (torch.arange(sum(lengths), device=hf.device) * 7919 + 11) % config.vocab_size
     return list(ids.split(lengths))
 
@@ -147,13 +166,15 @@ def _packed(model: PolicyModel | ValueModel | RewardModel, rows: list[Tensor]) -
 
 
 def _row_by_row(
-    model: PolicyModel | ValueModel | RewardModel, rows: list[Tensor], attention: str
+    model: PolicyModel | ValueModel | RewardModel, rows: list[Tensor], attention: str | None
 ) -> Tensor:
     """Return what transformers computes for each row alone, with its `attention`: see `_packed`."""
-    model.hf.set_attn_implementation(attention)
+    use_own_attention(model.hf, attention)
     try:
         part = model.hf if isinstance(model, PolicyModel) else model.hf.base_model
-        outputs = [part(input_ids=row[None], use_cache=False) for row in rows]
+        # Copies of a row are rounded otherwise, also where the attention cannot be chosen.
+        copies = 1 if attention == "eager" else 2
+        outputs = [part(input_ids=row.expand(copies, -1), use_cache=False) for row in rows]
     finally:
         use_rlctl_attention(model.hf)
     if not isinstance(model, PolicyModel):

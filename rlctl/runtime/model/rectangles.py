@@ -37,12 +37,15 @@ class Rectangles(NamedTuple):
     slots: Tensor  # (T,) int64: slot of each token
 
     @classmethod
-    def from_lengths(cls, lengths: Tensor, device: torch.device) -> Rectangles:
+    def from_lengths(
+        cls, lengths: Tensor, device: torch.device, only_one: bool = False
+    ) -> Rectangles:
         """Put sequences of `lengths` (B,) tokens, on the CPU, into as few rectangles as useful."""
         starts = lengths.cumsum(0) - lengths
         shapes, tokens = list[Rectangle](), list[Tensor]()
         slots, num_slots = torch.empty(int(lengths.sum()), dtype=torch.int64), 0
-        for rows in similar(lengths):
+        sets = similar(lengths)
+        for rows in [torch.cat(sets)] if only_one and sets else sets:
             width = int(lengths[rows[-1]])
             column = torch.arange(width)
             last = lengths[rows, None] - 1

@@ -21,11 +21,7 @@ def write_scale(config: PretrainedConfig, mean: float, std: float) -> None:
 
 
 class RewardModel(PackedModel):
-    """Score of a conversation: a linear head without bias on the hidden state of its last token.
-
-    Dropout is off, also in training: an update is divided into a pass without gradients and one
-    with them, which must agree.
-    """
+    """Score of a conversation: a linear head without bias on the hidden state of its last token."""
 
     def __init__(self, hf: PreTrainedModel) -> None:
         super().__init__(hf)
@@ -35,9 +31,6 @@ class RewardModel(PackedModel):
                 f"a reward model needs a linear head named {HEAD!r}; {type(hf).__name__} has none",
                 hint="use a decoder with a sequence classifier, such as Llama, Qwen3 or Gemma",
             )
-        for module in hf.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
 
     def forward(self, sequences: Sequences) -> Tensor:
         """Return one score per row: (B,) float32."""

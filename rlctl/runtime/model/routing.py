@@ -26,6 +26,7 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.model.attention import TokenAttention
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.mixers import Mixer
+from rlctl.runtime.model.padded_rows import has_padded_rows
 from rlctl.tracking.metrics import Mean, Metrics
 
 AGREEMENT = "training/router_agreement"
@@ -140,7 +141,8 @@ class Routers:
         Raises ConfigError if it has none of a supported kind.
         """
         found = list(_routers(model))
-        if model.config.get_text_config().model_type not in SUPPORTED or not found:
+        supported = model.config.get_text_config().model_type in SUPPORTED
+        if not supported or not found or has_padded_rows(model):
             raise ConfigError(
                 f"router replay does not support models of type {model.config.model_type}",
                 where="actor_rollout_ref.actor.router_replay.mode",

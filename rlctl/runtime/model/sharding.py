@@ -30,6 +30,7 @@ from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.expert_parallel import shard_experts
 from rlctl.runtime.model.four_bit import dense
 from rlctl.runtime.model.mapped import RankStorage
+from rlctl.runtime.model.padded_rows import has_padded_rows
 from rlctl.runtime.model.pipeline_parallel import Stage, split_layers, stage_of
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.tensor_parallel import split_model
@@ -46,6 +47,13 @@ def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: R
     """
     sequence, tensor = fsdp.ulysses_sequence_parallel_size, fsdp.tensor_model_parallel_size
     _check_sizes(rank_info, fsdp)
+    if fsdp.ranks_per_row > 1 and has_padded_rows(model.hf):
+        raise ConfigError(
+            f"models of type {model.hf.config.model_type} compute padded rows, whose tokens and "
+            "layers ranks cannot divide",
+            hint="set tensor_model_parallel_size, ulysses_sequence_parallel_size and "
+            "pipeline_model_parallel_size to 1; FSDP2 shards such models over all ranks",
+        )
     model.ranks_per_row = fsdp.ranks_per_row
     compute_dtype = storage.compute
     dtypes = {storage.dtype_of(each) for each in model.parameters() if each.is_floating_point()}

@@ -18,8 +18,10 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import InternalError
 from rlctl.runtime.model.attention import Packing, TokenAttention
+from rlctl.runtime.model.causal_lm import logits_of, run_padded
 from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask, weights_of
 from rlctl.runtime.model.mixers import Mixer
+from rlctl.runtime.model.padded_rows import decoder_of, has_padded_rows
 from rlctl.runtime.ops import to_device
 from rlctl.runtime.rollout.kv_cache import KVCache
 from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots
@@ -113,6 +115,13 @@ def next_logits(
     keep: Tensor | int = 0,
 ) -> Tensor:
     """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
+    if has_padded_rows(model):
+        outputs = run_padded(decoder_of(model), tokens, attention)
+        assert outputs.last_hidden_state is not None
+        hidden = outputs.last_hidden_state[0]
+        if isinstance(keep, Tensor):
+            hidden, tokens = hidden[keep], tokens[keep]
+        return logits_of(model, outputs, hidden, tokens)
     output = model(
         input_ids=tokens[None],
         position_ids=positions[None],

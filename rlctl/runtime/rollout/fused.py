@@ -25,6 +25,7 @@ from transformers.activations import SiLUActivation
 from rlctl.runtime.model.attention import TokenAttention, layer_window
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.onednn import Linear, is_faster, prepared, product
+from rlctl.runtime.model.padded_rows import has_padded_rows
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.decoding import next_logits
 
@@ -109,7 +110,7 @@ class FusedModel:
         config = model.config
         family = config.model_type
         prefix = _FAMILIES.get(family)
-        if prefix is None or config.hidden_act != "silu":
+        if prefix is None or has_padded_rows(model) or config.hidden_act != "silu":
             return False
         if config.rope_parameters.get("rope_type") not in _FIXED_ROTARY:
             return False

@@ -103,7 +103,7 @@ class StaticSlots:
         self._grids: dict[tuple[int, int], Grid] = {}
         self._layout: int | None = None  # of the cache when the grids were filled
         self._cache: KVCache | None = None  # of the last `fill`
-        self._own: OwnSlots | None = None
+        self._own: dict[int, OwnSlots] = {}  # by KV heads
         self._outside: dict[int, Tensor] = {}
 
     def fill(self, tokens: Tensor, positions: Tensor, cache: KVCache) -> None:
@@ -124,7 +124,7 @@ class StaticSlots:
 
     def begin(self) -> None:
         """Drop what the layers of the previous pass had in common."""
-        self._own = None
+        self._own.clear()
         self._outside.clear()
 
     def grid(self, heads: tuple[int, int], like: Tensor) -> Grid:
@@ -136,11 +136,12 @@ class StaticSlots:
 
     def own_slots(self, like: Tensor) -> OwnSlots:
         """See `Slots`; `like` (R, K, D)."""
-        if self._own is None:
+        if like.shape[1] not in self._own:
             assert self._cache is not None, "`fill` comes first"
             capacity = self._cache.any_layer.keys.shape[2]
-            self._own = OwnSlots.build(self.num_own, like, capacity, self.shape.own)
-        return self._own
+            slots = OwnSlots.build(self.num_own, like, capacity, self.shape.own)
+            self._own[like.shape[1]] = slots
+        return self._own[like.shape[1]]
 
     def outside(self, window: int, num_prompt: int, num_own: int, like: Tensor) -> Tensor:
         """See `Slots`; `like` (R·H, D)."""

@@ -21,8 +21,10 @@ from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.load import load_model
-from rlctl.runtime.model.mixers import check_states, has_mixers
+from rlctl.runtime.model.mixers import has_mixers
+from rlctl.runtime.model.padded_rows import has_padded_rows
 from rlctl.runtime.rollout.adapters import MERGES, merged_sync
+from rlctl.runtime.rollout.decode_check import check_decoding
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
@@ -42,8 +44,7 @@ from rlctl.runtime.rollout.sampling_params import DEFAULT_ROWS
 class HFEngine:
     """Engine that samples in batches from `model`, whose parameters are used in place.
 
-    The model is switched to rlctl's attention (`use_rlctl_attention`). Under FSDP2, parameters must
-    be unsharded for the duration of `generate`.
+    Under FSDP2, parameters must be unsharded for the duration of `generate`.
 
     Args:
         model: causal language model with transformers' attention interface.
@@ -89,12 +90,11 @@ class HFEngine:
         self.budget = Budget(
             "actor_rollout_ref.rollout.max_num_seqs", max_num_seqs or 2**31, "rows"
         )
-        context_length = model.config.get_text_config(decoder=True).max_position_embeddings
-        self.max_length = context_length if max_length is None else min(max_length, context_length)
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
+        self.max_length = context if max_length is None else min(max_length, context)
         self.owned, self.uses_policy = owned, not owned
         self._waiting: list[Part] = []
-        check_states(model)
-        if capturer is not None and has_mixers(model):
+        if has_mixers(model) or has_padded_rows(model):
             capturer = None  # their states change with the rows
         self.static = StaticDecoder(model, capturer) if capturer is not None else None
         self._keeps_cache = keeps_cache
@@ -214,6 +214,7 @@ class HFEngine:
             self.model.eval()
             self._passes.refresh()
         try:
+            check_decoding(self._passes)
             finished = self._step()
         except BaseException:
             self._waiting = []

@@ -73,7 +73,7 @@ class KVCache:
     states: RowStates = field(default_factory=RowStates)  # of other layers than attention
     _widest: int = 1  # rows of the largest group so far, as a bucket
     _grids: dict[tuple[int, int], Grid] = field(default_factory=dict)
-    _own: OwnSlots | None = None  # of the current step
+    _own: dict[int, OwnSlots] = field(default_factory=dict)  # of the current step, by KV heads
     _outside: dict[int, Tensor] = field(default_factory=dict)  # likewise, by window
     _is_masked: bool = False  # rows have joined others, and so differ in their own tokens
 
@@ -174,9 +174,10 @@ class KVCache:
 
     def own_slots(self, like: Tensor) -> OwnSlots:
         """See `Slots`; `like` (R, K, D)."""
-        if self._own is None:
-            self._own = OwnSlots.build(self.num_own, like, self.any_layer.keys.shape[2])
-        return self._own
+        if like.shape[1] not in self._own:
+            capacity = self.any_layer.keys.shape[2]
+            self._own[like.shape[1]] = OwnSlots.build(self.num_own, like, capacity)
+        return self._own[like.shape[1]]
 
     def outside(self, window: int, num_prompt: int, num_own: int, like: Tensor) -> Tensor:
         """See `Slots`; `like` (R·H, D)."""
@@ -210,7 +211,7 @@ class KVCache:
     def advance(self) -> None:
         """Count the token that all layers attended, and grow the cache if it is full."""
         self.num_own = self.num_own + 1
-        self._own = None
+        self._own.clear()
         self._outside.clear()
         if self.layers and int(self.num_own.max()) == self.any_layer.keys.shape[2]:
             for held in self.layers.values():
@@ -219,7 +220,7 @@ class KVCache:
     def _rows_changed(self) -> None:
         """Drop what was computed for the rows before."""
         self._grids.clear()
-        self._own = None
+        self._own.clear()
         self._outside.clear()
         self.layout = next(_numbers)
 

@@ -5,21 +5,27 @@ Axes: G prompts (groups), R rows (responses).
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from rlctl.runtime.model.mixers import Mixer
+from rlctl.runtime.model.mixers import LayerMixer, Mixer
 
 
 class RowStates:
-    """States of all rows, in transformers' cache, which the mixers update in place."""
+    """States of all rows, in transformers' cache, which the mixers update in place.
+
+    Layers step all rows together. A complete decoder steps those that have been equally long from
+    their start on, so that its own attention needs no mask.
+    """
 
     def __init__(self) -> None:
         self._cache: DynamicCache | None = None
+        self._equally_long: list[tuple[Tensor, DynamicCache]] = []  # rows (N,) and their states
 
     def __bool__(self) -> bool:
         """Return True if the model has mixers."""
-        return self._cache is not None
+        return self._cache is not None or bool(self._equally_long)
 
     def store(
         self, mixer: Mixer, states: DynamicCache, groups: Tensor, group_of_row: Tensor
@@ -28,10 +34,14 @@ class RowStates:
 
         `group_of_row` (R,) are those of all rows.
         """
+        rows, prompts = (group_of_row[:, None] == groups).nonzero(as_tuple=True)
+        if not isinstance(mixer, LayerMixer):
+            states.reorder_cache(prompts)  # pyright: ignore[reportArgumentType]
+            self._equally_long.append((rows, states))
+            return
         if self._cache is None:
             self._cache = mixer.new_states()
         of_rows, of_prompts = self._cache.layers[mixer.layer], states.layers[mixer.layer]
-        rows, prompts = (group_of_row[:, None] == groups).nonzero(as_tuple=True)
         for name in ("conv_states", "recurrent_states"):
             held: dict[int, Tensor | None] = getattr(of_rows, name)
             for number, value in getattr(of_prompts, name).items():
@@ -43,17 +53,23 @@ class RowStates:
                 setattr(of_rows, name, value)
 
     def step(self, hidden: Tensor, mixer: Mixer) -> Tensor:
-        """Mix one token of each row: (R, C) -> (R, C)."""
-        return mixer(hidden[:, None], self._cache)[:, 0]
+        """Mix one token of each row: (R, ...) -> (R, C)."""
+        if self._cache is not None:
+            return mixer(hidden[:, None], self._cache)[:, 0]
+        parts = [mixer(hidden[rows, None], states)[:, 0] for rows, states in self._equally_long]
+        order = torch.cat([rows for rows, _ in self._equally_long]).argsort()
+        return torch.cat(parts)[order]
 
     def keep(self, rows: Tensor) -> None:
         """Keep the states (R, ...) of `rows` (R',), in this order."""
         for layer in self._cache.layers if self._cache is not None else ():
-            for name in ("conv_states", "recurrent_states"):
-                held: dict[int, Tensor | None] = getattr(layer, name, {})
-                for number, value in held.items():
-                    if value is not None:
-                        held[number] = value[rows.to(value.device)]
+            layer.reorder_cache(rows)  # pyright: ignore[reportArgumentType]
+        before, self._equally_long = self._equally_long, []
+        for own, states in before:
+            left, places = (rows[:, None] == own).nonzero(as_tuple=True)
+            if len(left):
+                states.reorder_cache(places)  # pyright: ignore[reportArgumentType]
+                self._equally_long.append((left, states))
 
 
 def _with_rows(held: Tensor | None, like: Tensor, rows: int) -> Tensor:

@@ -18,7 +18,7 @@ from rlctl.runtime.model.four_bit import check_unsharded, is_4bit
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.model.lora import adapter_parameters, merged_parameters, write_adapter
 from rlctl.runtime.model.mapped import RankStorage
-from rlctl.runtime.model.probe import check_packing, first_layers
+from rlctl.runtime.model.probe import check_model
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.rank_info import RankInfo
@@ -43,9 +43,9 @@ def prepare(
     if is_4bit(settings):
         check_unsharded(rank_info.world_size, storage.trained, storage.compute)
         model = model.to(device)
-        check_packing(model)
+        check_model(model, None)
     else:
-        check_packing(first_layers(model, storage))
+        check_model(model, storage)
     if compiled:
         check_compiler(device)
     if compiled or (compiled is None and compiles_by_default(model.hf, settings, fsdp, device)):

@@ -11,6 +11,7 @@ import torch
 from transformers import PretrainedConfig
 
 from rlctl.runtime.model.attention import layer_window
+from rlctl.runtime.model.mixers import has_states
 from rlctl.runtime.model.routing import num_experts
 from rlctl.runtime.workers.process_memory import PEAK
 from rlctl.tracking.metrics import Max, Mean, Metrics
@@ -55,8 +56,8 @@ class DecoderShape:
     def from_config(cls, config: Any) -> DecoderShape | None:
         """Read the sizes from a transformers config.
 
-        Returns None if the formula does not apply: a size is missing, or experts are mixed. MFU is
-        then not reported.
+        Returns None if the formula does not apply: a size is missing, experts are mixed, or layers
+        have states. MFU is then not reported.
         """
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         sizes = (
@@ -67,6 +68,8 @@ class DecoderShape:
             "intermediate_size",
         )
         if any(getattr(text, name, None) is None for name in sizes) or num_experts(text):
+            return None
+        if has_states(text):
             return None
         heads = text.num_attention_heads
         return cls(

@@ -37,7 +37,7 @@ from rlctl.runtime.workers.background import BackgroundWriter
 from rlctl.runtime.workers.flops import device_usage
 from rlctl.runtime.workers.learner_state import load_state, save_state
 from rlctl.runtime.workers.optimizers import build_optimizer, set_lr
-from rlctl.runtime.workers.passes import Compute, in_order, passes
+from rlctl.runtime.workers.passes import Compute, enter_training, in_order, passes
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 B = TypeVar("B", bound=Rollouts)
@@ -142,7 +142,7 @@ class Learner:
             return replace(result, total=result.total.detach()), result.total
 
         begin = time.perf_counter()
-        self.model.train()
+        enter_training(self.model)
         losses, order = self._in_micro_batches(batch, budget, losses_of)
         kept = [loss.num_tokens for loss in losses if loss.num_tokens is not None]
         diffs = [loss.metrics.get(PROBS_DIFF, Mean(0, 0)) for loss in losses]

@@ -38,6 +38,15 @@ def most_in_run(stages: int) -> int:
     return _PER_STAGE * stages
 
 
+def enter_training(model: nn.Module) -> None:
+    """Let the layers of `model` that are recomputed do so, and all others behave as in scoring.
+
+    Dropout and random choices of experts stay off: log-probs of two passes must agree.
+    """
+    for module in model.modules():
+        module.training = getattr(module, "gradient_checkpointing", False)
+
+
 def passes(
     model: PackedModel,
     parts: Iterable[tuple[B, Sequences]],

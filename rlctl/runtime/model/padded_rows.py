@@ -1,0 +1,80 @@
+"""Models that compute padded rows in place of a packed one: the slow path.
+
+Any causal model gives the same for a row with padding on its right. So a model that cannot compute
+a packed row, because its attention or its states cannot be replaced, gets complete rows of similar
+lengths, with the attention that transformers gives it. It costs the padding, a prompt is computed
+once per response, and the engine `hf` decodes rows together only if their lengths are equal.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import DynamicCache, PreTrainedModel
+
+_LOG = logging.getLogger(__name__)
+_PADDED = "_rlctl_padded"  # attribute of a model
+
+
+class PaddedDecoder:
+    """Model without head that mixes token ids; implements `Mixer`."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        self.decoder = decoder
+        self.output: Any = None  # of the last call
+
+    @property
+    def is_sharded(self) -> bool:
+        """See `Mixer`."""
+        return any(isinstance(each, DTensor) for each in self.decoder.parameters())
+
+    def __call__(self, tokens: Tensor, states: DynamicCache | None = None) -> Tensor:
+        """See `Mixer`: ids (B, L) -> hidden states (B, L, H)."""
+        cached = {} if states is None else {"past_key_values": states}
+        self.output = self.decoder(input_ids=tokens, use_cache=states is not None, **cached)
+        return self.output.last_hidden_state
+
+    def new_states(self) -> DynamicCache:
+        """See `Mixer`."""
+        return DynamicCache(config=self.decoder.config)  # pyright: ignore[reportArgumentType]
+
+
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model without head; transformers' own answer may be the model, or its head."""
+    decoder: nn.Module = model.get_decoder()
+    if decoder is model or not isinstance(decoder, PreTrainedModel):
+        inner = (part for part in model.children() if isinstance(part, PreTrainedModel))
+        decoder = next(inner, model)
+    return decoder
+
+
+def use_padded_rows(model: PreTrainedModel, reason: str) -> None:
+    """Let `model` compute padded rows, in place, and log `reason` once per process."""
+    for part in (model, model.base_model, decoder_of(model)):
+        setattr(part, _PADDED, True)
+    use_own_attention(model)
+    _warn(model.config.model_type, reason)
+
+
+def use_own_attention(model: PreTrainedModel, name: str | None = None) -> None:
+    """Switch `model` to an attention of transformers, if its class can: by default the fastest."""
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(name or ("sdpa" if model._supports_sdpa else "eager"))
+
+
+def has_padded_rows(model: nn.Module) -> bool:
+    """Return True if `model`, with or without head, computes padded rows."""
+    return getattr(model, _PADDED, False)
+
+
+@cache
+def _warn(kind: str, reason: str) -> None:
+    _LOG.warning(
+        f"models of type {kind} take the slow path, because {reason}: rows are computed with "
+        "padding to similar lengths, prompts once per response, and the engine hf decodes rows "
+        "together only if they are equally long (vLLM, where it knows the model, does not)"
+    )

@@ -1,0 +1,99 @@
+"""Check that decoding with a cache gives what a pass of complete rows gives.
+
+The cache of the engine `hf` relies on properties that no config declares: each layer attends once
+per pass, and its states are those of transformers' common cache.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.budget import is_oom
+from rlctl.runtime.model.attention import Packing
+from rlctl.runtime.ops import log_probs_from_logits
+from rlctl.runtime.rollout.decoding import Decode
+from rlctl.runtime.rollout.fused import Passes
+from rlctl.runtime.rollout.kv_cache import KVCache
+from rlctl.runtime.rollout.prefill import Prefill
+
+_CHECKED = "_rlctl_decodes"  # attribute of a model
+_PROMPTS, _STEPS = (3, 5, 3), 4
+# Largest difference of a log-prob that is certainly rounding, and in multiples of the measured one.
+_TOLERANCE, _NOISE_FACTOR = 1e-3, 10
+
+
+@torch.no_grad()
+def check_decoding(passes: Passes) -> None:
+    """Decode a few tokens of three rows, once per model.
+
+    Raises ConfigError if their log-probs are wrong.
+    """
+    if hasattr(passes.model, _CHECKED):
+        return
+    setattr(passes.model, _CHECKED, True)
+    config, device = passes.model.config.get_text_config(decoder=True), passes.model.device
+    sizes = [length + _STEPS for length in _PROMPTS]
+    ids = (torch.arange(sum(sizes), device=device) * 7919 + 11) % config.vocab_size
+    rows = list(ids.split(sizes))
+    padding = getattr(config, "pad_token_id", None)
+    if padding is not None:  # a token as any other, once it is sampled
+        rows[0][-3] = padding
+    name = f"models of type {passes.model.config.model_type}"
+    expected, alone = _complete(passes, rows), torch.cat([_complete(passes, [row]) for row in rows])
+    try:
+        found = _decoded(passes, rows)
+    except Exception as error:
+        if isinstance(error, RuntimeError) and is_oom(error):
+            raise
+        raise ConfigError(f"the engine hf cannot decode {name}: {error}", hint=_HINT) from error
+    noise = float((expected - alone).abs().max())
+    worst = float((found - expected).abs().max())
+    if expected.isfinite().all() and not worst <= max(_TOLERANCE, _NOISE_FACTOR * noise):
+        raise ConfigError(
+            f"the engine hf decodes {name} wrongly: a log-prob differs by {worst:.2g} from that "
+            "of the complete row",
+            hint=_HINT,
+        )
+
+
+_HINT = "actor_rollout_ref.rollout.name=vllm"
+
+
+def _complete(passes: Passes, rows: list[Tensor]) -> Tensor:
+    """Return the log-probs of the last tokens of rows (N,) in one pass: (R, steps)."""
+    packing = Packing.from_lengths(torch.tensor([len(row) for row in rows]), rows[0].device)
+    logits = passes.logits(torch.cat(rows), packing.position_ids, packing)
+    parts = logits.split([len(row) for row in rows])
+    return torch.stack(
+        [
+            log_probs_from_logits(part[-_STEPS - 1 : -1], row[-_STEPS:], 1.0).float()
+            for part, row in zip(parts, rows, strict=True)
+        ]
+    )
+
+
+def _decoded(passes: Passes, rows: list[Tensor]) -> Tensor:
+    """Return the same log-probs from a prefill and steps, of which one leaves out a row.
+
+    The first prompt has two responses, the same; the second one ends before the last step.
+    """
+    cache, device = KVCache(), rows[0].device
+    lengths, whose = torch.tensor(_PROMPTS), torch.tensor([0, 0, 1, 2])
+    cache.join(lengths, whose.bincount(), _STEPS)
+    packing = Packing.from_lengths(lengths, device)
+    prompts = torch.cat([row[:-_STEPS] for row in rows])
+    keep = (lengths.cumsum(0) - 1).to(device)
+    logits = passes.logits(prompts, packing.position_ids, Prefill(cache, packing, 0), keep)
+    last = torch.stack([row[-_STEPS:] for row in rows])  # (prompts, steps)
+    logits, found = logits[whose], torch.empty_like(last, dtype=torch.float32)
+    for step in range(_STEPS):
+        found[whose, step] = log_probs_from_logits(logits, last[whose, step], 1.0).float()
+        if step == _STEPS - 2:
+            whose = whose[cache.compact(torch.tensor([True, False, True, True]))[0]]
+        if step < _STEPS - 1:
+            positions = (lengths[whose] + step).to(device)
+            logits = passes.logits(last[whose, step], positions, Decode(cache, cache))
+            cache.advance()
+    return found

@@ -1,0 +1,115 @@
+"""Every causal language model of transformers is computed as its rows alone, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rlctl.errors import ConfigError
+from rlctl.runtime.batch import Ragged
+from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.mapped import RankStorage
+from rlctl.runtime.model.padded_rows import has_padded_rows, use_own_attention
+from rlctl.runtime.model.probe import check_model
+from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.rollout.engine import SamplingParams
+from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.workers.passes import enter_training
+from tests.miniatures import NOT_DECODED, PADDED, REFUSED, TYPES, miniature
+
+# One of each mechanism; the others are tested by `make soak`.
+SAMPLE = {"bloom", "deepseek_v32", "deepseek_v3", "gemma3n_text", "llama4", "rwkv", "stablelm"}
+
+
+def some(types: list[str]) -> list[object]:
+    soak = pytest.mark.soak
+    return [pytest.param(kind, marks=[] if kind in SAMPLE else soak) for kind in types]
+
+
+def probed(kind: str, folder: Path) -> PreTrainedModel:
+    model = miniature(kind, folder)
+    check_model(PolicyModel(model, 1.0), RankStorage("cpu", torch.float32, torch.float32))
+    return model
+
+
+@pytest.fixture
+def texts() -> tuple[Ragged, Ragged]:
+    """Three prompts, of which two are equal, and their responses."""
+    generator = torch.Generator().manual_seed(1)
+    prompts, responses = (
+        [torch.randint(3, 128, (length,), generator=generator) for length in lengths]
+        for lengths in ((5, 9, 5), (7, 3, 30))
+    )
+    return Ragged.from_rows([*prompts[:2], prompts[0]]), Ragged.from_rows(responses)
+
+
+def own_log_probs(model: PreTrainedModel, prompt: Tensor, response: Tensor) -> Tensor:
+    """Return the log-probs (T,) that transformers computes for a row alone."""
+    logits = model(torch.cat([prompt, response])[None], use_cache=False).logits[0]
+    return logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, response[:, None])[:, 0]
+
+
+def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
+    found = {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("kind", some([kind for kind in TYPES if kind not in REFUSED]))
+def test_log_probs_and_gradients_are_those_of_rows_alone(
+    kind: str, texts: tuple[Ragged, Ragged], tmp_path: Path
+) -> None:
+    model = probed(kind, tmp_path)
+    assert has_padded_rows(model) == (kind in PADDED)
+    name = model.config._attn_implementation
+    use_own_attention(model, "eager")
+    prompts, responses = texts
+    pairs = zip(prompts.rows(), responses.rows(), strict=True)
+    alone = torch.cat([own_log_probs(model, *pair) for pair in pairs])
+    alone.square().sum().backward()
+    expected = gradients(model)
+    use_own_attention(model, name)
+    enter_training(model)
+    for of_row in (None, torch.tensor([0, 1, 0])):
+        sequences = Sequences.from_ragged(prompts, responses, prompt_of_row=of_row)
+        log_probs = PolicyModel(model, 1.0)(sequences).log_probs
+        torch.testing.assert_close(log_probs, alone, atol=1e-4, rtol=1e-4)
+        log_probs.square().sum().backward()
+        for name, found in gradients(model).items():
+            tolerance = max(1e-5, 1e-3 * float(expected[name].abs().max()))
+            torch.testing.assert_close(found, expected[name], atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("kind", some([kind for kind in TYPES if kind not in REFUSED]))
+def test_the_engine_samples_from_the_model(
+    kind: str, texts: tuple[Ragged, Ragged], tmp_path: Path
+) -> None:
+    """Rows join and leave, and those of equal lengths are decoded together."""
+    model, (prompts, _) = probed(kind, tmp_path), texts
+    limits = torch.tensor([12, 2, 5, 8, 1, 7])
+    sampling = SamplingParams(1.0, 1.0, -1, (), limits, 7, 2)
+    if kind in NOT_DECODED:
+        with pytest.raises(ConfigError, match=r"the engine hf (cannot decode|decodes) models of"):
+            HFEngine(model, 4).generate(prompts, sampling)
+        return
+    found = HFEngine(model, 4).generate(prompts, sampling)
+    use_own_attention(model, "eager")
+    pairs = zip(found.response_ids.rows(), found.log_probs.rows(), strict=True)
+    for number, (ids, log_probs) in enumerate(pairs):
+        with torch.no_grad():
+            own = own_log_probs(model, prompts.rows()[number // 2], ids)
+        torch.testing.assert_close(log_probs, own, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", sorted(REFUSED))
+def test_others_are_refused(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[kind]):
+        probed(kind, tmp_path)
