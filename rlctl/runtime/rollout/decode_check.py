@@ -13,10 +13,9 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.ops import log_probs_from_logits
-from rlctl.runtime.rollout.decoding import Decode
+from rlctl.runtime.rollout.decoding import Decode, Prefill
 from rlctl.runtime.rollout.fused import Passes
 from rlctl.runtime.rollout.kv_cache import KVCache
-from rlctl.runtime.rollout.prefill import Prefill
 
 _CHECKED = "_rlctl_decodes"  # attribute of a model
 _PROMPTS, _STEPS = (3, 5, 3), 4
