@@ -88,9 +88,6 @@ _MODULES = {
     "show": "runs",
     "sweeps": "runs",
     "logs": "watch",
-    "debug": "watch",
-    "stop": "resume",
-    "board": "report",
     **dict.fromkeys(("loggers", "version", "completion"), "doctor"),
 }
 COMMANDS = tuple(
