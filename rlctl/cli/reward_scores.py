@@ -59,7 +59,7 @@ class _Totals:
             )
 
 
-ScoredRows = tuple[Sequence[PromptRow], Sequence[str], "RewardReport"]  # rows, their responses
+Scored = tuple[Sequence[PromptRow], Sequence[str], "RewardReport"]  # rows, their responses
 
 
 def print_function_scores(config: Config, data: Path, responses: Path, as_json: bool) -> None:
@@ -93,7 +93,7 @@ def print_model_scores(
     _print_scores([(rows, texts, _score_with_model(config, rows, texts))], as_json)
 
 
-def _print_scores(parts: Iterable[ScoredRows], as_json: bool) -> _Totals:
+def _print_scores(parts: Iterable[Scored], as_json: bool) -> _Totals:
     """Print what `parts` have, after the last one."""
     totals = _Totals()
     with tempfile.TemporaryFile("w+") as entries:
@@ -204,7 +204,7 @@ def _score_with_functions(
     pairs: Iterator[tuple[PromptRow, str]],
     num_responses: int,
     group_size: int,
-) -> Iterator[ScoredRows]:
+) -> Iterator[Scored]:
     """Score rows with responses, `group_size` of each row, and yield them in parts."""
     from rlctl.runtime.rank_info import available_cores
 

@@ -191,7 +191,7 @@ def test_estimators_are_found_and_pickled_by_name() -> None:
     estimator = get_estimator("tests.numerics.test_advantages:my_estimator")
     assert estimator.needs == Needs.NOTHING
     assert torch.equal(estimator(golden_rows(), PLAIN)[0], golden_rows().rewards)
-    assert get_estimator("rlctl.runtime.algorithms.advantages.returns:gae").needs == Needs.CRITIC
+    assert get_estimator("rlctl.runtime.algorithms.advantages.gae:gae").needs == Needs.CRITIC
     gdpo = get_estimator("gdpo", reward_keys=["a"])
     assert pickle.loads(pickle.dumps(gdpo)) == gdpo
     with pytest.raises(ConfigError, match=r"'gropo'(?s:.*)did you mean 'grpo'") as caught:

@@ -10,7 +10,7 @@ import torch
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import RlctlError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.advantages.returns import with_baseline
+from rlctl.runtime.algorithms.advantages.remax import with_baseline
 from rlctl.runtime.batch import Ragged, Rollouts, Scores
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.data.conversations import Conversations

@@ -20,7 +20,7 @@ from rlctl.runtime.algorithms.advantages.base import (
     Estimator,
     load_estimator,
 )
-from rlctl.runtime.algorithms.advantages.returns import with_baseline
+from rlctl.runtime.algorithms.advantages.remax import with_baseline
 from rlctl.runtime.algorithms.aggregate import aggregate, count, divided
 from rlctl.runtime.algorithms.base import (
     Loss,
@@ -53,7 +53,7 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     TokenLoss,
     load_policy_loss,
 )
-from rlctl.runtime.algorithms.policy_losses.losses import gpg
+from rlctl.runtime.algorithms.policy_losses.ratio import gpg
 from rlctl.runtime.algorithms.ppo_checks import check_settings
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.algorithms.stats import entropy_metric, experience_metrics, spread

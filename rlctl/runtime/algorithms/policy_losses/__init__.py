@@ -1,1 +1,1 @@
-"""Policy losses, in `losses`; `base` has the machinery."""
+"""Policy losses, one file per family; `base` has the machinery."""

@@ -1,0 +1,66 @@
+"""Generalised advantage estimation: PPO, and VAPO with a λ for each length and for the critic."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rlctl.plugins import Params, declare
+from rlctl.runtime.algorithms.advantages.base import AdvantageConfig, AdvantageInputs, estimator
+from rlctl.runtime.algorithms.base import Needs
+
+
+@estimator(needs=Needs.CRITIC, by_group=True)
+def gae(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
+    """Return A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γ·V_{t+1} − V_t, and A + V: (B, R) each.
+
+    arXiv 1506.02438, equation 16. Masked tokens are skipped: t+1 is the next token that the policy
+    wrote, so a tool's output is no time step. After the returns are computed, A is whitened over
+    all unmasked tokens of the batch (not in the paper). Masked entries are not zeroed.
+    """
+    raw = advantage_sums(inputs, config.gamma, config.lam)
+    return inputs.whitened(raw), raw + inputs.given("values")
+
+
+def advantage_sums(inputs: AdvantageInputs, gamma: float, lam: float | Tensor) -> Tensor:
+    """Return Σ_l (γλ)^l·δ_{t+l} over the tokens that the policy wrote: (B, R), not whitened.
+
+    `lam` is a number or one per row, (B,).
+    """
+    # (R, B): each step of the loop reads one contiguous row
+    rewards, values = inputs.rewards.T.contiguous(), inputs.given("values").T.contiguous()
+    written = inputs.mask.T.contiguous() > 0
+    raw = torch.empty_like(rewards)
+    next_value = last = rewards.new_zeros(rewards.shape[1])
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * next_value - values[t]
+        last = torch.where(written[t], delta + gamma * lam * last, last)
+        next_value = torch.where(written[t], values[t], next_value)
+        raw[t] = last
+    return raw.T.contiguous()
+
+
+class VapoParams(Params):
+    """Settings of `vapo`."""
+
+    alpha: float = Field(default=0.05, gt=0, description="α of λ = 1 − 1/(α·length)")
+    critic_lambda: float = Field(default=1.0, ge=0, le=1, description="λ of the critic's returns")
+
+
+@declare(unused_keys=("algorithm.lam",))
+@estimator(needs=Needs.CRITIC, params=VapoParams, by_group=True)
+def vapo(
+    inputs: AdvantageInputs, config: AdvantageConfig, params: VapoParams
+) -> tuple[Tensor, Tensor]:
+    """Return GAE's advantages with λ = max(0, 1 − 1/(α·l)) for a row of l tokens, and returns.
+
+    Length-adaptive GAE, VAPO (arXiv 2504.05118, section 4.2); the returns have a λ of their own
+    (decoupled GAE, VC-PPO, arXiv 2503.01491). l counts the tokens that the policy wrote. Both are
+    (B, R); the advantages are whitened as in `gae`.
+    """
+    length = inputs.mask.sum(-1).clamp(min=1)  # (B,)
+    lam = (1 - 1 / (params.alpha * length)).clamp(min=0)
+    advantages = advantage_sums(inputs, config.gamma, lam)
+    returns = advantage_sums(inputs, config.gamma, params.critic_lambda) + inputs.given("values")
+    return inputs.whitened(advantages), returns
