@@ -13,7 +13,7 @@ KEY = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 LOSS = '''
 import torch
-from rlctl.runtime.algorithms.policy_losses.ratio import vanilla
+from rlctl.runtime.algorithms.policy_losses.vanilla import vanilla
 
 def hungry(tokens, clip):
     """The last rank has no memory for more than half of the rows."""

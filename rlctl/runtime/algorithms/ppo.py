@@ -53,7 +53,7 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     TokenLoss,
     load_policy_loss,
 )
-from rlctl.runtime.algorithms.policy_losses.ratio import gpg
+from rlctl.runtime.algorithms.policy_losses.gpg import gpg
 from rlctl.runtime.algorithms.ppo_checks import check_settings
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.algorithms.stats import entropy_metric, experience_metrics, spread

@@ -1,1 +1,1 @@
-"""Advantage estimators, one file per family; `base` has the machinery."""
+"""Advantage estimators, one file per method; `base` has the machinery."""

@@ -1,1 +1,1 @@
-"""Policy losses, one file per family; `base` has the machinery."""
+"""Policy losses, one file per method; `base` has the machinery."""
