@@ -135,12 +135,18 @@ def trl_trainer(
         [{"prompt": list(row.prompt), "ground_truth": row.ground_truth} for row in rows]
     )
 
-    def reward(completions: Any, ground_truth: Any, **_: object) -> list[float]:
+    def reward(
+        completions: Any, ground_truth: Any, completion_ids: Any, **_: object
+    ) -> list[float]:
+        longer = {
+            len(ids) - limit for ids, limit in zip(completion_ids, limits.tolist(), strict=True)
+        }
+        assert longer <= {0, 1}, f"TRL has other lengths: {sorted(longer)[:9]}"
         texts = [each[0]["content"] for each in completions]
         pairs = zip(texts, ground_truth, strict=True)
         return [score("", text, truth, method="strict")["score"] for text, truth in pairs]
 
-    optim = rollout.actor.optim
+    optim, padding = rollout.actor.optim, tokenizer.pad_token_id
     settings = trl.GRPOConfig(
         output_dir=str(folder),
         use_cpu=on_cpu,
@@ -161,7 +167,8 @@ def trl_trainer(
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
-        generation_kwargs={"eos_token_id": None},
+        # Padding ends responses and is never sampled. None would mean the model's own end.
+        generation_kwargs={"eos_token_id": padding, "suppress_tokens": [padding]},
     )
     trainer = trl.GRPOTrainer(
         model,
@@ -171,7 +178,7 @@ def trl_trainer(
         processing_class=tokenizer,
         callbacks=[turns],
     )
-    trainer.eos_token_ids = [tokenizer.pad_token_id]  # it cuts a response at the first one
+    trainer.eos_token_ids = [padding]  # it cuts a response at the first one
     return trainer
 
 
