@@ -183,6 +183,22 @@ def memory() -> str:
     return "\n\n".join(f"### {title}\n\n" + table(head, rows[title]) for title in RECIPES)
 
 
+def models() -> str:
+    """Return a table of transformers' causal language models: exact, exact but slow, refused."""
+    from tests.miniatures import NOT_DECODED, PADDED, REFUSED, TYPES
+
+    packed = [kind for kind in TYPES if kind not in PADDED and kind not in REFUSED]
+    groups = {"exact on packed rows": packed, "exact on padded rows": sorted(PADDED)}
+    rows = [(name, f"{len(kinds)}", _marked(kinds, NOT_DECODED)) for name, kinds in groups.items()]
+    reasons = "; ".join(f"{code(kind)} ({reason})" for kind, reason in REFUSED.items())
+    rows.append(("refused", f"{len(REFUSED)}", reasons))
+    return table(["", "types", ""], rows) + "\n\n\\* not decoded by the engine `hf`"
+
+
+def _marked(kinds: Iterable[str], marked: frozenset[str]) -> str:
+    return ", ".join(code(kind) + (" \\*" if kind in marked else "") for kind in kinds)
+
+
 def write_model(folder: Path, sizes: tuple[int, ...]) -> None:
     """Write the config.json of a decoder with sizes as in `MODELS`."""
     hidden, layers, heads, kv_heads, intermediate, tied, vocabulary = sizes
@@ -252,6 +268,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "trl": lambda: options("trl"),
     "openrlhf": lambda: options("openrlhf"),
     "memory": memory,
+    "models": models,
 }
 
 

@@ -75,6 +75,7 @@ SIZES: dict[str, Any] = {
 PER_LAYER = ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types")
 _LARGE, _SMALL = 128, 16  # other integers
 _UNCHANGED = ("rope_parameters", "id2label", "label2id", "model_type")
+_DRAFT = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 # What validators ask for, or a default leaves open.
 OTHERS: dict[str, dict[str, Any]] = {
@@ -94,6 +95,13 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "falcon_h1": {"mamba_d_ssm": 64, "ssm_multipliers": [1.0] * 5},
+    "gemma4_assistant": {
+        "text_config": _DRAFT
+        | dict.fromkeys(("num_hidden_layers", "num_kv_shared_layers", "num_key_value_heads"), 2)
+        | dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), WIDTH)
+        | {"num_attention_heads": HEADS, "head_dim": 8, "per_layer_config": {}}
+        | {"layer_types": ["sliding_attention", "full_attention"]}
+    },
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
@@ -124,13 +132,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 _PARTS = {"text_encoder": {"model_type": "t5"}, "audio_encoder": {"model_type": "encodec"}}
 # Arguments of the configs that have no default.
 NO_DEFAULT: dict[str, dict[str, Any]] = {
-    "gemma4_assistant": {
-        "text_config": {
-            "hidden_size_per_layer_input": 0,
-            "vocab_size_per_layer_input": 0,
-            "num_kv_shared_layers": 30,
-        }
-    },
+    "gemma4_assistant": {"text_config": _DRAFT},
     "gemma4_unified_assistant": {"text_config": {}},
     "musicgen": _PARTS | {"decoder": {}},
     "musicgen_melody": _PARTS | {"decoder": {}},
@@ -209,7 +211,7 @@ REFUSED = {
     "blt": "blt is no causal language model",
     "cpmant": "computed wrongly on packed rows",
     "gemma3n": "requires the timm library",
-    "gemma4_assistant": "inputs_embeds and shared_kv_states cannot be None",
+    "gemma4_assistant": "cannot run on packed rows",
     "gemma4_unified_assistant": "inputs_embeds and shared_kv_states cannot be None",
     "git": "git is no causal language model",
     "musicgen": "cannot be loaded",

@@ -19,12 +19,24 @@ from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.lanes import Lane
 from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.workers.passes import enter_training
 from tests.configs import configured
 from tests.models import tiny_model
 from tests.second_device import NAME, SecondDevice
 
 MODEL = "actor_rollout_ref.model"
 LAYERS = 4
+
+
+def test_updates_recompute_layers_without_dropout() -> None:
+    hf = tiny_model(num_hidden_layers=LAYERS, attention_dropout=0.5)
+    hf.model.layers.append(torch.nn.Dropout(0.5))
+    hf.gradient_checkpointing_enable()
+    enter_training(hf)
+    training = {name for name, module in hf.named_modules() if module.training}
+    assert training >= {f"model.layers.{number}" for number in range(LAYERS)}
+    assert all(name == "model" or name.count(".") == 2 for name in training)
+    assert not hf.model.layers[-1].training
 
 
 def gradients(*overrides: str) -> tuple[list[Tensor], int, int]:

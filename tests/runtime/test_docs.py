@@ -49,8 +49,9 @@ def test_no_generated_page_is_kept_and_every_part_is_used() -> None:
     marks = {name: re.findall(r"<!-- generated: (.+) -->", text) for name, text in texts.items()}
     assert marks.pop("migrating.md") == ["trl", "openrlhf"]
     assert marks.pop("machines.md") == ["memory"]
+    assert marks.pop("models.md") == ["models"]
     assert not any(marks.values())
-    assert set(PARTS) == {"trl", "openrlhf", "memory"}
+    assert set(PARTS) == {"trl", "openrlhf", "memory", "models"}
     assert "| `num_generations` | `actor_rollout_ref.rollout.n` |" in with_parts(
         texts["migrating.md"]
     )

@@ -163,7 +163,7 @@ def test_probe_pads_models_that_do_not_use_the_interface(kind: str) -> None:
 
 def test_probe_refuses_padded_rows_of_models_that_are_not_causal() -> None:
     hf = miniature("bert")
-    use_padded_rows(hf, "of this test")
+    use_padded_rows(hf)
     with pytest.raises(ConfigError, match=r"models of type bert .* computed wrongly"):
         check_model(PolicyModel(hf, 1.0), None)
 

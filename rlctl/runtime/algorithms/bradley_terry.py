@@ -2,7 +2,7 @@
 
 The loss of a pair needs the scores of both of its conversations, which ranks and micro-batches may
 separate: its derivatives by the scores are computed on the controller, as in `pair_losses`. Both
-passes must agree, so the reward model has no dropout.
+passes must agree, so dropout is off.
 """
 
 from __future__ import annotations

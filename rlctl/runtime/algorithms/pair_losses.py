@@ -3,7 +3,7 @@
 A pair loss f(h_w, h_l) needs both responses of a pair, which ranks and micro-batches may separate.
 Its derivatives by h_w and h_l are numbers. They are computed on the controller with the h of the
 weights that the update starts from; the worker's loss Σ_i ∂L/∂h_i · h_i then has the gradient of L.
-Log-probs of both passes must agree, so models with dropout are not supported.
+Log-probs of both passes agree, because dropout is off.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from rlctl.runtime.model.padded_rows import (
     has_padded_rows,
     use_own_attention,
     use_padded_rows,
+    warn_of_padding,
 )
 from rlctl.runtime.model.rectangles import Rectangles
 from rlctl.runtime.ops import to_device
@@ -245,13 +246,17 @@ def use_rlctl_attention(model: PreTrainedModel) -> None:
         )
     install_mixers(model)
     others = set(getattr(config, "layer_types", None) or ()) - _OTHER_TYPES - {_SLIDING}
+    reason = None
     if not is_causal:
-        use_padded_rows(model, "it has attention to an encoder")
+        reason = "it has attention to an encoder"
     elif others:
-        use_padded_rows(model, f"it has layers of type {', '.join(sorted(others))}")
+        reason = f"it has layers of type {', '.join(sorted(others))}"
     elif model._is_stateful and not has_mixers(model):
-        use_padded_rows(model, "its layers have states of their own")
+        reason = "its layers have states of their own"
     elif not model._can_set_attn_implementation():
-        use_padded_rows(model, "it has an attention of its own, such as ALiBi")
-    else:
+        reason = "it has an attention of its own, such as ALiBi"
+    if reason is None:
         model.set_attn_implementation(NAME)
+    else:
+        use_padded_rows(model)
+        warn_of_padding(model, reason)

@@ -52,11 +52,15 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     return decoder
 
 
-def use_padded_rows(model: PreTrainedModel, reason: str) -> None:
-    """Let `model` compute padded rows, in place, and log `reason` once per process."""
+def use_padded_rows(model: PreTrainedModel) -> None:
+    """Let `model` compute padded rows, in place."""
     for part in (model, model.base_model, decoder_of(model)):
         setattr(part, _PADDED, True)
     use_own_attention(model)
+
+
+def warn_of_padding(model: PreTrainedModel, reason: str) -> None:
+    """Log once per process that `model` takes the slow path, and why."""
     _warn(model.config.model_type, reason)
 
 

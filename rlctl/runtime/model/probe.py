@@ -23,6 +23,7 @@ from rlctl.runtime.model.padded_rows import (
     has_padded_rows,
     use_own_attention,
     use_padded_rows,
+    warn_of_padding,
 )
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences
@@ -84,14 +85,14 @@ def check_model(model: M, storage: RankStorage | None) -> None:
 
     A model that packed rows change computes padded rows from then on, if these are right.
     """
-    for is_last in (has_padded_rows(model.hf), True):
-        try:
-            check_packing(model if storage is None else first_layers(model, storage))
-            return
-        except ConfigError as error:
-            if is_last:
-                raise
-            use_padded_rows(model.hf, f"packed rows change it ({error.problems[0].message})")
+    try:
+        check_packing(model if storage is None else first_layers(model, storage))
+    except ConfigError as error:
+        if has_padded_rows(model.hf):
+            raise
+        use_padded_rows(model.hf)
+        check_packing(model if storage is None else first_layers(model, storage))
+        warn_of_padding(model.hf, f"packed rows change it ({error.problems[0].message})")
 
 
 @torch.no_grad()
