@@ -10,12 +10,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
+from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.lora import add_adapters, merged_parameters
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.padded_rows import has_padded_rows, use_own_attention
 from rlctl.runtime.model.probe import check_model
 from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.workers.passes import enter_training
@@ -107,6 +110,21 @@ def test_the_engine_samples_from_the_model(
         with torch.no_grad():
             own = own_log_probs(model, prompts.rows()[number // 2], ids)
         torch.testing.assert_close(log_probs, own, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gemma4_text", "mpt", "qwen3_5_text"])
+def test_the_memory_plan_and_adapters_follow_the_modules(kind: str, tmp_path: Path) -> None:
+    hf = miniature(kind, tmp_path)
+    overrides = (f"path={tmp_path}", "init=random", "lora_rank=2")
+    names = [f"actor_rollout_ref.model.{each}" for each in overrides]
+    settings = compose("grpo", names).config.actor_rollout_ref.model
+    size, parameters = ModelSize.from_config(settings, "policy"), dict(hf.named_parameters())
+    add_adapters(hf, settings, seed=0)
+    assert size.num_parameters == sum(each.numel() for each in hf.parameters())
+    exported = dict(merged_parameters(hf))
+    assert exported.keys() == parameters.keys()
+    for name, value in exported.items():  # adapters add nothing at first
+        torch.testing.assert_close(value, parameters[name].detach())
 
 
 @pytest.mark.parametrize("kind", sorted(REFUSED))

@@ -215,6 +215,14 @@ def layer_window(config: Any, layer: int) -> int | None:
     return getattr(config, "sliding_window", None)
 
 
+def head_size(config: Any) -> int | None:
+    """Return the head size that a decoder's config gives, the largest of its layers."""
+    try:
+        return getattr(config, "head_dim", None)
+    except RuntimeError:  # transformers refuses an attribute that differs between layers
+        return max(layer.head_dim for layer in config.per_layer_config)
+
+
 AttentionInterface.register(NAME, _attention)
 
 

@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
+from rlctl.runtime.model.attention import head_size
 from rlctl.runtime.model.load import Kind, build_empty, load_config
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.ops import ceil_div
@@ -55,7 +56,7 @@ class ModelSize:
         head = text.hidden_size + 1 if kind == "backbone" else 0
         total = _count(built) + head
         heads = getattr(text, "num_attention_heads", None) or 1
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+        head_dim = head_size(text) or text.hidden_size // heads
         return cls(
             num_parameters=total,
             num_trained=sum(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from rlctl.runtime.model.attention import layer_window
+from rlctl.runtime.model.attention import head_size, layer_window
 from rlctl.runtime.model.mixers import has_states
 from rlctl.runtime.model.routing import num_experts
 from rlctl.runtime.workers.process_memory import PEAK
@@ -78,7 +78,7 @@ class DecoderShape:
             num_layers=text.num_hidden_layers,
             num_heads=heads,
             num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
-            head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+            head_dim=head_size(text) or text.hidden_size // heads,
             intermediate_size=text.intermediate_size,
             windows=tuple(layer_window(text, i) for i in range(text.num_hidden_layers)),
         )
