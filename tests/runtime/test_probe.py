@@ -18,11 +18,15 @@ from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.sft import SFT
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model import attention, causal_lm, padded_rows
+from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.attention import Packing, use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
+from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.padded_rows import has_padded_rows, use_padded_rows
 from rlctl.runtime.model.probe import check_model, check_packing
+from rlctl.runtime.model.routing import Routers
 from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.base import ModelWorker
@@ -192,6 +196,31 @@ def test_probe_refuses_a_leak_in_any_precision(
     monkeypatch.setattr(Packing, "attend", partial(Packing.attend, whole))
     with pytest.raises(ConfigError, match="computed wrongly on packed rows"):
         check_packing(model)
+
+
+def test_ranks_do_not_divide_padded_rows() -> None:
+    model = PolicyModel(prepared(miniature("bloom", **PADDED["bloom"])), 1.0)
+    key = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"
+    fsdp = compose("grpo", [key]).config.actor_rollout_ref.actor.fsdp_config
+    with pytest.raises(ConfigError, match="models of type bloom compute padded rows"):
+        shard(model, rank_info(0, 2), fsdp, RankStorage("cpu", torch.float32, torch.float32))
+
+
+def test_experts_of_padded_rows_are_not_replayed() -> None:
+    settings = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    hf = prepared(miniature("mixtral", **settings))
+    Routers(hf)
+    use_padded_rows(hf)
+    with pytest.raises(ConfigError, match="router replay does not support models of type mixtral"):
+        Routers(hf)
+
+
+def test_models_that_cannot_compute_layers_again_say_so() -> None:
+    hf = miniature("rwkv", **PADDED["rwkv"])
+    hf.supports_gradient_checkpointing = False
+    settings = compose("grpo", ["actor_rollout_ref.model.enable_gradient_checkpointing=true"])
+    with pytest.raises(ConfigError, match="models of type rwkv cannot compute their layers again"):
+        save_activation_memory(hf, settings.config.actor_rollout_ref.model)
 
 
 def test_probe_changes_nothing() -> None:
