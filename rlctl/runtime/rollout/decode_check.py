@@ -31,7 +31,6 @@ def check_decoding(passes: Passes) -> None:
     """
     if hasattr(passes.model, _CHECKED):
         return
-    setattr(passes.model, _CHECKED, True)
     config, device = passes.model.config.get_text_config(decoder=True), passes.model.device
     sizes = [length + _STEPS for length in _PROMPTS]
     ids = (torch.arange(sum(sizes), device=device) * 7919 + 11) % config.vocab_size
@@ -55,6 +54,7 @@ def check_decoding(passes: Passes) -> None:
             "of the complete row",
             hint=_HINT,
         )
+    setattr(passes.model, _CHECKED, True)
 
 
 _HINT = "actor_rollout_ref.rollout.name=vllm"
