@@ -17,6 +17,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any, Self
 
@@ -173,10 +174,11 @@ def _replace_vllm(gpu: FakeGpu) -> None:
     allocator.init_module = gpu.connect
     allocator.python_create_and_map, allocator.python_unmap_and_release = gpu.map, gpu.unmap
     import vllm.platforms as platforms
-    from vllm.platforms.cpu import CpuPlatform
     from vllm.platforms.interface import PlatformEnum
 
-    class Platform(CpuPlatform):
+    cpu: Any = import_module("vllm.platforms.cpu")
+
+    class Platform(cpu.CpuPlatform):
         _enum = PlatformEnum.OOT
         device_name = device_type = "cuda"
         device_control_env_var = "CUDA_VISIBLE_DEVICES"
@@ -196,8 +198,7 @@ def _replace_vllm(gpu: FakeGpu) -> None:
         cudaMemcpy = staticmethod(ctypes.memmove)
 
     cuda_wrapper.CudaRTLibrary = Runtime
-    from vllm.v1.worker import gpu_worker
-
+    gpu_worker: Any = import_module("vllm.v1.worker.gpu_worker")
     gpu_worker.kernel_warmup = _nothing  # imports models that need torchvision
     from vllm.model_executor.model_loader import utils
 

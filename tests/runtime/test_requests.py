@@ -100,7 +100,11 @@ def test_a_kept_cache_gives_the_same_turns_and_computes_new_tokens_only() -> Non
     )
     tools = [5, 90, 1, 7]
     recomputed = episode(HFEngine(tiny_model(), None), tools, keep=False)
-    kept = episode(HFEngine(model, None), tools, keep=True)
+    engine = HFEngine(model, None)
+    engine.submit([request(9, context(1))])  # an engine checks its model at its first request
+    drain(engine)
+    seen.clear()
+    kept = episode(engine, tools, keep=True)
     for actual, expected in zip(kept, recomputed, strict=True):
         assert_same(actual, expected)
     # Every token is computed once, except the last of the last response.

@@ -6,12 +6,16 @@ per pass, and its states are those of transformers' common cache.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import Packing
+from rlctl.runtime.model.kernels import Reach
+from rlctl.runtime.model.mixers import Mixer
 from rlctl.runtime.ops import log_probs_from_logits
 from rlctl.runtime.rollout.decoding import Decode, Prefill
 from rlctl.runtime.rollout.fused import Passes
@@ -60,10 +64,23 @@ def check_decoding(passes: Passes) -> None:
 _HINT = "actor_rollout_ref.rollout.name=vllm"
 
 
+@dataclass(frozen=True)
+class _CompleteRows:
+    """Implements `TokenAttention`: packed rows, with the plain layers that the engine runs."""
+
+    packing: Packing
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
+        return self.packing.attend(layer, query, key, value, reach)
+
+    def mix(self, hidden: Tensor, mixer: Mixer) -> Tensor:
+        return self.packing.mix(hidden, mixer)
+
+
 def _complete(passes: Passes, rows: list[Tensor]) -> Tensor:
     """Return the log-probs of the last tokens of rows (N,) in one pass: (R, steps)."""
     packing = Packing.from_lengths(torch.tensor([len(row) for row in rows]), rows[0].device)
-    logits = passes.logits(torch.cat(rows), packing.position_ids, packing)
+    logits = passes.logits(torch.cat(rows), packing.position_ids, _CompleteRows(packing))
     parts = logits.split([len(row) for row in rows])
     return torch.stack(
         [
