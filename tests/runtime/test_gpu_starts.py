@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 from rlctl.runtime.rollout.sglang import _launch_arguments
-from rlctl.runtime.rollout.vllm_engine.startup import engine_arguments
+from rlctl.runtime.rollout.vllm_engine.startup import _quiet, engine_arguments
 from rlctl.runtime.workers.process import Process
 from tests.models import write_tiny_model
 from tests.workers import actor_of
@@ -48,6 +49,19 @@ def test_workers_compile_on_a_gpu(
         Process(where)
         compiled = torch.compile(lambda x: x, fullgraph=True)
         assert hasattr(compiled, "aot_compile") is compiles
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_what_vllm_prints_at_its_start_is_in_the_log(
+    has_log: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a worker that is its standard output: one that is killed leaves what it printed."""
+    config = compose("ppo").config.actor_rollout_ref
+    where = replace(GPU, log_path=tmp_path / "main-0.log" if has_log else None)
+    spec = EngineSpec(config.model, config.rollout, torch.bfloat16, where, 64, seed=0)
+    with _quiet(spec):
+        os.write(2, b"NCCL WARN\n")
+    assert capfd.readouterr().err == ("NCCL WARN\n" if has_log else "")
 
 
 @pytest.mark.parametrize("size", [1, 2])

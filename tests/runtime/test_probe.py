@@ -23,7 +23,7 @@ from rlctl.runtime.model.attention import Packing, use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.padded_rows import has_padded_rows, use_padded_rows
-from rlctl.runtime.model.probe import check_model, check_packing
+from rlctl.runtime.model.probe import check_model, check_packing, first_layers
 from rlctl.runtime.model.routing import Routers
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import shard
@@ -285,3 +285,14 @@ def test_sft_trains_at_temperature_1(
 ) -> None:
     """The temperature of the rollout is that of sampled responses, which SFT does not have."""
     assert actor(tmp_path, recipe, kind).policy.temperature == expected
+
+
+def test_the_probe_copies_a_layer_of_each_kind_in_the_dtype_of_passes() -> None:
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    hf = tiny_model(num_hidden_layers=4, use_sliding_window=True, layer_types=kinds)
+    model = PolicyModel(hf, 1.0)
+    copied = first_layers(model, RankStorage("cpu", torch.float32, torch.bfloat16))
+    assert len(copied.hf.get_decoder().layers) == 3, "the third is the first of its kind"
+    assert {parameter.dtype for parameter in copied.parameters()} == {torch.bfloat16}
+    assert len(hf.get_decoder().layers) == 4
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
