@@ -32,9 +32,8 @@ def expert_layers(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules that hold all experts of a layer, as matrices (E, …, …) of weights."""
     for module in model.modules():
         number, own = getattr(module, "num_experts", None), list(module.parameters(recurse=False))
-        if any(parameter.ndim == 3 for parameter in own) and all(
-            len(numbers) == number for numbers in own
-        ):
+        has_matrices = any(parameter.ndim == 3 for parameter in own)
+        if has_matrices and all(len(parameter) == number for parameter in own):
             yield module
 
 
