@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-_TIMEOUT_S = 45  # eight GPUs that no process keeps initialized take more than ten seconds
+_TIMEOUT_S = 45  # nvidia-smi first initializes GPUs that no process uses
 
 
 def visible_gpus() -> list[str]:
