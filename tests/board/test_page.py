@@ -171,7 +171,10 @@ def test_buttons_ask_before_they_act(page: Page, board: Served, root: Path) -> N
     page.keyboard.press("Escape")
     expect(page.locator("dialog")).to_be_hidden()
     assert read_labels(root / "demo" / "first").tags == ()
-    page.keyboard.press("Enter")  # the button has the focus again
+    # The button has the focus again. The dialog opens before its last closing has been reported.
+    page.evaluate(
+        "() => { const tag = document.activeElement; tag.click(); $('ask').close(); tag.click(); }"
+    )
     page.get_by_label("tags").fill("good")
     page.keyboard.press("Enter")
     expect(page.locator(".card .tag")).to_have_text("good")

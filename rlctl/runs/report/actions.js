@@ -44,7 +44,8 @@ function ask(title, { text, label, verb }, value) {
   (label ? $("ask-input") : $("ask-ok")).focus();
   return new Promise(resolve => {
     $("ask-input").onkeydown = event => { if (event.key === "Enter") { event.preventDefault(); dialog.close("ok"); } };
-    dialog.onclose = () => resolve(dialog.returnValue === "ok" ? $("ask-input").value : null);
+    // The event of an earlier closing may arrive after the dialog has opened again.
+    dialog.onclose = () => dialog.open || resolve(dialog.returnValue === "ok" ? $("ask-input").value : null);
   });
 }
 
