@@ -44,7 +44,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 NOT_TRIED = {"vllm", "triton", "dev", "docs"}
 
 # Makes a run of the pages short; with `--full` they run as they are written.
-SHORT = ["trainer.total_training_steps=2", "data.val_max_samples=16"]
+SHORT = ["trainer.total_training_steps=1", "data.val_max_samples=8"]
 
 # Exit codes other than 0 that are right, by the beginning of the command.
 EXPECTED: dict[str, tuple[set[int], str]] = {

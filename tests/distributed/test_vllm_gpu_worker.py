@@ -25,7 +25,7 @@ from tests.interpreted import interpreted
 from tests.models import write_tiny_model
 from tests.workers import LOSS, actor_of
 
-pytestmark = [pytest.mark.extra("vllm"), pytest.mark.extra("triton"), pytest.mark.slow]
+pytestmark = [pytest.mark.extra("vllm"), pytest.mark.extra("triton"), pytest.mark.soak]
 
 _MODEL = "actor_rollout_ref.model"
 _LORA = (f"{_MODEL}.lora_rank=8", "actor_rollout_ref.rollout.lora_merge=false")
@@ -116,7 +116,7 @@ def observe(model: Path, overrides: tuple[str, ...]) -> Observed:
     [
         pytest.param((f"{_MODEL}.dtype=fp32",), 1e-4, id="full"),
         # vLLM has no kernels for adapters in float32.
-        pytest.param((f"{_MODEL}.dtype=bf16", *_LORA), 0.2, id="adapters", marks=pytest.mark.soak),
+        pytest.param((f"{_MODEL}.dtype=bf16", *_LORA), 0.2, id="adapters"),
     ],
 )
 def test_an_engine_generates_the_same_after_its_memory_was_unmapped(
