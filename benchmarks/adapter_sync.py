@@ -27,20 +27,20 @@ from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights
 from rlctl.runtime.model.lora import add_adapters
-from rlctl.runtime.rollout.weight_sync import WHOLE, WeightChannel, to_buckets, whole
+from rlctl.runtime.rollout.weight_sync import WHOLE, WeightChannel, bucket_bytes, to_buckets, whole
 
 _PROMPTS = 16
 
 
 def send(engines: EngineGroup, weights: EngineWeights) -> int:
     """Send what the engines lack, and return its bytes."""
-    settings = engines.rollout.checkpoint_engine
-    max_bytes, sent = settings.update_weights_bucket_megabytes * 2**20, [0]
+    sent = [0]
 
     def send_weights(channel: WeightChannel) -> dict[int, str]:
         rows = whole(weights.parameters(channel.selection))
+        max_bytes = bucket_bytes(engines.rollout, channel.device)
         for bucket in to_buckets(rows, WHOLE, torch.float32, max_bytes, channel.device):
-            sent[0] += sum(each.data.nbytes for each in bucket.parameters)
+            sent[0] += bucket.data.nbytes
             channel.send(bucket)
         return channel.close(version=1)
 

@@ -27,7 +27,7 @@ from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.rollout.weight_sync import WHOLE, WeightChannel, to_buckets, whole
+from rlctl.runtime.rollout.weight_sync import WHOLE, WeightChannel, bucket_bytes, to_buckets, whole
 from rlctl.runtime.workers.rollout import RolloutSpec
 
 
@@ -62,11 +62,10 @@ def engine_pool(
 
 def send_to(engines: EngineGroup, model: Qwen2ForCausalLM) -> None:
     """Send the model's weights to all engines."""
-    settings = engines.rollout.checkpoint_engine
-    max_bytes = settings.update_weights_bucket_megabytes * 2**20
 
     def send_weights(channel: WeightChannel) -> dict[int, str]:
         rows = whole(weights(model))
+        max_bytes = bucket_bytes(engines.rollout, channel.device)
         for bucket in to_buckets(rows, WHOLE, torch.float32, max_bytes, channel.device):
             channel.send(bucket)
         return channel.close(version=1)

@@ -54,7 +54,7 @@ def _send(
         begin = time.perf_counter()
         buckets = to_buckets(whole(parameters), WHOLE, torch.float32, 32 * 2**20, settings.device)
         for bucket in buckets:
-            pipe.send(bucket.header())
+            pipe.send(bucket.header)
             link.send(bucket)
             _expect(pipe)
         times.append(time.perf_counter() - begin)

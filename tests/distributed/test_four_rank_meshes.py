@@ -256,8 +256,8 @@ def check_stages(found: list[Staged], model: str, folder: Path) -> None:
         for bucket in buckets
         for each in together.add(bucket) or ()
     ]
-    assert {each.name for each in sent} == engine.keys()
-    assert all(torch.equal(each.tensor(), engine[each.name]) for each in sent)
+    assert {name for name, _ in sent} == engine.keys()
+    assert all(torch.equal(value, engine[name]) for name, value in sent)
     for rank, _ in found:
         assert rank.engine.keys() == engine.keys()
         assert all(torch.equal(rank.engine[name], engine[name]) for name in engine)

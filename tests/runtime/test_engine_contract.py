@@ -36,7 +36,7 @@ from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice, next_key
 from rlctl.runtime.rollout.running import RunningRows
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.rollout.weight_sync import Bucket, Parameter
+from rlctl.runtime.rollout.weight_sync import Bucket
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 from tests.generation import STOP, engine_spec, full_forward, prompts, sampling
 from tests.models import mixture_model, tiny_model
@@ -347,12 +347,9 @@ def changed(seed: int) -> PreTrainedModel:
 
 def buckets(model: PreTrainedModel) -> list[Bucket]:
     """Return the weights of `model` in buckets of a few parameters each."""
-    found = [
-        Parameter.from_tensor(name, value.detach(), torch.float32, "cpu")
-        for name, value in model.named_parameters()
-    ]
+    found = [(name, value.detach()) for name, value in model.named_parameters()]
     return [
-        Bucket.from_parameters(number, found[start : start + 5])
+        Bucket.from_tensors(number, found[start : start + 5], torch.float32)
         for number, start in enumerate(range(0, len(found), 5))
     ]
 
@@ -484,7 +481,7 @@ def test_several_loads_and_a_cancelled_request(worker: RolloutWorker) -> None:
 def test_a_corrupted_bucket_is_named(worker: RolloutWorker) -> None:
     first, *rest = buckets(changed(1))
     broken = copy.deepcopy(first)
-    broken.parameters[0].data[0] ^= 1
+    broken.data[0] ^= 1
     with pytest.raises(RlctlError, match="bucket 0 was sent with checksum"):
         worker.load_stored([broken, *rest], version=9)
 

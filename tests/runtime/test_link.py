@@ -36,13 +36,12 @@ def test_buckets_arrive_intact_and_in_order() -> None:
         sender, receiver = Link.to_engine(listener, rank_info()), connected.result()
         buckets = list(to_buckets(whole(parameters()), WHOLE, torch.bfloat16, 30_000))
         for bucket in buckets:
-            fetched = executor.submit(receiver.fetch, bucket.header())
+            fetched = executor.submit(receiver.fetch, bucket.header)
             sender.send(bucket)
             arrived = fetched.result(timeout=600)
             arrived.verify()
-            for one, other in zip(arrived.parameters, bucket.parameters, strict=True):
-                assert torch.equal(one.tensor(), other.tensor())
-                assert one.tensor().data_ptr() != other.tensor().data_ptr() or not one.data.numel()
+            assert torch.equal(arrived.data, bucket.data)
+            assert arrived.data.data_ptr() != bucket.data.data_ptr()
     assert len(buckets) > 1
     sender.close()
 
@@ -58,8 +57,8 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> type[FakeNCCL]:
 GPU = replace(rank_info(), device="cuda", timeout_s=60.0)
 
 
-def receive(port: int, headers: Iterable[BucketHeader], gpu: int) -> list[list[Tensor]]:
-    """Fetch buckets on a GPU; return their values on the CPU."""
+def receive(port: int, headers: Iterable[BucketHeader], gpu: int) -> list[Tensor]:
+    """Fetch buckets on a GPU; return their bytes on the CPU."""
     FakeNCCL.gpu.number = gpu
     with SecondDevice("cuda"):
         link = Link.to_trainer("127.0.0.1", port, GPU)
@@ -67,7 +66,7 @@ def receive(port: int, headers: Iterable[BucketHeader], gpu: int) -> list[list[T
         for header in headers:
             bucket = link.fetch(header)
             bucket.verify()
-            found.append([parameter.tensor().cpu() for parameter in bucket.parameters])
+            found.append(bucket.data.cpu())
         return found
 
 
@@ -76,20 +75,16 @@ def test_buckets_arrive_between_gpus(nccl: type[FakeNCCL]) -> None:
     with ThreadPoolExecutor(1) as executor, SecondDevice("cuda"):
         rows = whole(parameters())
         buckets = list(to_buckets(rows, WHOLE, torch.bfloat16, 30_000, "cuda"))
-        headers = [bucket.header() for bucket in buckets]
+        headers = [bucket.header for bucket in buckets]
         received = executor.submit(receive, listener.port, headers, 1)
         link = Link.to_engine(listener, GPU)
         assert nccl.num_communicators == 0, "NCCL connects at the first call"
         for bucket in buckets:
             link.send(bucket)
         found = received.result(timeout=600)
-        sent = [[parameter.tensor().cpu() for parameter in bucket.parameters] for bucket in buckets]
-    for ours, theirs in zip(sent, found, strict=True):
-        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
-    filled = [
-        parameter for bucket in buckets for parameter in bucket.parameters if parameter.data.nbytes
-    ]
-    assert (nccl.num_communicators, nccl.num_calls) == (1, len(filled))
+        sent = [bucket.data.cpu() for bucket in buckets]
+    assert all(torch.equal(one, other) for one, other in zip(sent, found, strict=True))
+    assert (nccl.num_communicators, nccl.num_calls) == (1, len(buckets))
 
 
 def test_nccl_refuses_two_ends_on_one_gpu_and_buckets_on_a_cpu(nccl: type[FakeNCCL]) -> None:
@@ -99,7 +94,7 @@ def test_nccl_refuses_two_ends_on_one_gpu_and_buckets_on_a_cpu(nccl: type[FakeNC
             next(to_buckets(whole(parameters()), WHOLE, torch.bfloat16, 30_000, device))
             for device in ("cpu", "cuda")
         )
-        received = executor.submit(receive, listener.port, [on_gpu.header()], 0)
+        received = executor.submit(receive, listener.port, [on_gpu.header], 0)
         link = Link.to_engine(listener, GPU)
         with pytest.raises(RuntimeError, match="must be CUDA"):
             link.send(on_cpu)

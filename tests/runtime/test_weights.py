@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch
@@ -35,13 +36,14 @@ def parameters(seed: int = 0) -> Iterator[tuple[str, Tensor]]:
 def test_parameters_arrive_in_the_engine_dtype(dtype: torch.dtype) -> None:
     sent, small = dict(parameters()), 30_000
     buckets = list(to_buckets(whole(parameters()), WHOLE, dtype, max_bytes=small))
-    assert [bucket.number for bucket in buckets] == list(range(len(buckets)))
+    assert [bucket.header.number for bucket in buckets] == list(range(len(buckets)))
     assert len(buckets) > 1
     assert all(
-        len(bucket.parameters) == 1 or sum(each.data.nbytes for each in bucket.parameters) <= small
+        len(bucket.header.entries) == 1
+        or sum(entry.num_bytes for entry in bucket.header.entries) <= small
         for bucket in buckets
     )
-    arrived = {each.name: each.tensor() for bucket in buckets for each in bucket.parameters}
+    arrived = dict(chain.from_iterable(bucket.tensors() for bucket in buckets))
     assert list(arrived) == list(sent)
     for name, value in sent.items():
         assert torch.equal(arrived[name], value if name == "steps" else value.to(dtype)), name
@@ -65,22 +67,24 @@ def test_rows_of_all_ranks_join_to_the_whole(num_parts: int) -> None:
         for i in range(num_parts)
     ]
     assert all(len(each) == len(buckets) for each in sent)
-    total = sum(p.data.nbytes for part in sent for bucket in part for p in bucket.parameters)
-    assert total == sum(p.data.nbytes for bucket in buckets for p in bucket.parameters)
+    assert num_bytes(chain.from_iterable(sent)) == num_bytes(buckets)
     joined = Joined()
     for number, bucket in enumerate(buckets):
         arrived = [joined.add(sent[i][number]) for i in reversed(range(num_parts))]
         assert arrived[:-1] == [None] * (num_parts - 1)
         assert arrived[-1] is not None
-        for found, wanted in zip(arrived[-1], bucket.parameters, strict=True):
-            assert (found.name, found.shape) == (wanted.name, wanted.shape)
-            assert torch.equal(found.tensor(), wanted.tensor())
+        for (name, value), (wanted_name, wanted) in zip(arrived[-1], bucket.tensors(), strict=True):
+            assert name == wanted_name
+            assert torch.equal(value, wanted)
     assert not joined.open
 
 
+def num_bytes(buckets: Iterable[Bucket]) -> int:
+    return sum(entry.num_bytes for bucket in buckets for entry in bucket.header.entries)
+
+
 def damaged(bucket: Bucket, how: str) -> Bucket:
-    first, *rest = bucket.parameters
-    data = first.data.clone()
+    data, entries = bucket.data.clone(), bucket.header.entries
     words = data.view(torch.int64)
     if how == "one bit":
         data[12_345] ^= 1
@@ -89,12 +93,10 @@ def damaged(bucket: Bucket, how: str) -> Bucket:
     elif how == "the last byte":
         data[-1] ^= 128
     elif how == "another name":
-        return dataclasses.replace(
-            bucket, parameters=(dataclasses.replace(first, name="other"), *rest)
-        )
+        entries = (replace(entries[0], name="other"), *entries[1:])
     elif how == "another order":
-        return dataclasses.replace(bucket, parameters=tuple(reversed(bucket.parameters)))
-    return dataclasses.replace(bucket, parameters=(dataclasses.replace(first, data=data), *rest))
+        entries = tuple(reversed(entries))
+    return Bucket(replace(bucket.header, entries=entries), data)
 
 
 @pytest.mark.parametrize(

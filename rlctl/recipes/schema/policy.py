@@ -156,8 +156,8 @@ class CheckpointEngine(Section):
         description="transport of the weight sync to a rollout pool; auto = nccl between GPUs, "
         "Ray's object store on CPUs"
     )
-    update_weights_bucket_megabytes: Count = Field(
-        description="size of one weight sync transfer, in MiB"
+    update_weights_bucket_megabytes: Count | None = Field(
+        description="size of one weight sync transfer, in MiB; null = 1024 on GPUs, 32 on CPUs"
     )
 
 

@@ -113,7 +113,7 @@ class PublishingChannel:
 
     def send(self, bucket: Bucket) -> None:
         """See `WeightChannel`."""
-        self.num_bytes += sum(parameter.data.nbytes for parameter in bucket.parameters)
+        self.num_bytes += bucket.data.nbytes
         self.stored.append(ray.put(bucket))
 
     def close(self, version: int, num_parts: int = 1) -> PublishedWeights:
@@ -192,9 +192,9 @@ class LinkChannel(StoreChannel):
         self.num_buckets += 1
         self._wait()
         for number, engine in self._remaining().items():
-            link = self._link(number, engine, bucket.part)
+            link = self._link(number, engine, bucket.header.part)
             if link is not None:
-                received = engine.receive.remote(self.sync_id, bucket.header())
+                received = engine.receive.remote(self.sync_id, bucket.header)
                 try:
                     link.send(bucket)
                 except RuntimeError as error:  # the engine closed its end, or is no more

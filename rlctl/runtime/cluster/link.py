@@ -30,8 +30,8 @@ class Link:
     def __init__(self, store: TCPStore, rank: int, rank_info: RankInfo) -> None:
         self.store = store
         self.device = rank_info.device
-        self._bucket: Bucket | None = None  # kept alive, like its sends, until it has arrived
-        self._sending: list[dist.Work] = []
+        self._bucket: Bucket | None = None  # kept alive, like its transfer, until it has arrived
+        self._sending: dist.Work | None = None
         timeout = timedelta(seconds=rank_info.timeout_s)
         self.group: Any  # torch's stubs lack its send and recv
         if rank_info.device == "cuda":
@@ -65,24 +65,20 @@ class Link:
     def send(self, bucket: Bucket) -> None:
         """Start to send a bucket's data. The engine must have received the previous bucket."""
         self._bucket = bucket
-        self._sending = [
-            self.group.send([parameter.data], _ENGINE, 0)
-            for parameter in bucket.parameters
-            if parameter.data.nbytes
-        ]
+        if bucket.data.nbytes:
+            self._sending = self.group.send([bucket.data], _ENGINE, 0)
 
     def fetch(self, header: BucketHeader) -> Bucket:
         """Receive the bucket that `header` describes, on this end's device."""
         bucket = header.empty(self.device)
-        for parameter in bucket.parameters:
-            if parameter.data.nbytes:
-                self.group.recv([parameter.data], _TRAINER, 0).wait()
+        if bucket.data.nbytes:
+            self.group.recv([bucket.data], _TRAINER, 0).wait()
         return bucket
 
     def close(self) -> None:
         """Abort transfers in progress."""
         self.group.abort()
-        self._sending, self._bucket = [], None
+        self._sending = self._bucket = None
 
 
 @contextmanager

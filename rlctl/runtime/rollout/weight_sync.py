@@ -3,7 +3,7 @@
 Each rank of a sharded trainer sends its own rows of every parameter, which the engine joins, so
 no rank gathers a parameter, and an engine receives each byte of the model once.
 
-Between GPUs a bucket stays on the device. On a CPU it is pickled as numpy arrays, which are shared
+Between GPUs a bucket stays on the device. On a CPU it is pickled as a numpy array, which is shared
 between processes without a copy if the transport supports it (Ray's object store does).
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
@@ -39,119 +39,95 @@ class Part:
 WHOLE = Part(0, 1)
 
 
-@dataclass(frozen=True, eq=False)
-class Parameter:
-    """One parameter as bytes, with its dtype and shape."""
+@dataclass(frozen=True)
+class Entry:
+    """A parameter in a bucket, or one rank's rows of it."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    data: Tensor  # (N,) uint8
 
-    @classmethod
-    def from_tensor(cls, name: str, value: Tensor, dtype: torch.dtype, device: str) -> Self:
-        """Convert `value` (N, ...) to `device`, and to `dtype` if it is floating-point.
-
-        Copies only if necessary.
-        """
-        value = value.to(
-            device=device, dtype=dtype if value.is_floating_point() else None
-        ).contiguous()
-        data = value.reshape(-1).view(torch.uint8)
-        return cls(
-            name,
-            value.dtype,
-            tuple(value.shape),
-            data if data.storage_offset() % 8 == 0 else data.clone(),
-        )
-
-    @classmethod
-    def empty(cls, name: str, dtype: torch.dtype, shape: tuple[int, ...], device: str) -> Self:
-        """Allocate a parameter to receive into."""
-        return cls(
-            name,
-            dtype,
-            shape,
-            torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=device),
-        )
-
-    def tensor(self) -> Tensor:
-        """Return the parameter in its `shape` (N, ...) and dtype, a view of the bucket's memory."""
-        return self.data.view(self.dtype).reshape(self.shape)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.name, self.dtype, self.shape, self.data.numpy())
-
-
-def _unpickled(
-    name: str, dtype: torch.dtype, shape: tuple[int, ...], data: np.ndarray[Any, np.dtype[np.uint8]]
-) -> Parameter:
-    # torch.from_numpy refuses the strides of an empty array.
-    return Parameter(
-        name,
-        dtype,
-        shape,
-        torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8),
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class Bucket:
-    """Parameters that are sent together, with their checksum at the sender."""
-
-    number: int
-    parameters: tuple[Parameter, ...]
-    checksum: int
-    part: Part
-
-    @classmethod
-    def from_parameters(
-        cls, number: int, parameters: Iterable[Parameter], part: Part = WHOLE
-    ) -> Self:
-        """Build bucket `number` of a weight sync and compute its checksum."""
-        parameters = tuple(parameters)
-        return cls(number, parameters, _checksum(parameters), part)
-
-    def header(self) -> BucketHeader:
-        """Return everything except the bytes."""
-        return BucketHeader(
-            self.number,
-            tuple(
-                (parameter.name, parameter.dtype, parameter.shape) for parameter in self.parameters
-            ),
-            self.checksum,
-            self.part,
-        )
-
-    def verify(self) -> None:
-        """Recompute the checksum; raise RlctlError if it differs from the sender's."""
-        found = _checksum(self.parameters)
-        if found != self.checksum:
-            raise RlctlError(
-                f"weights were corrupted in transit: bucket {self.number} was sent with checksum "
-                f"{self.checksum:08x} and arrived with {found:08x}",
-                where=f"{self.parameters[0].name} to {self.parameters[-1].name}",
-                hint="check the machine for faulty memory, then resume from the latest checkpoint",
-            )
+    @property
+    def num_bytes(self) -> int:
+        """Size without padding."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class BucketHeader:
-    """Bucket without its bytes, which are sent separately."""
+    """Bucket without its bytes, with their checksum at the sender."""
 
     number: int
-    parameters: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
-    checksum: int
     part: Part
+    entries: tuple[Entry, ...]
+    checksum: int = 0
 
     def empty(self, device: str) -> Bucket:
         """Allocate the bucket on `device`, to receive its bytes into."""
-        return Bucket(
-            self.number,
-            tuple(Parameter.empty(*layout, device) for layout in self.parameters),
-            self.checksum,
-            self.part,
+        size = sum(_padded(entry.num_bytes) for entry in self.entries)
+        return Bucket(self, torch.empty(size, dtype=torch.uint8, device=device))
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """Parameters that are sent together, in one array of bytes."""
+
+    header: BucketHeader
+    data: Tensor  # (N,) uint8
+
+    @classmethod
+    def from_tensors(
+        cls,
+        number: int,
+        tensors: Sequence[tuple[str, Tensor]],
+        dtype: torch.dtype,
+        part: Part = WHOLE,
+        device: str = "cpu",
+    ) -> Self:
+        """Copy tensors (N, ...) to bucket `number` on `device`; floating-point ones in `dtype`."""
+        entries = tuple(
+            Entry(name, dtype if value.is_floating_point() else value.dtype, tuple(value.shape))
+            for name, value in tensors
         )
+        header = BucketHeader(number, part, entries)
+        bucket = header.empty(device)
+        for (_, place), (_, value) in zip(bucket.tensors(), tensors, strict=True):
+            place.copy_(value)
+        return cls(replace(header, checksum=_checksum(bucket)), bucket.data)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and values (N, ...) of the parameters, which are views of the bytes."""
+        start = 0
+        for entry in self.header.entries:
+            data = self.data[start : start + entry.num_bytes]
+            yield entry.name, data.view(entry.dtype).reshape(entry.shape)
+            start += _padded(entry.num_bytes)
+
+    def verify(self) -> None:
+        """Recompute the checksum; raise RlctlError if it differs from the sender's."""
+        found, header = _checksum(self), self.header
+        if found != header.checksum:
+            raise RlctlError(
+                f"weights were corrupted in transit: bucket {header.number} was sent with checksum "
+                f"{header.checksum:08x} and arrived with {found:08x}",
+                where=f"{header.entries[0].name} to {header.entries[-1].name}",
+                hint="check the machine for faulty memory, then resume from the latest checkpoint",
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self.header, self.data.numpy())
+
+
+def _unpickled(header: BucketHeader, data: np.ndarray[Any, np.dtype[np.uint8]]) -> Bucket:
+    # torch.from_numpy refuses the strides of an empty array.
+    return Bucket(
+        header, torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8)
+    )
+
+
+def _padded(num_bytes: int) -> int:
+    """Return the size of a parameter in a bucket, where each begins at a multiple of 16 bytes."""
+    return -(-num_bytes // 16) * 16
 
 
 @dataclass
@@ -160,28 +136,24 @@ class Joined:
 
     open: dict[int, list[Bucket]] = field(default_factory=dict)
 
-    def add(self, bucket: Bucket) -> list[Parameter] | None:
-        """Return the whole parameters of the bucket's number if this was its last part."""
-        parts = self.open.setdefault(bucket.number, [])
+    def add(self, bucket: Bucket) -> list[tuple[str, Tensor]] | None:
+        """Return the whole parameters (N, ...) of the bucket's number if this was its last part."""
+        number = bucket.header.number
+        parts = self.open.setdefault(number, [])
         parts.append(bucket)
-        if len(parts) < bucket.part.count:
+        if len(parts) < bucket.header.part.count:
             return None
-        parts = sorted(self.open.pop(bucket.number), key=lambda bucket: bucket.part.index)
+        parts = sorted(self.open.pop(number), key=lambda bucket: bucket.header.part.index)
         return [
-            _joined(rows) for rows in zip(*(bucket.parameters for bucket in parts), strict=True)
+            (rows[0][0], _join([value for _, value in rows]))
+            for rows in zip(*(bucket.tensors() for bucket in parts), strict=True)
         ]
 
 
-def _joined(parts: Sequence[Parameter]) -> Parameter:
-    """Join the rows of a parameter."""
-    filled = [parameter for parameter in parts if parameter.data.nbytes] or parts[:1]
-    first = filled[0]
-    if len(filled) == 1:
-        return first
-    shape = (sum(parameter.shape[0] for parameter in filled), *first.shape[1:])
-    return Parameter(
-        first.name, first.dtype, shape, torch.cat([parameter.data for parameter in filled])
-    )
+def _join(parts: list[Tensor]) -> Tensor:
+    """Join the rows (M, ...) of a parameter."""
+    filled = [rows for rows in parts if rows.numel()] or parts[:1]
+    return filled[0] if len(filled) == 1 else torch.cat(filled)
 
 
 class WeightChannel(Protocol[T]):
@@ -217,6 +189,12 @@ def uses_host_memory(rollout: schema.Rollout, device: str) -> bool:
     return backend == "object_store" or (backend == "auto" and device == "cpu")
 
 
+def bucket_bytes(rollout: schema.Rollout, device: str) -> int:
+    """Return the largest size of a bucket on `device`: by default 1 GiB on GPUs, 32 MiB on CPUs."""
+    megabytes = rollout.checkpoint_engine.update_weights_bucket_megabytes
+    return 2**20 * (megabytes or (1024 if device.startswith("cuda") else 32))
+
+
 def whole(parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor, int]]:
     """Yield full parameters (N, ...) with their number of elements: rows for `to_buckets`."""
     return ((name, value, value.numel()) for name, value in parameters)
@@ -232,34 +210,32 @@ def to_buckets(
     """Group this rank's rows (M, ...) of parameters into the buckets that all ranks form.
 
     Each comes with the number of elements of the whole parameter. A joined bucket has up to
-    `max_bytes`, or one larger parameter. Rows are converted to `dtype` on `device`; at most one
-    bucket and one parameter are held.
+    `max_bytes`, or one larger parameter. Its bytes are on `device`, and floating-point values in
+    `dtype`.
     """
     number, held, size = 0, [], 0
     for name, value, num_elements in rows:
-        parameter = Parameter.from_tensor(name, value, dtype, device)
-        num_bytes = num_elements * parameter.dtype.itemsize
+        itemsize = dtype.itemsize if value.is_floating_point() else value.itemsize
+        num_bytes = num_elements * itemsize
         if held and size + num_bytes > max_bytes:
-            yield Bucket.from_parameters(number, held, part)
+            yield Bucket.from_tensors(number, held, dtype, part, device)
             number, held, size = number + 1, [], 0
-        held.append(parameter)
+        held.append((name, value))
         size += num_bytes
     if held:
-        yield Bucket.from_parameters(number, held, part)
+        yield Bucket.from_tensors(number, held, dtype, part, device)
 
 
-def _checksum(parameters: Iterable[Parameter]) -> int:
+def _checksum(bucket: Bucket) -> int:
     """Return a CRC-32 of names, dtypes, shapes and contents.
 
     Contents are read as a matrix (rows, 1024) of 64-bit words; its row and column sums, computed on
     the device, enter the CRC. Any changed or moved word changes one of them, and this is several
     times faster than a CRC of the bytes.
     """
-    crc = 0
-    for parameter in parameters:
-        crc = zlib.crc32(f"{parameter.name} {parameter.dtype} {parameter.shape}".encode(), crc)
-        num_bytes = parameter.data.nbytes // (8 * _WIDTH) * (8 * _WIDTH)
-        words = parameter.data[:num_bytes].view(torch.int64).view(-1, _WIDTH)
-        for part in (words.sum(0), words.sum(1), parameter.data[num_bytes:]):
-            crc = zlib.crc32(part.cpu().numpy().tobytes(), crc)
+    crc = zlib.crc32(repr(bucket.header.entries).encode())
+    num_bytes = bucket.data.nbytes // (8 * _WIDTH) * (8 * _WIDTH)
+    words = bucket.data[:num_bytes].view(torch.int64).view(-1, _WIDTH)
+    for part in (words.sum(0), words.sum(1), bucket.data[num_bytes:]):
+        crc = zlib.crc32(part.cpu().numpy().tobytes(), crc)
     return crc

@@ -26,13 +26,13 @@ from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded, shard_of
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Actor, G, Published, R, Total, Weights
+from rlctl.runtime.rollout import weight_sync
 from rlctl.runtime.rollout.adapters import adapter_sync
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.exchange import WeightVersions, exchange
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.startup import start_in_phases
-from rlctl.runtime.rollout.weight_sync import WHOLE, Part, WeightChannel, to_buckets, whole
 from rlctl.runtime.workers.base import LearningWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.learner import Learner
@@ -198,7 +198,7 @@ class ActorWorker(LearningWorker, Actor):
             self.engine_is_stale, self.engine_lacks = True, Selection.ALL
 
     @dispatch(collect_fn=lambda _, results: list(chain(*results)))
-    def send_weights(self, channel: WeightChannel[T]) -> list[T]:
+    def send_weights(self, channel: weight_sync.WeightChannel[T]) -> list[T]:
         """Send the current weights, in compute dtype, to a channel; return the results of ranks.
 
         Each rank sends its shards; rank 0 whole parameters if adapters are merged or layers split.
@@ -209,16 +209,16 @@ class ActorWorker(LearningWorker, Actor):
             if self.rank_info.rank > 0:
                 deque(merged, maxlen=0)  # merging is collective
                 return []
-            part, rows = WHOLE, whole(merged)
+            part, rows = weight_sync.WHOLE, weight_sync.whole(merged)
         else:
             shard = shard_of(self.policy.hf, self.rank_info.rank)
             if shard is None:
                 return []
-            part = Part(*shard)
+            part = weight_sync.Part(*shard)
             rows = self.engine_weights.rows(channel.selection, part.index)
         dtype = compute_dtype(self.spec.model, self.rank_info.device)
-        megabytes = self.spec.sampling.rollout.checkpoint_engine.update_weights_bucket_megabytes
-        buckets = to_buckets(rows, part, dtype, megabytes * 2**20, channel.device)
+        max_bytes = weight_sync.bucket_bytes(self.spec.sampling.rollout, channel.device)
+        buckets = weight_sync.to_buckets(rows, part, dtype, max_bytes, channel.device)
         for bucket in buckets:
             channel.send(bucket)
         return [channel.close(self.learner.num_updates, part.count)]

@@ -22,7 +22,7 @@ from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, log_oom_retr
 from rlctl.runtime.rollout.exchange import InFlightEngine, WeightVersions, exchange
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
-from rlctl.runtime.rollout.weight_sync import Bucket, Joined, Parameter
+from rlctl.runtime.rollout.weight_sync import Bucket, Joined
 from rlctl.runtime.workers.dispatch import Worker
 
 _CHECK_INTERVAL_S = 0.5  # for a waiting bucket to detect that its weight sync has ended
@@ -58,7 +58,7 @@ class _End:
 
 
 # Whole parameters of a bucket, or what ends the sync.
-_Arrival = list[Parameter] | _End | RlctlError
+_Arrival = list[tuple[str, Tensor]] | _End | RlctlError
 
 
 class RolloutWorker(Worker):
@@ -112,9 +112,9 @@ class RolloutWorker(Worker):
         progress = self.engine.progress()
         joined = Joined()
         self.engine.load_weights(
-            (parameter.name, parameter.tensor().to(self.rank_info.device))
+            (name, value.to(self.rank_info.device))
             for bucket in map(_verified, buckets)
-            for parameter in joined.add(bucket) or ()
+            for name, value in joined.add(bucket) or ()
         )
         self.versions.switch(version, progress)
 
@@ -202,8 +202,8 @@ class RolloutWorker(Worker):
                     )
                 self.versions.now = item.version
                 return
-            for parameter in item:
-                yield parameter.name, parameter.tensor().to(self.rank_info.device)
+            for name, value in item:
+                yield name, value.to(self.rank_info.device)
             num_buckets, deadline = num_buckets + 1, time.monotonic() + timeout_s
 
 
