@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from typing import Any
 
 import ray
 import torch
@@ -36,13 +37,13 @@ def send(engines: EngineGroup, weights: EngineWeights) -> int:
     """Send what the engines lack, and return its bytes."""
     sent = [0]
 
-    def send_weights(channel: WeightChannel) -> dict[int, str]:
+    def send_weights(channel: WeightChannel[Any]) -> list[Any]:
         rows = whole(weights.parameters(channel.selection))
         max_bytes = bucket_bytes(engines.rollout, channel.device)
         for bucket in to_buckets(rows, WHOLE, torch.float32, max_bytes, channel.device):
             sent[0] += bucket.data.nbytes
             channel.send(bucket)
-        return channel.close(version=1)
+        return [channel.close(version=1)]
 
     engines.mark_stale()
     engines.update_weights(send_weights)

@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,12 +64,12 @@ def engine_pool(
 def send_to(engines: EngineGroup, model: Qwen2ForCausalLM) -> None:
     """Send the model's weights to all engines."""
 
-    def send_weights(channel: WeightChannel) -> dict[int, str]:
+    def send_weights(channel: WeightChannel[Any]) -> list[Any]:
         rows = whole(weights(model))
         max_bytes = bucket_bytes(engines.rollout, channel.device)
         for bucket in to_buckets(rows, WHOLE, torch.float32, max_bytes, channel.device):
             channel.send(bucket)
-        return channel.close(version=1)
+        return [channel.close(version=1)]
 
     engines.update_weights(send_weights)
 

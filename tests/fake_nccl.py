@@ -26,6 +26,9 @@ class FakeWork:
     def __init__(self, result: Future[Any], tensors: list[SecondTensor]) -> None:
         self.result, self.tensors = result, tensors
 
+    def is_completed(self) -> bool:
+        return self.result.done()
+
     def wait(self) -> bool:
         for tensor in self.tensors:
             tensor.arriving = self.result
@@ -36,13 +39,13 @@ class FakeNCCL:
     """Replacement of `torch.distributed.ProcessGroupNCCL`. A thread has the GPU `gpu.number`."""
 
     class Options:
-        """Its settings, of which links use the timeout."""
+        """Its settings, of which the timeout is used."""
 
         _timeout = timedelta(seconds=60)
 
     gpu: ClassVar[Any] = threading.local()
     num_communicators: ClassVar[int] = 0
-    num_calls: ClassVar[int] = 0  # of senders
+    num_calls: ClassVar[int] = 0  # of all ranks
 
     def __init__(self, store: Any, rank: int, size: int, options: FakeNCCL.Options) -> None:
         self.store, self.rank, self.size = store, rank, size
@@ -57,33 +60,29 @@ class FakeNCCL:
         cls.num_communicators = cls.num_calls = 0
         return cls
 
-    def send(self, tensors: list[Any], to: int, tag: int) -> FakeWork:
+    def broadcast(self, tensor: Any, source: int) -> FakeWork:
         FakeNCCL.num_calls += 1
-        group, held = self._group(tensors), [tensor.held for tensor in tensors]
-        return FakeWork(self._stream.submit(lambda: group.send(held, to, tag).wait()), [])
-
-    def recv(self, tensors: list[Any], source: int, tag: int) -> FakeWork:
-        group, targets = self._group(tensors), [tensor.held for tensor in tensors]
-        received = [torch.empty_like(tensor) for tensor in targets]
-        for tensor in targets:
-            tensor.view(torch.uint8).fill_(_POISON)
+        group = self._group(tensor)
+        if source == self.rank:
+            return FakeWork(self._stream.submit(group.broadcast(tensor.held, source).wait), [])
+        received = torch.empty_like(tensor.held)
+        tensor.held.view(torch.uint8).fill_(_POISON)
 
         def receive() -> list[torch.Tensor]:
-            group.recv(received, source, tag).wait()
-            return received
+            group.broadcast(received, source).wait()
+            return [received]
 
-        return FakeWork(self._stream.submit(receive), tensors)
+        return FakeWork(self._stream.submit(receive), [tensor])
 
     def abort(self) -> None:
         self._stream.shutdown(wait=False, cancel_futures=True)
 
-    def _group(self, tensors: list[Any]) -> Any:
-        """Check the tensors, and connect at the first call."""
-        for tensor in tensors:
-            if not isinstance(tensor, SecondTensor):
-                raise RuntimeError("Tensors must be CUDA and dense")
-            if tensor.dtype in _UNSUPPORTED:
-                raise RuntimeError(f"unsupported data type for NCCL: {tensor.dtype}")
+    def _group(self, tensor: Any) -> Any:
+        """Check the tensor, and connect at the first call."""
+        if not isinstance(tensor, SecondTensor):
+            raise RuntimeError("Tensors must be CUDA and dense")
+        if tensor.dtype in _UNSUPPORTED:
+            raise RuntimeError(f"unsupported data type for NCCL: {tensor.dtype}")
         if self._connected is None:
             self.store.set(f"gpu-{self.rank}", str(self.number))
             others = [rank for rank in range(self.size) if rank != self.rank]

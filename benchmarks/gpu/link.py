@@ -6,17 +6,19 @@ NCCL refuses two ranks on one GPU: then the reason is noted, and nothing is meas
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 import torch
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from benchmarks.gpu.machine import synchronize
 from benchmarks.gpu.recorder import Recorder, Settings, reason
 from benchmarks.gpu.work import rank_info
-from rlctl.runtime.cluster.link import Link
-from rlctl.runtime.rollout.weight_sync import WHOLE, BucketHeader, to_buckets, whole
+from rlctl.recipes.compose import compose
+from rlctl.runtime.cluster.weight_group import Broadcast, GroupAddress, WeightGroup
+from rlctl.runtime.rollout.weight_sync import WHOLE, bucket_bytes, to_buckets, whole
+from rlctl.runtime.workers.store import listen, open_store
 
 _HOST = "127.0.0.1"
 _REPLY_S = 90.0
@@ -26,39 +28,42 @@ def measure(settings: Settings, recorder: Recorder) -> None:
     """Send buckets of weights to a second process, and compare what it received."""
     megabytes = 8 if settings.tiny else 1024
     ours, theirs = get_context("spawn").Pipe()
-    listener = Link.listen(_HOST)
-    arguments = (theirs, listener.port, settings.device)
-    engine = get_context("spawn").Process(target=_receive, args=arguments, daemon=True)
+    store = open_store(listen(_HOST, 2), 2, timedelta(seconds=_REPLY_S))
+    address = GroupAddress(_HOST, store.port, num_engines=1)
+    engine = get_context("spawn").Process(
+        target=_receive, args=(theirs, address, settings.device), daemon=True
+    )
     engine.start()
     try:
         alone = settings.device == "cuda" and torch.cuda.device_count() == 1
         with recorder.attempt(f"link on {settings.device}", optional=alone):
-            _send(listener, ours, settings, recorder, megabytes)
+            _send(address, ours, settings, recorder, megabytes)
     finally:
         engine.kill()
         engine.join()
 
 
 def _send(
-    listener: TCPStore, pipe: Connection, settings: Settings, recorder: Recorder, megabytes: int
+    address: GroupAddress, pipe: Connection, settings: Settings, recorder: Recorder, megabytes: int
 ) -> None:
     if settings.device == "cuda":
         torch.cuda.set_device(0)
-    link = Link.to_engine(listener, rank_info(settings.device))
+    group = WeightGroup(address, WHOLE, rank_info(settings.device))
     draw = torch.Generator().manual_seed(0)
     values = torch.randn(megabytes * 2**18, generator=draw).to(settings.device)
     parameters = [(str(number), part) for number, part in enumerate(values.chunk(64))]
+    max_bytes = bucket_bytes(compose("ppo").config.actor_rollout_ref.rollout, settings.device)
     times = []
     for _ in range(2):
         synchronize(settings.device)
         begin = time.perf_counter()
-        buckets = to_buckets(whole(parameters), WHOLE, torch.float32, 32 * 2**20, settings.device)
-        for bucket in buckets:
-            pipe.send(bucket.header)
-            link.send(bucket)
-            _expect(pipe)
+        for bucket in to_buckets(
+            whole(parameters), WHOLE, torch.float32, max_bytes, settings.device
+        ):
+            group.send(bucket, WHOLE)
+        group.send(len(times), WHOLE)
+        _expect(pipe)
         times.append(time.perf_counter() - begin)
-    pipe.send(None)
     recorder.row(
         "link",
         backend="nccl" if settings.device == "cuda" else "gloo",
@@ -79,15 +84,15 @@ def _expect(pipe: Connection) -> None:
         raise RuntimeError(reply)
 
 
-def _receive(pipe: Connection, port: int, device: str) -> None:
-    """Receive buckets until None, verify them, and reply to each."""
+def _receive(pipe: Connection, address: GroupAddress, device: str) -> None:
+    """Receive the weights of both syncs, verify them, and reply to each sync."""
     try:
         if device == "cuda":
             torch.cuda.set_device(torch.cuda.device_count() - 1)
-        link = Link.to_trainer(_HOST, port, rank_info(device))
-        while (header := pipe.recv()) is not None:
-            assert isinstance(header, BucketHeader)
-            link.fetch(header).verify()
+        group = WeightGroup(address, 0, rank_info(device))
+        for _ in range(2):
+            for bucket in Broadcast(group):
+                bucket.verify()
             pipe.send(None)
     except Exception as error:
         pipe.send(reason(error))

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import create_autospec
 
 import psutil
 import pytest
@@ -24,13 +23,12 @@ from rlctl.runtime.algorithms.importance_weights import SampledTokens, mismatch
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster import membership
-from rlctl.runtime.cluster.channels import LinkChannel, _CachedLink
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
-from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
+from rlctl.runtime.cluster.weight_group import WeightGroup
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.rollout.weight_sync import Bucket, to_buckets
+from rlctl.runtime.rollout.weight_sync import Bucket, Part, to_buckets
 from rlctl.runtime.workers import actor
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.rollout import RolloutSpec
@@ -41,12 +39,13 @@ from tests.warm_workers import warm_workers
 
 # An engine that fails on request, by files in its folder: it crashes ("die") or hangs ("hang")
 # during generation, corrupts received weights ("spoil"), crashes ("fall") or hangs ("freeze")
-# during a weight sync over a link, or does not start ("full").
+# during a weight sync in a group, or does not start ("full").
 ENGINE = '''
 import os, pathlib, signal, time
-from rlctl.runtime.cluster.link import Link
+from rlctl.runtime.cluster.weight_group import WeightGroup
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.workers.rollout import RolloutWorker
+from rlctl.runtime.rollout.weight_sync import Bucket
+from rlctl.runtime.workers import rollout
 
 FOLDER = pathlib.Path(__file__).parent
 
@@ -78,26 +77,27 @@ class Engine(HFEngine):
             os.kill(os.getpid(), signal.SIGSTOP)
         return super().step()
 
-receive = RolloutWorker.receive
+verify = rollout._verified
 
-def receive_corrupted(self, version, bucket):
+def verify_spoiled(bucket):
     if requested("spoil"):
         data = bucket.data.clone()
         data[7] ^= 4
-        bucket = type(bucket)(bucket.header, data)
-    receive(self, version, bucket)
+        bucket = Bucket(bucket.header, data)
+    return verify(bucket)
 
-RolloutWorker.receive = receive_corrupted
+rollout._verified = verify_spoiled
 
-fetch = Link.fetch
+receive = WeightGroup.receive
 
-def fetch_or_fail(self, header):
+def receive_and_fail(self, index):
+    message = receive(self, index)
     for what, sent in (("fall", signal.SIGKILL), ("freeze", signal.SIGSTOP)):
-        if header.number == 1 and requested(what):
+        if isinstance(message, Bucket) and message.header.number == 0 and requested(what):
             os.kill(os.getpid(), sent)
-    return fetch(self, header)
+    return message
 
-Link.fetch = fetch_or_fail
+WeightGroup.receive = receive_and_fail
 '''
 
 
@@ -322,33 +322,33 @@ def test_engines_join_and_leave_without_a_change_of_responses(
 
 
 @pytest.fixture
-def links(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sync weights by links over gloo, in small buckets."""
+def group(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sync weights in a group over gloo, in small buckets."""
     rollout = stage.engines.rollout
     way = {"checkpoint_engine": rollout.checkpoint_engine.model_copy(update={"backend": "gloo"})}
     monkeypatch.setattr(stage.engines, "rollout", rollout.model_copy(update=way))
     monkeypatch.setattr(
-        actor,
+        actor.weight_sync,
         "to_buckets",
         lambda rows, part, dtype, _, device: to_buckets(rows, part, dtype, 50_000, device),
     )
 
 
-@pytest.mark.usefixtures("links")
-def test_weights_sync_by_links(stage: Stage) -> None:
-    drained = create_autospec(Link, instance=True)
-    LinkChannel.links[99] = _CachedLink(None, drained)
+@pytest.mark.usefixtures("group")
+def test_weights_sync_in_a_group(stage: Stage) -> None:
+    stage.engines.mark_stale()
+    stage.generate(seed=0)
+    address = stage.engines.group._address
     for step in range(3):
         rollouts = stage.generate(seed=step)
         old = stage.actor.compute_log_probs(rollouts)
         assert largest_difference(rollouts, old) < 1e-4
         stage.actor.update(experience(rollouts, old.log_probs), lr=1e-2)
     assert stage.events == []
-    drained.close.assert_called_once()
-    assert sorted(LinkChannel.links) == [each.number for each in stage.pool.engines.engines]
+    assert stage.engines.group._address == address, "it is formed once"
 
 
-@pytest.mark.usefixtures("links")
+@pytest.mark.usefixtures("group")
 @pytest.mark.parametrize(
     "what",
     [
@@ -356,7 +356,7 @@ def test_weights_sync_by_links(stage: Stage) -> None:
         *(pytest.param(what, marks=pytest.mark.soak) for what in ("fall", "freeze")),
     ],
 )
-def test_engine_lost_during_weight_sync_by_links_gets_a_new_link(
+def test_engine_lost_during_weight_sync_gets_a_new_group(
     stage: Stage, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other engine receives all weights and generates; the lost one syncs after its restart."""
@@ -368,18 +368,18 @@ def test_engine_lost_during_weight_sync_by_links_gets_a_new_link(
     request = stage.folder / f"{what.split()[0]}-0"
     request.touch()
     if what == "fall before it is sent to":
-        send = Link.send
+        send = WeightGroup.send
 
-        def send_late(link: Link, bucket: Bucket) -> None:
+        def send_late(group: WeightGroup, message: Bucket | int, part: Part) -> None:
             """Send the second bucket once the engine has fallen and its connection is closed."""
-            if bucket.header.number == 1:
+            if isinstance(message, Bucket) and message.header.number == 1:
                 deadline = time.monotonic() + 60
                 while request.exists() and time.monotonic() < deadline:
                     time.sleep(0.05)
                 time.sleep(0.5)
-            send(link, bucket)
+            send(group, message, part)
 
-        monkeypatch.setattr(Link, "send", send_late)
+        monkeypatch.setattr(WeightGroup, "send", send_late)
     rollouts = stage.generate(seed=3)
     assert stage.kinds()[0] == "engine_lost"
     assert largest_difference(rollouts, stage.actor.compute_log_probs(rollouts)) < 1e-4
@@ -387,12 +387,12 @@ def test_engine_lost_during_weight_sync_by_links_gets_a_new_link(
     assert {engine.version for engine in stage.pool.engines.engines} == {stage.engines.version}
 
 
-@pytest.mark.parametrize("way", ["store", "links"])
+@pytest.mark.parametrize("way", ["store", "group"])
 def test_corrupted_weights_stop_the_run(
     stage: Stage, way: str, request: pytest.FixtureRequest
 ) -> None:
-    if way == "links":
-        request.getfixturevalue("links")
+    if way == "group":
+        request.getfixturevalue("group")
     stage.generate(seed=1)
     stage.engines.mark_stale()
     stage.request("spoil")

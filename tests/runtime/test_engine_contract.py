@@ -40,6 +40,7 @@ from rlctl.runtime.rollout.weight_sync import Bucket
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 from tests.generation import STOP, engine_spec, full_forward, prompts, sampling
 from tests.models import mixture_model, tiny_model
+from tests.runtime.test_weights import Arrived
 
 MAX_LENGTH = 192
 CHOOSES = {"auto", "vllm_server"}  # delegates to one of the others, or needs a server
@@ -420,16 +421,16 @@ def with_kept_cache(
 
 def test_responses_continue_under_the_new_weights(worker: RolloutWorker) -> None:
     old, new = changed(1), changed(2)
-    worker.load_stored(buckets(old), version=3)
+    worker.load_weights(Arrived(buckets(old), 3))
     alone = Run(worker)
     alone.exchange(requests(*LENGTHS), TO_END)
-    worker.load_stored(buckets(old), version=3)
+    worker.load_weights(Arrived(buckets(old), 3))
     run = Run(worker)
     run.exchange(requests(*LENGTHS), Slice(7))
     progress = run.progress()
     assert len(progress) == 2 * len(LENGTHS)
     assert min(progress.values()) >= 5
-    worker.load_stored(buckets(new), version=5)
+    worker.load_weights(Arrived(buckets(new), 5))
     run.exchange(requests(17, max_tokens=(12,)), TO_END)
     assert len(run.found) == len(progress) + 1, "no response is lost"
     assert worker.engine.num_open == 0
@@ -456,15 +457,15 @@ def test_responses_continue_under_the_new_weights(worker: RolloutWorker) -> None
 def test_several_loads_and_a_cancelled_request(worker: RolloutWorker) -> None:
     """The third version is replaced before it has written a token."""
     run = Run(worker)
-    worker.load_stored(buckets(changed(1)), version=1)
+    worker.load_weights(Arrived(buckets(changed(1)), 1))
     run.exchange(requests(*LENGTHS), Slice(4))
     first = run.progress()
-    worker.load_stored(buckets(changed(2)), version=2)
+    worker.load_weights(Arrived(buckets(changed(2)), 2))
     run.exchange([], Slice(6), (run.asked[1].key,))
     second = run.progress()
     assert {place for place, _ in second} == {0, 2}
-    worker.load_stored(buckets(changed(3)), version=3)
-    worker.load_stored(buckets(changed(4)), version=4)
+    worker.load_weights(Arrived(buckets(changed(3)), 3))
+    worker.load_weights(Arrived(buckets(changed(4)), 4))
     run.exchange([], TO_END)
     assert run.found.keys() == second.keys()
     for row, response in run.found.items():
@@ -483,7 +484,7 @@ def test_a_corrupted_bucket_is_named(worker: RolloutWorker) -> None:
     broken = copy.deepcopy(first)
     broken.data[0] ^= 1
     with pytest.raises(RlctlError, match="bucket 0 was sent with checksum"):
-        worker.load_stored([broken, *rest], version=9)
+        worker.load_weights(Arrived([broken, *rest], 9))
 
 
 def test_responses_that_begin_again_have_the_weights_of_then(
@@ -492,7 +493,7 @@ def test_responses_that_begin_again_have_the_weights_of_then(
     """An out-of-memory error comes later in the exchange in which one response has finished."""
     if not isinstance(worker.engine, HFEngine):
         pytest.skip("vLLM reserves its memory at the start")
-    worker.load_stored(buckets(changed(1)), version=1)
+    worker.load_weights(Arrived(buckets(changed(1)), 1))
     run, step, num_steps = Run(worker), RunningRows.step, 0
 
     def failing(rows: RunningRows) -> object:
@@ -504,7 +505,7 @@ def test_responses_that_begin_again_have_the_weights_of_then(
 
     monkeypatch.setattr(RunningRows, "step", failing)
     run.exchange([*requests(9, max_tokens=(7,)), *requests(9, 20)], Slice(4))
-    worker.load_stored(buckets(changed(2)), version=2)
+    worker.load_weights(Arrived(buckets(changed(2)), 2))
     run.exchange([], TO_END)
     assert run.found[0, 0].spans == ((1, 5), (2, 2))
     assert {row: each.spans for row, each in run.found.items() if row[0]} == {

@@ -20,6 +20,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from rlctl.errors import ConfigError, InternalError, RlctlError
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.cluster import engine_group, engines, live_engines, rolling
+from rlctl.runtime.cluster.channels import PublishedWeights
 from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.engines import Engine, EngineProcesses
 from rlctl.runtime.cluster.engines import Request as PartialBatch
@@ -63,10 +64,15 @@ Script = Callable[[str, tuple[Any, ...]], Any]
 class Handle:
     """A process whose calls return what `script(method, args)` returns, or raise it later."""
 
-    def __init__(self, script: Script) -> None:
-        self.script = script
+    def __init__(self, script: Script, number: int, synced: list[list[int]]) -> None:
+        self.script, self.number, self.synced = script, number, synced
         self.call = SimpleNamespace(remote=self._call)
-        self.load_stored = SimpleNamespace(remote=lambda *args: self._result("load_stored", args))
+        self.load_stored = SimpleNamespace(remote=self._load)
+
+    def _load(self, *args: Any) -> Ref:
+        if self.synced:
+            self.synced[-1].append(self.number)
+        return self._result("load_stored", args)
 
     def _call(self, role: str, method: str, args: tuple[Any, ...], kwargs: Any) -> Ref:
         return self._result(method, args)
@@ -86,11 +92,12 @@ class Processes(EngineProcesses):
         self.num_configured, self.joined = num_engines, deque()
         self.scripts = scripts
         self.num_starts = 0
+        self.synced: list[list[int]] = []  # engine numbers of each weight sync
 
     def start(self, engine: Engine, spec: RolloutSpec) -> None:
         script = self.scripts[min(self.num_starts, len(self.scripts) - 1)]
         self.num_starts += 1
-        engine.handle = Handle(script)
+        engine.handle = Handle(script, engine.number, self.synced)
         engine.start_result = engine.handle.call.remote("rollout", "build", (), {})
         engine.started_at, engine.version = time.monotonic(), -1
 
@@ -116,20 +123,20 @@ class Setup:
 
     def __init__(self, *scripts: Script, **settings: Any) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.synced: list[list[int]] = []  # engine numbers of each weight sync
         self.selections: list[Selection] = []  # what it sends
         config = configured("grpo", ["actor_rollout_ref.rollout.n=1"], ()).actor_rollout_ref
         spec = RolloutSpec(config.model, SamplingConfig(config.rollout, 8, (2,)), 8, seed=1)
         self.pool = Processes(list(scripts), **settings)
+        self.synced = self.pool.synced
         self.group = EngineGroup(
             self.pool, spec, lambda kind, **fields: self.events.append((kind, fields))
         )
         self.group.wait()
 
-    def send_weights(self, channel: WeightChannel) -> dict[int, str]:
-        self.synced.append(sorted(vars(channel)["engines"]))
+    def send_weights(self, channel: WeightChannel[PublishedWeights]) -> list[PublishedWeights]:
+        self.synced.append([])
         self.selections.append(channel.selection)
-        return {}
+        return [channel.close(version=1)]
 
     def generate(self) -> Rollouts:
         self.group.update_weights(self.send_weights)
@@ -341,7 +348,7 @@ def test_an_error_of_the_request_is_raised_and_no_engine_is_lost() -> None:
 
 def test_the_run_ends_when_all_engines_are_down_for_too_long() -> None:
     def last_words(method: str, args: tuple[Any, ...]) -> Any:
-        return RayActorError() if method == "load_weights" else None
+        return RayActorError() if method == "load_stored" else None
 
     setup = Setup(last_words, last_words, broken_start)
     begin = time.monotonic()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import pytest
@@ -116,37 +115,30 @@ def test_corruption_is_detected(how: str) -> None:
         damaged(bucket, how).verify()
 
 
-def test_missing_bucket_and_aborted_weight_sync(tiny_worker) -> None:
-    """Only complete syncs succeed, and buckets of an aborted one do not affect later ones."""
+@dataclass
+class Arrived:
+    """Implements `IncomingWeights` with buckets that are there."""
+
+    buckets: list[Bucket]
+    version: int
+
+    def __iter__(self) -> Iterator[Bucket]:
+        return iter(self.buckets)
+
+
+def test_corrupted_and_incomplete_weights_are_errors(tiny_worker) -> None:
     worker, model = tiny_worker
-    buckets = list(to_buckets(whole(model.named_parameters()), WHOLE, torch.float32, 10_000))
-
-    def sync(version: int, sent: list[Bucket], num_buckets: int) -> None:
-        def send() -> None:
-            for bucket in sent:
-                worker.receive(version, bucket)
-            worker.end(version, num_buckets, version)
-
-        sender = threading.Thread(target=send)
-        sender.start()
-        try:
-            worker.load_weights(version, timeout_s=300.0)
-        finally:
-            sender.join(timeout=300.0)
-            assert not sender.is_alive()
-
-    with pytest.raises(
-        RlctlError,
-        match=f"{len(buckets) - 1} buckets of weights arrived, but {len(buckets)} were sent",
-    ):
-        sync(1, buckets[1:], len(buckets))
-    with pytest.raises(RlctlError, match="no bucket of weights arrived from the trainer within"):
-        worker.load_weights(2, timeout_s=0.05)
+    rows = [*whole(model.named_parameters())]
+    buckets = list(to_buckets(rows, WHOLE, torch.float32, 10_000))
     with pytest.raises(RlctlError, match="corrupted"):
-        sync(3, [damaged(buckets[0], "one bit"), *buckets[1:]], len(buckets))
-    sync(4, buckets, len(buckets))
+        worker.load_weights(Arrived([damaged(buckets[0], "one bit"), *buckets[1:]], 3))
+    part = list(to_buckets(rows, Part(0, 2), torch.float32, 10_000))
+    with pytest.raises(RlctlError, match=f"{len(part)} buckets of weights have arrived in part"):
+        worker.load_weights(Arrived(part, 3))
+    worker.load_weights(Arrived(buckets, 4))
     engine = dict(worker.engine.model.named_parameters())
     assert all(torch.equal(engine[name], value) for name, value in model.named_parameters())
+    assert worker.versions.now == 4
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from rlctl.tracking.clock import timed
 from rlctl.tracking.metrics import Metrics
 
 if TYPE_CHECKING:  # imports Ray
-    from rlctl.runtime.cluster.channels import PublishedWeights, StoreChannel
+    from rlctl.runtime.cluster.channels import PublishedWeights
     from rlctl.runtime.cluster.engine_group import EngineGroup
 
 
@@ -51,7 +51,7 @@ class DisaggregatedActor(DelegatingActor):
         if published is not None and self.in_flight:
             self.engines.finish_update(self._lock)
             return
-        self.engines.update_weights(self._send if published is None else published.send)
+        self.engines.update_weights(self.trainer.send_weights if published is None else published)
 
     @timed("update_weights")
     def publish_weights(self) -> Published:
@@ -76,11 +76,6 @@ class DisaggregatedActor(DelegatingActor):
         loading_s = self.engines.rolling.pop_seconds()
         num_bytes = num_frozen_bytes + published.num_bytes
         return Published(published.version, num_bytes, loading_s)
-
-    def _send(self, channel: StoreChannel) -> dict[int, str]:
-        """Send the trainer's weights; return the engines that any rank has lost, with reasons."""
-        lost = self.trainer.send_weights(channel)
-        return {number: reason for reasons in lost for number, reason in reasons.items()}
 
     @timed("gen")
     def generate_sequences(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from rlctl.errors import RlctlError
 from rlctl.recipes.roles import ROLLOUT
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.batch import Prompts
-from rlctl.runtime.cluster.link import Link
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import (
     PoolSpec,
@@ -26,55 +25,66 @@ from rlctl.runtime.cluster.pool import (
     request_group,
     wait_for_groups,
 )
-from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.cluster.weight_group import (
+    Broadcast,
+    BrokenGroupError,
+    GroupAddress,
+    join_group,
+    leave_group,
+)
 from rlctl.runtime.rollout.requests import Completion
 from rlctl.runtime.rollout.sampling_params import max_in_flight
-from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
+from rlctl.runtime.rollout.weight_sync import Bucket
 from rlctl.runtime.workers.process import Process
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 
 _MAX_BACKOFF_S = 30.0  # between two starts of an engine that fails without any result
-_WEIGHTS, _GENERATE = "weights", "generate"  # Ray concurrency groups
+_GENERATE = "generate"  # Ray concurrency group
+
+
+@dataclass
+class _Stored:
+    """Implements `IncomingWeights` with buckets in Ray's object store."""
+
+    buckets: Sequence[ray.ObjectRef]
+    version: int
+    timeout_s: float  # for one bucket
+
+    def __iter__(self) -> Iterator[Bucket]:
+        return (ray.get(bucket, timeout=self.timeout_s) for bucket in self.buckets)
 
 
 class EngineProcess(Process):
     """Process with one rollout worker.
 
-    Weights arrive concurrently with any other call. With `rollout.mode=async` the engine serves
-    several requests at once: `call` then runs in a concurrency group of its own.
+    With `rollout.mode=async` the engine serves several requests at once: `call` then runs in a
+    concurrency group of its own.
     """
 
-    def __init__(self, rank_info: RankInfo) -> None:
-        super().__init__(rank_info)
-        self.links: dict[int, Link] = {}  # by the part that its sender has
-
-    @ray.method(concurrency_group=_WEIGHTS)
-    def connect(self, host: str, port: int, part: int) -> None:
-        """Open this end of the link that the sender of `part` listens for at `host:port`."""
-        self.links[part] = Link.to_trainer(host, port, self.rank_info)
-
-    @ray.method(concurrency_group=_WEIGHTS)
-    def receive(self, sync_id: int, bucket: Bucket | BucketHeader) -> None:
-        """See `RolloutWorker.receive`. A header's data is fetched by the link."""
-        if isinstance(bucket, BucketHeader):
-            received = self.links[bucket.part.index].fetch(bucket)
-        else:
-            received = bucket
-        self.workers[ROLLOUT.name].receive(sync_id, received)
-
-    @ray.method(concurrency_group=_WEIGHTS)
-    def end(self, sync_id: int, num_buckets: int, version: int, num_parts: int) -> None:
-        self.workers[ROLLOUT.name].end(sync_id, num_buckets, version, num_parts)
-
     def load_stored(self, buckets: list[ray.ObjectRef], version: int) -> float:
-        """Load weights from Ray's object store: see `RolloutWorker.load_stored`.
+        """Load weights from Ray's object store; return the seconds that it took.
 
-        Returns the seconds that it took.
+        `buckets` has all parts of a bucket one after the other.
         """
-        began, timeout_s = time.monotonic(), self.rank_info.timeout_s
-        received = (ray.get(bucket, timeout=timeout_s) for bucket in buckets)
-        self.workers[ROLLOUT.name].load_stored(received, version)
+        began = time.monotonic()
+        weights = _Stored(buckets, version, self.rank_info.timeout_s)
+        self.workers[ROLLOUT.name].load_weights(weights)
         return time.monotonic() - began
+
+    def load_broadcast(self, address: GroupAddress, number: int) -> bool:
+        """Load the weights that the group at `address` gets, as its engine of this number.
+
+        Returns False if the group breaks.
+        """
+        try:
+            group = join_group(address, number, self.rank_info)
+            self.workers[ROLLOUT.name].load_weights(Broadcast(group))
+        except BaseException as error:
+            leave_group()  # so that the others leave it, too
+            if isinstance(error, BrokenGroupError):
+                return False
+            raise
+        return True
 
 
 @dataclass(eq=False)
@@ -195,7 +205,7 @@ class EngineProcesses:
         rank_info = replace(self.spec.rank_info, rank=0, world_size=1, log_path=engine.log)
         remote: Any = ray.remote  # Ray's stubs lack `concurrency_groups`
         generate = max_in_flight(spec.sampling.rollout, rank_info.device)
-        threads = {_WEIGHTS: 1, _GENERATE: generate}
+        threads = {_GENERATE: generate}
         process = remote(concurrency_groups=threads)(EngineProcess)
         assert engine.group is not None
         options = process_options(self.spec, engine.group, engine.number, bundle=0)

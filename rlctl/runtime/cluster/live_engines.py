@@ -8,26 +8,31 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 import ray
 
 from rlctl.errors import InternalError, RlctlError
-from rlctl.runtime.cluster.channels import PublishedWeights, StoreChannel, channel
+from rlctl.runtime.cluster.channels import PublishedWeights, PublishingChannel
 from rlctl.runtime.cluster.engines import Engine, EngineProcesses, Request, failure_reason
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.rolling import RollingUpdate, is_stale
+from rlctl.runtime.cluster.weight_group import GroupChannel, GroupHost
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.rollout.requests import Request as TurnRequest
+from rlctl.runtime.rollout.weight_sync import WeightChannel, uses_host_memory
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
 
 logger = logging.getLogger(__name__)
 
-# Returns the engines lost, with reasons.
-SendWeights = Callable[[StoreChannel], dict[int, str]]
+# Lets the trainer send its weights to a channel; returns what the channel returns to each rank.
+SendWeights = Callable[[WeightChannel[Any]], Sequence[Any]]
 
 _MAX_FAILURES = 3  # engines that one request may be lost with before the run fails
+_MAX_BROKEN = 3  # weight syncs that break without a lost engine before all engines are restarted
+_GRACE_S = 30.0  # for an engine to leave a broken group
 _POLL_S = 0.1  # while engines load weights
 
 
@@ -43,9 +48,11 @@ class LiveEngines:
         self.rollout = spec.sampling.rollout
         self.event = event
         self.version = 0  # of the trainer's weights
-        self.num_syncs = 0
+        self.group = GroupHost()
+        self.num_broken = 0  # syncs in a row that broke without a lost engine
         self.all_down_since: float | None = None  # when the last ready engine was lost
-        self.send_weights: SendWeights | None = None  # None: the engines' weights are stale
+        # None: the engines' weights are stale.
+        self.send_weights: SendWeights | PublishedWeights | None = None
         self.waiting: deque[Request] = deque()  # parts of a batch that no engine has
         self.unplaced: list[OpenTurn] = []  # of lost engines
         self._num_losses: Counter[int] = Counter()  # engines lost with a request, by its key
@@ -87,8 +94,8 @@ class LiveEngines:
                     return
             self.rolling.wait(_POLL_S)
 
-    def update_weights(self, send_weights: SendWeights) -> None:
-        """Send the trainer's weights to every ready engine that lacks them.
+    def update_weights(self, send_weights: SendWeights | PublishedWeights) -> None:
+        """Send the trainer's weights, or published ones, to every ready engine that lacks them.
 
         `send_weights` is kept until `mark_stale`, for engines that restart while they are needed.
         """
@@ -135,7 +142,7 @@ class LiveEngines:
             elif now - engine.started_at > limit:
                 self.mark_failed(engine, f"it did not start within {limit:g} s")
 
-    def sync_weights(self, send_weights: SendWeights) -> None:
+    def sync_weights(self, send_weights: SendWeights | PublishedWeights) -> None:
         """Send weights to ready engines that lack them; give up when all are down for too long."""
         stale = [
             engine
@@ -163,26 +170,57 @@ class LiveEngines:
                 hint="trainer.timeouts.rollout_restart_s sets the deadline",
             )
 
-    def _send_to(self, stale: list[Engine], send_weights: SendWeights) -> None:
+    def _send_to(self, stale: list[Engine], weights: SendWeights | PublishedWeights) -> None:
         """Run one weight sync from the trainer to `stale` engines."""
-        self.num_syncs += 1
-        sync_id, timeout_s = self.num_syncs, self.pool.spec.call_timeout_s
-        # Twice the trainer's timeout: while it waits for a hung engine, the other engines wait too.
-        loading = {engine: engine.call("load_weights", sync_id, 2 * timeout_s) for engine in stale}
-        handles = {engine.number: engine.handle for engine in stale}
-        rank_info = replace(self.pool.spec.rank_info, timeout_s=timeout_s)
-        members = [engine.number for engine in self.pool.engines]
         are_new = any(engine.version < 0 for engine in stale)
         selection = Selection.ALL if are_new else Selection.CHANGING
-        way = channel(self.rollout, handles, sync_id, rank_info, members, selection)
-        lost = send_weights(way)
-        for engine, result in loading.items():
-            late = "did not load its weights"
-            reason = lost.get(engine.number) or failure_reason(result, timeout_s, late=late)
-            if reason is None:
-                engine.version = self.version
-            else:
-                self.mark_failed(engine, reason)
+        if not isinstance(weights, PublishedWeights):
+            if not uses_host_memory(self.rollout, self.pool.spec.rank_info.device):
+                self._broadcast_to(stale, weights, selection)
+                return
+            weights = PublishedWeights.join(weights(PublishingChannel(selection)))
+        buckets = weights.buckets_for(selection)
+        loading = [
+            (engine, engine.handle.load_stored.remote(buckets, weights.version)) for engine in stale
+        ]
+        for engine, call in loading:
+            self._finish_load(engine, call, self.pool.spec.call_timeout_s)
+
+    def _broadcast_to(
+        self, stale: list[Engine], send_weights: SendWeights, selection: Selection
+    ) -> None:
+        """Run a weight sync in a group of the trainer's ranks and `stale` engines.
+
+        If the group breaks, engines that are not lost remain stale.
+        """
+        timeout_s = self.pool.spec.call_timeout_s
+        address = self.group.address_for([engine.handle for engine in stale])
+        loading = [
+            (engine, engine.handle.load_broadcast.remote(address, number))
+            for number, engine in enumerate(stale)
+        ]
+        rank_info = replace(self.pool.spec.rank_info, timeout_s=timeout_s)
+        with self.group.watch([call for _, call in loading]):
+            failures = send_weights(GroupChannel(address, rank_info, selection))
+        reason = next((failure for failure in failures if failure is not None), None)
+        if reason is not None:
+            self.group.dissolve()
+            timeout_s = _GRACE_S
+        for engine, call in loading:
+            self._finish_load(engine, call, timeout_s)
+        is_broken = all(engine.ready for engine in stale) and reason is not None
+        self.num_broken = self.num_broken + 1 if is_broken else 0
+        if self.num_broken == _MAX_BROKEN:
+            for engine in stale:
+                self.mark_failed(engine, f"{_MAX_BROKEN} weight syncs broke: {reason}")
+
+    def _finish_load(self, engine: Engine, call: ray.ObjectRef, timeout_s: float) -> None:
+        """Wait until an engine has loaded weights, or mark it as failed."""
+        reason = failure_reason(call, timeout_s, late="did not load its weights")
+        if reason is not None:
+            self.mark_failed(engine, reason)
+        elif ray.get(call) is not False:  # else its group broke
+            engine.version = self.version
 
     def mark_failed(self, engine: Engine, reason: str) -> None:
         """Kill the engine and put its requests at the front of the queue.

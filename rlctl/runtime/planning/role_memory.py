@@ -21,8 +21,7 @@ from rlctl.runtime.workers.optimizers import bytes_per_parameter
 from rlctl.runtime.workers.passes import most_in_run
 
 _CONTEXT = GIB // 2  # of CUDA and the kernels that a process loads
-# Buffers of NCCL in a group of ranks, and between a trainer's rank and an engine.
-_COMMUNICATOR, _LINK = GIB // 4, GIB // 32
+_COMMUNICATOR = GIB // 4  # buffers of NCCL in a group
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def plan_memory(
 def _communicators(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> dict[str, int]:
     """Return the bytes of NCCL's buffers on a GPU of each pool.
 
-    A group of all ranks, those of the dimensions of meshes and engines, and links to engines.
+    A group of all ranks, those of the dimensions of meshes and engines, and that of weight syncs.
     """
     found = {pool: _COMMUNICATOR * (number > 1) for pool, number in ranks.items()}
     for role in built_roles(config, needs):
@@ -131,8 +130,8 @@ def _communicators(config: schema.Config, ranks: Mapping[str, int], needs: Needs
     if engine is ACTOR and rollout.tensor_model_parallel_size > 1:
         found[actors] += _COMMUNICATOR
     if pool is not None and rollout.checkpoint_engine.backend != "object_store":
-        found[pool] += _LINK * ranks[actors]
-        found[actors] += _LINK * ranks[pool]
+        found[pool] += _COMMUNICATOR
+        found[actors] += _COMMUNICATOR
     return found
 
 

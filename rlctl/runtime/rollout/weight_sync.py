@@ -9,6 +9,7 @@ between processes without a copy if the transport supports it (Ray's object stor
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,6 +53,11 @@ class Entry:
         """Size without padding."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def num_padded(self) -> int:
+        """Size in a bucket, where each parameter begins at a multiple of 16 bytes."""
+        return -(-self.num_bytes // 16) * 16
+
 
 @dataclass(frozen=True)
 class BucketHeader:
@@ -62,9 +68,25 @@ class BucketHeader:
     entries: tuple[Entry, ...]
     checksum: int = 0
 
+    def to_json(self) -> bytes:
+        """Return the header as JSON."""
+        entries = [(entry.name, str(entry.dtype), entry.shape) for entry in self.entries]
+        part = (self.part.index, self.part.count)
+        return json.dumps([self.number, part, entries, self.checksum]).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Read what `to_json` returns."""
+        number, part, entries, checksum = json.loads(text)
+        read = tuple(
+            Entry(name, getattr(torch, dtype.removeprefix("torch.")), tuple(shape))
+            for name, dtype, shape in entries
+        )
+        return cls(number, Part(*part), read, checksum)
+
     def empty(self, device: str) -> Bucket:
         """Allocate the bucket on `device`, to receive its bytes into."""
-        size = sum(_padded(entry.num_bytes) for entry in self.entries)
+        size = sum(entry.num_padded for entry in self.entries)
         return Bucket(self, torch.empty(size, dtype=torch.uint8, device=device))
 
 
@@ -90,9 +112,11 @@ class Bucket:
             for name, value in tensors
         )
         header = BucketHeader(number, part, entries)
-        bucket = header.empty(device)
-        for (_, place), (_, value) in zip(bucket.tensors(), tensors, strict=True):
+        bucket, end = header.empty(device), 0
+        for entry, (_, place), (_, value) in zip(entries, bucket.tensors(), tensors, strict=True):
             place.copy_(value)
+            end += entry.num_padded
+            bucket.data[end - entry.num_padded + entry.num_bytes : end] = 0
         return cls(replace(header, checksum=_checksum(bucket)), bucket.data)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -101,7 +125,7 @@ class Bucket:
         for entry in self.header.entries:
             data = self.data[start : start + entry.num_bytes]
             yield entry.name, data.view(entry.dtype).reshape(entry.shape)
-            start += _padded(entry.num_bytes)
+            start += entry.num_padded
 
     def verify(self) -> None:
         """Recompute the checksum; raise RlctlError if it differs from the sender's."""
@@ -123,11 +147,6 @@ def _unpickled(header: BucketHeader, data: np.ndarray[Any, np.dtype[np.uint8]]) 
     return Bucket(
         header, torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8)
     )
-
-
-def _padded(num_bytes: int) -> int:
-    """Return the size of a parameter in a bucket, where each begins at a multiple of 16 bytes."""
-    return -(-num_bytes // 16) * 16
 
 
 @dataclass
@@ -157,7 +176,10 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 
 class WeightChannel(Protocol[T]):
-    """Transport of buckets to engines, used by every rank that sends a part."""
+    """Transport of buckets to engines, used by every rank that sends a part.
+
+    All ranks send the same number of buckets.
+    """
 
     device: str  # on which buckets must be
     selection: Selection  # parameters that the receivers lack
@@ -166,10 +188,10 @@ class WeightChannel(Protocol[T]):
         """Send a bucket; return once the next one may be built (few are in flight)."""
         ...
 
-    def close(self, version: int, num_parts: int = 1) -> T:
+    def close(self, version: int, part: Part = WHOLE) -> T:
         """Finish the weights of `version` (see `Completion`); return what the channel is for.
 
-        `num_parts` ranks close it.
+        Each rank closes it, with its part.
         """
         ...
 

@@ -221,7 +221,7 @@ class ActorWorker(LearningWorker, Actor):
         buckets = weight_sync.to_buckets(rows, part, dtype, max_bytes, channel.device)
         for bucket in buckets:
             channel.send(bucket)
-        return [channel.close(self.learner.num_updates, part.count)]
+        return [channel.close(self.learner.num_updates, part)]
 
     @dispatch(Dispatch.SPLIT, phase=_phase_of_log_probs)
     def compute_log_probs(

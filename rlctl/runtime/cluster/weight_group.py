@@ -1,0 +1,275 @@
+"""Process group of the trainer's ranks and the engines: NCCL between GPUs, gloo between CPUs.
+
+Each rank that has a part of the weights broadcasts its part of a bucket, one after the other, so
+that all engines receive at once. A group lasts until one of its members is lost; all others then
+leave it, and the next weight sync forms another one. It is tested with gloo; **it has not been run
+with NCCL.**
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+from ray.exceptions import RayError
+from torch import Tensor
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from rlctl.runtime.model.engine_weights import Selection
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, BucketHeader, Part
+from rlctl.runtime.workers.store import connect_store, listen, open_store
+
+_CONNECT_S = 60.0  # deadline for all members to connect
+_CHECK_S = 0.2  # between two looks at whether a member was lost
+_BROKEN, _NUM_PARTS = "broken", "num-parts"  # keys of the store
+_END = -1  # in place of a header's size
+
+
+class BrokenGroupError(RuntimeError):
+    """A member was lost, or took too long."""
+
+
+@dataclass(frozen=True)
+class GroupAddress:
+    """Store in the driver's process where the members of a group find each other."""
+
+    host: str
+    port: int
+    num_engines: int
+
+
+class WeightGroup:
+    """Membership of this process in a group; ranks are the parts and then the engines."""
+
+    def __init__(self, address: GroupAddress, member: Part | int, rank_info: RankInfo) -> None:
+        """Connect to the other members as the sender of a part, or as the engine of a number.
+
+        Raises BrokenGroupError if they do not connect within a minute.
+        """
+        self.address, self.device = address, rank_info.device
+        self.timeout_s = rank_info.timeout_s
+        try:
+            self.store = connect_store(
+                address.host, address.port, address.num_engines + 1, timedelta(seconds=_CONNECT_S)
+            )
+            if isinstance(member, Part):
+                self.store.set(_NUM_PARTS, str(member.count))
+            self.num_parts = int(self.store.get(_NUM_PARTS))
+            rank = member.index if isinstance(member, Part) else self.num_parts + member
+            self.group = self._connected(rank, self.num_parts + address.num_engines)
+        except RuntimeError as error:  # torch raises it for stores, sockets and NCCL alike
+            raise BrokenGroupError(f"no group could be formed: {error}") from error
+
+    def _connected(self, rank: int, size: int) -> Any:  # torch's stubs lack `broadcast`
+        timeout = timedelta(seconds=self.timeout_s)
+        # Neither backend looks for a lost member while it connects.
+        self.store.set(f"member-{rank}", "")
+        deadline = time.monotonic() + _CONNECT_S
+        while not self.store.check([f"member-{other}" for other in range(size)]):
+            self._check_members(deadline)
+            time.sleep(1e-2)
+        if self.device != "cuda":
+            group: Any = dist.ProcessGroupGloo(
+                self.store, rank, size, timedelta(seconds=_CONNECT_S)
+            )
+            group.set_timeout(timeout)
+            return group
+        with _no_nccl_abort():
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            return dist.ProcessGroupNCCL(self.store, rank, size, options)
+
+    def send(self, message: Bucket | int, part: Part) -> None:
+        """Broadcast a bucket, or the version at the end, when it is the turn of `part`.
+
+        Takes part in the broadcasts of the other parts. Raises BrokenGroupError.
+        """
+        for index in range(part.count):
+            if index != part.index:
+                self.receive(index)
+            elif isinstance(message, Bucket):
+                header = torch.frombuffer(bytearray(message.header.to_json()), dtype=torch.uint8)
+                header = header.to(device=self.device)
+                for data in (self._sizes(len(header), len(message.data)), header, message.data):
+                    self._broadcast(data, index)
+            else:
+                self._broadcast(self._sizes(_END, message), index)
+
+    def receive(self, index: int) -> Bucket | int:
+        """Return what the part with this index broadcasts. Raises BrokenGroupError."""
+        self._broadcast(sizes := self._sizes(0, 0), index)
+        header_size, data_size = sizes.tolist()
+        if header_size == _END:
+            return data_size
+        header = torch.empty(header_size, dtype=torch.uint8, device=self.device)
+        data = torch.empty(data_size, dtype=torch.uint8, device=self.device)
+        self._broadcast(header, index)
+        self._broadcast(data, index)
+        return Bucket(BucketHeader.from_json(header.cpu().numpy().tobytes()), data)
+
+    def close(self) -> None:
+        """Leave the group, aborting transfers in progress."""
+        self.group.abort()
+
+    def _sizes(self, header: int, data: int) -> Tensor:
+        return torch.tensor([header, data], dtype=torch.int64, device=self.device)
+
+    def _check_members(self, deadline: float) -> None:
+        if time.monotonic() > deadline or self.store.check([_BROKEN]):
+            raise RuntimeError("another member of the group was lost or is late")
+
+    def _broadcast(self, data: Tensor, source: int) -> None:
+        """Broadcast bytes (N,) from `source`, and wait until they have arrived here."""
+        if not data.numel():
+            return
+        pause, checked = 2e-5, time.monotonic()
+        deadline = checked + self.timeout_s
+        try:
+            work = self.group.broadcast(data, source)
+            while not work.is_completed():
+                time.sleep(pause)
+                pause, now = min(2 * pause, 1e-3), time.monotonic()
+                if now > checked + _CHECK_S:
+                    checked = now
+                    self._check_members(deadline)
+            work.wait()
+        except RuntimeError as error:
+            self.close()
+            raise BrokenGroupError(str(error)) from error
+
+
+_joined: WeightGroup | None = None  # of this process
+
+
+def join_group(address: GroupAddress, member: Part | int, rank_info: RankInfo) -> WeightGroup:
+    """Return this process's membership in the group at `address`; it leaves another one."""
+    global _joined
+    if _joined is None or _joined.address != address:
+        leave_group()
+        _joined = WeightGroup(address, member, rank_info)
+    return _joined
+
+
+def leave_group() -> None:
+    """Close the group of this process, if any."""
+    global _joined
+    _joined, group = None, _joined
+    if group is not None:
+        group.close()
+
+
+class GroupChannel:
+    """Implements `WeightChannel` with a group; `close` returns why it is broken, or None."""
+
+    def __init__(self, address: GroupAddress, rank_info: RankInfo, selection: Selection) -> None:
+        self.address, self.rank_info, self.selection = address, rank_info, selection
+        self.device = rank_info.device
+        self.failure: str | None = None
+
+    def send(self, bucket: Bucket) -> None:
+        self._send(bucket, bucket.header.part)
+
+    def close(self, version: int, part: Part = WHOLE) -> str | None:
+        self._send(version, part)
+        return self.failure
+
+    def _send(self, message: Bucket | int, part: Part) -> None:
+        if self.failure is not None:  # the rank still gathers parameters with the other ranks
+            return
+        try:
+            join_group(self.address, part, self.rank_info).send(message, part)
+        except BrokenGroupError as error:
+            self.failure = str(error)
+            leave_group()
+
+
+class Broadcast:
+    """Buckets that an engine receives in a group, and then the `version` of the weights."""
+
+    def __init__(self, group: WeightGroup) -> None:
+        self.group = group
+        self.version = -1
+
+    def __iter__(self) -> Iterator[Bucket]:
+        while self.version < 0:  # all parts end in the same turn
+            for index in range(self.group.num_parts):
+                message = self.group.receive(index)
+                if isinstance(message, Bucket):
+                    yield message
+                else:
+                    self.version = message
+
+
+class GroupHost:
+    """Driver's end: the store of a group, which lasts while the same engines are members."""
+
+    def __init__(self) -> None:
+        self._store: TCPStore | None = None
+        self._address = GroupAddress("", 0, 0)
+        self._members: list[Any] = []
+
+    def address_for(self, engines: Sequence[Any]) -> GroupAddress:
+        """Return the address of the group of `engines` (Ray handles), the last one if possible."""
+        members = [engine._actor_id for engine in engines]  # a restarted engine has another one
+        if self._store is None or members != self._members:
+            self.dissolve()
+            host = ray.util.get_node_ip_address()
+            listener = listen(host, len(members) + 1)
+            self._store = open_store(listener, len(members) + 1, timedelta(seconds=_CONNECT_S))
+            self._address = GroupAddress(host, self._store.port, len(members))
+            self._members = members
+        return self._address
+
+    def dissolve(self) -> None:
+        """Let all members leave the group."""
+        if self._store is not None:
+            self._store.set(_BROKEN, "")
+            self._members = []
+
+    @contextmanager
+    def watch(self, calls: Sequence[ray.ObjectRef]) -> Iterator[None]:
+        """Dissolve the group when one of the engines' `calls` fails or returns False."""
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(_CHECK_S):
+                for call in ray.wait([*calls], num_returns=len(calls), timeout=0)[0]:
+                    try:
+                        lost = not ray.get(call)
+                    except RayError:  # the caller reports it
+                        lost = True
+                    if lost:
+                        self.dissolve()
+                        return
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+@contextmanager
+def _no_nccl_abort() -> Iterator[None]:
+    """Create NCCL groups whose watchdog does not abort this process when a member is lost."""
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before

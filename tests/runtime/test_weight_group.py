@@ -1,0 +1,192 @@
+"""Groups of senders and engines, all in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from rlctl.errors import ConfigError
+from rlctl.recipes.compose import compose
+from rlctl.runtime.cluster import weight_group
+from rlctl.runtime.cluster.weight_group import (
+    Broadcast,
+    BrokenGroupError,
+    GroupAddress,
+    WeightGroup,
+)
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, Part, to_buckets, uses_host_memory
+from rlctl.runtime.workers.store import listen, open_store
+from tests.distributed.ranks import rank_info
+from tests.fake_nccl import FakeNCCL
+from tests.runtime.test_weights import num_bytes, parameters
+from tests.second_device import SecondDevice
+
+NUM_PARTS, NUM_ENGINES = 2, 2
+CPU = replace(rank_info(), timeout_s=60.0)
+GPU = replace(CPU, device="cuda")
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> type[FakeNCCL]:
+    """Let this machine have GPUs, and NCCL between them."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNCCL, raising=False)
+    return FakeNCCL.reset()
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return open_store(listen("127.0.0.1", 4), 4, timedelta(seconds=60))
+
+
+def part_of(index: int, device: str) -> Iterator[Bucket]:
+    """Yield the buckets of a part, which has some rows of each parameter."""
+
+    def rows() -> Iterator[tuple[str, Tensor, int]]:
+        for name, value in parameters():
+            part = value.reshape(-1).tensor_split(NUM_PARTS)[index]
+            yield name, part, value.numel()
+
+    return to_buckets(rows(), Part(index, NUM_PARTS), torch.bfloat16, 30_000, device)
+
+
+def send(address: GroupAddress, index: int, where: RankInfo, num_buckets: int = 99) -> None:
+    """Send a part, or some buckets of it before this member is lost."""
+    FakeNCCL.gpu.number = index
+    with SecondDevice("cuda") if where.device == "cuda" else nullcontext():
+        group, part = WeightGroup(address, Part(index, NUM_PARTS), where), Part(index, NUM_PARTS)
+        for bucket in [*part_of(index, where.device)][:num_buckets]:
+            group.send(bucket, part)
+        if num_buckets < 99:
+            group.close()
+        else:
+            group.send(7, part)
+
+
+def receive(address: GroupAddress, number: int, where: RankInfo) -> tuple[list[Bucket], int]:
+    """Return the buckets that an engine receives, on the CPU, and the version."""
+    FakeNCCL.gpu.number = NUM_PARTS + number
+    with SecondDevice("cuda") if where.device == "cuda" else nullcontext():
+        weights = Broadcast(WeightGroup(address, number, where))
+        buckets = []
+        for bucket in weights:
+            bucket.verify()
+            buckets.append(Bucket(bucket.header, bucket.data.cpu()))
+        return buckets, weights.version
+
+
+def begin(
+    executor: ThreadPoolExecutor, store: TCPStore, where: RankInfo, num_buckets: int = 99
+) -> tuple[list[Future[None]], list[Future[tuple[list[Bucket], int]]]]:
+    """Start two senders, of which the second may be lost, and two engines."""
+    address = GroupAddress("127.0.0.1", store.port, NUM_ENGINES)
+    counts = (99, num_buckets)
+    return (
+        [executor.submit(send, address, i, where, counts[i]) for i in range(NUM_PARTS)],
+        [executor.submit(receive, address, number, where) for number in range(NUM_ENGINES)],
+    )
+
+
+@pytest.mark.parametrize("where", [CPU, GPU], ids=["cpu", "cuda"])
+def test_all_parts_arrive_in_all_engines(
+    where: RankInfo, store: TCPStore, nccl: type[FakeNCCL]
+) -> None:
+    with ThreadPoolExecutor(4) as executor:
+        senders, engines = begin(executor, store, where)
+        for sender in senders:
+            sender.result(timeout=600)
+        found = [engine.result(timeout=600) for engine in engines]
+    sent = [
+        bucket
+        for turn in zip(*(part_of(index, "cpu") for index in range(NUM_PARTS)), strict=True)
+        for bucket in turn
+    ]
+    assert len(sent) > NUM_PARTS
+    assert num_bytes(sent) > 30_000
+    for buckets, version in found:
+        assert version == 7
+        assert [bucket.header for bucket in buckets] == [bucket.header for bucket in sent]
+        assert all(torch.equal(a.data, b.data) for a, b in zip(buckets, sent, strict=True))
+    if where.device == "cuda":
+        members = NUM_PARTS + NUM_ENGINES
+        assert nccl.num_communicators == 1
+        assert nccl.num_calls == members * (3 * len(sent) + NUM_PARTS)
+
+
+def test_a_lost_member_lets_all_others_leave(store: TCPStore) -> None:
+    with ThreadPoolExecutor(4) as executor:
+        senders, engines = begin(executor, store, CPU, num_buckets=1)
+        senders[1].result(timeout=600)
+        for other in (senders[0], *engines):
+            with pytest.raises(BrokenGroupError):
+                other.result(timeout=600)
+
+
+def test_all_leave_a_group_that_is_dissolved(store: TCPStore) -> None:
+    """The second sender does not come."""
+    address = GroupAddress("127.0.0.1", store.port, NUM_ENGINES)
+    with ThreadPoolExecutor(3) as executor:
+        waiting = [executor.submit(send, address, 0, CPU)]
+        waiting += [executor.submit(receive, address, number, CPU) for number in range(2)]
+        store.set(weight_group._BROKEN, "")
+        for member in waiting:
+            with pytest.raises(BrokenGroupError, match="another member of the group was lost"):
+                member.result(timeout=600)
+
+
+@pytest.mark.parametrize("where", [CPU, GPU], ids=["cpu", "cuda"])
+def test_waiting_for_an_absent_member_has_a_deadline(
+    where: RankInfo, store: TCPStore, nccl: type[FakeNCCL], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_group, "_CONNECT_S", 0.5)
+    with pytest.raises(BrokenGroupError, match="no group could be formed"):
+        WeightGroup(GroupAddress("127.0.0.1", store.port, 1), WHOLE, where)
+
+
+def test_nccl_refuses_two_members_on_one_gpu(store: TCPStore, nccl: type[FakeNCCL]) -> None:
+    def join(member: Part | int) -> Bucket | int:
+        FakeNCCL.gpu.number = 0
+        with SecondDevice("cuda"):
+            address = GroupAddress("127.0.0.1", store.port, 1)
+            return WeightGroup(address, member, GPU).receive(0)
+
+    with ThreadPoolExecutor(2) as executor:
+        for member in [executor.submit(join, WHOLE), executor.submit(join, 0)]:
+            with pytest.raises(BrokenGroupError, match="Duplicate GPU"):
+                member.result(timeout=600)
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "host"),
+    [
+        ("auto", "cpu", True),
+        ("auto", "cuda", False),
+        ("object_store", "cuda", True),
+        ("gloo", "cpu", False),
+    ],
+)
+def test_uses_host_memory_depends_on_backend_and_device(
+    backend: str, device: str, host: bool
+) -> None:
+    overrides = [f"actor_rollout_ref.rollout.checkpoint_engine.backend={backend}"]
+    assert (
+        uses_host_memory(compose("ppo", overrides).config.actor_rollout_ref.rollout, device) == host
+    )
+
+
+def test_backend_that_does_not_support_the_device_is_rejected() -> None:
+    overrides = ["actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"]
+    with pytest.raises(
+        ConfigError, match=r"backend=nccl does not support trainer\.device=cpu"
+    ) as raised:
+        uses_host_memory(compose("ppo", overrides).config.actor_rollout_ref.rollout, "cpu")
+    assert "auto, object_store or gloo" in str(raised.value)
