@@ -54,7 +54,7 @@ class Scheduler:
                 time.sleep(POLL_S)
 
     def stop(self) -> None:
-        """Stop every run, with a checkpoint if its config saves any; the sweep can be resumed."""
+        """Stop every run, which saves a checkpoint; the sweep can be resumed."""
         while self._processes():
             for child in self._processes():
                 child.stop(self.settings.stop_s)
