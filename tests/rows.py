@@ -18,5 +18,5 @@ def rows_of(rows: Sequence[PromptRow]) -> Rows:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "rows.parquet"
         write_rows(file, rows)
-        keys = SimpleNamespace(prompt_key="prompt", reward_fn_key="data_source")
+        keys = SimpleNamespace(prompt_key="prompt", reward_fn_key="data_source", image_key="images")
         return Rows.load(file, cast(schema.Data, keys))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.data_prep.chats import shortened
+from rlctl.data_prep.images import IMAGE_KEY, image_faults, text_of
 from rlctl.errors import Problem
 
 CONTRACT_HINT = (
@@ -115,7 +116,9 @@ def prompt_of(record: dict[str, Any], prompt_key: str) -> Any:
     return value
 
 
-def row_faults(record: Any, prompt_key: str, reward_fn_key: str) -> list[str]:
+def row_faults(
+    record: Any, prompt_key: str, reward_fn_key: str, image_key: str = IMAGE_KEY
+) -> list[str]:
     """Return descriptions of what is wrong with one row; empty if it is valid."""
     if not isinstance(record, dict):
         return [
@@ -137,7 +140,7 @@ def row_faults(record: Any, prompt_key: str, reward_fn_key: str) -> list[str]:
     else:
         for position, message in enumerate(chat):
             texts = (
-                (message.get("role"), message.get("content"))
+                (message.get("role"), text_of(message.get("content")))
                 if isinstance(message, dict)
                 else (None,)
             )
@@ -146,6 +149,9 @@ def row_faults(record: Any, prompt_key: str, reward_fn_key: str) -> list[str]:
                     f"column {prompt_key!r}, message {position} is {shortened(message)}, "
                     "expected {role, content}, both text"
                 )
+    messages = chat if isinstance(chat, list) else [{"content": chat}]
+    texts = [text_of(item.get("content")) for item in messages if isinstance(item, dict)]
+    faults += image_faults(record, image_key, texts)
     reward = record.get("reward_model")
     if not isinstance(reward, dict) or reward.get("ground_truth") is None:
         faults.append(

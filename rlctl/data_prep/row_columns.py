@@ -1,6 +1,7 @@
 """Arrow tables of prompt rows, with the types that all rows share.
 
-Columns of verl's data files for images, videos and audio are refused, unless they have no content.
+Columns of verl's data files for videos and audio are refused, unless they have no content, and
+those for images under another name than the configured one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rlctl.errors import Problem
 
 if TYPE_CHECKING:
+    from rlctl.data_prep.images import Image
     from rlctl.data_prep.rows import PromptRow, RowSource
-
 
 JSON_COLUMNS = b"rlctl.json_columns"  # metadata of a file: names of columns that are JSON text
 _TABLE_ROWS = 16_384  # of a row group, which is in memory at a time
@@ -22,36 +23,37 @@ _FREE: dict[str, Callable[[PromptRow], Any]] = {
     "extra_info": lambda row: row.extra_info,
     "ground_truth": lambda row: row.ground_truth,
 }
+_OPTIONAL = ("agent_name", "images")  # columns that a file has if a row has content for them
 
 
 def arrow_tables(rows: RowSource) -> Iterator[Any]:
     """Yield all rows as tables of one schema; one table without rows if there are none."""
-    types, has_agents = _types(rows)
+    types, others = _types(rows)
     as_json = [name for name, kind in types.items() if kind is None]
     metadata = {JSON_COLUMNS: ",".join(as_json).encode()} if as_json else None
     for part in _parts(rows) if len(rows) else [[]]:
-        yield _table(part, types, has_agents).replace_schema_metadata(metadata)
+        yield _table(part, types, others).replace_schema_metadata(metadata)
 
 
-def _types(rows: RowSource) -> tuple[dict[str, Any], bool]:
-    """Return the Arrow types of values that may have any, and True if a row has an agent.
+def _types(rows: RowSource) -> tuple[dict[str, Any], set[str]]:
+    """Return the Arrow types of values that may have any, and the other columns with content.
 
     A type is None if Arrow would not return equal values.
     """
     import pyarrow as pa
 
     found: dict[str, dict[Any, None]] = {name: {} for name in _FREE}
-    has_agents = False
+    others = set[str]()
     for part in _parts(rows):
         for name, kinds in found.items():
             kinds[_type_of(part, name)] = None
-        has_agents = has_agents or any(row.agent_name for row in part)
+        others |= {name for name in _OPTIONAL if any(getattr(row, name) for row in part)}
     types = {name: _unified(list(kinds) or [pa.null()]) for name, kinds in found.items()}
     several = [name for name, kinds in found.items() if len(kinds) > 1]
     for part in _parts(rows) if several else ():
         for name in several:
             types[name] = types[name] and _type_of(part, name, types[name])
-    return types, has_agents
+    return types, others
 
 
 def _type_of(part: Sequence[PromptRow], name: str, kind: Any = None) -> Any:
@@ -85,8 +87,11 @@ def _parts(rows: RowSource) -> Iterator[list[PromptRow]]:
         yield part
 
 
-def _table(rows: list[PromptRow], types: dict[str, Any], has_agents: bool) -> Any:
-    """Return an Arrow table of rows; a type that is None makes a column of JSON text."""
+def _table(rows: list[PromptRow], types: dict[str, Any], others: set[str]) -> Any:
+    """Return an Arrow table of rows; a type that is None makes a column of JSON text.
+
+    `others` are the optional columns that it has.
+    """
     import pyarrow as pa
 
     def free(name: str) -> Any:
@@ -96,7 +101,11 @@ def _table(rows: list[PromptRow], types: dict[str, Any], has_agents: bool) -> An
         return pa.array(values, types[name])
 
     message = pa.struct([("role", pa.string()), ("content", pa.string())])
-    agents = [row.agent_name for row in rows]
+    images = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    optional = {
+        "agent_name": lambda: pa.array([row.agent_name for row in rows], pa.string()),
+        "images": lambda: pa.array([[*map(_struct, row.images)] for row in rows], images),
+    }
     return pa.table(
         {
             "data_source": pa.array([row.data_source for row in rows], pa.string()),
@@ -107,9 +116,14 @@ def _table(rows: list[PromptRow], types: dict[str, Any], has_agents: bool) -> An
                 ["style", "ground_truth"],
             ),
             "extra_info": free("extra_info"),
-            **({"agent_name": pa.array(agents, pa.string())} if has_agents else {}),
+            **{name: column() for name, column in optional.items() if name in others},
         }
     )
+
+
+def _struct(image: Image) -> dict[str, Image | None]:
+    is_path = isinstance(image, str)
+    return {"bytes": None if is_path else image, "path": image if is_path else None}
 
 
 def _storable(kind: Any) -> bool:
@@ -127,9 +141,11 @@ def _storable(kind: Any) -> bool:
 CHECKED = ("images", "image", "videos", "video", "audios", "audio", "multi_modal_data")
 
 _NAMES = frozenset(CHECKED)
+_IMAGES = ("images", "image")
+_OTHER_IMAGES = "images are read from the column data.image_key only"
 
 
-def unsupported_fields(record: Any) -> list[str]:
+def unsupported_fields(record: Any, image_key: str) -> list[str]:
     """Return the names of unsupported fields with content, in a column or in `extra_info`."""
     if not isinstance(record, dict):
         return []
@@ -137,17 +153,21 @@ def unsupported_fields(record: Any) -> list[str]:
     nested = extra_info if isinstance(extra_info, dict) else {}
     if _NAMES.isdisjoint(record) and _NAMES.isdisjoint(nested):
         return []
-    return [name for name in CHECKED if has_content(record.get(name) or nested.get(name))]
+    # The values of a column of images may be long; that column is supported.
+    others = {name: value for name, value in record.items() if name != image_key}
+    return [name for name in CHECKED if has_content(others.get(name) or nested.get(name))]
 
 
 def column_problems(places: Mapping[str, Sequence[str]], num_rows: int) -> list[Problem]:
     """Return one problem for each unsupported field; `places` are its rows with content."""
     return [
         Problem(
-            f"{len(found)} of {num_rows} rows have {name!r}: images, videos and audio are not "
-            "supported",
+            f"{len(found)} of {num_rows} rows have {name!r}: "
+            + (_OTHER_IMAGES if name in _IMAGES else "videos and audio are not supported"),
             found[0],
-            f"remove {name!r}, or train on rows without it",
+            f"data.image_key={name}"
+            if name in _IMAGES
+            else f"remove {name!r}, or train on rows without it",
         )
         for name in CHECKED
         if (found := places.get(name))

@@ -5,6 +5,7 @@
     ability       string                                          (may be missing)
     reward_model  struct<style: string, ground_truth: anything>
     extra_info    struct of anything                              (may be missing)
+    images        list<struct<bytes: binary, path: string>>       (may be missing)
 
 The columns are verl's, so its files can be read unchanged. An Arrow column has one type: if rows
 differ in the keys or types of `extra_info` or `ground_truth`, the column is written as JSON text
@@ -21,12 +22,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlctl.data_prep.agent_columns import (
-    AGENT_COLUMNS,
-    ENV_CLASS,
-    agent_name,
-    with_agent_columns,
-)
+from rlctl.data_prep import agent_columns
+from rlctl.data_prep.agent_columns import AGENT_COLUMNS, ENV_CLASS, with_agent_columns
 from rlctl.data_prep.contract import (
     CONTRACT_HINT,
     REWARD_SPEC,
@@ -35,6 +32,7 @@ from rlctl.data_prep.contract import (
     row_faults,
     schema_problems,
 )
+from rlctl.data_prep.images import IMAGE_KEY, Image, images_of, text_of
 from rlctl.data_prep.records import (
     BATCH_ROWS,
     parse_json,
@@ -66,7 +64,7 @@ class PromptRow:
     `prompt` is a chat (a list of {role, content}); a text becomes the message of one user.
     `ground_truth` is an argument of the reward.
     `style` is verl's kind of reward, `extra_info` any further fields. `agent_name` is verl's kind
-    of agent, empty for the configured one.
+    of agent, empty for the configured one. The text of `prompt` refers to `images` by `<image>`.
     """
 
     data_source: str
@@ -76,8 +74,11 @@ class PromptRow:
     style: str = "rule"
     extra_info: dict[str, Any] = field(default_factory=dict)
     agent_name: str = ""
+    images: tuple[Image, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
+        if self.images:
+            object.__setattr__(self, "images", images_of(self.images))
         if isinstance(self.prompt, str):
             object.__setattr__(self, "prompt", [{"role": "user", "content": self.prompt}])
 
@@ -94,24 +95,26 @@ class RowSource(Protocol):
         ...
 
 
-def read_rows(
-    path: str | Path, *, prompt_key: str = "prompt", reward_fn_key: str = "data_source"
-) -> list[PromptRow]:
-    """Return all rows of a parquet, `.jsonl` or `.json` file, local or at a URL.
-
-    `prompt_key` and `reward_fn_key` name the columns to use. `prompt_key` may be a dotted path such
-    as `extra_info.question`; a text is the message of one user. Raises one ConfigError with all
-    problems of the file: missing, unreadable, wrong columns or malformed rows. Parquet rows are
-    numbered from 0, JSONL lines from 1.
-    """
-    return list(stream_rows(path, prompt_key=prompt_key, reward_fn_key=reward_fn_key))
+def read_rows(path: str | Path, **keys: str) -> list[PromptRow]:
+    """Return what `stream_rows` yields."""
+    return list(stream_rows(path, **keys))
 
 
 def stream_rows(
-    path: str | Path, *, prompt_key: str = "prompt", reward_fn_key: str = "data_source"
+    path: str | Path,
+    *,
+    prompt_key: str = "prompt",
+    reward_fn_key: str = "data_source",
+    image_key: str = IMAGE_KEY,
 ) -> Iterator[PromptRow]:
-    """Yield what `read_rows` returns; problems of rows are raised after the last row."""
-    for _, rows in read_batches(existing_file(path), prompt_key, reward_fn_key):
+    """Yield all rows of a parquet, `.jsonl` or `.json` file, local or at a URL.
+
+    `prompt_key`, `reward_fn_key` and `image_key` name the columns to use. `prompt_key` may be a
+    dotted path such as `extra_info.question`; a text is the message of one user. Raises one
+    ConfigError with all problems of the file: missing, unreadable, wrong columns or malformed rows,
+    these after the last row. Parquet rows are numbered from 0, JSONL lines from 1.
+    """
+    for _, rows in read_batches(existing_file(path), prompt_key, reward_fn_key, image_key):
         yield from rows
 
 
@@ -149,28 +152,28 @@ def existing_file(path: str | Path) -> Path:
 
 
 def read_batches(
-    path: Path, prompt_key: str, reward_fn_key: str
+    path: Path, prompt_key: str, reward_fn_key: str, image_key: str
 ) -> Iterator[tuple[Any, list[PromptRow]]]:
     """Yield the rows of a file in parts, each after the Arrow batch that `decode` makes it from.
 
-    Problems of rows are raised after the last one; see `read_rows`.
+    Problems of rows are raised after the last one; see `stream_rows`.
     """
     batches = (
         _json_batches(path)
         if path.suffix.lower() in (".jsonl", ".json")
-        else _parquet_batches(path, prompt_key, reward_fn_key)
+        else _parquet_batches(path, prompt_key, reward_fn_key, image_key)
     )
     number, problems, unsupported = 0, list[Problem](), dict[str, list[str]]()
     for batch, places in batches:
         rows: list[PromptRow] = []
         for where, record in zip(places, _records(batch), strict=True):
-            faults = row_faults(record, prompt_key, reward_fn_key)
+            faults = row_faults(record, prompt_key, reward_fn_key, image_key)
             hint = contract_hint(path, record) if faults and isinstance(record, dict) else None
             problems += [Problem(fault, where, hint) for fault in faults]
-            for name in unsupported_fields(record):
+            for name in unsupported_fields(record, image_key):
                 unsupported.setdefault(name, []).append(where)
             if not faults:
-                rows.append(_row(record, prompt_key, reward_fn_key))
+                rows.append(_row(record, prompt_key, reward_fn_key, image_key))
         number += batch.num_rows
         yield batch, rows
     if not number:
@@ -178,9 +181,9 @@ def read_batches(
     raise_capped([*column_problems(unsupported, number), *problems], path)
 
 
-def decode(batch: Any, prompt_key: str, reward_fn_key: str) -> list[PromptRow]:
-    """Return the rows of an Arrow batch without faults."""
-    return [_row(record, prompt_key, reward_fn_key) for record in _records(batch)]
+def decode(batch: Any, *keys: str) -> list[PromptRow]:
+    """Return the rows of an Arrow batch without faults, by the keys of `read_batches`."""
+    return [_row(record, *keys) for record in _records(batch)]
 
 
 def decode_prompts(batch: Any, prompt_key: str) -> list[list[dict[str, str]]]:
@@ -227,7 +230,7 @@ def _json_batches(path: Path) -> Iterator[tuple[Any, list[str]]]:
 
 
 def _parquet_batches(
-    path: Path, prompt_key: str, reward_fn_key: str
+    path: Path, prompt_key: str, reward_fn_key: str, image_key: str
 ) -> Iterator[tuple[Any, list[str]]]:
     """Yield the columns that rows need, with the positions of the rows."""
     if path.suffix.lower() in (".csv", ".tsv"):
@@ -235,7 +238,8 @@ def _parquet_batches(
         hint = contract_hint(path, columns)
         raise ConfigError("a CSV file must be converted first", where=str(path), hint=hint)
     with readable_parquet(path, CONTRACT_HINT) as file:
-        known = (prompt_key.partition(".")[0], reward_fn_key, *_COLUMNS, *CHECKED, *AGENT_COLUMNS)
+        keys = (prompt_key.partition(".")[0], reward_fn_key, image_key)
+        known = (*keys, *_COLUMNS, *CHECKED, *AGENT_COLUMNS)
         names = file.schema_arrow.names
         columns = [name for name in names if ENV_CLASS in names or name in known]
         raise_capped(schema_problems(file.schema_arrow, path, prompt_key, reward_fn_key), path)
@@ -273,7 +277,7 @@ def _unpacked(record: Any) -> Any:
     return record
 
 
-def _row(record: dict[str, Any], prompt_key: str, reward_fn_key: str) -> PromptRow:
+def _row(record: dict[str, Any], prompt_key: str, reward_fn_key: str, image_key: str) -> PromptRow:
     reward = record["reward_model"]
     return PromptRow(
         data_source=record[reward_fn_key],
@@ -282,7 +286,8 @@ def _row(record: dict[str, Any], prompt_key: str, reward_fn_key: str) -> PromptR
         ability=record.get("ability") or "",
         style=reward.get("style") or "rule",
         extra_info=with_agent_columns(record),
-        agent_name=agent_name(record),
+        agent_name=agent_columns.agent_name(record),
+        images=images_of(record.get(image_key)),
     )
 
 
@@ -290,4 +295,4 @@ def _prompt(record: dict[str, Any], prompt_key: str) -> list[dict[str, str]]:
     prompt = prompt_of(record, prompt_key)
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    return [{"role": message["role"], "content": message["content"]} for message in prompt]
+    return [{"role": item["role"], "content": text_of(item["content"])} for item in prompt]

@@ -1,4 +1,4 @@
-"""Columns for images are refused if they have content; those for agents are read."""
+"""Columns for videos are refused if they have content; those for agents are read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def file(folder: Path, **columns: object) -> Path:
 @pytest.mark.parametrize(
     "columns",
     [
-        {"images": [{"bytes": b"x"}]},
+        {"image": [{"bytes": b"x"}]},
         {"videos": ["v.mp4"]},
     ],
 )

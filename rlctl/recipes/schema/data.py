@@ -59,6 +59,9 @@ class Data(Section):
     reward_fn_key: Text = Field(
         description="column with the data source, which selects the scorer and validation group"
     )
+    image_key: Text = Field(
+        description="column with the images of a row, to which <image> in its prompt refers"
+    )
     shuffle: bool = Field(description="shuffle the training prompts in each epoch")
     seed: Annotated[Seed, UnusedIf({".shuffle": False})] = Field(
         description="seed of the data order"

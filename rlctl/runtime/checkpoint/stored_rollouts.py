@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlctl.data_prep.images import digest_of
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.files import apply_umask
@@ -102,5 +103,6 @@ def _check_prompts(digests: Mapping[str, str], prompts: Sequence[PromptRow], fol
 
 def _digest(row: PromptRow) -> str:
     """Return a digest of what a row asks for and is scored by."""
-    content = repr((row.prompt, row.data_source, row.ground_truth))
+    images = (*map(digest_of, row.images),)
+    content = repr((row.prompt, row.data_source, row.ground_truth, *images))
     return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()[:16]

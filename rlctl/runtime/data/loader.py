@@ -103,6 +103,12 @@ class PromptSet:
             pairs = zip(tables, starts, strict=True)
             tables = [table[: max(0, max_samples - start)] for table, start in pairs]
         rows = Rows.concat(tables)
+        if rows.has_images:
+            raise ConfigError(
+                "the rows have images, and the model reads text alone",
+                where=where,
+                hint="use a vision-language model, or rows without images",
+            )
         lengths = np.concatenate([prompt_lengths(table, tokenizer, kwargs) for table in tables])
         too_long = lengths > limit
         drop = too_long if data.filter_overlong_prompts else np.zeros_like(too_long)

@@ -27,11 +27,12 @@ from rlctl.storage import cache_folder
 LOG = logging.getLogger(__name__)
 
 LARGE_BYTES = 16 * 2**20  # of a data file: from here on it is cached, below it is held in memory
-_FORMAT = 2  # of cached files
+_FORMAT = 3  # of cached files
 _KIND = "rlctl.kind"
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of a complete Arrow stream
 
 T = TypeVar("T")
+_Keys = tuple[str, str, str]  # of prompt, data source and images
 
 
 class Kind(NamedTuple):
@@ -40,13 +41,14 @@ class Kind(NamedTuple):
     data_source: str
     agent_name: str
     episode_fields: tuple[str, ...]
+    has_images: bool = False
 
 
 class _Batch(NamedTuple):
     """Rows of one file that are next to each other."""
 
     columns: Any  # a RecordBatch
-    keys: tuple[str, str]  # of prompt and data source
+    keys: _Keys
     file: mmap.mmap | None  # that holds the columns; None: they are in memory
 
     @property
@@ -98,7 +100,8 @@ class Rows(Sequence[PromptRow]):
     @classmethod
     def load(cls, path: str | Path, data: schema.Data) -> Rows:
         """Read a data file, or its copy in the cache. Raises ConfigError as `read_rows` does."""
-        path, keys = existing_file(path), (data.prompt_key, data.reward_fn_key)
+        path = existing_file(path)
+        keys = (data.prompt_key, data.reward_fn_key, data.image_key)
         if path.stat().st_size < LARGE_BYTES:
             return cls._of([_Batch(batch, keys, None) for batch in _with_kinds(path, keys)])
         with path.open("rb") as file:
@@ -128,7 +131,8 @@ class Rows(Sequence[PromptRow]):
             parts.append(np.array(own, np.int32)[kinds.indices.to_numpy()])
             batch.release()
         found = [
-            Kind(source, agent, tuple(fields)) for source, agent, fields in map(json.loads, numbers)
+            Kind(source, agent, tuple(fields), has_images)
+            for source, agent, fields, has_images in map(json.loads, numbers)
         ]
         batches = [
             batch._replace(columns=batch.columns.select(batch.columns.schema.names[:-1]))
@@ -206,6 +210,11 @@ class Rows(Sequence[PromptRow]):
             counts[kind.data_source] += count
         return +counts  # without zeros
 
+    @property
+    def has_images(self) -> bool:
+        """True if any row has images."""
+        return any(self._kinds[kind].has_images for kind in np.unique(self._kind_of[self._index]))
+
     def first_of_each_kind(self, count: int) -> list[PromptRow]:
         """Return the first `count` rows of each kind, in the order of all rows.
 
@@ -224,10 +233,10 @@ class Rows(Sequence[PromptRow]):
 
 
 def _kind(row: PromptRow) -> Kind:
-    return Kind(row.data_source, row.agent_name, episode_fields(row))
+    return Kind(row.data_source, row.agent_name, episode_fields(row), bool(row.images))
 
 
-def _with_kinds(path: Path, keys: tuple[str, str]) -> Iterator[Any]:
+def _with_kinds(path: Path, keys: _Keys) -> Iterator[Any]:
     """Yield the batches of a file with a last column: the kinds of the rows, as JSON text."""
     import pyarrow as pa
 
@@ -239,7 +248,7 @@ def _with_kinds(path: Path, keys: tuple[str, str]) -> Iterator[Any]:
             yield batch.append_column(_KIND, pa.array(column, pa.string()).dictionary_encode())
 
 
-def _write(target: Path, path: Path, keys: tuple[str, str]) -> None:
+def _write(target: Path, path: Path, keys: _Keys) -> None:
     """Write the batches of a file into the cache. Raises OSError if that fails."""
     import pyarrow as pa
 
@@ -258,7 +267,7 @@ def _write(target: Path, path: Path, keys: tuple[str, str]) -> None:
         pa.set_memory_pool(pool)
 
 
-def _mapped(target: Path, keys: tuple[str, str]) -> list[_Batch]:
+def _mapped(target: Path, keys: _Keys) -> list[_Batch]:
     """Map a cached file into memory. Raises ValueError or OSError if it is damaged."""
     import pyarrow as pa
 

@@ -1,0 +1,116 @@
+"""Images of a prompt row: the column `images` of verl, and content parts of messages.
+
+A row has a list of images, or a single one; each is the bytes of its file, a path or an address, a
+struct `{bytes, path}` as in `datasets`, or an image of Pillow. The text of its messages refers to
+them in their order by `<image>`. Content parts as in TRL, such as `{"type": "image"}`, become text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.storage import local
+
+IMAGE_KEY = "images"  # default column
+PLACEHOLDER = "<image>"
+
+Image = bytes | str  # content of a file, or its path or address
+
+
+def images_of(value: Any) -> tuple[Image, ...]:
+    """Return the images in the value of a column. Raises ValueError for another value."""
+    if value is None:
+        return ()
+    if isinstance(value, Sequence) and not isinstance(value, bytes | str):
+        return tuple(_image(item) for item in value)
+    return (_image(value),)
+
+
+def _image(value: Any) -> Image:
+    if isinstance(value, Mapping):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, bytes | str) and value:
+        return value
+    if hasattr(value, "save") and hasattr(value, "mode"):  # of Pillow
+        buffer = io.BytesIO()
+        value.save(buffer, "PNG")
+        return buffer.getvalue()
+    kind = type(value).__name__ if value else "empty value"
+    raise ValueError(f"an image is bytes, a path, or {{bytes, path}}, not {kind}")
+
+
+def text_of(content: Any) -> Any:
+    """Return the text of a message with a placeholder for each image part; other values as is."""
+    if not isinstance(content, list):
+        return content
+    texts = [_text(part) for part in content]
+    return content if None in texts else "".join(map(str, texts))
+
+
+def _text(part: Any) -> str | None:
+    if not isinstance(part, dict):
+        return None
+    if part.get("type") == "image":
+        return PLACEHOLDER
+    return part.get("text") if part.get("type") == "text" else None
+
+
+def image_faults(record: Mapping[str, Any], image_key: str, texts: Sequence[Any]) -> list[str]:
+    """Return what is wrong with the images of a row whose messages have `texts`."""
+    try:
+        images = images_of(record.get(image_key))
+    except ValueError as error:
+        return [f"column {image_key!r}: {error}"]
+    count = sum(text.count(PLACEHOLDER) for text in texts if isinstance(text, str))
+    if count == len(images) or (image_key not in record and not images):
+        return []
+    return [
+        f"the prompt refers to {count} images by {PLACEHOLDER}, and column {image_key!r} has "
+        f"{len(images)}"
+    ]
+
+
+def parts_of(text: str) -> list[dict[str, str]]:
+    """Return the content parts of a text with placeholders, as chat templates expect them."""
+    first, *others = text.split(PLACEHOLDER)
+    parts = [{"type": "text", "text": first}] if first else []
+    for other in others:
+        parts.append({"type": "image"})
+        if other:
+            parts.append({"type": "text", "text": other})
+    return parts
+
+
+def content_of(image: Image) -> bytes:
+    """Return the bytes of an image's file. Raises ConfigError if it cannot be read."""
+    if isinstance(image, bytes):
+        return image
+    try:
+        return Path(local(image)).expanduser().read_bytes()
+    except OSError as error:
+        hint = "paths are relative to the current folder"
+        raise ConfigError(f"an image cannot be read: {error}", where=image, hint=hint) from error
+
+
+def digest_of(image: Image) -> str:
+    """Return the SHA-256 of an image's file."""
+    return hashlib.sha256(content_of(image)).hexdigest()
+
+
+def opened(content: bytes) -> Any:
+    """Return an image of Pillow in RGB. Raises MissingExtraError or ConfigError."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        hint = "pip install 'rlctl[images]'"
+        raise MissingExtraError("images need Pillow, which is not installed", hint=hint) from error
+    try:
+        return ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("RGB")
+    except Exception as error:  # decoders raise errors of any class
+        where = f"image with SHA-256 {hashlib.sha256(content).hexdigest()[:12]}"
+        raise ConfigError(f"an image cannot be decoded: {error}", where=where) from error

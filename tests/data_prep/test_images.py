@@ -1,0 +1,121 @@
+"""Rows with images: every form of verl's and TRL's columns, and what refers to them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from rlctl.data_prep.images import content_of, digest_of, opened, parts_of
+from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
+from rlctl.errors import ConfigError
+from rlctl.runtime.data.row_table import Rows
+from tests.configs import configured
+
+PARTS = [{"type": "image", "text": None}, {"type": "text", "text": "Which colour?"}]
+
+
+def picture(colour: str = "red") -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 2), colour).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def record(images: Any, content: Any = "<image>Which colour?", key: str = "images") -> Any:
+    return {
+        "data_source": "s",
+        "prompt": [{"role": "user", "content": content}],
+        "reward_model": {"ground_truth": "red"},
+        key: images,
+    }
+
+
+def written(folder: Path, *records: Any) -> Path:
+    pq.write_table(pa.Table.from_pylist(list(records)), folder / "x.parquet")
+    return folder / "x.parquet"
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        [picture()],
+        picture(),
+        [{"bytes": picture(), "path": "a.png"}],
+        {"bytes": picture(), "path": None},
+    ],
+)
+@pytest.mark.parametrize("content", ["<image>Which colour?", PARTS])
+def test_all_forms_of_images_and_placeholders_are_one(
+    tmp_path: Path, images: Any, content: Any
+) -> None:
+    (row,) = read_rows(written(tmp_path, record(images, content)))
+    assert row.images == (picture(),)
+    assert row.prompt == [{"role": "user", "content": "<image>Which colour?"}]
+
+
+def test_paths_are_kept_and_read_when_needed(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture("blue"))
+    path = str(tmp_path / "a.png")
+    (tmp_path / "x.jsonl").write_text(json.dumps(record([path], PARTS, "image")))
+    (row,) = read_rows(tmp_path / "x.jsonl", image_key="image")
+    assert row.images == (path,)
+    assert content_of(path) == picture("blue")
+    assert digest_of(path) == digest_of(picture("blue")) != digest_of(picture())
+    assert opened(content_of(path)).getpixel((0, 0)) == (0, 0, 255)
+    with pytest.raises(ConfigError, match="an image cannot be read"):
+        content_of(path + "x")
+    with pytest.raises(ConfigError, match="an image cannot be decoded"):
+        opened(picture()[:40])
+
+
+def test_written_rows_are_read_again(tmp_path: Path) -> None:
+    chat: Any = "<image>a<image>"
+    rows = [
+        PromptRow("s", chat, "red", images=(Image.new("RGB", (4, 2), "red"), "a.png")),  # pyright: ignore[reportArgumentType]
+        PromptRow("s", [{"role": "user", "content": "no image"}], "1"),
+    ]
+    assert rows[0].images == (picture(), "a.png")
+    write_rows(tmp_path / "x.parquet", rows)
+    assert read_rows(tmp_path / "x.parquet") == rows
+    found = Rows.load(tmp_path / "x.parquet", configured("ppo", (), ()).data)
+    assert found.has_images
+    assert not found.select(slice(1, 2)).has_images
+    assert list(found) == rows
+
+
+@pytest.mark.parametrize(
+    ("images", "content", "message"),
+    [
+        ([picture()], "Which colour?", "refers to 0 images by <image>, and column 'images' has 1"),
+        ([], [*PARTS, PARTS[0]], "refers to 2 images by <image>, and column 'images' has 0"),
+        ([3], "<image>?", "column 'images': an image is bytes, a path, or {bytes, path}, not int"),
+        ([picture()], [{"type": "video", "text": None}], "expected {role, content}, both text"),
+    ],
+)
+def test_faults_name_the_row(tmp_path: Path, images: Any, content: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_rows(written(tmp_path, record(images, content)))
+    problem = caught.value.problems[0]
+    assert message in problem.message
+    assert str(problem.where).endswith("row 0")
+
+
+def test_a_text_without_a_column_of_images_may_have_the_word(tmp_path: Path) -> None:
+    row = {name: value for name, value in record(None).items() if name != "images"}
+    assert read_rows(written(tmp_path, row))[0].images == ()
+
+
+def test_parts_of_a_text() -> None:
+    image = {"type": "image"}
+    assert parts_of("a<image><image>b") == [
+        {"type": "text", "text": "a"},
+        image,
+        image,
+        {"type": "text", "text": "b"},
+    ]
