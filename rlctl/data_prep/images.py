@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from rlctl.storage import local
 
 IMAGE_KEY = "images"  # default column
 PLACEHOLDER = "<image>"
+_ORIENTATION, _TURNED = 0x0112, range(5, 9)  # tag of EXIF, and its values for a quarter turn
 
 Image = bytes | str  # content of a file, or its path or address
 
@@ -36,9 +39,10 @@ def _image(value: Any) -> Image:
         value = value.get("bytes") or value.get("path")
     if isinstance(value, bytes | str) and value:
         return value
-    if hasattr(value, "save") and hasattr(value, "mode"):  # of Pillow
+    picture: Any = value
+    if hasattr(picture, "save") and hasattr(picture, "mode"):  # of Pillow
         buffer = io.BytesIO()
-        value.save(buffer, "PNG")
+        picture.save(buffer, "PNG")
         return buffer.getvalue()
     kind = type(value).__name__ if value else "empty value"
     raise ValueError(f"an image is bytes, a path, or {{bytes, path}}, not {kind}")
@@ -102,15 +106,47 @@ def digest_of(image: Image) -> str:
     return hashlib.sha256(content_of(image)).hexdigest()
 
 
-def opened(content: bytes) -> Any:
-    """Return an image of Pillow in RGB. Raises MissingExtraError or ConfigError."""
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
+def require_pillow(where: str) -> None:
+    """Raise MissingExtraError if Pillow is not installed."""
+    if find_spec("PIL") is None:
         hint = "pip install 'rlctl[images]'"
-        raise MissingExtraError("images need Pillow, which is not installed", hint=hint) from error
+        raise MissingExtraError(
+            "images need Pillow, which is not installed", where=where, hint=hint
+        )
+
+
+def opened(content: bytes) -> Any:
+    """Return an image of Pillow in RGB, upright. Raises ConfigError."""
+    from PIL import ImageOps
+
+    with _decoding(content) as image:
+        return ImageOps.exif_transpose(image).convert("RGB")
+
+
+def size_of(content: bytes) -> tuple[int, int]:
+    """Return width and height of an image, upright, from its header. Raises ConfigError."""
+    with _decoding(content) as image:
+        width, height = image.size
+        return (height, width) if image.getexif().get(_ORIENTATION, 1) in _TURNED else image.size
+
+
+@contextmanager
+def _decoding(content: bytes) -> Iterator[Any]:
+    from PIL import Image
+
     try:
-        return ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("RGB")
+        with Image.open(io.BytesIO(content)) as image:
+            yield image
     except Exception as error:  # decoders raise errors of any class
-        where = f"image with SHA-256 {hashlib.sha256(content).hexdigest()[:12]}"
+        where = f"the image with SHA-256 {hashlib.sha256(content).hexdigest()[:12]}"
         raise ConfigError(f"an image cannot be decoded: {error}", where=where) from error
+
+
+def pattern(width: int, height: int) -> bytes:
+    """Return a PNG whose pixels differ, always the same."""
+    from PIL import Image
+
+    pixels = bytes(i * 7919 % 251 for i in range(3 * width * height))
+    buffer = io.BytesIO()
+    Image.frombytes("RGB", (width, height), pixels).save(buffer, "PNG")
+    return buffer.getvalue()

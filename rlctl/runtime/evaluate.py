@@ -70,9 +70,9 @@ def evaluate(config: schema.Config) -> Validation:
     for warning in greedy_validation(config.actor_rollout_ref.rollout.val_kwargs):
         LOG.warning(warning)
     tokenizer = tokenizer_of(config.actor_rollout_ref.model)
-    prompts = PromptSet.load(
-        config.data.val_files, config.data, tokenizer, config.data.val_max_samples, VALIDATION
-    )
+    data, model = config.data, config.actor_rollout_ref.model
+    samples, files = data.val_max_samples, config.data.val_files
+    prompts = PromptSet.load(files, data, tokenizer, samples, VALIDATION, model)
     with _roles(config, tokenizer, prompts.rows.first_of_each_kind(1)) as roles:
         return Validator(prompts, config.data.val_batch_size, tokenizer, config.trainer.seed).run(
             roles

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from rlctl.data_prep.images import content_of, digest_of, opened, parts_of
+from rlctl.data_prep.images import content_of, digest_of, opened, parts_of, size_of
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError
 from rlctl.runtime.data.row_table import Rows
@@ -68,6 +68,7 @@ def test_paths_are_kept_and_read_when_needed(tmp_path: Path) -> None:
     assert content_of(path) == picture("blue")
     assert digest_of(path) == digest_of(picture("blue")) != digest_of(picture())
     assert opened(content_of(path)).getpixel((0, 0)) == (0, 0, 255)
+    assert size_of(content_of(path)) == opened(content_of(path)).size == (4, 2)
     with pytest.raises(ConfigError, match="an image cannot be read"):
         content_of(path + "x")
     with pytest.raises(ConfigError, match="an image cannot be decoded"):
@@ -84,8 +85,8 @@ def test_written_rows_are_read_again(tmp_path: Path) -> None:
     write_rows(tmp_path / "x.parquet", rows)
     assert read_rows(tmp_path / "x.parquet") == rows
     found = Rows.load(tmp_path / "x.parquet", configured("ppo", (), ()).data)
-    assert found.has_images
-    assert not found.select(slice(1, 2)).has_images
+    assert found.with_images().tolist() == [True, False]
+    assert found.select(slice(1, 2)).with_images().tolist() == [False]
     assert list(found) == rows
 
 

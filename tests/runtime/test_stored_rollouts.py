@@ -20,7 +20,9 @@ from tests.numerics.batches import scored_batch
 @pytest.mark.parametrize("numbers", [[], [0, 0, 1, 0]])
 def test_stored_rollouts_are_read_back(tmp_path: Path, numbers: list[int]) -> None:
     episodes = [Episode("done", [Message("tool", str(i), trained=False)]) for i in range(2)]
-    prompts = cast(Any, [SimpleNamespace(prompt=p, data_source="x", ground_truth=1) for p in "ab"])
+    same = {"data_source": "x", "ground_truth": 1}
+    images = {"a": (b"picture",), "b": ()}
+    prompts = cast(Any, [SimpleNamespace(prompt=p, images=images[p], **same) for p in "ab"])
     fields = {
         "rows": [prompts[i] for i in (1, 1, 0, 0)],
         "episodes": [episodes[i] for i in numbers],
@@ -29,8 +31,10 @@ def test_stored_rollouts_are_read_back(tmp_path: Path, numbers: list[int]) -> No
     write_rollouts(tmp_path / "rollouts", scored, [1, 1, 0, 0])
     found = read_rollouts(tmp_path / "rollouts", prompts, Scored)
     assert found.rows == scored.rows
-    other = SimpleNamespace(prompt="a", data_source="x", ground_truth=2)
-    for changed in ([other, prompts[1]], prompts[:1]):
+    assert found.images == [(), (), (b"picture",), (b"picture",)]
+    other = SimpleNamespace(prompt="a", images=images["a"], data_source="x", ground_truth=2)
+    repainted = SimpleNamespace(prompt="a", images=(b"photo",), **same)
+    for changed in ([other, prompts[1]], [repainted, prompts[1]], prompts[:1]):
         with pytest.raises(ConfigError, match="the data has changed"):
             read_rollouts(tmp_path / "rollouts", changed, Scored)
     assert [each.messages[0].text for each in found.episodes] == [str(i) for i in numbers]

@@ -126,6 +126,10 @@ class Actor(Updates):
         description="estimator of the KL in the loss: kl, abs, mse, low_var_kl, …"
     )
     grad_clip: PositiveFloat = Field(description="maximum gradient norm")
+    freeze_vision_tower: bool = Field(
+        description="train the language model alone, not the part of a vision-language model that "
+        "reads images; towers of critics are always frozen"
+    )
     use_torch_compile: bool | None = Field(
         description="compile the decoder layers of actor, reference and critic: faster passes "
         "after a longer first step; null = on GPUs, for whole dense layers, with a compiler"

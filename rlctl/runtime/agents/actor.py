@@ -156,7 +156,9 @@ class AgentActor(DelegatingActor):
         states: Counter[str],
     ) -> tuple[Prompts, Endpoint | None, list[EpisodeRun]]:
         """Return the rows of n episodes for each prompt, the endpoint of programs, the episodes."""
-        params = self.settings.sampling.params(prompts.group, seed, validate, greedy)
+        params = self.settings.sampling.params(
+            prompts.group, seed, validate, greedy, prompts.images
+        )
         rows, decoding = prompts.repeat(params.n), params.decoding()
         seeds = params.row_seeds(len(rows)).tolist()
         endpoint: Endpoint | None = None
@@ -196,7 +198,7 @@ class AgentActor(DelegatingActor):
 
 def _row(row: PromptRow, default_agent: str) -> Row:
     """Return a row as environments get it: plain data, with the kind of agent."""
-    names = [field.name for field in fields(row)]
+    names = [field.name for field in fields(row) if field.name != "images"]
     return {name: getattr(row, name) for name in names} | {
         "agent_name": row.agent_name or default_agent
     }

@@ -56,7 +56,7 @@ class SingleTurns(Player):
     async def play(
         self, prompts: Prompts, seed: int, validate: bool, greedy: bool, schedule: Schedule
     ) -> Rollouts:
-        params = self.sampling.params(prompts.group, seed, validate, greedy)
+        params = self.sampling.params(prompts.group, seed, validate, greedy, prompts.images)
         requests = [
             replace(request, affinity=-1)
             for request in to_requests(prompts.prompt_ids, params, self.context_length)
@@ -209,7 +209,7 @@ class OverlappedActor(DelegatingActor):
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
-        params = self.sampling.params(prompts.group, seed, validate, greedy)
+        params = self.sampling.params(prompts.group, seed, validate, greedy, prompts.images)
         requests = to_requests(prompts.prompt_ids, params, self.context_length)
         scoring = self.reward.begin(prompts.repeat(params.n))
         first_row = {request.key: number * params.n for number, request in enumerate(requests)}

@@ -143,6 +143,8 @@ class Prompts(Batch):
     prompt_ids: Ragged  # (B rows) int64
     group: Tensor  # (B,) int64: index of the prompt in its batch
     rows: list[PromptRow] = dataclasses.field(metadata=_LOCAL)  # B; empty on workers
+    # B: files of the images of each prompt, which rows share; no entries: no prompt has any.
+    images: list[tuple[bytes, ...]] = dataclasses.field(default_factory=list, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -139,6 +139,7 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     from rlctl.runtime.model.load import load_model, master_dtype
     from rlctl.runtime.model.reward_model import RewardModel, write_scale
     from rlctl.runtime.model.sharding import trained_state
+    from rlctl.runtime.model.vision import copy_processor, freeze_tower
     from rlctl.runtime.workers.safe_load import load_into
 
     config, role = quickstart.resolve(recompose(run, []).config, run), _trained(checkpoint)
@@ -146,6 +147,7 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     assert fsdp is not None, "roles that learn are sharded"
     hf = load_model(model, role.kind, master_dtype(fsdp), config.trainer.seed)
     is_policy = role is ACTOR
+    freeze_tower(hf, is_policy and config.actor_rollout_ref.actor.freeze_vision_tower)
     add_adapters(hf if is_policy else hf.base_model, model, config.trainer.seed)
     wrapped = PolicyModel(hf, 1.0) if is_policy else RewardModel(hf)
     state = {"model": trained_state(wrapped)}
@@ -158,4 +160,5 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
         write_scale(hf.config, *moments(ControllerState.read(checkpoint).algorithm))
     hf.save_pretrained(folder, state_dict=dict(merged_parameters(hf)))
     apply_umask(*folder.glob("*.safetensors"))
+    copy_processor(hf, folder)
     tokenizer_of(model).save_pretrained(folder)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlctl.data_prep.images import digest_of
+from rlctl.data_prep.images import content_of, digest_of
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.files import apply_umask
@@ -50,7 +50,7 @@ def write_rollouts(folder: Path, rollouts: Rollouts, numbers: Sequence[int]) -> 
         elif isinstance(value, dict):
             rest[field.name] = list(value)
             tensors |= {f"{field.name}.{name}": part for name, part in value.items()}
-        elif value is not None and field.name not in ("rows", "episodes"):
+        elif value is not None and field.name not in ("rows", "episodes", "images"):
             rest[field.name] = value
     folder.mkdir()
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / _TENSORS)
@@ -67,9 +67,12 @@ def read_rollouts(folder: Path, prompts: Sequence[PromptRow], kind: type[R]) -> 
         tensors = load_file(folder / _TENSORS)
         rest: dict[str, Any] = json.loads((folder / _REST).read_text())
         _check_prompts(rest.pop(_PROMPTS, {}), prompts, folder)
+        numbers = tensors.pop(_ROW).tolist()
+        images = {i: tuple(map(content_of, prompts[i].images)) for i in set(numbers)}
         episodes = [Episode.from_dict(episode) for episode in rest.pop("episodes")]
         values: dict[str, Any] = {
-            "rows": [prompts[i] for i in tensors.pop(_ROW).tolist()],
+            "rows": [prompts[i] for i in numbers],
+            "images": [images[i] for i in numbers],
             "episodes": [episodes[i] for i in tensors.pop(_EPISODE).tolist() if episodes],
         }
         if (names := rest.pop("components", None)) is not None:

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlctl.data_prep.images import content_of
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import TRAIN, data_files
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Ragged
+from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.prompt_lengths import prompt_lengths
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.samplers import (
@@ -34,7 +36,7 @@ from rlctl.runtime.data.samplers import (
     StatefulSampler,
     mixed_order,
 )
-from rlctl.runtime.data.tokenizer import encode_prompt
+from rlctl.runtime.data.tokenizer import encode_prompt, encode_text
 
 LOG = logging.getLogger(__name__)
 
@@ -48,14 +50,20 @@ class PromptSet:
     num_dropped: int = 0  # rows dropped as over-long
     mean_length: float = 0.0  # in tokens
     parts: tuple[Part, ...] = ()  # files by weight; none: all prompts alike
+    has_images: bool = False
 
     @classmethod
-    def load_train(cls, data: schema.Data, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
+    def load_train(
+        cls,
+        data: schema.Data,
+        tokenizer: PreTrainedTokenizerBase,
+        model: schema.Model | None = None,
+    ) -> PromptSet:
         """Load `data.train_files`, with the weights of the files if they have weights."""
         paths, weights = data.train_paths, data.train_weights
         if weights is None:
-            return cls.load(paths, data, tokenizer, data.train_max_samples)
-        sets = [cls.load([path], data, tokenizer, -1) for path in paths]
+            return cls.load(paths, data, tokenizer, data.train_max_samples, model=model)
+        sets = [cls.load([path], data, tokenizer, -1, model=model) for path in paths]
         starts = [sum(len(dataset) for dataset in sets[:number]) for number in range(len(sets))]
         parts = tuple(
             Part(start, start + len(dataset), weight / sum(weights))
@@ -64,10 +72,11 @@ class PromptSet:
         total = sum(len(dataset) * dataset.mean_length for dataset in sets)
         return cls(
             Rows.concat([dataset.rows for dataset in sets]),
-            sets[0].encode,
+            max(sets, key=lambda dataset: dataset.has_images).encode,
             sum(dataset.num_dropped for dataset in sets),
             total / parts[-1].stop,
             parts,
+            any(dataset.has_images for dataset in sets),
         )
 
     @classmethod
@@ -78,13 +87,15 @@ class PromptSet:
         tokenizer: PreTrainedTokenizerBase,
         max_samples: int,
         split: str = TRAIN,
+        model: schema.Model | None = None,
     ) -> PromptSet:
         """Read parquet or JSONL files and count the tokens of prompts in the model's chat template.
 
         Reads at most `max_samples` rows (-1: all), of a data set without a split those of `split`.
         Prompts longer than `data.max_prompt_length` are dropped if `data.filter_overlong_prompts`,
-        else handled by `data.truncation`. Raises ConfigError if no prompt remains, or for an
-        over-long prompt with `truncation=error`.
+        else handled by `data.truncation`, which drops those with images. `model` reads the images
+        of rows. Raises ConfigError if no prompt remains, or for an over-long prompt with
+        `truncation=error`.
         """
         if not files:
             key = "data.train_files" if split == TRAIN else "data.val_files"
@@ -92,26 +103,29 @@ class PromptSet:
             raise ConfigError(f"{key} is an empty list", hint=hint)
         kwargs, limit = data.apply_chat_template_kwargs, data.max_prompt_length
         where = ", ".join(files)
-
-        def encode(row: PromptRow, where: str = where) -> list[int]:
-            ids = encode_prompt(tokenizer, row.prompt, **kwargs)
-            return ids if len(ids) <= limit else _truncate(ids, data, where)
-
         tables = [Rows.load(path, data) for file in files for path in data_files(file, split)]
         if max_samples >= 0:
             starts = accumulate(map(len, tables[:-1]), initial=0)
             pairs = zip(tables, starts, strict=True)
             tables = [table[: max(0, max_samples - start)] for table, start in pairs]
         rows = Rows.concat(tables)
-        if rows.has_images:
-            raise ConfigError(
-                "the rows have images, and the model reads text alone",
-                where=where,
-                hint="use a vision-language model, or rows without images",
-            )
-        lengths = np.concatenate([prompt_lengths(table, tokenizer, kwargs) for table in tables])
+        with_images = rows.with_images()
+        images = ImagePrompts(model, tokenizer) if with_images.any() else None
+
+        def encode(row: PromptRow, where: str = where) -> list[int]:
+            if images is None:
+                ids = encode_prompt(tokenizer, row.prompt, **kwargs)
+            else:
+                ids = encode_text(tokenizer, images.render(row.prompt, row.images, **kwargs))
+            return ids if len(ids) <= limit else _truncate(ids, data, where)
+
+        lengths = np.concatenate(
+            [prompt_lengths(table, tokenizer, kwargs, images) for table in tables]
+        )
         too_long = lengths > limit
-        drop = too_long if data.filter_overlong_prompts else np.zeros_like(too_long)
+        drop = too_long if data.filter_overlong_prompts else too_long & with_images
+        if not data.filter_overlong_prompts and data.truncation == "error":
+            drop = np.zeros_like(too_long)
         failing = (lengths < 0) | (too_long & ~drop & (data.truncation == "error"))
         for number in np.flatnonzero(failing)[:1].tolist():
             encode(rows[number], f"{where}: row {number}")
@@ -123,13 +137,15 @@ class PromptSet:
                 hint="set a larger data.max_prompt_length",
             )
         mean = float(np.minimum(lengths[~drop], limit).mean())
-        return cls(rows.select(~drop), encode, int(drop.sum()), mean)
+        kept, num_dropped = rows.select(~drop), int(drop.sum())
+        return cls(kept, encode, num_dropped, mean, has_images=images is not None)
 
     def batch(self, index: Sequence[int]) -> Prompts:
         """Return the N prompts at `index` as a batch with groups 0 … N−1."""
         rows = [self.rows[i] for i in index]
         ids = Ragged.from_rows([self.encode(row) for row in rows], dtype=torch.int64)
-        return Prompts(prompt_ids=ids, group=torch.arange(len(index)), rows=rows)
+        images = [tuple(map(content_of, row.images)) for row in rows]
+        return Prompts(prompt_ids=ids, group=torch.arange(len(index)), rows=rows, images=images)
 
     def __len__(self) -> int:
         """Return the number of prompts."""

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import date
 from itertools import islice
@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from rlctl.data_prep.records import BATCH_ROWS
 from rlctl.errors import ConfigError
 from rlctl.files import write_bytes
+from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import render_prompt
 from rlctl.storage import cache_folder
@@ -33,20 +34,24 @@ _DIGEST_BYTES = 32  # of SHA-256, before the lengths in a cached file
 
 
 def prompt_lengths(
-    rows: Rows, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]
+    rows: Rows,
+    tokenizer: PreTrainedTokenizerBase,
+    kwargs: Mapping[str, Any],
+    images: ImagePrompts | None = None,
 ) -> np.ndarray:
     """Return the lengths (N,) of the rows' prompts; −1 where the chat template rejects one.
 
-    They are those of `encode_prompt`. Rows of a cached file have cached lengths.
+    They are those of `encode_prompt`, or of `images` with the tokens of images. Rows of a cached
+    file have cached lengths.
     """
-    target = _cache_file(rows, tokenizer, kwargs)
+    target = _cache_file(rows, tokenizer, kwargs, images)
     if target is not None and target.exists():
         content = target.read_bytes()
         digest, values = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         if digest == hashlib.sha256(values).digest():
             return np.frombuffer(values, np.int32)
         LOG.warning("the cached lengths %s are damaged: counting tokens again", target)
-    lengths = _count(rows, tokenizer, kwargs)
+    lengths = _count(rows, tokenizer, kwargs, images)
     if target is not None:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +63,10 @@ def prompt_lengths(
 
 
 def _cache_file(
-    rows: Rows, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]
+    rows: Rows,
+    tokenizer: PreTrainedTokenizerBase,
+    kwargs: Mapping[str, Any],
+    images: ImagePrompts | None,
 ) -> Path | None:
     """Return the path of cached lengths; None for rows or a tokenizer without a digest."""
     backend = _plain_backend(tokenizer)
@@ -67,6 +75,8 @@ def _cache_file(
     template = str(tokenizer.chat_template)
     today = str(date.today()) if "strftime_now" in template else None
     parts = [rows.digest, len(rows), dict(kwargs), template, tokenizer.special_tokens_map, today]
+    if images is not None:
+        parts.append(images.settings)
     versions = [transformers.__version__, tokenizers.__version__, type(tokenizer).__name__]
     key = hashlib.sha256(json.dumps([parts, versions], default=str).encode())
     key.update(backend.to_str().encode())
@@ -81,7 +91,12 @@ def _plain_backend(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer |
     return tokenizer.backend_tokenizer
 
 
-def _count(rows: Rows, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> np.ndarray:
+def _count(
+    rows: Rows,
+    tokenizer: PreTrainedTokenizerBase,
+    kwargs: Mapping[str, Any],
+    images: ImagePrompts | None,
+) -> np.ndarray:
     """Count tokens: a thread tokenizes a batch on all cores, while the next one is rendered."""
     lengths = np.full(len(rows), -1, np.int32)
     pending: deque[tuple[int, list[int], Future[list[int]]]] = deque()
@@ -90,10 +105,15 @@ def _count(rows: Rows, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, 
         start, places, counts = pending.popleft()
         lengths[start + np.array(places, np.int64)] = counts.result()
 
-    reported, prompts = time.monotonic(), rows.prompts()
+    def render(row: Any) -> str:
+        if images is None:
+            return render_prompt(tokenizer, row, **kwargs)
+        return images.render(row.prompt, row.images, **kwargs)
+
+    reported, prompts = time.monotonic(), rows.prompts() if images is None else iter(rows)
     with ThreadPoolExecutor(1, "tokenizer") as thread:
         for start in range(0, len(rows), BATCH_ROWS):
-            texts = [_render(tokenizer, prompt, kwargs) for prompt in islice(prompts, BATCH_ROWS)]
+            texts = [_text(render, prompt) for prompt in islice(prompts, BATCH_ROWS)]
             places = [place for place, text in enumerate(texts) if text is not None]
             usable = [text for text in texts if text is not None]
             pending.append((start, places, thread.submit(_count_tokens, tokenizer, usable)))
@@ -107,11 +127,9 @@ def _count(rows: Rows, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, 
     return lengths
 
 
-def _render(
-    tokenizer: PreTrainedTokenizerBase, chat: Sequence[dict[str, str]], kwargs: Mapping[str, Any]
-) -> str | None:
+def _text(render: Callable[[Any], str], prompt: Any) -> str | None:
     try:
-        return render_prompt(tokenizer, chat, **kwargs)
+        return render(prompt)
     except ConfigError:
         return None
 

@@ -210,10 +210,10 @@ class Rows(Sequence[PromptRow]):
             counts[kind.data_source] += count
         return +counts  # without zeros
 
-    @property
-    def has_images(self) -> bool:
-        """True if any row has images."""
-        return any(self._kinds[kind].has_images for kind in np.unique(self._kind_of[self._index]))
+    def with_images(self) -> np.ndarray:
+        """Return a mask (N,) of the rows that have images."""
+        kinds = np.array([kind.has_images for kind in self._kinds], bool)
+        return kinds[self._kind_of[self._index]]
 
     def first_of_each_kind(self, count: int) -> list[PromptRow]:
         """Return the first `count` rows of each kind, in the order of all rows.

@@ -116,7 +116,11 @@ def encode_prompt(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, **apply_chat_template_kwargs: Any
 ) -> list[int]:
     """Tokenize `render_prompt`. The template contains all special tokens; none is added."""
-    text = render_prompt(tokenizer, chat, **apply_chat_template_kwargs)
+    return encode_text(tokenizer, render_prompt(tokenizer, chat, **apply_chat_template_kwargs))
+
+
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Tokenize the text of a rendered prompt."""
     # verbose=False: the caller checks the length.
     return tokenizer.encode(text, add_special_tokens=False, verbose=False)
 

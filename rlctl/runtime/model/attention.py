@@ -226,6 +226,18 @@ def head_size(config: Any) -> int | None:
 AttentionInterface.register(NAME, _attention)
 
 
+def _set_attention(model: PreTrainedModel) -> None:
+    """Switch the language model of `model` to this module's attention, and towers to their own."""
+    config, text = model.config, model.config.get_text_config(decoder=True)
+    parts = {name: getattr(config, name, None) for name in config.sub_configs}
+    if not any(part is text for part in parts.values()):
+        model.set_attn_implementation(NAME)
+        return
+    other = "sdpa" if model._supports_sdpa else "eager"
+    chosen = {name: NAME if part is text else other for name, part in parts.items() if part}
+    model.set_attn_implementation({"": NAME, **chosen})
+
+
 def leave_out_of_graphs() -> None:
     """Make compiled layers call the attention as it is."""
     AttentionInterface.register(NAME, torch.compiler.disable(_attention))
@@ -264,7 +276,7 @@ def use_rlctl_attention(model: PreTrainedModel) -> None:
     elif not model._can_set_attn_implementation():
         reason = "it has an attention of its own, such as ALiBi"
     if reason is None:
-        model.set_attn_implementation(NAME)
+        _set_attention(model)
     else:
         use_padded_rows(model)
         warn_of_padding(model, reason)

@@ -56,17 +56,31 @@ def has_score_kernel(logits: Tensor) -> bool:
     return readable and _builds_kernels()
 
 
-def run_backbone(backbone: nn.Module, sequences: Sequences) -> BaseModelOutput:
-    """Return the outputs of a model without head, for all tokens."""
+def run_backbone(backbone: Any, sequences: Sequences) -> BaseModelOutput:
+    """Return the outputs of a model without head, for all tokens.
+
+    It includes the vision tower if the sequences have images.
+    """
     packing, routing = sequences.packing, sequences.routing
-    if has_padded_rows(backbone):
+    vision = sequences.vision
+    if has_padded_rows(backbone) and vision is None:
         return run_padded(backbone, sequences.ids, packing)
-    return backbone(
+    positions, images, unused = packing.position_ids[None], dict[str, Tensor](), None
+    if vision is not None and vision.positions is not None:
+        positions, images = vision.positions, vision.inputs
+    elif vision is not None:  # before the decoder, as on ranks with images
+        unused = backbone.get_image_features(**vision.inputs, return_dict=True).pooler_output
+    output = backbone(
         input_ids=sequences.ids[None],
-        position_ids=packing.position_ids[None],
+        position_ids=positions,
         packing=packing if routing is None else RoutedTokens(packing, routing),
         use_cache=False,
+        **images,
     )
+    if unused is None:
+        return output
+    total = sum(part.sum() for part in unused)
+    return _with_hidden_states(output, output.last_hidden_state + 0.0 * total)
 
 
 def run_padded(decoder: nn.Module, ids: Tensor, packing: TokenAttention) -> BaseModelOutput:
@@ -152,7 +166,8 @@ class PolicyModel(PackedModel):
         self, sequences: Sequences, with_entropy: bool, with_squares: bool, top_k: int
     ) -> PolicyOutputs:
         """Return the outputs for the tokens of this rank: see `forward`."""
-        output = run_backbone(decoder_of(self.hf), sequences)
+        has_images = sequences.vision is not None
+        output = run_backbone(self.hf.base_model if has_images else decoder_of(self.hf), sequences)
         hidden = predicting(output, sequences)
         output = _with_hidden_states(output, None)  # those of other positions are not kept
         vocabulary = self.hf.config.get_text_config().vocab_size

@@ -9,6 +9,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     PretrainedConfig,
     PreTrainedModel,
@@ -16,6 +17,7 @@ from transformers import (
 
 from rlctl.errors import ConfigError, raise_problems
 from rlctl.recipes import schema
+from rlctl.runtime.batch.images import processor_of, reads_images
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.files import stored_dtype, weight_files
@@ -23,6 +25,7 @@ from rlctl.runtime.model.fit import REPORTING, misfits, quiet_loading
 from rlctl.runtime.model.four_bit import as_plain, four_bit_options, is_4bit
 from rlctl.runtime.model.mapped import rebuild_buffers
 from rlctl.runtime.model.onednn import use_onednn
+from rlctl.runtime.model.vision import give_images
 from rlctl.storage import local
 
 # A model's own code may fail in any way where its config is not what it expects.
@@ -44,6 +47,14 @@ CLASSES: dict[Kind, Any] = {
     "classifier": AutoModelForSequenceClassification,
     "new_classifier": AutoModelForSequenceClassification,
 }
+
+
+def class_for(kind: Kind, config: PretrainedConfig) -> Any:
+    """Return the auto class of transformers for a model of `config`."""
+    if kind == "policy" and reads_images(config):
+        return AutoModelForImageTextToText
+    return CLASSES[kind]
+
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -86,6 +97,9 @@ def load_model(
     if is_4bit(model):
         as_plain(loaded)
     use_rlctl_attention(loaded)
+    processor = processor_of(model.path, model.trust_remote_code)
+    if processor is not None and hasattr(loaded.config, "vision_config"):
+        give_images(loaded, processor)
     use_onednn(loaded)
     return loaded
 
@@ -95,7 +109,8 @@ def _random(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> P
     if is_4bit(model):
         options |= four_bit_options(dtype)
     torch.manual_seed(seed)
-    return CLASSES[kind].from_config(load_config(model, kind), **options)
+    config = load_config(model, kind)
+    return class_for(kind, config).from_config(config, **options)
 
 
 def _from_files(
@@ -106,7 +121,7 @@ def _from_files(
         options |= four_bit_options(dtype)
     with quiet_loading(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        both: Any = CLASSES[kind].from_pretrained(
+        both: Any = class_for(kind, load_config(model, kind)).from_pretrained(
             local(model.path),
             use_safetensors=True,
             trust_remote_code=model.trust_remote_code,
@@ -128,7 +143,8 @@ def _mapped(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> P
     stored = stored_dtype(files)
     loaded = _from_files(model, kind, stored or dtype, seed)
     if loaded.dtype != dtype:
-        rebuild_buffers(loaded, dtype, CLASSES[kind], trust_remote_code=model.trust_remote_code)
+        auto = class_for(kind, loaded.config)
+        rebuild_buffers(loaded, dtype, auto, trust_remote_code=model.trust_remote_code)
     return loaded
 
 
@@ -140,7 +156,9 @@ def empty_model(model: schema.Model) -> PreTrainedModel:
 def build_empty(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrainedModel:
     """Build a model of `config` on the meta device. Raises any error of the model's code."""
     with torch.device("meta"):
-        return CLASSES[kind].from_config(config, trust_remote_code=model.trust_remote_code)
+        return class_for(kind, config).from_config(
+            config, trust_remote_code=model.trust_remote_code
+        )
 
 
 def load_config(model: schema.Model, kind: Kind) -> PretrainedConfig:

@@ -7,14 +7,18 @@ no other state shared by tokens. A model without them would train on wrong log-p
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeVar
+import inspect
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlctl.errors import ConfigError
+from rlctl.data_prep.images import pattern
+from rlctl.errors import ConfigError, RlctlError
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.batch.images import Images, image_token, num_image_tokens, placeholder_ids
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel, predicting, run_backbone
@@ -26,8 +30,9 @@ from rlctl.runtime.model.padded_rows import (
     warn_of_padding,
 )
 from rlctl.runtime.model.reward_model import RewardModel
-from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.model.sharding import decoder_layers
+from rlctl.runtime.model.vision import INEXACT, image_processor
 from rlctl.runtime.ops import log_probs_from_logits
 
 M = TypeVar("M", PolicyModel, ValueModel, RewardModel)
@@ -93,21 +98,39 @@ def check_model(model: M, storage: RankStorage | None) -> None:
         use_padded_rows(model.hf)
         check_packing(model if storage is None else first_layers(model, storage))
         warn_of_padding(model.hf, f"packed rows change it ({error.problems[0].message})")
+    if image_processor(model.hf) is None:
+        return
+    try:  # an error is raised by the first pass with images: a run may have none
+        part = model if storage is None else first_layers(model, storage)
+        check_packing(part, _image_rows(part.hf))
+    except (ConfigError, RlctlError) as error:
+        setattr(model.hf, INEXACT, error)
+
+
+class _Row(NamedTuple):
+    """Tokens (N,) whose first `num_prompt` are a prompt, which may have images."""
+
+    ids: Tensor
+    num_prompt: int = 1
+    images: Images = ()
 
 
 @torch.no_grad()
-def check_packing(model: PolicyModel | ValueModel | RewardModel) -> None:
-    """Compare a complete, unsharded model on three packed rows with plain passes of each row.
+def check_packing(
+    model: PolicyModel | ValueModel | RewardModel, rows: Sequence[_Row] | None = None
+) -> None:
+    """Compare a complete, unsharded model on packed rows with plain passes of each row.
 
-    Compares log-probs, or hidden states for a value or reward model. Deterministic, draws no random
-    numbers, and leaves the model in evaluation mode.
+    By default three rows of text. Compares log-probs, or hidden states for a value or reward model.
+    Deterministic, draws no random numbers, and leaves the model in evaluation mode.
 
     Raises:
         ConfigError: the results differ by more than 1e-4 (1e-2 in half precision) and more than
             rounding explains, or the model cannot run on packed rows.
     """
     model.eval()
-    rows = _rows(model.hf)
+    rows = rows or _rows(model.hf)
+    what = " with images" if rows[0].images else ""
     name = f"{model.hf.config.model_type} ({model.hf.name_or_path})"
     try:
         packed = _packed(model, rows)
@@ -120,7 +143,7 @@ def check_packing(model: PolicyModel | ValueModel | RewardModel) -> None:
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"models of type {name} cannot run on packed rows: {reason}", hint=_HINT
+            f"models of type {name} cannot run on packed rows{what}: {reason}", hint=_HINT
         ) from error
     scale = 1.0 if isinstance(model, PolicyModel) else plain.abs().max().clamp_min(1.0)
     difference = (packed - plain).abs() / scale
@@ -131,10 +154,10 @@ def check_packing(model: PolicyModel | ValueModel | RewardModel) -> None:
     if plain.isfinite().all() and not float(difference.max()) <= tolerance:
         worst = int(difference.argmax())
         found, expected = float(packed.flatten()[worst]), float(plain.flatten()[worst])
-        what = "log-prob" if isinstance(model, PolicyModel) else "hidden state"
+        kind = "log-prob" if isinstance(model, PolicyModel) else "hidden state"
         raise ConfigError(
-            f"models of type {name} are computed wrongly on packed rows: a {what} is {found:.6g} "
-            f"instead of {expected:.6g} (difference {float(difference.max()):.2g}, "
+            f"models of type {name} are computed wrongly on packed rows{what}: a {kind} is "
+            f"{found:.6g} instead of {expected:.6g} (difference {float(difference.max()):.2g}, "
             f"limit {tolerance:.2g})",
             hint=_HINT,
         )
@@ -145,29 +168,55 @@ _HINT = (
 )
 
 
-def _rows(hf: PreTrainedModel) -> list[Tensor]:
-    """Return three rows (N,) of arbitrary tokens, which fit into the context of the model."""
+def _rows(hf: PreTrainedModel) -> list[_Row]:
+    """Return three rows of arbitrary tokens, which fit into the context of the model."""
     config = hf.config.get_text_config(decoder=True)
     context = getattr(config, "max_position_embeddings", None) or 0  # -1: any length
     lengths = [max(2, min(length, context)) if context > 0 else length for length in _LENGTHS]
-    ids = (torch.arange(sum(lengths), device=hf.device) * 7919 + 11) % config.vocab_size
-    return list(ids.split(lengths))
+    return [_Row(ids) for ids in _arbitrary(hf, sum(lengths)).split(lengths)]
 
 
-def _packed(model: PolicyModel | ValueModel | RewardModel, rows: list[Tensor]) -> Tensor:
+def _arbitrary(hf: PreTrainedModel, count: int) -> Tensor:
+    """Return arbitrary tokens (N,), none of which stands for an image."""
+    size = hf.config.get_text_config(decoder=True).vocab_size
+    ids = (torch.arange(count, device=hf.device) * 7919 + 11) % size
+    never = torch.tensor(placeholder_ids(hf.config), dtype=torch.int64, device=hf.device)
+    return torch.where(torch.isin(ids, never), 0, ids)
+
+
+def _image_rows(hf: PreTrainedModel) -> list[_Row]:
+    """Return two rows with an image and one with both; the first two share a prompt."""
+    processor, rows = image_processor(hf), list[_Row]()
+    assert processor is not None
+    first, second = (pattern(width, 56) for width in (56, 112))
+    for number, images in enumerate([(first,), (first,), (first, second)]):
+        counts = [num_image_tokens(processor.inputs([image]), hf.config) for image in images]
+        parts = [torch.full((n,), image_token(hf.config), device=hf.device) for n in counts]
+        text = _arbitrary(hf, 8 + number)
+        prompt = torch.cat([*(each for part in parts for each in (text[:4], part)), text[:3]])
+        rows.append(_Row(torch.cat([prompt, text.flip(0)]), len(prompt), images))
+    return rows
+
+
+def _packed(model: PolicyModel | ValueModel | RewardModel, rows: Sequence[_Row]) -> Tensor:
     """Return what rlctl computes: log-probs (T,), or hidden states (T, H), float32.
 
-    T counts all tokens that predict a next one.
+    T counts all tokens that predict a token after a prompt.
     """
-    prompts = Ragged.from_rows([row[:1] for row in rows])
-    sequences = Sequences.from_ragged(prompts, Ragged.from_rows([row[1:] for row in rows]))
+    prompts = Ragged.from_rows([row.ids[: row.num_prompt] for row in rows])
+    responses = Ragged.from_rows([row.ids[row.num_prompt :] for row in rows])
+    images, here = [row.images for row in rows], (prompts.to("cpu"), responses.to("cpu"))
+    # Text alone in rows of their own, as transformers computes them.
+    numbers = prompt_numbers(here[0], None, images) if any(images) else None
+    sequences = Sequences.from_ragged(prompts, responses, prompt_of_row=numbers)
+    sequences = sequences.with_images(model.hf, *here, images)
     if isinstance(model, PolicyModel):
         return model(sequences, with_entropy=False).log_probs.float()
     return predicting(run_backbone(model.hf.base_model, sequences), sequences).float()
 
 
 def _row_by_row(
-    model: PolicyModel | ValueModel | RewardModel, rows: list[Tensor], attention: str | None
+    model: PolicyModel | ValueModel | RewardModel, rows: Sequence[_Row], attention: str | None
 ) -> Tensor:
     """Return what transformers computes for each row alone, with its `attention`: see `_packed`."""
     use_own_attention(model.hf, attention)
@@ -175,13 +224,37 @@ def _row_by_row(
         part = model.hf if isinstance(model, PolicyModel) else model.hf.base_model
         # Copies of a row are rounded otherwise, also where the attention cannot be chosen.
         copies = 1 if attention == "eager" else 2
-        outputs = [part(input_ids=row.expand(copies, -1), use_cache=False) for row in rows]
+        outputs = [
+            part(
+                input_ids=row.ids.expand(copies, -1), use_cache=False, **_images(part, row, copies)
+            )
+            for row in rows
+        ]
     finally:
         use_rlctl_attention(model.hf)
     if not isinstance(model, PolicyModel):
-        return torch.cat([output.last_hidden_state[0, :-1].float() for output in outputs])
+        return torch.cat(
+            [
+                output.last_hidden_state[0, row.num_prompt - 1 : -1].float()
+                for output, row in zip(outputs, rows, strict=True)
+            ]
+        )
     parts = [
-        log_probs_from_logits(output.logits[0, :-1], row[1:], model.temperature).float()
+        log_probs_from_logits(
+            output.logits[0, row.num_prompt - 1 : -1], row.ids[row.num_prompt :], model.temperature
+        ).float()
         for output, row in zip(outputs, rows, strict=True)
     ]
     return torch.cat(parts)
+
+
+def _images(part: Any, row: _Row, copies: int) -> dict[str, Tensor]:
+    """Return the arguments of a pass of `copies` of a row for its images."""
+    processor = image_processor(part)
+    if processor is None or not row.images:
+        return {}
+    known = inspect.signature(part.forward).parameters
+    types = (row.ids == image_token(part.config)).int().expand(copies, -1)
+    given = {**processor.inputs(row.images * copies)}
+    given |= dict.fromkeys(("mm_token_type_ids", "token_type_ids"), types)
+    return {name: value.to(part.device) for name, value in given.items() if name in known}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.batch.images import Images
 from rlctl.runtime.model.attention import Packing, TokenAttention
 from rlctl.runtime.model.routing import OWN, Routing
 from rlctl.runtime.model.shared_prompts import SharedPrompts
+from rlctl.runtime.model.vision import SeenPrompt, Vision, check_responses, join_vision
 from rlctl.runtime.ops import first_rows, to_device
 
 
@@ -37,6 +41,8 @@ class Sequences:
     routing: Routing | None = None  # experts of the tokens, of mixtures
     # (N,) int64: packed token of each token of the rows, which may share prompts; None: the same.
     token_of_rows: Tensor | None = None
+    prompt_rows: list[int] | None = None  # a row of each packed prompt; None: that of each row
+    vision: Vision | None = None  # images of the prompts, of vision-language models
 
     @classmethod
     def from_ragged(
@@ -113,7 +119,34 @@ class Sequences:
             candidates,
             given,
             packing.key_of_slot,
+            rows.tolist(),
         )
+
+    def with_images(
+        self, hf: PreTrainedModel, prompts: Ragged, responses: Ragged, images: Sequence[Images]
+    ) -> Sequences:
+        """Return the same sequences with the images of their B rows, if there are any.
+
+        `prompts` and `responses` are those of `from_ragged`, on the CPU. Raises RlctlError if
+        tokens and images of a row do not agree.
+        """
+        if not any(images):
+            return self
+        seen: dict[tuple[bytes, Images], SeenPrompt] = {}
+        rows: list[SeenPrompt] = []
+        for ids, own in zip(prompts.rows(), images, strict=True):
+            key = ids.numpy().tobytes(), own
+            rows.append(seen.get(key) or seen.setdefault(key, SeenPrompt.of(hf, ids, own)))
+        check_responses(hf, responses.rows(), images)
+        pairs = zip(rows, responses.lengths.tolist(), strict=True)
+        positions = torch.cat([row.followed_by(length) for row, length in pairs], 1)  # (A, N)
+        if self.token_of_rows is not None:
+            packed = positions.new_empty(len(positions), len(self.ids))
+            packed[:, self.token_of_rows.cpu()] = positions
+            positions = packed
+        packed_rows = range(len(rows)) if self.prompt_rows is None else self.prompt_rows
+        vision = join_vision([rows[row] for row in packed_rows], positions, self.ids.device)
+        return replace(self, vision=vision)
 
     def recorded(self, dtype: torch.dtype) -> Sequences:
         """Return the same sequences, whose pass keeps the experts of tokens in `dtype`."""
@@ -126,18 +159,21 @@ class Sequences:
         return own if self.token_of_rows is None else own[self.token_of_rows]
 
 
-def prompt_numbers(prompt_ids: Ragged, routing: Ragged | None = None) -> Tensor:
-    """Number B prompts on the CPU: (B,) int64 from 0, equal for equal tokens and experts.
+def prompt_numbers(
+    prompt_ids: Ragged, routing: Ragged | None = None, images: Sequence[Images] = ()
+) -> Tensor:
+    """Number B prompts on the CPU: (B,) int64 from 0, equal for equal tokens, experts and images.
 
     `routing` (N, L, K) are those of the rows' tokens, prompts first.
     """
-    numbers: dict[bytes, int] = {}
+    numbers: dict[tuple[bytes, Images], int] = {}
     keys = [row.numpy().tobytes() for row in prompt_ids.rows()]
     if routing is not None:
         lengths = prompt_ids.lengths.tolist()
         of_rows = zip(keys, routing.rows(), lengths, strict=True)
         keys = [key + row[:length].numpy().tobytes() for key, row, length in of_rows]
-    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
+    both = zip(keys, images or [()] * len(keys), strict=True)
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in both])
 
 
 def concat_ragged(first: Ragged, second: Ragged) -> Ragged:

@@ -30,7 +30,7 @@ from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.expert_parallel import shard_experts
 from rlctl.runtime.model.four_bit import dense
 from rlctl.runtime.model.mapped import RankStorage
-from rlctl.runtime.model.padded_rows import has_padded_rows
+from rlctl.runtime.model.padded_rows import decoder_of, has_padded_rows
 from rlctl.runtime.model.pipeline_parallel import Stage, split_layers, stage_of
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.tensor_parallel import split_model
@@ -87,7 +87,7 @@ def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: R
         "reshard_after_forward": fsdp.reshard_after_forward,
         "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
     }
-    for block in [*decoder_layers(model.hf), model]:
+    for block in [*_blocks(model.hf), model]:
         storage.move(block)
         sharded = fully_shard(block, **options)
         sharded.set_gradient_divide_factor(1.0)
@@ -96,6 +96,12 @@ def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: R
 
 def decoder_layers(hf: PreTrainedModel) -> list[nn.Module]:
     """Return the decoder layers of a model."""
+    inside = set(decoder_of(hf).modules())
+    return [block for block in _blocks(hf) if block in inside]
+
+
+def _blocks(hf: PreTrainedModel) -> list[nn.Module]:
+    """Return the decoder layers of a model, and the layers of its vision tower."""
     names = set(hf._no_split_modules or ())
     return [module for module in hf.modules() if type(module).__name__ in names]
 

@@ -37,6 +37,7 @@ from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS, check_reward
 from rlctl.runtime.planning.role_memory import MemoryPlan, plan_memory
 from rlctl.runtime.planning.role_models import (
     check_adapters,
+    check_images,
     check_models,
     check_optimizers,
     check_routes,
@@ -121,7 +122,9 @@ class Draft:
     @Part
     def loader(self) -> PromptLoader:
         """Training prompts."""
-        return _load_train(self.config, self.data, self.tokenizer, self.samples)
+        model = self.role.model(self.config)
+        prompts = PromptSet.load_train(self.data, self.tokenizer, model)
+        return _loader(self.config, self.data, prompts, self.samples)
 
     @Part
     def pairs(self) -> Pairs:
@@ -134,7 +137,8 @@ class Draft:
         data, tokenizer = self.data, self.tokenizer
         if data.val_files is None:
             return None
-        prompts = PromptSet.load(data.val_files, data, tokenizer, data.val_max_samples, VALIDATION)
+        files, model = data.val_files, self.role.model(self.config)
+        prompts = PromptSet.load(files, data, tokenizer, data.val_max_samples, VALIDATION, model)
         if self.role is REWARD_LEARNER:
             return PairValidator(prompts, data.val_batch_size, self.pairs)
         return Validator(prompts, data.val_batch_size, tokenizer, self.config.trainer.seed)
@@ -239,6 +243,9 @@ CHECKS: tuple[Callable[[Draft], object], ...] = (
     lambda draft: preflight.check_disk(draft.config, Path(draft.config.trainer.run_dir)),
     lambda draft: draft.tokenizer,
     lambda draft: draft.loader,
+    lambda draft: check_images(
+        draft.config, draft.loader.prompts.rows, draft.known_devices, draft.needs
+    ),
     lambda draft: check_routes(draft.algorithm, draft.loader.prompts.rows),
     lambda draft: draft.validator,
     _check_pairs,
@@ -260,11 +267,10 @@ def _first_rows(file: str, data: schema.Data, split: str) -> list[PromptRow]:
     return rows.first_of_each_kind(NUM_REWARD_ROWS)
 
 
-def _load_train(
-    config: schema.Config, data: schema.Data, tokenizer: PreTrainedTokenizerBase, samples: bool
+def _loader(
+    config: schema.Config, data: schema.Data, prompts: PromptSet, samples: bool
 ) -> PromptLoader:
     key = "data.train_batch_size"
-    prompts = PromptSet.load_train(data, tokenizer)
     if len(prompts) < data.train_batch_size:
         mini = config.actor_rollout_ref.actor.ppo_mini_batch_size
         raise ConfigError(

@@ -8,9 +8,10 @@ from enum import Flag
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR, REFERENCE, REWARD_MODEL, Role, needed_roles
-from rlctl.runtime.algorithms.base import Algorithm
+from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, REWARD_MODEL, Role, needed_roles
+from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.references import RoutesRows, routed_models
+from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.four_bit import check_bitsandbytes, check_unsharded, is_4bit
 from rlctl.runtime.model.load import compute_dtype, master_dtype
@@ -19,6 +20,7 @@ from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.model_files import check_architecture, check_tokenizer
 from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.rewards.model_reward import scale_of_model
+from rlctl.runtime.rollout.auto import load_engine
 from rlctl.runtime.workers.optimizers import check_optimizer
 
 
@@ -69,6 +71,33 @@ def check_routes(algorithm: object, rows: Iterable[PromptRow]) -> None:
     if isinstance(algorithm, RoutesRows) and algorithm.references:
         for row in rows:
             algorithm.reference_of(row)
+
+
+def check_images(config: schema.Config, rows: Rows, devices: Devices | None, needs: Needs) -> None:
+    """Raise ConfigError with what cannot be combined with rows that have images."""
+    if not rows.with_images().any():
+        return
+    roles, rollout = needed_roles(config, needs), config.actor_rollout_ref.rollout
+    found: list[tuple[str, str]] = []
+    engine = load_engine(rollout.name, devices.kind if devices else "cpu")
+    if Needs.ENGINE in needs and not getattr(engine, "reads_images", False):
+        found.append((f"the engine {rollout.name}", "actor_rollout_ref.rollout.name=hf"))
+    if rollout.multi_turn.enable:
+        key = "actor_rollout_ref.rollout.multi_turn.enable"
+        found.append(("an episode of several turns", f"{key}=false"))
+    for role in roles:
+        if role.kind not in (ACTOR.kind, CRITIC.kind):
+            found.append(("a reward model", "reward.reward_model.enable=false"))
+        fsdp = role.fsdp(config)
+        if fsdp is not None and fsdp.ranks_per_row > 1:
+            message = f"the {role.name}, whose ranks divide rows or layers,"
+            found.append((message, "set the sizes of parallelism to 1; FSDP2 shards all weights"))
+        if role.model(config).lora_rank:
+            message = f"the {role.name} with LoRA adapters"
+            found.append((message, f"{role.model_key}.lora_rank=0"))
+    raise_problems(
+        [Problem(f"{what} takes no rows with images", hint=hint) for what, hint in found]
+    )
 
 
 def check_adapters(config: schema.Config, devices: Devices | None, needs: Flag) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import ConfigError
+from rlctl.runtime.batch.images import placeholder_ids
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.model.kernels import Reach
@@ -38,6 +39,8 @@ def check_decoding(passes: Passes) -> None:
     config, device = passes.model.config.get_text_config(decoder=True), passes.model.device
     sizes = [length + _STEPS for length in _PROMPTS]
     ids = (torch.arange(sum(sizes), device=device) * 7919 + 11) % config.vocab_size
+    never = torch.tensor(placeholder_ids(passes.model.config), dtype=torch.int64, device=device)
+    ids[torch.isin(ids, never)] = 0
     rows = list(ids.split(sizes))
     padding = getattr(config, "pad_token_id", None)
     if padding is not None:  # a token as any other, once it is sampled

@@ -22,6 +22,7 @@ from rlctl.runtime.model.causal_lm import logits_of, run_padded
 from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask, weights_of
 from rlctl.runtime.model.mixers import Mixer
 from rlctl.runtime.model.padded_rows import decoder_of, has_padded_rows
+from rlctl.runtime.model.vision import Vision
 from rlctl.runtime.ops import to_device
 from rlctl.runtime.rollout.kv_cache import KVCache
 from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots
@@ -113,9 +114,13 @@ def next_logits(
     positions: Tensor,
     attention: TokenAttention,
     keep: Tensor | int = 0,
+    vision: Vision | None = None,
 ) -> Tensor:
-    """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
-    if has_padded_rows(model):
+    """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T.
+
+    `vision` has the images among them and the positions, in place of `positions` (T,).
+    """
+    if has_padded_rows(model) and vision is None:
         outputs = run_padded(decoder_of(model), tokens, attention)
         assert outputs.last_hidden_state is not None
         hidden = outputs.last_hidden_state[0]
@@ -124,10 +129,11 @@ def next_logits(
         return logits_of(model, outputs, hidden, tokens)
     output = model(
         input_ids=tokens[None],
-        position_ids=positions[None],
+        position_ids=positions[None] if vision is None else vision.positions,
         packing=attention,
         use_cache=False,
         logits_to_keep=keep,
+        **({} if vision is None else vision.inputs),
     )
     return output.logits[0]
 

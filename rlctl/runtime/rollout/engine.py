@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.batch.images import Images
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.model.routing import RoutingShape
 from rlctl.runtime.rank_info import RankInfo
@@ -56,6 +57,7 @@ class SamplingParams(Decoding):
     max_tokens: int | Tensor  # response tokens, ≥ 1; a Tensor (B·n,) int64 sets a limit per row
     seed: int | Tensor  # a Tensor (B·n,) int64 sets one random stream per row
     n: int  # responses per prompt
+    images: Sequence[Images] = ()  # of each of B prompts; none: no prompt has any
 
     def _out_of_range(self) -> dict[str, bool]:
         too_short = bool((torch.as_tensor(self.max_tokens) < 1).any())
@@ -229,6 +231,7 @@ def to_requests(prompt_ids: Ragged, sampling: SamplingParams, context_length: in
     prompt_ids, n, decoding = prompt_ids.to("cpu"), sampling.n, sampling.decoding()
     limits = response_limits(prompt_ids.lengths, sampling, context_length).tolist()
     seeds = sampling.row_seeds(len(limits)).tolist()
+    images = sampling.images or [()] * len(prompt_ids)
     return [
         Request(
             key=next_key(),
@@ -236,8 +239,9 @@ def to_requests(prompt_ids: Ragged, sampling: SamplingParams, context_length: in
             decoding=decoding,
             max_tokens=tuple(limits[i * n : (i + 1) * n]),
             seeds=tuple(seeds[i * n : (i + 1) * n]),
+            images=own,
         )
-        for i, ids in enumerate(prompt_ids.rows())
+        for i, (ids, own) in enumerate(zip(prompt_ids.rows(), images, strict=True))
     ]
 
 

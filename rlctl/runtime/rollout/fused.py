@@ -26,8 +26,10 @@ from rlctl.runtime.model.attention import TokenAttention, layer_window
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.onednn import Linear, is_faster, prepared, product
 from rlctl.runtime.model.padded_rows import has_padded_rows
+from rlctl.runtime.model.vision import SeenPrompt, Vision, image_processor
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.decoding import next_logits
+from rlctl.runtime.rollout.requests import Request
 
 # Largest copies of weights in bytes. In larger models products take most of the time.
 _MAX_BYTES = 2**27
@@ -220,10 +222,21 @@ class Passes:
         """Take over the weights of the model, which do not change until the next call."""
         self._fused = FusedModel(self.model) if FusedModel.is_exact_for(self.model) else None
 
+    def seen(self, request: Request) -> SeenPrompt | None:
+        """Return the context of a request with its images; None for a model without a tower."""
+        if image_processor(self.model) is None and not request.images:
+            return None
+        return SeenPrompt.of(self.model, request.context_ids, request.images)
+
     def logits(
-        self, tokens: Tensor, positions: Tensor, attention: TokenAttention, keep: Tensor | int = 0
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: TokenAttention,
+        keep: Tensor | int = 0,
+        vision: Vision | None = None,
     ) -> Tensor:
-        """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
+        """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,): see `next_logits`."""
         if self._fused is None:
-            return next_logits(self.model, tokens, positions, attention, keep)
+            return next_logits(self.model, tokens, positions, attention, keep, vision)
         return self._fused.logits(tokens, positions, attention, keep)

@@ -59,7 +59,7 @@ class HFEngine:
         kind_of_rows: `RecordedRows` records the experts of tokens, without a `capturer`.
     """
 
-    adapter_sync, records_routing = staticmethod(merged_sync), True
+    adapter_sync, records_routing, reads_images = staticmethod(merged_sync), True, True
 
     @staticmethod
     def unused_keys(config: schema.Config) -> dict[str, str]:
@@ -275,7 +275,8 @@ class HFEngine:
                 part = Part(request, indices[:free])
             else:
                 self._waiting.pop(0)
-            joining.append(part._replace(saved=self._parked.take(part.request)))
+            saved = None if part.request.images else self._parked.take(part.request)
+            joining.append(part._replace(saved=saved))
             free -= len(part.indices)
         return joining
 

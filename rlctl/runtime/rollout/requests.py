@@ -10,6 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from rlctl.runtime.batch.images import Images
+
 _keys = count()
 
 
@@ -60,6 +62,7 @@ class Request:
     keep: bool = False  # a request with this one as `previous` may follow; needs n = 1
     # Requests with equal numbers go to the same engine while it lives; -1: to the least busy one.
     affinity: int = 0
+    images: Images = ()  # files of the images of the context
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing
+from rlctl.runtime.model.vision import SeenPrompt, join_vision
 from rlctl.runtime.rollout.decoding import Decode, Extension, Prefill
 from rlctl.runtime.rollout.fused import Passes
 from rlctl.runtime.rollout.graphs import StaticDecoder
@@ -51,7 +52,7 @@ class RunningRows:
         self.rows: list[Row] = []
         self.cache = cache or KVCache(padded=static is not None)
         self._limits = torch.empty(0, dtype=torch.int64)  # (R,) on the CPU
-        self._contexts = torch.empty(0, dtype=torch.int64, device=self.device)  # (R,) tokens
+        self._contexts = torch.empty(0, dtype=torch.int64, device=self.device)  # (R,) next position
         self._groups: list[_SameDecoding] = []
         self._uniforms = torch.empty(0, 0)  # (R, longest limit)
         self._tokens = torch.empty(0, 0, dtype=torch.int64, device=self.device)  # (R, capacity)
@@ -73,13 +74,16 @@ class RunningRows:
         per_part = torch.tensor([len(part.indices) for part in parts])
         limits = torch.tensor([row.max_tokens for row in rows])
         first = self.cache.join(lengths, per_part, int(limits.max()))
-        logits = self._prefill(parts[:num_fresh], first)
+        seen = [self._passes.seen(part.request) for part in parts]
+        logits = self._prefill(parts[:num_fresh], first, seen)
         logits += self._extend(parts[num_fresh:], first + num_fresh)
         joined = torch.cat(logits).repeat_interleave(per_part.to(self.device), 0)
         self._logits = joined if self._logits is None else torch.cat([self._logits, joined])
         self.rows += rows
         self._limits = torch.cat([self._limits, limits])
-        contexts = lengths.repeat_interleave(per_part).to(self.device)
+        # Positions go on after those of images, which may be fewer than their tokens.
+        ends = lengths if not any(seen) else torch.tensor([s.next_position for s in seen if s])
+        contexts = ends.repeat_interleave(per_part).to(self.device)
         self._contexts = torch.cat([self._contexts, contexts])
         self._add_tables(rows, first_row)
 
@@ -123,8 +127,13 @@ class RunningRows:
         kept = self._compact(active)
         self._logits = self._logits[kept.to(self.device)] if self.rows else None
 
-    def _prefill(self, parts: Sequence[Part], first: int) -> list[Tensor]:
-        """Run contexts through the model into groups `first`, …; return logits (G, V) in pieces."""
+    def _prefill(
+        self, parts: Sequence[Part], first: int, seen: Sequence[SeenPrompt | None]
+    ) -> list[Tensor]:
+        """Run contexts through the model into groups `first`, …; return logits (G, V) in pieces.
+
+        `seen` are the contexts with their images.
+        """
         if not parts:
             return []
         lengths = torch.tensor([len(part.request.context_ids) for part in parts])
@@ -137,7 +146,10 @@ class RunningRows:
             ids = [part.request.context_ids for part in parts[done : done + size]]
             keep = (packing.lengths.cumsum(0) - 1).to(self.device)
             tokens = torch.cat(ids).to(self.device)
-            logits.append(self._passes.logits(tokens, packing.position_ids, attention, keep))
+            vision = join_vision([s for s in seen[done : done + size] if s], None, self.device)
+            logits.append(
+                self._passes.logits(tokens, packing.position_ids, attention, keep, vision)
+            )
             done += size
         return logits
 

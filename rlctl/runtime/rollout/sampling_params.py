@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.batch.images import Images
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.model.load import empty_model
 from rlctl.runtime.model.routing import RoutingShape, routing_shape
@@ -67,8 +69,17 @@ class SamplingConfig:
             routing_shape(empty_model(policy.model)) if replays else None,
         )
 
-    def params(self, prompts: Tensor, seed: int, validate: bool, greedy: bool) -> SamplingParams:
+    def params(
+        self,
+        prompts: Tensor,
+        seed: int,
+        validate: bool,
+        greedy: bool,
+        images: Sequence[Images] = (),
+    ) -> SamplingParams:
         """Build the sampling parameters of prompts with indices `prompts` (B,) in the batch.
+
+        `images` are those of each of B prompts.
 
         Random streams depend on `seed` and these indices, not on the process that samples.
         `greedy` requests one greedy response per prompt, regardless of the configuration.
@@ -82,6 +93,7 @@ class SamplingConfig:
                 max_tokens=self.max_response_length,
                 seed=0,
                 n=1,
+                images=images,
             )
         chosen = self.rollout.val_kwargs if validate else self.rollout
         sampled = not validate or self.rollout.val_kwargs.do_sample
@@ -94,6 +106,7 @@ class SamplingConfig:
             stop_token_ids=self.stop_token_ids,
             seed=random_streams(seed, rows),
             n=chosen.n,
+            images=images,
         )
 
 

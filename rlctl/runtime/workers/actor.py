@@ -24,6 +24,7 @@ from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype, wi
 from rlctl.runtime.model.lora import add_adapters, without_adapters
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded, shard_of
+from rlctl.runtime.model.vision import freeze_tower
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Actor, G, Published, R, Total, Weights
 from rlctl.runtime.rollout import weight_sync
@@ -74,14 +75,13 @@ class ActorWorker(LearningWorker, Actor):
     def __init__(self, rank_info: RankInfo, spec: ActorSpec) -> None:
         self.rank_info = rank_info
         self.spec = spec
-        hf = load_model(
-            spec.model, "policy", master_dtype(spec.actor.fsdp_config), spec.seed, mapped=True
-        )
+        dtype = master_dtype(spec.actor.fsdp_config)
+        hf = load_model(spec.model, "policy", dtype, spec.seed, mapped=True)
+        freeze_tower(hf, spec.actor.freeze_vision_tower)
         add_adapters(hf, spec.model, spec.seed)
         save_activation_memory(hf, spec.model)
         install_routers(hf, spec.actor.router_replay.mode)
-        temperature = training_temperature(spec.algorithm.needs, spec.sampling.rollout)
-        policy = PolicyModel(hf, temperature)
+        policy = PolicyModel(hf, training_temperature(spec.algorithm.needs, spec.sampling.rollout))
         compiled, fsdp = spec.actor.use_torch_compile, spec.actor.fsdp_config
         self.policy = prepare(policy, spec.model, fsdp, rank_info, compiled)
         self.learner = Learner(self.policy, rank_info, spec.actor.optim, fsdp)
@@ -170,7 +170,7 @@ class ActorWorker(LearningWorker, Actor):
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
         engine = self._ready_engine()
-        sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
+        sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy, prompts.images)
         responses = engine.generate(prompts.prompt_ids.to(self.rank_info.device), sampling)
         self._let_sleep()
         return to_rollouts(prompts, sampling.n, responses)

@@ -21,6 +21,7 @@ from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.probe import check_model
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sharding import shard
+from rlctl.runtime.model.vision import copy_processor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import LearningRole, ModelRole
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
@@ -124,6 +125,7 @@ class LearningWorker(ModelWorker, LearningRole):
         def write() -> None:
             hf.save_pretrained(folder, state_dict=weights)
             apply_umask(*folder.glob("*.safetensors"))
+            copy_processor(hf, folder)
             if adapter:
                 write_adapter(folder.with_name("adapter"), hf, adapter)
 

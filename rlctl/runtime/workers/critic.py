@@ -16,6 +16,7 @@ from rlctl.runtime.model.causal_lm import ValueModel
 from rlctl.runtime.model.load import load_model, master_dtype
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.vision import freeze_tower
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Critic
 from rlctl.runtime.workers.base import LearningWorker, prepare
@@ -47,6 +48,7 @@ class CriticWorker(LearningWorker, Critic):
         hf = load_model(
             critic.model, "backbone", master_dtype(critic.fsdp_config), spec.seed, mapped=True
         )
+        freeze_tower(hf)
         add_adapters(hf, critic.model, spec.seed)
         save_activation_memory(hf, critic.model)
         self.spec = spec

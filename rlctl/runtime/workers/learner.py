@@ -29,13 +29,14 @@ from rlctl.runtime.model.phase_offload import PhaseOffload
 from rlctl.runtime.model.pipeline_parallel import stage_of
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.routing import has_routers
-from rlctl.runtime.model.sequences import Sequences, prompt_numbers
+from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import local_gradients, reset_gradients, total_norm
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import REFUSED
 from rlctl.runtime.workers.background import BackgroundWriter
 from rlctl.runtime.workers.flops import device_usage
 from rlctl.runtime.workers.learner_state import load_state, save_state
+from rlctl.runtime.workers.micro_batches import count_tokens, pack_rows
 from rlctl.runtime.workers.optimizers import build_optimizer, set_lr
 from rlctl.runtime.workers.passes import Compute, enter_training, in_order, passes
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
@@ -210,13 +211,12 @@ class Learner:
         """
         self.parameters.enter()
         batch = batch if has_routers(self.model.hf) else replace(batch, routing=None)
-        numbers = prompt_numbers(batch.prompt_ids, batch.routing)
-        counts = TokenCounts(batch.num_tokens, numbers, batch.prompt_ids.lengths)
+        counts, device = count_tokens(self.model, batch), self.rank_info.device
         while True:
             cut = self._cut(counts, budget)
             results: list[R] = []
             try:
-                parts = (self._packed(batch, rows, counts) for rows in cut)
+                parts = (pack_rows(self.model, batch, rows, counts, device) for rows in cut)
                 results.extend(passes(self.model, parts, len(cut), compute))  # one by one
                 return results, cut
             except RuntimeError as error:
@@ -246,19 +246,6 @@ class Learner:
                 parts = budget.cut(counts, at_least=int(most))
             parts += [torch.empty(0, dtype=torch.int64)] * (int(most) - len(parts))
         return parts
-
-    def _packed(self, batch: B, rows: Tensor, counts: TokenCounts) -> tuple[B, Sequences]:
-        """Return the `rows` (N,) int64 of a micro-batch on the device, and pack them.
-
-        An empty micro-batch takes part in collectives with one token.
-        """
-        part = batch if len(batch) == len(rows) == 1 else batch.select(rows)
-        part = part.to(self.rank_info.device)
-        if len(part):
-            own = part.prompt_ids, part.response_ids, part.candidates, counts.prompt[rows]
-            return part, Sequences.from_ragged(*own, part.routing)
-        token = Ragged.from_rows([[0]], torch.int64).to(self.rank_info.device)
-        return part, Sequences.from_ragged(token, token)
 
     def _no_loss(self, sequences: Sequences) -> Loss:
         """Return the loss of an empty micro-batch: 0, with a graph of the whole model."""

@@ -98,7 +98,7 @@ class RolloutWorker(Worker):
         self, prompts: Prompts, seed: int, validate: bool, greedy: bool
     ) -> Rollouts:
         """See `Actor`. `prompts` may be part of a batch, which `group` numbers as a unit."""
-        sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy)
+        sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy, prompts.images)
         responses = self.engine.generate(prompts.prompt_ids.to(self.rank_info.device), sampling)
         return to_rollouts(prompts, sampling.n, responses)
 

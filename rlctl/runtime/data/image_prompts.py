@@ -1,0 +1,92 @@
+"""Prompts with images: the tokens of an image take the place of its part of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedTokenizerBase
+
+from rlctl.data_prep.images import PLACEHOLDER, Image, content_of, parts_of, require_pillow, size_of
+from rlctl.errors import ConfigError
+from rlctl.recipes import schema
+from rlctl.runtime.batch.images import processor_class, processor_of, source_of
+from rlctl.runtime.data.tokenizer import Chat, render_prompt
+
+
+class ImagePrompts:
+    """Renderer of prompts with images for one model, whose chat template the tokenizer has."""
+
+    def __init__(self, model: schema.Model | None, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Load the processor of `model`; None: a role that reads no images.
+
+        Raises:
+            MissingExtraError: Pillow is not installed.
+            ConfigError: the model reads text alone.
+        """
+        require_pillow("data.image_key")
+        found = model and processor_of(model.path, model.trust_remote_code)
+        if model is None or found is None:
+            raise ConfigError(
+                "the rows have images, and the model reads text alone",
+                where="" if model is None else model.path,
+                hint="use a vision-language model with its preprocessor_config.json, such as "
+                "Qwen3-VL, or rows without images",
+            )
+        self.tokenizer = tokenizer
+        self.images = found
+        self._processor: Any = _build(model, found.processor, tokenizer)
+        self._tokens_of = lru_cache(maxsize=None)(self._tokens_of_size)
+
+    @property
+    def settings(self) -> str:
+        """Everything that the lengths of prompts depend on, besides the tokenizer."""
+        return f"{self.images.processor} {self.images.kwargs}"
+
+    def render(self, chat: Chat, images: Sequence[Image], **kwargs: Any) -> str:
+        """Render `chat`, which refers to `images` by `<image>`, with the tokens of each image.
+
+        Raises ConfigError if the template rejects the chat, or an image cannot be read.
+        """
+        if not images:
+            return render_prompt(self.tokenizer, chat, **kwargs)
+        chat = [
+            message | {"content": parts_of(message["content"])}
+            if PLACEHOLDER in message["content"]
+            else message
+            for message in chat
+        ]
+        first, *others = render_prompt(self.tokenizer, chat, **kwargs).split(
+            self._processor.image_token
+        )
+        if len(others) != len(images):
+            raise ConfigError(
+                f"the chat template writes {len(others)} of {len(images)} images",
+                where=self.tokenizer.name_or_path,
+                hint="use the chat template of the vision-language model",
+            )
+        tokens = [self._tokens_of(size_of(content_of(image))) for image in images]
+        return first + "".join(map("".join, zip(tokens, others, strict=True)))
+
+    def _tokens_of_size(self, size: tuple[int, int]) -> str:
+        """Return the text that stands for an image of `size`, width and height."""
+        from PIL import Image as Pillow
+
+        inputs = self.images.process(Pillow.new("RGB", size))
+        return self._processor.replace_image_token(inputs, image_idx=0)
+
+
+def _build(model: schema.Model, images: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Return the processor of text and images of `model`, without one for videos."""
+    source, trust = source_of(model.path), model.trust_remote_code
+    kind = processor_class(AutoConfig.from_pretrained(source, trust_remote_code=trust))
+    settings, _ = kind.get_processor_dict(source)
+    parts = dict.fromkeys(kind.get_attributes())  # None: transformers' own needs torchvision
+    own = {name: value for name, value in settings.items() if name == "image_seq_length"}
+    without_videos = type(kind.__name__, (kind,), {"check_argument_for_proper_class": _accept})
+    return without_videos(**parts | own | {"image_processor": images, "tokenizer": tokenizer})
+
+
+def _accept(*_: Any) -> None:
+    """Accept any class of a part."""

@@ -1,0 +1,49 @@
+"""Micro-batches on the device: their tokens in one packed row, with the images of their prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from rlctl.runtime.balance import TokenCounts
+from rlctl.runtime.batch import Ragged, Rollouts
+from rlctl.runtime.model.causal_lm import PackedModel
+from rlctl.runtime.model.sequences import Sequences, prompt_numbers
+from rlctl.runtime.model.sharding import is_sharded
+from rlctl.runtime.model.vision import blank_image, num_patches
+
+B = TypeVar("B", bound=Rollouts)
+
+
+def count_tokens(model: PackedModel, batch: Rollouts) -> TokenCounts:
+    """Return the tokens of B rows to process; a patch of an image counts as one more."""
+    numbers = prompt_numbers(batch.prompt_ids, batch.routing, batch.images)
+    patches = num_patches(model.hf, batch.prompt_ids) if any(batch.images) else 0
+    prompts = batch.prompt_ids.lengths + patches
+    return TokenCounts(batch.num_tokens + patches, numbers, prompts)
+
+
+def pack_rows(
+    model: PackedModel, batch: B, rows: Tensor, counts: TokenCounts, device: str
+) -> tuple[B, Sequences]:
+    """Return the `rows` (N,) int64 of a micro-batch on the device, and pack them.
+
+    An empty micro-batch takes part in collectives with one token, and one without images with one
+    image.
+    """
+    here = batch if len(batch) == len(rows) == 1 else batch.select(rows)
+    part = here.to(device)
+    if len(part):
+        own = part.prompt_ids, part.response_ids, part.candidates, counts.prompt[rows]
+        sequences = Sequences.from_ragged(*own, part.routing)
+        texts = here.prompt_ids, here.response_ids
+        sequences = sequences.with_images(model.hf, *texts, here.images)
+    else:
+        token = Ragged.from_rows([[0]], torch.int64).to(device)
+        sequences = Sequences.from_ragged(token, token)
+    if sequences.vision is None and is_sharded(model):
+        sequences = replace(sequences, vision=blank_image(model.hf))
+    return part, sequences

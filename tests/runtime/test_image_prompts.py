@@ -1,0 +1,124 @@
+"""Prompts with images: their lengths, batches and cached lengths, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlctl.data_prep import images
+from rlctl.data_prep.rows import PromptRow, write_rows
+from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.quickstart import NAME, real_path
+from rlctl.recipes import schema
+from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.batch import Batch
+from rlctl.runtime.data import row_table
+from rlctl.runtime.data.loader import PromptSet
+from rlctl.runtime.data.row_table import Rows
+from rlctl.runtime.data.tokenizer import load_tokenizer
+from rlctl.runtime.planning.role_models import check_images
+from tests.configs import configured
+from tests.vlm import CHATS, noise, prompts_of, settings, write_vlm
+
+LONG = PromptRow("s", [{"role": "user", "content": "<image>long"}], "4", images=(noise(64, 64, 5),))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vlm("qwen2_5_vl", tmp_path_factory.mktemp("vlm"))
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> list[PromptRow]:
+    chats = [([{"role": "user", "content": text}], own) for text, own in CHATS]
+    made = [PromptRow("s", chat, str(i), images=own) for i, (chat, own) in enumerate(chats)]
+    write_rows(tmp_path / "x.parquet", [*made, LONG])
+    return [*made, LONG]
+
+
+def loaded(tmp_path: Path, folder: Path, values: Iterable[str] = ()) -> PromptSet:
+    given = [f"data.train_files=[{tmp_path}/x.parquet]", "data.max_prompt_length=20", *values]
+    data = configured("ppo", (), given).data
+    return PromptSet.load_train(data, load_tokenizer(str(folder)), settings(folder))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_batches_have_expanded_prompts_and_images(
+    cached: bool, rows: list[PromptRow], tmp_path: Path, folder: Path, monkeypatch: Any
+) -> None:
+    if cached:
+        monkeypatch.setattr(row_table, "LARGE_BYTES", 0)
+        monkeypatch.setenv("RLCTL_CACHE", str(tmp_path / "cache"))
+    for _ in range(2):
+        found = loaded(tmp_path, folder)
+        assert found.num_dropped == 1
+        batch = found.batch([3, 0, 2])
+        prompts = prompts_of(folder)
+        assert [ids.tolist() for ids in batch.prompt_ids.rows()] == [prompts[i] for i in (3, 0, 2)]
+        assert batch.images == [rows[i].images for i in (3, 0, 2)]
+        repeated = batch.repeat(2).select(torch.tensor([5, 0]))
+        joined = Batch.concat([repeated, batch])
+        assert joined.images == [(), rows[3].images, *batch.images]
+
+
+@pytest.mark.parametrize("truncation", ["left", "right", "middle", "error"])
+def test_an_image_is_never_cut(
+    truncation: str, rows: list[PromptRow], tmp_path: Path, folder: Path
+) -> None:
+    values = ["data.filter_overlong_prompts=false", f"data.truncation={truncation}"]
+    if truncation == "error":
+        with pytest.raises(ConfigError, match=r"longer than data.max_prompt_length=20"):
+            loaded(tmp_path, folder, values)
+        return
+    found = loaded(tmp_path, folder, values)
+    assert found.num_dropped == 1
+    assert [row.ground_truth for row in found.rows] == [row.ground_truth for row in rows[:4]]
+    values += ["data.max_prompt_length=11"]  # text is cut
+    found = loaded(tmp_path, folder, values)
+    assert [row.ground_truth for row in found.rows] == ["2"]
+    assert found.batch([0]).prompt_ids.lengths.tolist() == [11]
+
+
+def test_a_model_for_text_and_a_missing_package_are_named(
+    rows: list[PromptRow], tmp_path: Path, folder: Path, monkeypatch: Any
+) -> None:
+    del rows
+    with pytest.raises(ConfigError, match="the model reads text alone"):
+        loaded(tmp_path, Path(real_path(NAME)))
+    monkeypatch.setattr(images, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError) as caught:
+        loaded(tmp_path, folder)
+    assert "rlctl[images]" in str(caught.value.problems[0].hint)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("actor_rollout_ref.rollout.name=sglang", "the engine sglang"),
+        ("actor_rollout_ref.rollout.multi_turn.enable=true", "an episode of several turns"),
+        ("actor_rollout_ref.model.lora_rank=8", "the actor with LoRA adapters"),
+        (
+            "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
+            "the actor, whose ranks divide rows or layers,",
+        ),
+    ],
+)
+def test_what_takes_no_images_is_refused(
+    setting: str, message: str, rows: list[PromptRow], tmp_path: Path
+) -> None:
+    del rows
+    needs = Needs.GROUPS | Needs.ENGINE
+
+    def check(*values: str) -> None:
+        config: schema.Config = configured(
+            "ppo", (), ["actor_rollout_ref.rollout.name=hf", *values]
+        )
+        check_images(config, Rows.load(tmp_path / "x.parquet", config.data), None, needs)
+
+    check()
+    with pytest.raises(ConfigError, match=f"{message} takes no rows with images"):
+        check(setting)

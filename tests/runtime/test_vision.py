@@ -1,0 +1,180 @@
+"""Images in packed rows, their gradients, and decoding, against transformers' own passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlctl.errors import ConfigError, RlctlError
+from rlctl.runtime.batch import Ragged
+from rlctl.runtime.batch.images import image_token, placeholder_ids
+from rlctl.runtime.model.attention import use_rlctl_attention
+from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
+from rlctl.runtime.model.load import load_model
+from rlctl.runtime.model.mapped import RankStorage
+from rlctl.runtime.model.probe import check_model
+from rlctl.runtime.model.sequences import Sequences, prompt_numbers
+from rlctl.runtime.model.vision import SeenPrompt, freeze_tower, image_processor
+from rlctl.runtime.rollout.engine import SamplingParams
+from rlctl.runtime.rollout.hf import HFEngine
+from tests.vlm import CHATS, FAMILIES, ids_of, prompts_of, settings, write_vlm
+
+EXACT = [kind for kind in FAMILIES if kind != "gemma3"]
+ROWS = [(0, "abc"), (0, "de"), (1, "fghij"), (3, "k"), (1, "l"), (2, "mn"), (3, "opq")]
+STORAGE = RankStorage("cpu", torch.float32, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {kind: write_vlm(kind, root / kind) for kind in FAMILIES}
+
+
+def loaded(folder: Path, kind: Any = "policy") -> Any:
+    return load_model(settings(folder), kind, torch.float32, 0).eval()
+
+
+def packed(hf: Any, prompts: list[list[int]]) -> Sequences:
+    ids = Ragged.from_rows([prompts[i] for i, _ in ROWS], torch.int64)
+    responses = Ragged.from_rows([ids_of(text) for _, text in ROWS], torch.int64)
+    images = [CHATS[i][1] for i, _ in ROWS]
+    numbers = prompt_numbers(ids, None, images)
+    sequences = Sequences.from_ragged(ids, responses, prompt_of_row=numbers)
+    return sequences.with_images(hf, ids, responses, images)
+
+
+def alone(hf: Any, prompt: list[int], response: str | list[int], images: Any) -> Tensor:
+    """Return the log-probs of a response by transformers' own eager attention."""
+    ids = torch.tensor([[*prompt, *(ids_of(response) if isinstance(response, str) else response)]])
+    processor, given = image_processor(hf), {}
+    assert processor is not None
+    if images:
+        inputs = processor.inputs(images)
+        given = {
+            name: inputs[name] for name in inputs if name in ("pixel_values", "image_grid_thw")
+        }
+        if "image_grid_thw" in given:
+            given["mm_token_type_ids"] = (ids == image_token(hf.config)).int()
+    logits = hf(input_ids=ids, use_cache=False, **given).logits[0].log_softmax(-1)
+    after = torch.arange(len(prompt), ids.shape[1])
+    return logits[after - 1, ids[0, after]]
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_packed_rows_are_exact_with_their_gradients(folders: dict[str, Path], kind: str) -> None:
+    hf, prompts = loaded(folders[kind]), prompts_of(folders[kind])
+    found = PolicyModel(hf, 1.0)(packed(hf, prompts)).log_probs
+    assert found.requires_grad
+    weights = torch.linspace(-1, 1, len(found))
+    (found * weights).sum().backward()
+    gradients = {name: each.grad for name, each in hf.named_parameters()}
+    other = loaded(folders[kind])
+    other.set_attn_implementation("eager")
+    expected = torch.cat([alone(other, prompts[i], text, CHATS[i][1]) for i, text in ROWS])
+    assert float((found - expected).detach().abs().max()) < 1e-6 * float(
+        expected.detach().abs().max()
+    )
+    (expected * weights).sum().backward()
+    for name, parameter in other.named_parameters():
+        gradient = gradients[name]
+        if parameter.grad is None:
+            assert gradient is None or not gradient.any()
+            continue
+        assert gradient is not None, name
+        scale = float(parameter.grad.abs().max()) + 1e-3
+        assert float((gradient - parameter.grad).abs().max()) < 3e-5 * scale, name
+    assert any(gradients[name].any() for name in gradients if "vis" in name)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_probe_refuses_a_family_that_is_not_exact(folders: dict[str, Path], kind: str) -> None:
+    hf = loaded(folders[kind])
+    check_model(PolicyModel(hf, 1.0), STORAGE)
+    ids = torch.tensor(prompts_of(folders[kind])[0])
+    if kind in EXACT:
+        assert SeenPrompt.of(hf, ids, CHATS[0][1]).inputs
+        return
+    with pytest.raises(ConfigError, match=f"type {kind} .* computed wrongly .* with images"):
+        SeenPrompt.of(hf, ids, CHATS[0][1])
+    assert SeenPrompt.of(hf, torch.tensor([1, 2]), ()).next_position == 2
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_the_engine_decodes_as_the_trainer_scores(folders: dict[str, Path], kind: str) -> None:
+    hf, prompts = loaded(folders[kind]), prompts_of(folders[kind])
+    images = [images for _, images in CHATS]
+    params = SamplingParams(
+        temperature=1.0,
+        top_p=1.0,
+        top_k=-1,
+        stop_token_ids=(1,),
+        max_tokens=12,
+        seed=7,
+        n=2,
+        images=images,
+    )
+    engine = HFEngine(hf, max_num_seqs=5)
+    responses = engine.generate(Ragged.from_rows(prompts, torch.int64), params)
+    ids, log_probs = responses.response_ids.rows(), responses.log_probs.rows()
+    assert len({tuple(row.tolist()) for row in ids}) > 4
+    banned = torch.tensor(placeholder_ids(hf.config))
+    assert not torch.isin(responses.response_ids.values, banned).any()
+    hf.set_attn_implementation("eager")
+    for number, (row, found) in enumerate(zip(ids, log_probs, strict=True)):
+        expected = alone(hf, prompts[number // 2], row.tolist(), images[number // 2])
+        assert torch.allclose(found, expected, atol=2e-5)
+
+
+def test_placeholders_have_no_probability(folders: dict[str, Path]) -> None:
+    hf = loaded(folders["qwen2_5_vl"])
+    with torch.no_grad():
+        hf.lm_head.weight[placeholder_ids(hf.config)] = 100.0
+        hf.set_attn_implementation("eager")
+        logits = hf(input_ids=torch.tensor([[2, 20, 21]]), use_cache=False).logits
+    probs = logits.softmax(-1)
+    assert not probs[..., placeholder_ids(hf.config)].any()
+    assert torch.allclose(probs.sum(-1), torch.ones(1))
+    use_rlctl_attention(hf)
+    outputs = PolicyModel(hf, 1.0)(packed(hf, prompts_of(folders["qwen2_5_vl"])), True, True)
+    for values in (outputs.log_probs, outputs.entropy, outputs.sum_pi_squared):
+        assert values is not None
+        assert values.isfinite().all()
+
+
+def test_the_number_of_tokens_is_checked(folders: dict[str, Path]) -> None:
+    hf, (prompt, *_) = loaded(folders["qwen3_vl"]), prompts_of(folders["qwen3_vl"])
+    image = placeholder_ids(hf.config)[0]
+    prompt.remove(image)
+    with pytest.raises(RlctlError, match="3 tokens of images, and its 1 images give 4") as caught:
+        SeenPrompt.of(hf, torch.tensor(prompt), CHATS[0][1])
+    assert "the row with images of SHA-256 " in str(caught.value)
+    prompts = Ragged.from_rows([prompts_of(folders["qwen3_vl"])[0]], torch.int64)
+    response = Ragged.from_rows([[20, image]], torch.int64)
+    sequences = Sequences.from_ragged(prompts, response)
+    with pytest.raises(RlctlError, match=r"the response in row 0 .* has tokens of images"):
+        sequences.with_images(hf, prompts, response, [CHATS[0][1]])
+
+
+def test_the_vision_tower_is_frozen_by_choice(folders: dict[str, Path]) -> None:
+    hf = loaded(folders["qwen2_5_vl"])
+    freeze_tower(hf, freezes=False)
+    assert all(parameter.requires_grad for parameter in hf.parameters())
+    freeze_tower(hf)
+    trained = {name for name, each in hf.named_parameters() if each.requires_grad}
+    frozen = {name for name, each in hf.named_parameters() if not each.requires_grad}
+    assert {name.split(".")[1] for name in frozen} == {"visual"}
+    assert {name.split(".")[1] for name in trained} == {"language_model", "weight"}
+
+
+def test_a_critic_reads_images(folders: dict[str, Path]) -> None:
+    hf, prompts = loaded(folders["qwen3_5"], "backbone"), prompts_of(folders["qwen3_5"])
+    model = ValueModel(hf)
+    torch.nn.init.normal_(model.head.weight)
+    values = model(packed(hf, prompts)).detach()
+    # Rows 0 and 3 have the same tokens and other images.
+    first, fourth = values[0], values[10]
+    assert abs(float(first - fourth)) > 1e-3
