@@ -97,6 +97,7 @@ soak: $(STAMP)
 quickstart-model: $(STAMP)
 	$(BIN)/python -m tools.make_model
 	$(BIN)/python -m tools.make_agent_model
+	$(BIN)/python -m tools.make_vision_model
 
 clean:
 	rm -rf $(VENV) runs site .pytest_cache .ruff_cache .import_linter_cache build dist

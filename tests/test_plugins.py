@@ -28,7 +28,7 @@ def test_unknown_name_raises_with_a_suggestion() -> None:
         plugins.load("rewards", "gms8k")
     assert (
         caught.value.problems[0].hint
-        == "did you mean 'gsm8k'? known: gsm8k, judge, judge_group, judge_pairs, math, "
+        == "did you mean 'gsm8k'? known: gsm8k, judge, judge_group, judge_pairs, math, same_text, "
         "FILE.py:NAME or module:NAME"
     )
     with pytest.raises(ConfigError) as caught:

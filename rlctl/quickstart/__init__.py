@@ -1,6 +1,7 @@
 """Models of the embedded quickstart, made by `make quickstart-model`.
 
-`quickstart` solves small word problems; `quickstart-agent` calls a calculator and walks on a grid.
+`quickstart` solves small word problems; `quickstart-agent` calls a calculator and walks on a grid;
+`quickstart-vision` names coloured shapes in pictures.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from pathlib import Path
 
 NAME = "quickstart"
 AGENT = "quickstart-agent"
-FOLDERS = {NAME: "model", AGENT: "agent_model"}
+VISION = "quickstart-vision"
+FOLDERS = {NAME: "model", AGENT: "agent_model", VISION: "vision_model"}
 
 
 def real_path(model: str) -> str:

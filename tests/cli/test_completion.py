@@ -168,7 +168,7 @@ def test_zsh(zsh: pexpect.spawn, typed: str, expected: str) -> None:
         ("rlctl train ppo actor_rollout_ref.actor.opt", ["actor_rollout_ref.actor.optim."]),
         ("rlctl show ", ["@last", "@failed", "kind-heron", "kind-otter"]),
         ("rlctl show kind-", ["kind-heron", "kind-otter"]),
-        ("rlctl eval quick", ["quickstart", "quickstart-agent"]),
+        ("rlctl eval quick", ["quickstart", "quickstart-agent", "quickstart-vision"]),
         ("rlctl train grpo --logger js", ["jsonl"]),
         ("rlctl train ppo algorithm.adv_estimator=rl", ["algorithm.adv_estimator=rloo"]),
         (

@@ -13,6 +13,7 @@ from rlctl.data_prep.arithmetic import ArithmeticParams, arithmetic
 from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
 from rlctl.data_prep.gridworld import GridworldParams, gridworld
 from rlctl.data_prep.rows import PromptRow, write_rows
+from rlctl.data_prep.shapes import ShapesParams, shapes
 from rlctl.errors import RlctlError
 from rlctl.quickstart import NAME, real_path
 from rlctl.recipes import schema
@@ -30,6 +31,7 @@ _DATA: dict[str, Callable[[], dict[str, list[PromptRow]]]] = {
     "quickstart-preferences": lambda: arithmetic_pairs(4096, 256, seed=0),
     "quickstart-miscounts": lambda: arithmetic_pairs(4096, 256, seed=0, miscounted=True),
     "quickstart-gridworld": lambda: gridworld(GridworldParams()),
+    "quickstart-shapes": lambda: shapes(ShapesParams()),
 }
 
 

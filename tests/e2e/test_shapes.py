@@ -1,0 +1,62 @@
+"""The quickstart with pictures: it resumes byte for byte, and learns."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import metrics, reproducible, rlctl
+from tests.e2e.killed_runs import learned, responses, state
+
+SMALL = [
+    "data.train_batch_size=8",
+    "data.val_max_samples=16",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "actor_rollout_ref.rollout.n=4",
+    "trainer.total_training_steps=4",
+    "trainer.save_freq=2",
+    "trainer.test_freq=2",
+    "trainer.num_threads=1",
+]
+
+
+def test_a_run_with_images_resumes_byte_for_byte(tmp_path: Path) -> None:
+    command = ("train", "grpo", "--recipe", "shapes", "--inline")
+    rlctl(*command, "--name", "straight", *SMALL, cwd=tmp_path)
+    straight = tmp_path / "runs" / "quickstart" / "straight"
+    scores = [row.get("critic/score/mean") for row in metrics(straight)]
+    assert len(set(scores)) > 2
+    half = ("--name", "halved", *SMALL, "trainer.resume_mode=auto")
+    rlctl(*command, *half, "trainer.total_training_steps=2", cwd=tmp_path)
+    assert "halved resumes from step 2 of 4" in rlctl(*command, *half, cwd=tmp_path).stderr
+    halved = straight.with_name("halved")
+    assert reproducible(halved) == reproducible(straight)
+    assert learned(halved) == learned(straight)
+    assert state(halved) == state(straight)
+    assert responses(halved) == responses(straight)
+    export = straight / "checkpoints" / "step_000004" / "huggingface"
+    assert {"preprocessor_config.json", "model.safetensors"} <= set(os.listdir(export))
+    rlctl(
+        *("train", "ppo", "--recipe", "shapes", "--inline", "--name", "critic", *SMALL),
+        *("algorithm.adv_estimator=gae", f"actor_rollout_ref.model.path={export}"),
+        *(f"critic.model.path={export}", "trainer.total_training_steps=1"),
+        cwd=tmp_path,
+    )
+    (*_, last) = metrics(straight.with_name("critic"))
+    assert last["critic/grad_norm"] > 0
+
+
+@pytest.mark.soak
+def test_the_recipe_shapes_learns(tmp_path: Path) -> None:
+    rlctl("train", "grpo", "--recipe", "shapes", "--inline", "--name", "shapes", cwd=tmp_path)
+    steps = metrics(tmp_path / "runs" / "quickstart" / "shapes")
+    scores = [
+        value
+        for step in steps
+        for name, value in step.items()
+        if name.startswith("val-core/") and "mean@1" in name
+    ]
+    assert scores[-1] - scores[0] > 0.4
+    assert max(step.get("training/rollout_probs_diff_max", 0.0) for step in steps) <= 1e-3
