@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from rlctl.cli.views.samples import row_entry
 from rlctl.data_prep.images import content_of, digest_of, opened, parts_of, size_of
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError
@@ -120,3 +121,8 @@ def test_parts_of_a_text() -> None:
         image,
         {"type": "text", "text": "b"},
     ]
+
+
+def test_a_shown_row_names_its_images() -> None:
+    row = PromptRow("source", [], "truth", images=(b"abc", "a.png"))
+    assert row_entry(0, row, None)["images"] == [f"3 bytes, SHA-256 {digest_of(b'abc')}", "a.png"]

@@ -205,6 +205,8 @@ def print_row(entry: dict[str, Any]) -> None:
         Text(visible(" · ".join(fact for fact in facts if fact)), style="dim"),
     )
     out.print(Text(visible(text)))
+    for image in entry["images"]:
+        out.print(Text.assemble(("image: ", "bold"), visible(image)))
     out.print(Text.assemble(("ground truth: ", "bold"), visible(str(entry["ground_truth"]))))
     out.print(Text.assemble(("extra info: ", "bold"), visible(extra)))
     out.print()
@@ -214,10 +216,16 @@ def row_entry(
     index: int, row: PromptRow, tokenizer: PreTrainedTokenizerBase | None
 ) -> dict[str, Any]:
     """Return what is shown of a row; with a tokenizer also the rendered prompt and its length."""
+    from rlctl.data_prep.images import digest_of
+
     entry: dict[str, Any] = {
         "row": index,
         "data_source": row.data_source,
         "prompt": row.prompt,
+        "images": [
+            image if isinstance(image, str) else f"{len(image):,} bytes, SHA-256 {digest_of(image)}"
+            for image in row.images
+        ],
         "ground_truth": row.ground_truth,
         "ability": row.ability,
         "style": row.style,
