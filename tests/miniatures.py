@@ -12,6 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.model.load import load_model
+from rlctl.runtime.model.pipeline_parallel import saved_buffers
 
 TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 NUM_LAYERS, WIDTH, HEADS = 4, 32, 4
@@ -206,6 +207,81 @@ NOT_DECODED = frozenset(
         *("openai-gpt", "xlm"),  # no cache
     )
 )
+# Types that vLLM 0.32.0 computes on a CPU, and those of which log-probs differ by up to 1e-2.
+IN_VLLM = frozenset(
+    (
+        "arcee",
+        "biogpt",
+        "bitnet",
+        "cohere",
+        "cohere2",
+        "cohere2_moe",
+        "cwm",
+        "dots1",
+        "ernie4_5",
+        "exaone4",
+        "exaone_moe",
+        "falcon_h1",
+        "flex_olmo",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gemma4_text",
+        "gemma4_unified_text",
+        "glm",
+        "glm4",
+        "glm4_moe",
+        "gpt-sw3",
+        "gpt2",
+        "gpt_neox",
+        "gptj",
+        "granite",
+        "granite_swa",
+        "granitemoe",
+        "granitemoe_swa",
+        "granitemoeshared",
+        "helium",
+        "hunyuan_v1_dense",
+        "hunyuan_v1_moe",
+        "hyperclovax",
+        "jais2",
+        "llama",
+        "mamba2",
+        "mellum",
+        "minicpm3",
+        "ministral",
+        "ministral3",
+        "mistral",
+        "mixtral",
+        "nanochat",
+        "nemotron",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "olmoe",
+        "opt",
+        "persimmon",
+        "phi",
+        "phi3",
+        "phi4_multimodal",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_moe",
+        "qwen3_next",
+        "seed_oss",
+        "smollm3",
+        "solar_open",
+        "stablelm",
+        "starcoder2",
+        "vaultgemma",
+    )
+)
+ROUNDED_IN_VLLM = frozenset(("apertus", "bloom"))  # scales in bfloat16, another GELU
 # Types that are refused, and a part of the reason.
 REFUSED = {
     "blt": "blt is no causal language model",
@@ -260,7 +336,10 @@ def miniature_config(kind: str) -> PreTrainedConfig:
 
 
 def miniature(kind: str, folder: Path, **fields: Any) -> PreTrainedModel:
-    """Load a miniature in float32 with random norms and biases; its config goes to `folder`."""
+    """Load a miniature in float32 with random norms and biases; its config goes to `folder`.
+
+    Buffers that files have are random, too: they are part of a checkpoint.
+    """
     config = miniature_config(kind)
     for name, value in fields.items():
         setattr(config, name, value)
@@ -270,6 +349,7 @@ def miniature(kind: str, folder: Path, **fields: Any) -> PreTrainedModel:
     model = load_model(settings, "policy", torch.float32, seed=0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+        for weight in (*model.parameters(), *saved_buffers(model).values()):
+            if weight.is_floating_point():
+                weight += 0.1 * torch.randn(weight.shape, generator=generator)
     return model.eval()

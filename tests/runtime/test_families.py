@@ -19,6 +19,7 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.probe import check_packing
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.planning.mesh import check_meshes
+from rlctl.runtime.planning.preflight import check_model
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 
@@ -184,6 +185,11 @@ def test_sizes_that_divide_tokens_or_layers_are_refused(tmp_path: Path) -> None:
         "layers of qwen3_5_text carry a state from token to token, which "
         "ulysses_sequence_parallel_size cannot divide"
     ]
+    bloom = CONFIG_MAPPING["bloom"](hidden_size=32, n_head=4, n_layer=2, vocab_size=64)
+    bloom.save_pretrained(tmp_path)
+    config = compose("grpo", [*overrides, "actor_rollout_ref.model.init=random"]).config
+    messages = [problem.message for problem in check_model(config)]
+    assert any("models of type bloom compute padded rows" in message for message in messages)
 
 
 def test_the_engine_refuses_states_that_it_cannot_keep() -> None:

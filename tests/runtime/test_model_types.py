@@ -13,15 +13,19 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection
 from rlctl.runtime.model.lora import add_adapters, merged_parameters
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.padded_rows import has_padded_rows, use_own_attention
+from rlctl.runtime.model.pipeline_parallel import saved_buffers
 from rlctl.runtime.model.probe import check_model
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.weight_sync import WHOLE, to_buckets, whole
 from rlctl.runtime.workers.passes import enter_training
+from tests.generation import engine_spec
 from tests.miniatures import NOT_DECODED, PADDED, REFUSED, TYPES, miniature
 
 # One of each mechanism; the others are tested by `make soak`.
@@ -122,9 +126,27 @@ def test_the_memory_plan_and_adapters_follow_the_modules(kind: str, tmp_path: Pa
     add_adapters(hf, settings, seed=0)
     assert size.num_parameters == sum(each.numel() for each in hf.parameters())
     exported = dict(merged_parameters(hf))
-    assert exported.keys() == parameters.keys()
+    weights = {**parameters, **saved_buffers(hf)}
+    assert exported.keys() == weights.keys()
     for name, value in exported.items():  # adapters add nothing at first
-        torch.testing.assert_close(value, parameters[name].detach())
+        torch.testing.assert_close(value, weights[name].detach())
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "gemma4_text"])
+def test_buffers_of_files_reach_exports_and_engines(kind: str, tmp_path: Path) -> None:
+    """The bias with which routers choose experts, and scales of layers, are no parameters."""
+    hf = miniature(kind, tmp_path)
+    expected = {name: value.clone() for name, value in saved_buffers(hf).items()}
+    assert expected
+    weights = EngineWeights(hf, AdapterSync.WHOLE)
+    rows = {name: value for name, value, _ in weights.rows(Selection.ALL, 0)}
+    engine = HFEngine.from_spec(engine_spec(tmp_path, "actor_rollout_ref.model.init=random"), None)
+    engine.load_weights(weights.parameters(Selection.ALL))
+    buckets = list(to_buckets(whole(rows.items()), WHOLE, torch.bfloat16, 2**30, kept=expected))
+    sent = {name: value for bucket in buckets for name, value in bucket.tensors()}
+    for name, value in expected.items():
+        for found in (dict(merged_parameters(hf)), rows, sent, saved_buffers(engine.model)):
+            assert torch.equal(found[name], value)
 
 
 @pytest.mark.parametrize("kind", sorted(REFUSED))

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import DynamicCache, PreTrainedModel
 
+from rlctl.errors import ConfigError
+
 _LOG = logging.getLogger(__name__)
 _PADDED = "_rlctl_padded"  # attribute of a model
 
@@ -73,6 +75,17 @@ def use_own_attention(model: PreTrainedModel, name: str | None = None) -> None:
 def has_padded_rows(model: nn.Module) -> bool:
     """Return True if `model`, with or without head, computes padded rows."""
     return getattr(model, _PADDED, False)
+
+
+def check_undivided(model: PreTrainedModel, ranks_per_row: int) -> None:
+    """Raise ConfigError if several ranks are to share rows that `model` pads."""
+    if ranks_per_row > 1 and has_padded_rows(model):
+        raise ConfigError(
+            f"models of type {model.config.model_type} compute padded rows, whose tokens and "
+            "layers ranks cannot divide",
+            hint="set tensor_model_parallel_size, ulysses_sequence_parallel_size and "
+            "pipeline_model_parallel_size to 1; FSDP2 shards such models over all ranks",
+        )
 
 
 @cache

@@ -53,6 +53,7 @@ class Stage:
     schedule: Schedule
     dtype: torch.dtype  # of hidden states
     parameters: dict[str, Whole] = field(default_factory=dict)  # of all stages, in order
+    buffers: dict[str, Tensor] = field(default_factory=dict)  # of all stages: `saved_buffers`
     tied: str | None = None  # parameter of the first and the last stage
     length: int = 0  # L
     received: Tensor | None = None  # (1, L, H): output of the previous stage
@@ -171,6 +172,7 @@ def split_layers(model: PackedModel, stage: Stage, storage: RankStorage) -> None
         for parameter in holder.get_submodule(name).parameters():
             owners.setdefault(parameter, stages[0])
     names = {parameter: name for name, parameter in hf.named_parameters()}
+    stage.buffers = saved_buffers(hf)
     if any(parameter not in owners for parameter in names):
         raise ConfigError(
             f"{type(hf).__name__} has parameters beside those of its layers, so "
@@ -225,15 +227,25 @@ def of_all_stages(
     own: Iterator[tuple[str, Tensor]],
     name_of: Callable[[str], str | None],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield full tensors (N, ...) of all stages, one at a time, from those of each stage.
+    """Yield full tensors (N, ...) of all stages, one at a time, and then `saved_buffers`.
 
-    `own` yields those of this one in the order of its parameters; `name_of` maps the name of a
-    parameter to that of its tensor, or to None if it has none. Collective.
+    `own` yields those of this stage in the order of its parameters; `name_of` maps the name of a
+    parameter or buffer to that of its tensor, or to None if it has none. Collective.
     """
     stage = stage_of(module)
-    if stage is None:
-        yield from own
-        return
+    yield from own if stage is None else _of_all_stages(module, stage, own, name_of)
+    for name, value in saved_buffers(module).items():
+        if (given := name_of(name)) is not None:
+            yield given, value
+
+
+def _of_all_stages(
+    module: nn.Module,
+    stage: Stage,
+    own: Iterator[tuple[str, Tensor]],
+    name_of: Callable[[str], str | None],
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters (N, ...) of `of_all_stages`. Collective."""
     device = next(module.parameters()).device
     for name, whole in stage.parameters.items():
         if (given := name_of(name)) is None:
@@ -246,6 +258,21 @@ def of_all_stages(
         value = value.contiguous()
         dist.broadcast(value, dist.get_global_rank(stage.group, whole.stage), stage.group)
         yield given, value
+
+
+def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers (N, ...) that a model's files contain, those of all stages, by name.
+
+    Training does not change them. One is the bias with which routers of GLM-4.5 choose experts.
+    """
+    if (stage := stage_of(module)) is not None:
+        return stage.buffers
+    return {
+        name: value
+        for path, part in module.named_modules()
+        for name, value in part.named_buffers(path, recurse=False)
+        if name.rpartition(".")[2] not in part._non_persistent_buffers_set
+    }
 
 
 def parameter_names(module: nn.Module) -> list[str]:

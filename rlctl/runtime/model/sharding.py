@@ -30,8 +30,8 @@ from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.expert_parallel import shard_experts
 from rlctl.runtime.model.four_bit import dense
 from rlctl.runtime.model.mapped import RankStorage
-from rlctl.runtime.model.padded_rows import decoder_of, has_padded_rows
-from rlctl.runtime.model.pipeline_parallel import Stage, split_layers, stage_of
+from rlctl.runtime.model.padded_rows import check_undivided, decoder_of
+from rlctl.runtime.model.pipeline_parallel import Stage, saved_buffers, split_layers, stage_of
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.tensor_parallel import split_model
 from rlctl.runtime.rank_info import RankInfo
@@ -47,13 +47,7 @@ def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: R
     """
     sequence, tensor = fsdp.ulysses_sequence_parallel_size, fsdp.tensor_model_parallel_size
     _check_sizes(rank_info, fsdp)
-    if fsdp.ranks_per_row > 1 and has_padded_rows(model.hf):
-        raise ConfigError(
-            f"models of type {model.hf.config.model_type} compute padded rows, whose tokens and "
-            "layers ranks cannot divide",
-            hint="set tensor_model_parallel_size, ulysses_sequence_parallel_size and "
-            "pipeline_model_parallel_size to 1; FSDP2 shards such models over all ranks",
-        )
+    check_undivided(model.hf, fsdp.ranks_per_row)
     model.ranks_per_row = fsdp.ranks_per_row
     compute_dtype = storage.compute
     dtypes = {storage.dtype_of(each) for each in model.parameters() if each.is_floating_point()}
@@ -226,7 +220,10 @@ def local_rows(model: nn.Module, part: int) -> Iterator[tuple[str, Tensor, int]]
     """Yield the name of each parameter, its rows (M, ...) of `part`, and its number of elements.
 
     Part 0 has all rows of a parameter that is not sharded. There are no rows of other stages.
+    `saved_buffers` come first.
     """
+    for name, value in saved_buffers(model).items():
+        yield name, value if part == 0 else value.new_empty(0), value.numel()
     stage = stage_of(model)
     if stage is not None:
         own = dict(model.named_parameters())

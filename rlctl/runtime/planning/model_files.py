@@ -15,6 +15,7 @@ from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.files import INDEX, SINGLE_FILE, tensors_in, weight_files, weight_folder
 from rlctl.runtime.model.fit import check_fit
 from rlctl.runtime.model.load import Kind
+from rlctl.runtime.model.padded_rows import check_undivided
 from rlctl.runtime.planning.model_size import UnknownSizeError, build_on_meta
 
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -22,11 +23,16 @@ _AGAIN = "copy or download the model again"
 
 
 def check_architecture(
-    model: schema.Model, config: PretrainedConfig, kind: Kind, key: str
+    model: schema.Model,
+    config: PretrainedConfig,
+    kind: Kind,
+    key: str,
+    fsdp: schema.FSDP | None = None,
 ) -> list[Problem]:
     """Return the problems of a model with `config`, built without data, and of its weights.
 
-    `key` is the config key of the model. A model whose own code needs data is not checked.
+    `key` is the config key of the model, `fsdp` the role's mesh. A model whose own code needs data
+    is not checked.
     """
     writers = [name for name in config.architectures or () if name.endswith("ForCausalLM")]
     if kind == "classifier" and writers:
@@ -42,6 +48,8 @@ def check_architecture(
             }
             problems = check_fit(built, weights, key, kind == "new_classifier") if weights else []
         use_rlctl_attention(built)
+        if fsdp is not None:
+            check_undivided(built, fsdp.ranks_per_row)
     except UnknownSizeError:
         pass  # the memory plan warns of it
     except ConfigError as error:

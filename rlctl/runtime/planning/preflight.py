@@ -23,6 +23,9 @@ from rlctl.runtime.model.compiled import check_compiler
 from rlctl.runtime.model.tensor_parallel import divisors
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.model_files import check_architecture
+from rlctl.runtime.rollout.auto import load_engine
+from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+from rlctl.runtime.rollout.vllm_engine.versions import unlike_transformers
 from rlctl.runtime.rollout.weight_sync import uses_host_memory
 from rlctl.storage import local
 
@@ -124,7 +127,11 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> list[Problem]:
     except ConfigError as error:
         return error.problems
     text = loaded.get_text_config()
-    problems = check_architecture(model, loaded, role.kind, key)
+    problems = check_architecture(model, loaded, role.kind, key, role.fsdp(config))
+    device = "cuda" if config.trainer.device == "cuda" else "cpu"
+    engine = load_engine(config.actor_rollout_ref.rollout.name, device)
+    if role is ACTOR and engine is VLLMEngine:
+        problems += unlike_transformers(loaded, device == "cpu")
     heads = getattr(text, "num_attention_heads", None)
     for key, size in _tensor_parallel(config).items():
         if heads and heads % size:

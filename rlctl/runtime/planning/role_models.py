@@ -43,7 +43,8 @@ def check_role_models(
         ]
     for role, model, key in models:
         if role.kind == "classifier" or model != trained.model(config):
-            problems += check_architecture(model, read_model_config(model, key), role.kind, key)
+            loaded = read_model_config(model, key)
+            problems += check_architecture(model, loaded, role.kind, key, role.fsdp(config))
         if role is REWARD_MODEL and config.reward.reward_model.normalize == "model":
             scale_of_model(model)
         if role.kind == ACTOR.kind and model.path != actor.path:

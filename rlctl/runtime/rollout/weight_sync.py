@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeVar
 
@@ -105,11 +105,16 @@ class Bucket:
         dtype: torch.dtype,
         part: Part = WHOLE,
         device: str = "cpu",
+        kept: Container[str] = (),
     ) -> Self:
-        """Copy tensors (N, ...) to bucket `number` on `device`; floating-point ones in `dtype`."""
-        entries = tuple(
-            Entry(name, dtype if value.is_floating_point() else value.dtype, tuple(value.shape))
+        """Copy tensors (N, ...) to bucket `number` on `device`: see `to_buckets`."""
+        dtypes = [
+            dtype if value.is_floating_point() and name not in kept else value.dtype
             for name, value in tensors
+        ]
+        entries = tuple(
+            Entry(name, own, tuple(value.shape))
+            for (name, value), own in zip(tensors, dtypes, strict=True)
         )
         header = BucketHeader(number, part, entries)
         bucket, end = header.empty(device), 0
@@ -228,24 +233,25 @@ def to_buckets(
     dtype: torch.dtype,
     max_bytes: int,
     device: str = "cpu",
+    kept: Container[str] = (),
 ) -> Iterator[Bucket]:
     """Group this rank's rows (M, ...) of parameters into the buckets that all ranks form.
 
     Each comes with the number of elements of the whole parameter. A joined bucket has up to
     `max_bytes`, or one larger parameter. Its bytes are on `device`, and floating-point values in
-    `dtype`.
+    `dtype`, or in their own if the name is in `kept`.
     """
     number, held, size = 0, [], 0
     for name, value, num_elements in rows:
-        itemsize = dtype.itemsize if value.is_floating_point() else value.itemsize
-        num_bytes = num_elements * itemsize
+        converts = value.is_floating_point() and name not in kept
+        num_bytes = num_elements * (dtype if converts else value.dtype).itemsize
         if held and size + num_bytes > max_bytes:
-            yield Bucket.from_tensors(number, held, dtype, part, device)
+            yield Bucket.from_tensors(number, held, dtype, part, device, kept)
             number, held, size = number + 1, [], 0
         held.append((name, value))
         size += num_bytes
     if held:
-        yield Bucket.from_tensors(number, held, dtype, part, device)
+        yield Bucket.from_tensors(number, held, dtype, part, device, kept)
 
 
 def _checksum(bucket: Bucket) -> int:

@@ -22,6 +22,7 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.engine_weights import EngineWeights, Selection
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype, with_local_path
 from rlctl.runtime.model.lora import add_adapters, without_adapters
+from rlctl.runtime.model.pipeline_parallel import saved_buffers
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded, shard_of
 from rlctl.runtime.model.vision import freeze_tower
@@ -211,15 +212,14 @@ class ActorWorker(LearningWorker, Actor):
                 return []
             part, rows = weight_sync.WHOLE, weight_sync.whole(merged)
         else:
-            shard = shard_of(self.policy.hf, self.rank_info.rank)
-            if shard is None:
+            if (shard := shard_of(self.policy.hf, self.rank_info.rank)) is None:
                 return []
             part = weight_sync.Part(*shard)
             rows = self.engine_weights.rows(channel.selection, part.index)
         dtype = compute_dtype(self.spec.model, self.rank_info.device)
-        max_bytes = weight_sync.bucket_bytes(self.spec.sampling.rollout, channel.device)
-        buckets = weight_sync.to_buckets(rows, part, dtype, max_bytes, channel.device)
-        for bucket in buckets:
+        device, kept = channel.device, saved_buffers(self.policy.hf)
+        max_bytes = weight_sync.bucket_bytes(self.spec.sampling.rollout, device)
+        for bucket in weight_sync.to_buckets(rows, part, dtype, max_bytes, device, kept):
             channel.send(bucket)
         return [channel.close(self.learner.num_updates, part)]
 

@@ -18,6 +18,7 @@ from rlctl.runtime.model.four_bit import check_unsharded, is_4bit
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.model.lora import adapter_parameters, merged_parameters, write_adapter
 from rlctl.runtime.model.mapped import RankStorage
+from rlctl.runtime.model.pipeline_parallel import saved_buffers
 from rlctl.runtime.model.probe import check_model
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sharding import shard
@@ -119,6 +120,8 @@ class LearningWorker(ModelWorker, LearningRole):
         hf, rank = self.learner.model.hf, self.learner.rank_info.rank
         dtype = next(parameter.dtype for parameter in hf.parameters() if parameter.requires_grad)
         weights = _cpu_copy(merged_parameters(hf), rank, dtype)
+        if weights:  # buffers keep their dtype
+            weights |= {name: value.cpu() for name, value in saved_buffers(hf).items()}
         is_policy = isinstance(self.learner.model, PolicyModel)
         adapter = _cpu_copy(adapter_parameters(hf), rank, dtype) if is_policy else {}
 

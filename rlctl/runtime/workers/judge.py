@@ -18,6 +18,7 @@ from rlctl.runtime.agents.environments.protocol import Turn
 from rlctl.runtime.agents.programs.chat_api import ApiError, ChatReply, ChatRequest
 from rlctl.runtime.data.tokenizer import encode_prompt, stop_token_ids, tokenizer_of
 from rlctl.runtime.model.load import compute_dtype, load_model, with_local_path
+from rlctl.runtime.model.lora import engine_parameters
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.loop import EngineLoop
@@ -80,7 +81,8 @@ class JudgeWorker(Worker):
         )
         engine: RolloutEngine = load("engines", spec.rollout.name).from_spec(engine_spec, None)
         self.engine = engine
-        engine.load_weights(load_model(model, "policy", dtype, spec.seed).named_parameters())
+        weights = load_model(model, "policy", dtype, spec.seed)
+        engine.load_weights(engine_parameters(weights, lambda _: True))
         self.decoding = Decoding(0.0, 1.0, -1, stop_token_ids(self.tokenizer, model.path))
         self.loop = EngineLoop(engine, rank_info.num_threads)
         self.replies = itertools.count()

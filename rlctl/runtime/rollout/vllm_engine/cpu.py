@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, ResourceError
 
 # Head sizes for which vLLM has CPU attention kernels.
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -44,26 +44,22 @@ def keep_weights_unpacked() -> None:
 
 
 def pack_loaded_experts() -> None:
-    """Patch mixtures of experts to pack their weights at every load, not only at the first.
+    """Patch mixtures of experts to set up their kernel at every load, not only at the first.
 
-    vLLM's kernel needs them packed, and a later load copies unpacked ones into their place.
+    It needs packed weights, into whose place a later load copies unpacked ones, and it keeps the
+    biases of the first load.
     """
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
         UnquantizedFusedMoEMethod,
     )
 
     set_up = UnquantizedFusedMoEMethod._setup_kernel
-    if getattr(set_up, "packs", False):
-        return
 
-    def set_up_packed(self: Any, layer: Any, w13: Tensor, w2: Tensor) -> None:
-        kernel = self.moe_kernel
+    def set_up_again(self: Any, layer: Any, w13: Tensor, w2: Tensor) -> None:
+        self.moe_kernel = None
         set_up(self, layer, w13, w2)
-        if kernel is not None:  # else the call has packed them
-            kernel.fused_experts.process_weights_after_loading(layer)
 
-    set_up_packed.packs = True  # pyright: ignore[reportFunctionMemberAccess]
-    UnquantizedFusedMoEMethod._setup_kernel = set_up_packed
+    UnquantizedFusedMoEMethod._setup_kernel = set_up_again
 
 
 def apply_one_adapter() -> None:
@@ -131,3 +127,30 @@ def pad_attention_heads() -> None:
 
     attend_padded.pads = True  # pyright: ignore[reportFunctionMemberAccess]
     Attention.__init__, Attention.forward = build_padded, attend_padded
+
+
+def size_cache() -> None:
+    """Patch the worker to make room for `max_num_seqs` complete rows, or for what is allowed.
+
+    `kv_cache_memory_bytes` is the limit. Raises ResourceError if not even one row fits.
+    """
+    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    def measure(self: CPUWorker) -> int:
+        config = self.vllm_config
+        groups = kv_cache_utils.get_kv_cache_groups(config, dict(self.get_kv_cache_spec()))
+        block = kv_cache_utils._pool_bytes_per_block(config, groups)  # vLLM reserves one
+        row = kv_cache_utils._max_memory_usage_bytes_from_groups(config, groups)
+        allowed = self.cache_config.kv_cache_memory_bytes or 0
+        if row + block > allowed:
+            raise ResourceError(
+                f"one response of {config.model_config.max_model_len} tokens needs "
+                f"{(row + block) / 2**20:.0f} MiB of KV cache; {allowed / 2**20:.0f} MiB are "
+                "allowed",
+                where="actor_rollout_ref.rollout.gpu_memory_utilization",
+                hint="set shorter data.max_prompt_length and data.max_response_length, or raise it",
+            )
+        return min(config.scheduler_config.max_num_seqs * row + block, allowed)
+
+    CPUWorker.determine_available_memory = measure

@@ -49,6 +49,7 @@ from rlctl.runtime.rollout.vllm_engine.weights import (
     as_in_files,
     converted_model,
     model_runner,
+    reload,
     share_parameters,
 )
 
@@ -256,8 +257,7 @@ class VLLMEngine:
 
     def _load_base(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         if self.shared is None:
-            tensors = as_in_files(self.converted, weights)
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
+            reload(self.llm, as_in_files(self.converted, weights))
             return
         for name, value in weights:
             view = self.shared[name]

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from transformers import AutoConfig
 
-from rlctl.errors import ConfigError, ResourceError, RlctlError
-from rlctl.runtime.ops import any_algorithms, ceil_div
+from rlctl.errors import ConfigError, ResourceError, RlctlError, raise_problems
+from rlctl.runtime.model.load import load_config
+from rlctl.runtime.model.mixers import has_states
+from rlctl.runtime.ops import any_algorithms
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 from rlctl.runtime.rollout.vllm_engine.adapters import MERGE_HINT, adapter_arguments, takes_adapters
@@ -31,13 +32,30 @@ from rlctl.runtime.rollout.vllm_engine.cpu import (
     keep_weights_unpacked,
     pack_loaded_experts,
     pad_attention_heads,
-    padded_head_size,
+    size_cache,
 )
+from rlctl.runtime.rollout.vllm_engine.cpu_states import (
+    compute_delta_nets,
+    import_without_torchvision,
+)
+from rlctl.runtime.rollout.vllm_engine.versions import unlike_transformers
+from rlctl.runtime.rollout.vllm_engine.weights import HF_HINT
 
 if TYPE_CHECKING:
     from vllm import LLM
 
-_BLOCK = 128  # tokens per KV-cache block on a CPU
+# A model's class in vLLM may fail in any way where the config is not what it expects.
+_REFUSALS = (
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    TypeError,
+    ValueError,
+)
+# vLLM adds a token to their windows, and transformers does not.
+_WIDER_WINDOWS = ("cohere2", "cohere2_moe")
 _TOKENS_PER_PASS = 8192  # on a CPU
 
 _ENVIRONMENT = {
@@ -57,11 +75,15 @@ def prepare(spec: EngineSpec) -> None:
         from vllm import LLM  # noqa: F401
 
         _inspect_models_in_process()
+        _keep_classes()
         if on_cpu:
             keep_weights_unpacked()
             pack_loaded_experts()
             pad_attention_heads()
             apply_one_adapter()
+            import_without_torchvision()
+            compute_delta_nets()
+            size_cache()
 
 
 def start(spec: EngineSpec) -> LLM:
@@ -74,7 +96,8 @@ def start(spec: EngineSpec) -> LLM:
     """
     from vllm import LLM
 
-    arguments = engine_arguments(spec) | dict(spec.rollout.engine_kwargs)
+    arguments = engine_arguments(spec) | _arguments_of_model(spec)
+    arguments |= dict(spec.rollout.engine_kwargs)
     set_num_threads = torch.set_num_threads
     with _quiet(spec), any_algorithms():
         try:
@@ -82,13 +105,16 @@ def start(spec: EngineSpec) -> LLM:
             if spec.rollout.tensor_model_parallel_size > 1:
                 _unlink_shared_memory()
             return llm
-        except (TypeError, ValueError) as error:
+        except _REFUSALS as error:
             kind = ResourceError if "memory" in str(error).lower() else ConfigError
-            reason = str(error).strip().splitlines()[0]
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            if "validation error" in lines[0]:  # of pydantic, whose next line has the reason
+                lines = [lines[1].partition(" [type=")[0].strip()]
             raise kind(
-                f"vLLM failed to start: {reason}",
+                f"vLLM failed to start: {lines[0]}",
                 where="actor_rollout_ref.rollout",
-                hint="check rollout.engine_kwargs, which are passed to vllm.LLM"
+                hint="check rollout.engine_kwargs, which are passed to vllm.LLM; if it does not "
+                f"know the model, {HF_HINT}"
                 + (f"; or {MERGE_HINT}" if takes_adapters(spec) else ""),
             ) from error
         except RuntimeError as error:
@@ -121,7 +147,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         arguments |= {
             "enforce_eager": True,
             "max_num_seqs": rows_at_a_time(rollout, "cpu"),
-            "kv_cache_memory_bytes": kv_cache_bytes(spec),
+            "kv_cache_memory_bytes": _allowed_bytes(spec),
             # Chunked prefill rewinds a request's generator, which CPU generators do not support.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(
@@ -146,42 +172,30 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     return arguments
 
 
-def kv_cache_bytes(spec: EngineSpec) -> int:
-    """Return the KV-cache size: `max_num_seqs` responses of full length, or what memory allows.
+def _arguments_of_model(spec: EngineSpec) -> dict[str, Any]:
+    """Return the arguments that depend on the model's config.json.
 
-    On a CPU, `gpu_memory_utilization` is the fraction of free memory that the caches of all ranks
-    together may use. Raises ResourceError if not even one response fits.
+    Raises ConfigError if vLLM would compute other log-probs than the trainer.
+    """
+    config, found = load_config(spec.model, "policy"), dict[str, Any]()
+    raise_problems(unlike_transformers(config, spec.rank_info.device == "cpu"))
+    if config.model_type in _WIDER_WINDOWS:
+        window = {"sliding_window": config.sliding_window - 1}
+        found["hf_overrides"] = dict(spec.model.override_config) | window
+    if spec.rank_info.device == "cpu" and has_states(config):
+        found["enable_prefix_caching"] = False  # with states it requires chunked prefill
+    return found
+
+
+def _allowed_bytes(spec: EngineSpec) -> int:
+    """Return the limit of the KV cache on a CPU, in bytes; see `size_cache`.
+
+    `gpu_memory_utilization` is the fraction of free memory that the caches of all ranks may use.
     """
     import psutil
 
-    config = AutoConfig.from_pretrained(
-        spec.model.path,
-        trust_remote_code=spec.model.trust_remote_code,
-        **spec.model.override_config,
-    ).get_text_config()
-    rollout = spec.rollout
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    heads = -(-kv_heads // rollout.tensor_model_parallel_size)
-    head_size = (
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
-    numbers_per_token = 2 * config.num_hidden_layers * heads * padded_head_size(head_size)
-    block = numbers_per_token * spec.dtype.itemsize * _BLOCK
-    blocks_per_row = ceil_div(spec.max_length, _BLOCK)
-    wanted = (
-        rows_at_a_time(rollout, "cpu") * blocks_per_row + 1
-    ) * block  # vLLM reserves one block
     available = psutil.virtual_memory().available
-    allowed = int(available * spec.memory_fraction / spec.rank_info.world_size)
-    least = (blocks_per_row + 1) * block
-    if least > allowed:
-        raise ResourceError(
-            f"one response of {spec.max_length} tokens needs {least / 2**20:.0f} MiB of KV cache; "
-            f"{allowed / 2**20:.0f} MiB are allowed",
-            where="actor_rollout_ref.rollout.gpu_memory_utilization",
-            hint="set shorter data.max_prompt_length and data.max_response_length, or raise it",
-        )
-    return min(wanted, allowed)
+    return int(available * spec.memory_fraction / spec.rank_info.world_size)
 
 
 def _executor(spec: EngineSpec) -> type:
@@ -228,6 +242,16 @@ def _inspect_models_in_process() -> None:
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda fn: fn()
+
+
+def _keep_classes() -> None:
+    """Patch vLLM to leave the classes of transformers alone, which the trainer has, too.
+
+    It runs models that it does not know by their own classes, and changes those for compilation.
+    """
+    from vllm.model_executor.models.transformers.base import Base
+
+    setattr(Base, "_decorate_for_torch_compile", lambda _: None)  # noqa: B010
 
 
 @contextmanager

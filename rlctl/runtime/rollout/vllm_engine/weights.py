@@ -5,19 +5,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 
+from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.model.load import empty_model
 from rlctl.runtime.model.lora import engine_name, is_adapter
+from rlctl.runtime.model.pipeline_parallel import saved_buffers
 
 if TYPE_CHECKING:
     from vllm import LLM
+
+
+HF_HINT = "set actor_rollout_ref.rollout.name=hf"
 
 
 def model_runner(llm: LLM) -> Any:
@@ -52,6 +58,18 @@ def as_in_files(
             yield from revert_weight_conversion(model, {name: value}).items()
 
 
+def reload(llm: LLM, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Replace weights (N, ...), by names of files. Raises ConfigError if vLLM does not know one."""
+    try:
+        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+    except (AssertionError, AttributeError, LookupError, ValueError) as error:
+        raise ConfigError(
+            f"vLLM cannot load the weights of this model: {error}",
+            where="actor_rollout_ref.rollout.name",
+            hint=HF_HINT,
+        ) from error
+
+
 def parameter_views(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] | None:
     """Map the name of each parameter (N, ...) of `policy` to a view in vLLM's `model`.
 
@@ -60,6 +78,7 @@ def parameter_views(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] | 
     counterpart, because the layout differs or vLLM holds only a part of the model.
     """
     targets = {engine_name(name): value for name, value in model.named_parameters()}
+    targets |= dict(model.named_buffers())
     sources = _base_parameters(policy)
     packed = {
         part: (name, parts)
@@ -80,6 +99,7 @@ def parameter_views(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] | 
             first = sum(len(tensor) for tensor in preceding if tensor is not None)
         if (
             target is None
+            or not value.ndim
             or target.shape[1:] != value.shape[1:]
             or first + len(value) > len(target)
         ):
@@ -92,22 +112,22 @@ def share_parameters(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] |
     """Replace the parameters of `policy` by views of vLLM's, so that no weight sync is needed.
 
     Returns views (N, ...) by name, or None if the layouts or dtypes differ: see `parameter_views`.
+    vLLM's own loader fills the views, because it reorders the weights of some models, as BLOOM's.
     """
     views, parameters = parameter_views(model, policy), _base_parameters(policy)
     if views is None or any(
         views[name].dtype != parameter.dtype for name, parameter in parameters.items()
     ):
         return None
+    cast(Any, model).load_weights(iter(parameters.items()))
+    if any(not torch.equal(views[name], parameter) for name, parameter in parameters.items()):
+        return None
     for name, parameter in parameters.items():
-        views[name].copy_(parameter.data)
         parameter.data = views[name]
     return views
 
 
-def _base_parameters(policy: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters (N, ...) by name without adapters, whose own are left out."""
-    return {
-        engine_name(name): value
-        for name, value in policy.named_parameters()
-        if not is_adapter(name)
-    }
+def _base_parameters(policy: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers (N, ...) by name without adapters, whose own are left out."""
+    weights = {**dict(policy.named_parameters()), **saved_buffers(policy)}
+    return {engine_name(name): value for name, value in weights.items() if not is_adapter(name)}

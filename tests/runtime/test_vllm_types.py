@@ -1,0 +1,119 @@
+"""Log-probs that vLLM reports are those of the trainer, for every type of model that it runs.
+
+Each engine has a process of its own, a fork of this one: vLLM keeps much of a model that it failed
+to start.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlctl.recipes.compose import compose
+from rlctl.runtime.batch import Ragged
+from rlctl.runtime.model.lora import engine_parameters
+from rlctl.runtime.model.padded_rows import use_own_attention
+from rlctl.runtime.planning.preflight import check_model
+from rlctl.runtime.rollout.engine import SamplingParams
+from tests.generation import engine_spec, full_forward
+from tests.miniatures import IN_VLLM, REFUSED, ROUNDED_IN_VLLM, TYPES, miniature, miniature_config
+
+pytestmark = pytest.mark.extra("vllm")
+SAMPLE = {"qwen3_5_text", "gemma4_text"}  # the others are tested by `make soak`
+KINDS = [kind for kind in TYPES if kind not in REFUSED]
+VLLM = "actor_rollout_ref.rollout.name=vllm"
+_MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_head_dim": 72, "head_dim": 64}
+# Fields that checkpoints have, and the defaults of transformers lack; sizes of vLLM's kernels.
+FIELDS: dict[str, dict[str, Any]] = {
+    "afmoe": {"score_func": "sigmoid"},
+    "deepseek_v2": _MLA | {"topk_method": "greedy", "scoring_func": "softmax"},
+    "deepseek_v3": _MLA | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    "glm4_moe": {"head_dim": 8},
+    "llama4": {"attention_chunk_size": 128},
+    "llama4_text": {"attention_chunk_size": 128},
+    "minimax_m2": {"rotary_dim": 4, "scoring_func": "sigmoid"},
+}
+
+
+def largest_difference(kind: str, folder: Path, shares: bool) -> float:
+    """Return the largest difference of a log-prob; `shares`: the engine may share parameters."""
+    from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+
+    model = miniature(kind, folder, **FIELDS.get(kind, {}))
+    model.save_pretrained(folder)
+    engine = VLLMEngine.from_spec(engine_spec(folder, VLLM), model if shares else None)
+    engine.load_weights(engine_parameters(model, lambda _: True))
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(3, 128, (length,), generator=generator) for length in (5, 9, 5)]
+    limits = torch.tensor([12, 2, 5, 8, 1, 7])  # rows join and leave
+    sampling = SamplingParams(1.0, 1.0, -1, (), limits, 7, 2)
+    found = engine.generate(Ragged.from_rows(prompts), sampling)
+    use_own_attention(model, "eager")
+    pairs = zip(found.response_ids.rows(), found.log_probs.rows(), strict=True)
+    return max(
+        float((log_probs - full_forward(model, prompts[row // 2], ids, 1.0)).abs().max())
+        for row, (ids, log_probs) in enumerate(pairs)
+    )
+
+
+def outcome(kind: str, folder: Path, shares: bool, answer: Connection) -> None:
+    try:
+        answer.send(largest_difference(kind, folder, shares))
+    except Exception as error:  # no class of vLLM for it, or one that fails
+        answer.send(str(error))
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    from rlctl.runtime.rollout.vllm_engine.startup import prepare
+
+    prepare(engine_spec(tmp_path_factory.mktemp("none"), VLLM))
+
+
+def measured(kind: str, folder: Path, shares: bool) -> float | str:
+    """Return the largest difference of a log-prob, or the error of a refusal."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=outcome, args=(kind, folder, shares, sender))
+    process.start()
+    sender.close()
+    try:
+        assert receiver.poll(300), "no answer in 300 s"
+        return receiver.recv()
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in SAMPLE else pytest.mark.soak) for kind in KINDS]
+)
+@pytest.mark.usefixtures("vllm")
+def test_log_probs_are_those_of_the_trainer(kind: str, shares: bool, tmp_path: Path) -> None:
+    """Parameters are shared with vLLM where their layouts agree, and else sent."""
+    found = measured(kind, tmp_path, shares)
+    if isinstance(found, str):
+        assert kind not in IN_VLLM | ROUNDED_IN_VLLM, found
+    elif kind in ROUNDED_IN_VLLM:
+        assert found <= 1e-2
+    else:
+        assert kind in IN_VLLM
+        assert found <= 1e-4
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_models_that_vllm_computes_otherwise_are_refused_by_their_config(
+    device: str, tmp_path: Path
+) -> None:
+    miniature_config("lfm2").save_pretrained(tmp_path)
+    model = (f"actor_rollout_ref.model.{word}" for word in (f"path={tmp_path}", "init=random"))
+    config = compose("grpo", [VLLM, f"trainer.device={device}", *model]).config
+    messages = [problem.message for problem in check_model(config)]
+    reason = "vLLM 0.32.0 on a CPU computes models of type lfm2 unlike transformers"
+    assert any(reason in message for message in messages) == (device == "cpu")
