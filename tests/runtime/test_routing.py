@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from rlctl.runtime.agents.tokens import Tokens
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
-from rlctl.runtime.model.routing import OWN, RoutingShape
+from rlctl.runtime.model.routing import OWN, SUPPORTED, RoutingShape
 from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.rollout.engine import Responses
 from rlctl.runtime.rollout.hf import HFEngine
@@ -22,8 +23,10 @@ from rlctl.runtime.rollout.recorded_rows import RecordedRows
 from rlctl.runtime.rollout.requests import Completion
 from rlctl.tracking.metrics import Mean
 from tests.generation import prompts, sampling
+from tests.miniatures import miniature
 from tests.models import MIXTURES, mixture_model
 
+SAMPLE = {"glm4_moe", "minimax_m2"}  # groups of experts, and a router with two inputs
 NORMALIZED = {"qwen3_moe": True, "mixtral": True, "olmoe": False}
 
 
@@ -110,6 +113,41 @@ def test_recorded_experts_are_replayed(kind: str) -> None:
     for name, each in own_grads.items():
         torch.testing.assert_close(grads[name], each, atol=1e-4, rtol=1e-4)
         assert "gate" not in name or each.norm() > 0
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind in SAMPLE else pytest.mark.soak) for kind in SUPPORTED],
+)
+def test_experts_get_the_replayed_choice(kind: str, tmp_path: Path) -> None:
+    """For each type of router: the engine's record gives the same bits, another one is used."""
+    hf, prompt_ids = miniature(kind, tmp_path), prompts(9, 1, 40)
+    engine = HFEngine(hf, max_num_seqs=4, kind_of_rows=RecordedRows)
+    found = engine.generate(prompt_ids, sampling(max_tokens=6))
+    assert found.routing is not None
+    policy, received = PolicyModel(hf, 1.0), list[Tensor]()
+    for module in hf.modules():
+        if type(module).__name__.endswith("Experts"):
+            module.register_forward_pre_hook(lambda _, args: received.append(args[1]))
+    expected = policy(sequences(prompt_ids, found, None)).log_probs
+    received.clear()
+    packed = sequences(prompt_ids, found, found.routing)
+    assert torch.equal(policy(packed).log_probs, expected)
+    assert packed.routing is not None
+    agreement = packed.routing.agreement(packed.predictors)["training/router_agreement"]
+    assert isinstance(agreement, Mean)
+    assert agreement.total == agreement.count > 0
+    torch.testing.assert_close(expected, found.log_probs.values, atol=1e-4, rtol=0)
+
+    received.clear()
+    rows = [(3 - row).where(row != OWN, row) for row in found.routing.rows()]  # of 4 experts
+    packed = sequences(prompt_ids, found, Ragged.from_rows(rows))
+    assert not torch.equal(policy(packed).log_probs, expected)
+    assert packed.routing is not None
+    assert packed.routing.given is not None
+    for layer, experts in enumerate(received):
+        given = packed.routing.given[:, layer].long()
+        assert torch.equal(experts.where(given != OWN, given), given)
 
 
 def test_a_turn_adds_the_experts_of_the_tokens_that_it_computed() -> None:

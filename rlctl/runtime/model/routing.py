@@ -31,11 +31,14 @@ from rlctl.tracking.metrics import Mean, Metrics
 
 AGREEMENT = "training/router_agreement"
 OWN = -1  # in the place of an expert: the model chooses itself
-# Types of models whose routers are known to choose by one call of `torch.topk`.
-SUPPORTED = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+# Types of models whose routers are known to choose by one call of `torch.topk` for all experts.
+SUPPORTED = (
+    *("deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "gpt_oss"),
+    *("minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next"),
+)
 # Config attributes with the number of experts.
 _MIXTURE_SIZES = ("num_experts", "num_local_experts", "n_routed_experts")
-_ROUTER = "TopKRouter"  # end of the names of transformers' classes
+_ROUTER = "topkrouter"  # end of the names of transformers' classes, in lower case
 _INSTALLED = "rlctl_routers"  # attribute of a model
 
 
@@ -199,12 +202,16 @@ class _Slot:
 
 
 class _Choice(TorchFunctionMode):
-    """Mode in which `torch.topk` returns the experts that `routing` chooses, with their scores."""
+    """Mode in which `torch.topk` returns the experts that `routing` chooses, with their scores.
 
-    def __init__(self, routing: Routing, layer: int) -> None:
+    Other calls choose among groups of experts, which are fewer.
+    """
+
+    def __init__(self, routing: Routing, layer: int, num_experts: int) -> None:
         super().__init__()
         self.routing = routing
         self.layer = layer
+        self.num_experts = num_experts
 
     def __torch_function__(
         self,
@@ -216,7 +223,7 @@ class _Choice(TorchFunctionMode):
         """Call `func`, and replace the choice of `torch.topk`."""
         del types
         found = func(*args, **(kwargs or {}))
-        if func is not torch.topk:
+        if func is not torch.topk or args[0].shape[-1] != self.num_experts:
             return found
         split = found[1] if isinstance(found[1], DTensor) else None  # by ranks with equal tokens
         own = found[1] if split is None else split.to_local()
@@ -229,12 +236,12 @@ class _Choice(TorchFunctionMode):
         return args[0].gather(-1, chosen), chosen
 
 
-def _route(forward: Callable[..., Any], slot: _Slot, router: nn.Module, hidden: Tensor) -> Any:
-    """Run the `forward` of a router for hidden states (…, T, H)."""
+def _route(forward: Callable[..., Any], slot: _Slot, router: Any, *inputs: Tensor) -> Any:
+    """Run the `forward` of a router for hidden states (…, T, H), and a bias in some models."""
     if slot.routing is None:
-        return forward(router, hidden)
-    with _Choice(slot.routing, slot.layer):
-        return forward(router, hidden)
+        return forward(router, *inputs)
+    with _Choice(slot.routing, slot.layer, router.num_experts):
+        return forward(router, *inputs)
 
 
 def _routers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, nn.Module]]:
@@ -243,7 +250,7 @@ def _routers(model: PreTrainedModel) -> Iterator[tuple[nn.Module, nn.Module]]:
     for layer in model.modules():
         if type(layer).__name__ in names:
             for module in layer.modules():
-                if type(module).__name__.endswith(_ROUTER):
+                if type(module).__name__.lower().endswith(_ROUTER):
                     yield layer, module
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rlctl.errors import ConfigError
 from rlctl.runtime.model.routing import RoutingShape
 from rlctl.runtime.rollout.requests import Completion, Request
 
@@ -32,8 +33,15 @@ class RoutedExperts:
     def __init__(self, runner: Any, shape: RoutingShape | None, on_cpu: bool) -> None:
         """Let the routers of `runner`'s model report their choices, on a CPU.
 
-        Without a `shape` nothing is recorded.
+        Without a `shape` nothing is recorded. Raises ConfigError if the cache has several groups of
+        layers, of which none may have a slot for each token.
         """
+        if on_cpu and shape is not None and len(runner.kv_cache_config.kv_cache_groups) > 1:
+            raise ConfigError(
+                "vLLM on a CPU cannot return the experts of models with windows or states",
+                where="actor_rollout_ref.actor.router_replay.mode",
+                hint="R2, or actor_rollout_ref.rollout.name=hf",
+            )
         self.runner = runner
         self.shape = shape
         self.layers = sorted(mixture.layer_id for mixture in _mixtures(runner)) if shape else []
