@@ -161,8 +161,7 @@ class HFEngine:
         """
         self._parked.clear()
         if self.owned:
-            own: dict[str, Tensor] = dict(self.model.named_parameters())
-            own |= dict(self.model.named_buffers())
+            own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
             for name, value in weights:
                 own[name].data.copy_(value)
         if self._training is not None:
