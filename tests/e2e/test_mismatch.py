@@ -88,6 +88,14 @@ def test_halt_stops_before_learning(
     assert json.loads((run / "run.json").read_text())["exit_code"] == 1
 
 
+def test_responses_of_a_file_are_not_compared(tmp_path: Path) -> None:
+    """The engine has generated others, for the validation before the first step."""
+    short = ["trainer.total_training_steps=1", "data.val_max_samples=4", "data.train_batch_size=8"]
+    given = [*short, "actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.mismatch.halt=1e-9"]
+    where = f"trainer.run_dir={tmp_path}/runs"
+    assert main(["train", "dpo", "--inline", "--name", "x", *given, where]) == 0
+
+
 def test_stale_runs_warn_and_are_changed_by_corrections(
     stale: list[str], tmp_path: Path, capsys: Capsys
 ) -> None:

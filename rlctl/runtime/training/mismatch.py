@@ -46,7 +46,8 @@ class CheckedActor(DelegatingActor):
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
-        self._is_sampling_policy = True
+        if not validate:  # offline algorithms validate, and learn from other responses
+            self._is_sampling_policy = True
         return self.actor.generate_sequences(prompts, seed=seed, validate=validate, greedy=greedy)
 
     def compute_log_probs(
