@@ -330,7 +330,7 @@ def group(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         actor.weight_sync,
         "to_buckets",
-        lambda rows, part, dtype, _, device: to_buckets(rows, part, dtype, 50_000, device),
+        lambda rows, part, dtype, _, *more: to_buckets(rows, part, dtype, 50_000, *more),
     )
 
 

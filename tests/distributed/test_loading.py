@@ -1,5 +1,6 @@
 """A rank holds its share of a model and one block more, never the whole, while it is loaded."""
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def load(path: Path, info: RankInfo, *overrides: str) -> PolicyModel:
 
 
 def anonymous_bytes() -> int:
-    """Return the private memory of this process that no file holds."""
+    """Return the private memory of this process that no file holds, without freed memory."""
+    ctypes.CDLL(None).malloc_trim(0)
     text = Path("/proc/self/smaps_rollup").read_text()
     line = next(line for line in text.splitlines() if line.startswith("Anonymous:"))
     return int(line.split()[1]) * 1024
@@ -75,8 +77,8 @@ def test_a_rank_of_32_never_holds_the_model(tmp_path: Path) -> None:
     peak, share = in_a_process(peak_on_fake_ranks, path, 32)
     whole = 32 * share
     assert whole > 500 * MIB
-    # The packing check has two layers in float32, and so has the allocator's reserve.
-    assert peak < share + whole / 4, f"{peak / MIB:.0f} MiB of {whole / MIB:.0f}"
+    # The packing check has two layers in float32.
+    assert peak < share + whole / 8, f"{peak / MIB:.0f} MiB of {whole / MIB:.0f}"
 
 
 def weights(info: RankInfo, path: Path, *overrides: str) -> dict[str, torch.Tensor]:

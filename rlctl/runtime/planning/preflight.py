@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,10 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> list[Problem]:
     text = loaded.get_text_config()
     problems = check_architecture(model, loaded, role.kind, key, role.fsdp(config))
     device = "cuda" if config.trainer.device == "cuda" else "cpu"
-    engine = load_engine(config.actor_rollout_ref.rollout.name, device)
-    if role is ACTOR and engine is VLLMEngine:
-        problems += unlike_transformers(loaded, device == "cpu")
+    with suppress(ConfigError):  # `check_software` reports an unknown engine
+        engine = load_engine(config.actor_rollout_ref.rollout.name, device)
+        if role is ACTOR and engine is VLLMEngine:
+            problems += unlike_transformers(loaded, device == "cpu")
     heads = getattr(text, "num_attention_heads", None)
     for key, size in _tensor_parallel(config).items():
         if heads and heads % size:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
-from transformers import PretrainedConfig
 
 from rlctl.errors import ConfigError, MissingExtraError, Problem
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig  # takes seconds, and `doctor` needs this module
 
 # Types of models for which vLLM reports other log-probs than transformers, and no error.
 _UNLIKE = ("gpt_oss",)  # a weight sync does not reach its experts
