@@ -66,12 +66,14 @@ def _text(part: Any) -> str | None:
 
 def image_faults(record: Mapping[str, Any], image_key: str, texts: Sequence[Any]) -> list[str]:
     """Return what is wrong with the images of a row whose messages have `texts`."""
+    if image_key not in record:
+        return []
     try:
-        images = images_of(record.get(image_key))
+        images = images_of(record[image_key])
     except ValueError as error:
         return [f"column {image_key!r}: {error}"]
     count = sum(text.count(PLACEHOLDER) for text in texts if isinstance(text, str))
-    if count == len(images) or (image_key not in record and not images):
+    if count == len(images):
         return []
     return [
         f"the prompt refers to {count} images by {PLACEHOLDER}, and column {image_key!r} has "

@@ -1,4 +1,4 @@
-"""Vision-language models of transformers: which tokens stand for an image, and its pixel values.
+"""Vision-language models of transformers: placeholders of images, and their pixel values.
 
 Images are processed by the variant for Pillow of a model's own image processor, so that no run
 depends on whether torchvision is installed; once per distinct image and process.
@@ -50,14 +50,14 @@ def reads_images(config: PretrainedConfig) -> bool:
 
 
 def placeholder_ids(config: PretrainedConfig) -> list[int]:
-    """Return the tokens that stand for parts of images, videos and audio."""
+    """Return the placeholders of images, videos and audio."""
     size = config.get_text_config(decoder=True).vocab_size
     found = (getattr(config, name, None) for name in _PLACEHOLDERS)
     return sorted({number for number in found if isinstance(number, int) and number < size})
 
 
 def image_token(config: PretrainedConfig) -> int:
-    """Return the token that stands for a part of an image."""
+    """Return the placeholder of a part of an image."""
     return getattr(config, "image_token_id", None) or config.image_token_index
 
 

@@ -70,7 +70,7 @@ class ImagePrompts:
         return first + "".join(map("".join, zip(tokens, others, strict=True)))
 
     def _tokens_of_size(self, size: tuple[int, int]) -> str:
-        """Return the text that stands for an image of `size`, width and height."""
+        """Return the placeholders, as text, of an image of `size`, width and height."""
         from PIL import Image as Pillow
 
         inputs = self.images.process(Pillow.new("RGB", size))

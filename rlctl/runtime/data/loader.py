@@ -123,9 +123,8 @@ class PromptSet:
             [prompt_lengths(table, tokenizer, kwargs, images) for table in tables]
         )
         too_long = lengths > limit
-        drop = too_long if data.filter_overlong_prompts else too_long & with_images
-        if not data.filter_overlong_prompts and data.truncation == "error":
-            drop = np.zeros_like(too_long)
+        cannot_cut = with_images & (data.truncation != "error")
+        drop = too_long & (data.filter_overlong_prompts | cannot_cut)
         failing = (lengths < 0) | (too_long & ~drop & (data.truncation == "error"))
         for number in np.flatnonzero(failing)[:1].tolist():
             encode(rows[number], f"{where}: row {number}")
@@ -144,7 +143,7 @@ class PromptSet:
         """Return the N prompts at `index` as a batch with groups 0 … N−1."""
         rows = [self.rows[i] for i in index]
         ids = Ragged.from_rows([self.encode(row) for row in rows], dtype=torch.int64)
-        images = [tuple(map(content_of, row.images)) for row in rows]
+        images = [tuple(map(content_of, row.images)) for row in rows if self.has_images]
         return Prompts(prompt_ids=ids, group=torch.arange(len(index)), rows=rows, images=images)
 
     def __len__(self) -> int:

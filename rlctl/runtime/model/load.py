@@ -97,9 +97,10 @@ def load_model(
     if is_4bit(model):
         as_plain(loaded)
     use_rlctl_attention(loaded)
-    processor = processor_of(model.path, model.trust_remote_code)
-    if processor is not None and hasattr(loaded.config, "vision_config"):
-        give_images(loaded, processor)
+    if hasattr(loaded.config, "vision_config"):
+        processor = processor_of(model.path, model.trust_remote_code)
+        if processor is not None:
+            give_images(loaded, processor)
     use_onednn(loaded)
     return loaded
 

@@ -90,20 +90,24 @@ def check_model(model: M, storage: RankStorage | None) -> None:
 
     A model that packed rows change computes padded rows from then on, if these are right.
     """
+
+    def checked() -> M:
+        return model if storage is None else first_layers(model, storage)
+
     try:
-        check_packing(model if storage is None else first_layers(model, storage))
+        check_packing(checked())
     except ConfigError as error:
         if has_padded_rows(model.hf):
             raise
         use_padded_rows(model.hf)
-        check_packing(model if storage is None else first_layers(model, storage))
+        check_packing(checked())
         warn_of_padding(model.hf, f"packed rows change it ({error.problems[0].message})")
     if image_processor(model.hf) is None:
         return
     try:  # an error is raised by the first pass with images: a run may have none
-        part = model if storage is None else first_layers(model, storage)
+        part = checked()
         check_packing(part, _image_rows(part.hf))
-    except (ConfigError, RlctlError) as error:
+    except RlctlError as error:
         setattr(model.hf, INEXACT, error)
 
 
@@ -173,11 +177,11 @@ def _rows(hf: PreTrainedModel) -> list[_Row]:
     config = hf.config.get_text_config(decoder=True)
     context = getattr(config, "max_position_embeddings", None) or 0  # -1: any length
     lengths = [max(2, min(length, context)) if context > 0 else length for length in _LENGTHS]
-    return [_Row(ids) for ids in _arbitrary(hf, sum(lengths)).split(lengths)]
+    return [_Row(ids) for ids in arbitrary_tokens(hf, sum(lengths)).split(lengths)]
 
 
-def _arbitrary(hf: PreTrainedModel, count: int) -> Tensor:
-    """Return arbitrary tokens (N,), none of which stands for an image."""
+def arbitrary_tokens(hf: PreTrainedModel, count: int) -> Tensor:
+    """Return arbitrary tokens (N,) without placeholders of images."""
     size = hf.config.get_text_config(decoder=True).vocab_size
     ids = (torch.arange(count, device=hf.device) * 7919 + 11) % size
     never = torch.tensor(placeholder_ids(hf.config), dtype=torch.int64, device=hf.device)
@@ -192,7 +196,7 @@ def _image_rows(hf: PreTrainedModel) -> list[_Row]:
     for number, images in enumerate([(first,), (first,), (first, second)]):
         counts = [num_image_tokens(processor.inputs([image]), hf.config) for image in images]
         parts = [torch.full((n,), image_token(hf.config), device=hf.device) for n in counts]
-        text = _arbitrary(hf, 8 + number)
+        text = arbitrary_tokens(hf, 8 + number)
         prompt = torch.cat([*(each for part in parts for each in (text[:4], part)), text[:3]])
         rows.append(_Row(torch.cat([prompt, text.flip(0)]), len(prompt), images))
     return rows

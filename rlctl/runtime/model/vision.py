@@ -47,7 +47,7 @@ class Vision:
 
 
 def give_images(hf: PreTrainedModel, processor: ImageProcessor) -> None:
-    """Let `hf` read images, in place, and never predict the tokens that stand for them.
+    """Let `hf` read images, in place, and never predict their placeholders.
 
     Both engine and trainer compute logits by the model's `forward`, so that they agree.
     """
@@ -77,7 +77,7 @@ def freeze_tower(hf: PreTrainedModel, freezes: bool = True) -> None:
 
 
 def blank_image(hf: nn.Module) -> Vision | None:
-    """Return an image that no token stands for, of a model that reads images.
+    """Return an image without placeholders in the row, for a model that reads images.
 
     Ranks that share weights compute it where a micro-batch has no image: they gather the weights of
     the vision tower together.
@@ -166,14 +166,14 @@ def check_count(hf: PreTrainedModel, count: int, inputs: Inputs, images: Images)
         raise RlctlError(
             f"a prompt has {count} tokens of images, and its {len(images)} images give {expected}",
             where=described(images),
-            hint="tokens of images are neither cut nor written by hand; <image> stands for one",
+            hint="placeholders are neither cut nor written by hand; write <image> for an image",
         )
 
 
 def check_responses(
     hf: PreTrainedModel, responses: Sequence[Tensor], images: Sequence[Images]
 ) -> None:
-    """Raise RlctlError if a response (N,) has a token that stands for a part of an image."""
+    """Raise RlctlError if a response (N,) has a placeholder of an image."""
     for number, (response, own) in enumerate(zip(responses, images, strict=True)):
         if (response == image_token(hf.config)).any():
             raise RlctlError(

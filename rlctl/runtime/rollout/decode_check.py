@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.batch.images import placeholder_ids
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.mixers import Mixer
+from rlctl.runtime.model.probe import arbitrary_tokens
 from rlctl.runtime.ops import log_probs_from_logits
 from rlctl.runtime.rollout.decoding import Decode, Prefill
 from rlctl.runtime.rollout.fused import Passes
@@ -36,12 +36,9 @@ def check_decoding(passes: Passes) -> None:
     """
     if hasattr(passes.model, _CHECKED):
         return
-    config, device = passes.model.config.get_text_config(decoder=True), passes.model.device
+    config = passes.model.config.get_text_config(decoder=True)
     sizes = [length + _STEPS for length in _PROMPTS]
-    ids = (torch.arange(sum(sizes), device=device) * 7919 + 11) % config.vocab_size
-    never = torch.tensor(placeholder_ids(passes.model.config), dtype=torch.int64, device=device)
-    ids[torch.isin(ids, never)] = 0
-    rows = list(ids.split(sizes))
+    rows = list(arbitrary_tokens(passes.model, sum(sizes)).split(sizes))
     padding = getattr(config, "pad_token_id", None)
     if padding is not None:  # a token as any other, once it is sampled
         rows[0][-3] = padding
