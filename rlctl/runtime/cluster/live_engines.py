@@ -208,7 +208,10 @@ class LiveEngines:
             timeout_s = _GRACE_S
         for engine, call in loading:
             self._finish_load(engine, call, timeout_s)
-        is_broken = all(engine.ready for engine in stale) and reason is not None
+        has_left = any(engine.ready and engine.version != self.version for engine in stale)
+        if has_left:  # also after the trainer's last broadcast
+            self.group.dissolve()
+        is_broken = has_left and all(engine.ready for engine in stale)
         self.num_broken = self.num_broken + 1 if is_broken else 0
         if self.num_broken == _MAX_BROKEN:
             for engine in stale:
