@@ -23,6 +23,7 @@ from rlctl.data_prep.gridworld import INSTRUCTION
 from rlctl.data_prep.rows import PromptRow
 from rlctl.quickstart import AGENT, real_path
 from tools.make_model import write_blank
+from tools.training import train
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,21 +86,15 @@ def main(target: Path) -> None:
     write_blank(target, examples, CHAT_TEMPLATE, ("<|tool|>",), TOKENS, HIDDEN_SIZE)
     tokenizer = AutoTokenizer.from_pretrained(target)
     model = LlamaForCausalLM(AutoConfig.from_pretrained(target))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98), weight_decay=0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _learning_rate)
     first = conversations(SEED + 2, CALLS_AT_FIRST)
     last = conversations(SEED + 3, CALLS)
-    for step in range(STEPS):
+
+    def batch_of(step: int) -> dict[str, Any]:
         stream = first if step < FIRST_STEPS else last
         ids, labels = _batch(tokenizer, [next(stream) for _ in range(BATCH)])
-        loss = model(input_ids=ids, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 100 == 0 or step == STEPS - 1:
-            print(f"step {step}/{STEPS}  loss {loss.item():.4f}", flush=True)
+        return {"input_ids": ids, "labels": labels}
+
+    train(model, batch_of, STEPS, _learning_rate)
     model.save_pretrained(target)
     print(f"wrote {target}")
 

@@ -19,6 +19,7 @@ from rlctl.data_prep.shapes import COLOURS, QUESTION, SHAPES, ShapesParams, shap
 from rlctl.files import apply_umask
 from rlctl.quickstart import VISION, real_path
 from tools.make_model import write_blank
+from tools.training import train
 
 SEED = 0
 NUM_TRAIN, BATCH, STEPS, WARMUP, LEARNING_RATE = 6000, 96, 900, 50, 2e-3
@@ -108,17 +109,7 @@ def main(target: Path) -> None:
     write_untrained(target)
     examples = Examples(target)
     model = Qwen3VLForConditionalGeneration(AutoConfig.from_pretrained(target))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98), weight_decay=0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _learning_rate)
-    for step in range(STEPS):
-        loss = model(**examples.draw(exact=step < EXACT_STEPS)).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 50 == 0 or step == STEPS - 1:
-            print(f"step {step}/{STEPS}  loss {loss.item():.4f}", flush=True)
+    train(model, lambda step: examples.draw(step < EXACT_STEPS), STEPS, _learning_rate)
     model.save_pretrained(target)
     apply_umask(target / "model.safetensors")
     print(f"wrote {target}")
