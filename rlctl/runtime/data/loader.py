@@ -143,7 +143,7 @@ class PromptSet:
         """Return the N prompts at `index` as a batch with groups 0 … N−1."""
         rows = [self.rows[i] for i in index]
         ids = Ragged.from_rows([self.encode(row) for row in rows], dtype=torch.int64)
-        images = [tuple(map(content_of, row.images)) for row in rows if self.has_images]
+        images = [tuple(map(content_of, row.images)) for row in rows]
         return Prompts(prompt_ids=ids, group=torch.arange(len(index)), rows=rows, images=images)
 
     def __len__(self) -> int:

@@ -38,8 +38,7 @@ from rlctl.runtime.rollout.vllm_engine.cpu_states import (
     compute_delta_nets,
     import_without_torchvision,
 )
-from rlctl.runtime.rollout.vllm_engine.versions import unlike_transformers
-from rlctl.runtime.rollout.vllm_engine.weights import HF_HINT
+from rlctl.runtime.rollout.vllm_engine.versions import HF_HINT, unlike_transformers
 
 if TYPE_CHECKING:
     from vllm import LLM

@@ -13,6 +13,7 @@ from rlctl.errors import ConfigError, MissingExtraError, Problem
 if TYPE_CHECKING:
     from transformers import PretrainedConfig  # takes seconds, and `doctor` needs this module
 
+HF_HINT = "set actor_rollout_ref.rollout.name=hf"
 # Types of models for which vLLM reports other log-probs than transformers, and no error.
 _UNLIKE = ("gpt_oss",)  # a weight sync does not reach its experts
 _UNLIKE_ON_CPUS = (
@@ -48,7 +49,7 @@ def unlike_transformers(config: PretrainedConfig, on_cpu: bool) -> list[Problem]
             f"vLLM 0.32.0 {'on a CPU ' if on_cpu else ''}computes models of type "
             f"{config.model_type} unlike transformers, which trains them",
             "actor_rollout_ref.rollout.name",
-            "set actor_rollout_ref.rollout.name=hf",
+            HF_HINT,
         )
     ]
 

@@ -18,12 +18,10 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.load import empty_model
 from rlctl.runtime.model.lora import engine_name, is_adapter
 from rlctl.runtime.model.pipeline_parallel import saved_buffers
+from rlctl.runtime.rollout.vllm_engine.versions import HF_HINT
 
 if TYPE_CHECKING:
     from vllm import LLM
-
-
-HF_HINT = "set actor_rollout_ref.rollout.name=hf"
 
 
 def model_runner(llm: LLM) -> Any:
