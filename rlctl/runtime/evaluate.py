@@ -22,7 +22,7 @@ from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm, request_settings
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.conversations import Conversations, Pairs
-from rlctl.runtime.data.loader import PromptSet
+from rlctl.runtime.data.loader import PromptSet, check_tokens
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.planning.devices import inline_rank_info
 from rlctl.runtime.planning.evaluation import no_responses
@@ -73,7 +73,8 @@ def evaluate(config: schema.Config) -> Validation:
     data, model = config.data, config.actor_rollout_ref.model
     samples, files = data.val_max_samples, config.data.val_files
     prompts = PromptSet.load(files, data, tokenizer, samples, VALIDATION, model)
-    with _roles(config, tokenizer, prompts.rows.first_of_each_kind(1)) as roles:
+    tokens, kinds = map(prompts.encode, prompts.rows), prompts.rows.first_of_each_kind(1)
+    with _roles(config, tokenizer, tokens, kinds) as roles:
         return Validator(prompts, config.data.val_batch_size, tokenizer, config.trainer.seed).run(
             roles
         )
@@ -212,7 +213,7 @@ def _generate(
     seed: int,
 ) -> Rollouts:
     """Return n adjacent responses to each row's prompt `ids`, with `rollout.val_kwargs`."""
-    with _roles(config, tokenizer, []) as roles:
+    with _roles(config, tokenizer, ids) as roles:
         roles.actor.update_weights()
         return roles.actor.generate_sequences(_to_prompts(rows, ids), seed=seed, validate=True)
 
@@ -242,12 +243,19 @@ def generating_algorithm(config: schema.Config) -> Algorithm:
 
 @contextmanager
 def _roles(
-    config: schema.Config, tokenizer: PreTrainedTokenizerBase, scored: Sequence[PromptRow]
+    config: schema.Config,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Iterable[Sequence[int]],
+    scored: Sequence[PromptRow] = (),
 ) -> Iterator[Roles]:
-    """Build an actor with its engine and the reward of the `scored` rows, and no other role."""
+    """Build an actor with its engine and the reward of the `scored` rows, and no other role.
+
+    `prompts` are the tokens of all prompts. Raises ConfigError if the model lacks one.
+    """
     algorithm = generating_algorithm(config)
     raise_problems(check_model(config))
-    check_vocabulary(config.actor_rollout_ref.model, tokenizer, "actor_rollout_ref.model")
+    lacking = check_vocabulary(config.actor_rollout_ref.model, tokenizer, "actor_rollout_ref.model")
+    check_tokens(prompts, lacking)
     sources = scored_sources(config, (row.data_source for row in scored))
     rank_info = inline_rank_info(config.trainer)
     with ExitStack() as stack:

@@ -214,6 +214,24 @@ def test_settings_that_do_not_what_they_say_are_warnings(
     assert "ends a turn with '<|end_of_turn|>', which has no stop token" in messages
 
 
+def test_prompts_with_a_token_that_the_model_lacks_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, rows = tmp_path / "model", tmp_path / "rows.parquet"
+    shutil.copytree(folder / "model", model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens(["<nope>"])
+    tokenizer.save_pretrained(model)
+    training, _ = train_and_validation(4, 2, seed=1, level=1, careless=0.0)
+    training[2].prompt[-1]["content"] += "<nope>"
+    write_rows(rows, training)
+    for key in ("train_files", "val_files"):
+        with pytest.raises(ConfigError, match="prompt 2 contains '<nope>', an added token"):
+            plan(folder, f"actor_rollout_ref.model.path={model}", f"data.{key}={rows}")
+    assert main(["generate", str(model), "a <nope>"]) == ConfigError.exit_code
+    assert "prompt 0 contains '<nope>'" in capsys.readouterr().err
+
+
 def test_a_full_disk_gets_no_quickstart_data(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -139,6 +139,11 @@ class PromptSet:
         kept, num_dropped = rows.select(~drop), int(drop.sum())
         return cls(kept, encode, num_dropped, mean, has_images=images is not None)
 
+    def check_tokens(self, lacking: Mapping[int, str]) -> None:
+        """Raise ConfigError if a prompt has a token that the model lacks."""
+        if lacking:
+            check_tokens(map(self.encode, self.rows), lacking)
+
     def batch(self, index: Sequence[int]) -> Prompts:
         """Return the N prompts at `index` as a batch with groups 0 … N−1."""
         rows = [self.rows[i] for i in index]
@@ -149,6 +154,18 @@ class PromptSet:
     def __len__(self) -> int:
         """Return the number of prompts."""
         return len(self.rows)
+
+
+def check_tokens(prompts: Iterable[Sequence[int]], lacking: Mapping[int, str]) -> None:
+    """Raise ConfigError if one of `prompts` has one of the `lacking` tokens of a model."""
+    for number, ids in enumerate(prompts if lacking else ()):
+        if found := lacking.keys() & set(ids):
+            raise ConfigError(
+                f"prompt {number} contains {lacking[min(found)]!r}, an added token of the "
+                "tokenizer that the model lacks",
+                hint="a model whose embeddings were resized, a tokenizer without the token, or "
+                "other prompts",
+            )
 
 
 @dataclass(frozen=True)

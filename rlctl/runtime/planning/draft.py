@@ -110,20 +110,25 @@ class Draft:
         return plan_memory(self.config, self.devices, self.pool_sizes, self.needs, references)
 
     @Part
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Tokenizer of the model that reads the data."""
+    def vocabulary(self) -> tuple[PreTrainedTokenizerBase, Mapping[int, str]]:
+        """Tokenizer of the model that reads the data, and its tokens that the model lacks."""
         model = self.role.model(self.config)
         if not model.tokenizer_path and preflight.is_missing(model.path):
             raise_problems(preflight.check_model(self.config, self.role))
         tokenizer = tokenizer_of(model)
-        preflight.check_vocabulary(model, tokenizer, self.role.model_key)
-        return tokenizer
+        return tokenizer, preflight.check_vocabulary(model, tokenizer, self.role.model_key)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Tokenizer of the model that reads the data."""
+        return self.vocabulary[0]
 
     @Part
     def loader(self) -> PromptLoader:
         """Training prompts."""
         model = self.role.model(self.config)
         prompts = PromptSet.load_train(self.data, self.tokenizer, model)
+        prompts.check_tokens(self.vocabulary[1])
         return _loader(self.config, self.data, prompts, self.samples)
 
     @Part
@@ -139,6 +144,7 @@ class Draft:
             return None
         files, model = data.val_files, self.role.model(self.config)
         prompts = PromptSet.load(files, data, tokenizer, data.val_max_samples, VALIDATION, model)
+        prompts.check_tokens(self.vocabulary[1])
         if self.role is REWARD_LEARNER:
             return PairValidator(prompts, data.val_batch_size, self.pairs)
         return Validator(prompts, data.val_batch_size, tokenizer, self.config.trainer.seed)

@@ -167,23 +167,25 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> list[Problem]:
     return problems
 
 
-def check_vocabulary(model: schema.Model, tokenizer: PreTrainedTokenizerBase, key: str) -> None:
-    """Warn of added tokens of the tokenizer that the model lacks, which no prompt may contain.
+def check_vocabulary(
+    model: schema.Model, tokenizer: PreTrainedTokenizerBase, key: str
+) -> dict[int, str]:
+    """Return added tokens of the tokenizer that the model lacks, which no prompt may contain.
 
     `key` is that of the section `model`. Raises ConfigError if the model lacks other tokens.
     """
     try:
         text = read_model_config(model, f"{key}.path").get_text_config()
     except ConfigError:  # `check_model` reports it
-        return
+        return {}
     size = getattr(text, "vocab_size", None)
     if not isinstance(size, int):
-        return
+        return {}
     lacking = {token for token, number in tokenizer.get_vocab().items() if number >= size}
     added: Any = tokenizer.added_tokens_encoder
     ordinary = lacking - set(added)
     if not lacking:
-        return
+        return {}
     examples = ", ".join(map(repr, sorted(ordinary or lacking)[:3]))
     message = f"the tokenizer has {plural(len(lacking), 'token')} that the model lacks: {examples}"
     if ordinary:
@@ -193,7 +195,8 @@ def check_vocabulary(model: schema.Model, tokenizer: PreTrainedTokenizerBase, ke
             hint="the tokenizer that the model was trained with, or a model whose embeddings were "
             f"resized to {len(tokenizer)} tokens (it has {size})",
         )
-    LOG.warning(f"{message}; a prompt with such a token fails")
+    LOG.warning(f"{message}; no prompt may contain one")
+    return {added[token]: token for token in lacking}
 
 
 def check_software(config: schema.Config, devices: Devices, inline: bool) -> None:
