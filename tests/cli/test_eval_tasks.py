@@ -105,6 +105,7 @@ def test_an_unknown_task_proposes_the_nearest(
 
 
 @pytest.mark.extra("lm-eval")
+@pytest.mark.soak  # lm-eval reads all of its tasks: 15 s
 def test_data_that_cannot_be_downloaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

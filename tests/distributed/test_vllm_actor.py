@@ -194,8 +194,9 @@ def test_engine_and_trainer_agree_after_updates(alone: Observed, untied: Path) -
     assert_agrees(in_a_process(observe, untied, 3, 1))
 
 
+@pytest.mark.soak  # tests/e2e/test_vllm.py has two ranks with an engine
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks_per_engine", [pytest.param(1, marks=pytest.mark.soak), 2])
+@pytest.mark.parametrize("ranks_per_engine", [1, 2])
 def test_two_ranks_generate_the_responses_of_one(
     alone: Observed, tied: Path, ranks_per_engine: int
 ) -> None:

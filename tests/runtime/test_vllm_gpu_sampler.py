@@ -20,7 +20,7 @@ from tests.interpreted import interpreted
 
 pytestmark = [pytest.mark.extra("vllm"), pytest.mark.extra("triton"), pytest.mark.slow]
 
-ROWS, VOCABULARY = 64, 12
+ROWS, VOCABULARY = 32, 12
 
 
 @dataclass(frozen=True)
