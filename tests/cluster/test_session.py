@@ -241,14 +241,14 @@ def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
 
 def test_an_unknown_release_of_ray_starts_all_its_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
     original = parameter.RayParams
-    with daemons.fewer_daemons(log_to_driver=False):
+    with daemons.fewer_daemons(False, 60):
         assert parameter.RayParams is not original
     monkeypatch.setattr(daemons, "version", lambda _: "2.61.0")
-    with daemons.fewer_daemons(log_to_driver=False):
+    with daemons.fewer_daemons(False, 60):
         assert parameter.RayParams is original
     monkeypatch.undo()
     monkeypatch.delattr(parameter, "RayParams")
-    with daemons.fewer_daemons(log_to_driver=False):
+    with daemons.fewer_daemons(False, 60):
         assert not hasattr(parameter, "RayParams"), "a release without the name is left as it is"
 
 

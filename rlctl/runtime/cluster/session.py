@@ -41,8 +41,14 @@ _WORKER_ENV = {
 _GLOO = "GLOO_SOCKET_IFNAME"
 INTERFACES = (_GLOO, "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
 
-# Ray would start a worker for each slot before it knows the environment of the pools' processes.
-_NO_PRESTART = ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver")
+_RAY_SETTINGS = {
+    # Ray would start a worker for each slot before it knows the environment of pools' processes.
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    # On a busy machine imports take minutes; rlctl has deadlines of its own.
+    "RAY_worker_register_timeout_seconds": "3600",
+    "RAY_agent_register_timeout_ms": "3600000",
+}
 
 _SHUTDOWN_S = 10.0  # a healthy Ray needs one or two
 
@@ -76,7 +82,7 @@ def ray_session(
     others = set(psutil.Process().children(recursive=True))
     with ExitStack() as stack:
         if address is None:
-            folder = stack.enter_context(_local(options, init, num_cpus))
+            folder = stack.enter_context(_local(options, init, num_cpus, timeout_s))
         else:
             options["address"] = address
         ended = threading.Event()
@@ -109,15 +115,17 @@ def ray_session(
 
 
 @contextmanager
-def _local(options: dict[str, Any], init: schema.RayInit, num_cpus: int) -> Iterator[Path]:
+def _local(
+    options: dict[str, Any], init: schema.RayInit, num_cpus: int, timeout_s: float
+) -> Iterator[Path]:
     """Add the options of a new cluster on this machine; yield its folder. Removed at the end."""
     remove_stale()
     protect_token()
-    for name in _NO_PRESTART:
-        os.environ.setdefault(name, "0")
+    for name, value in _RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
     # Ray's debugger finds the waiting processes through the dashboard.
     dashboard = init.include_dashboard or post_mortem()
-    daemons = nullcontext() if dashboard else fewer_daemons(options["log_to_driver"])
+    daemons = nullcontext() if dashboard else fewer_daemons(options["log_to_driver"], timeout_s)
     with session_folder() as folder, on_loopback(), daemons:
         # Temporary files of workers, such as vLLM's sockets, are removed with the session.
         options["runtime_env"]["env_vars"].setdefault("TMPDIR", str(folder))

@@ -77,6 +77,7 @@ def do(deed):
     if deed == "pid":
         return f"{os.getpid()} {os.getppid()}"
     if deed == "hang" or deed == "block":
+        print("hangs", flush=True)
         time.sleep(3600)
     if deed == "exit":
         os._exit(3)
@@ -311,10 +312,12 @@ def test_processes_that_environments_leave_end_with_the_pool(mine: str) -> None:
 
 
 def test_loop_that_ends_in_the_middle_leaves_no_episode(mine: str, tmp_path: Path) -> None:
+    log = tmp_path / "environment-0.log"
+
     async def leave() -> None:
         await pool.open({}, "left")
         task = asyncio.create_task(play(pool, "hang", key="cancelled"))
-        while len(next(iter(pool._episodes.values()))) < 2:
+        while "hangs" not in log.read_text():
             await asyncio.sleep(0.01)
         task.cancel()
 
@@ -324,8 +327,8 @@ def test_loop_that_ends_in_the_middle_leaves_no_episode(mine: str, tmp_path: Pat
         asyncio.run(leave())
         assert asyncio.run(play(pool, "ok")) == ["ok"]
         assert not any(pool._episodes.values())
-    log = (tmp_path / "environment-0.log").read_text()
-    assert (log.count("closed after 0"), log.count("closed after 1")) == (1, 2)
+    text = log.read_text()
+    assert (text.count("closed after 0"), text.count("closed after 1")) == (1, 2)
 
 
 @pytest.mark.parametrize(
