@@ -45,6 +45,7 @@ _RAY_SETTINGS = {
     # Ray would start a worker for each slot before it knows the environment of pools' processes.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",  # by default 15: other programs would hold up a run
     # On a busy machine imports take minutes; rlctl has deadlines of its own.
     "RAY_worker_register_timeout_seconds": "3600",
     "RAY_agent_register_timeout_ms": "3600000",
