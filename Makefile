@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed-$(SUFFIX)
 # compiles the files that it imports, which takes 7 s; compiling all that is installed takes 36 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup setup-dev setup-extras demo test tests test-extras types-of-extras tests-of-extras strangers check lint types docs audit bench gpu soak quickstart-model clean
+.PHONY: setup setup-dev setup-extras demo test tests test-extras types-of-extras tests-of-extras sglang strangers check lint types docs audit bench gpu soak quickstart-model clean
 
 setup: $(READY)
 
@@ -63,6 +63,13 @@ types-of-extras: $(STAMP)
 tests-of-extras: $(STAMP)
 	$(PYTEST) -m "extra and not gpu and not soak" $$(grep -rl --include='*.py' 'mark\.extra(' tests)
 
+# The engine sglang with SGLang itself, in an environment of its own.
+SGLANG := .sglang
+sglang: $(STAMP)
+	test -e $(SGLANG)/.ready || { bash tests/sglang/setup.sh $(SGLANG) && touch $(SGLANG)/.ready; }
+	RLCTL_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+		tests/runtime/test_sglang_engine.py
+
 # Commands of the pages in environments made from the wheel; see `python -m tests.strangers --help`.
 strangers: $(STAMP)
 	$(BIN)/python -m tests.strangers $(STRANGERS)
@@ -105,5 +112,5 @@ quickstart-model: $(STAMP)
 	$(BIN)/python -m tools.make_vision_model
 
 clean:
-	rm -rf $(VENV) runs site .pytest_cache .ruff_cache .import_linter_cache build dist
+	rm -rf $(VENV) $(SGLANG) runs site .pytest_cache .ruff_cache .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

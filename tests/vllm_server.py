@@ -6,20 +6,35 @@ The soak test runs the engine against vLLM itself.
 from __future__ import annotations
 
 import json
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests import sglang_server
 
+class Server(ThreadingHTTPServer):
+    """HTTP server; `calls` are the requested paths, `cache` holds logits by prefix.
 
-class Server(sglang_server.Server):
-    """HTTP server; `config` is what `/server_info` reports, None as outside development mode."""
+    `config` is what `/server_info` reports, None as outside development mode.
+    """
+
+    request_queue_size = 128  # one connection per response
+    daemon_threads = True
 
     def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(model)
-        self.RequestHandlerClass = Handler
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.model = model.eval()
+        self.calls: list[str] = []
+        self.cache: dict[tuple[int, ...], Tensor] = {}
+        self.is_closed = False  # the endpoint for token ids is disabled
+        self.api_key: str | None = None
+        self.lock = threading.Lock()
         self.slow_s = 0.0
         self.aborted: list[str] = []
         self.config: dict[str, Any] | None = {
@@ -33,12 +48,75 @@ class Server(sglang_server.Server):
             "scheduler_config": {"enable_chunked_prefill": False},
         }
 
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
 
-class Handler(sglang_server.Handler):
+    def start(self) -> Server:
+        """Serve in a thread."""
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    @torch.no_grad()
+    def logits(self, ids: tuple[int, ...]) -> Tensor:
+        """Return the logits (V,) after a prefix, cached."""
+        if ids not in self.cache:
+            self.cache[ids] = self.model(torch.tensor([ids])).logits[0, -1].float()
+        return self.cache[ids]
+
+    def respond(self, prompt: list[int], params: dict[str, Any]) -> dict[str, Any]:
+        """Sample one response; return a choice of vLLM's reply."""
+        generator = torch.Generator().manual_seed(params["seed"])
+        ids, tokens, reason = tuple(prompt), list[tuple[int, float]](), "length"
+        temperature, top_k = params["temperature"], params["top_k"]
+        if temperature == 0:
+            temperature, top_k = 1.0, 1
+        for _ in range(params["max_tokens"]):
+            log_probs = (self.logits(ids) / temperature).log_softmax(-1)
+            probs, order = log_probs.exp().sort(descending=True)
+            keep = torch.arange(len(probs)) < (top_k if top_k > 0 else len(probs))
+            token = int(order[torch.multinomial(probs * keep, 1, generator=generator)])
+            tokens.append((token, float(log_probs[token])))
+            ids += (token,)
+            if token in params["stop_token_ids"]:
+                reason = "stop"
+                break
+        return {
+            "finish_reason": reason,
+            "token_ids": [token for token, _ in tokens],
+            "logprobs": {
+                "content": [{"token_id": token, "logprob": value} for token, value in tokens]
+            },
+        }
+
+    def update(self, folder: str) -> str | None:
+        """Load weights from a folder; return an error message or None."""
+        lacking = dict(self.model.named_parameters())
+        for file in sorted(Path(folder).glob("*.safetensors")):
+            for name, value in load_file(file).items():
+                if name not in lacking or lacking[name].shape != value.shape:
+                    return f"Failed to update weights: {name} {tuple(value.shape)} does not fit"
+                lacking.pop(name).data.copy_(value)
+        return f"Failed to update weights: {len(lacking)} are missing" if lacking else None
+
+
+class Handler(BaseHTTPRequestHandler):
     """Request handler for vLLM's endpoints."""
 
+    server: Server
+
+    def log_message(self, format: str, *args: Any) -> None:
+        print(format % args, flush=True)
+
+    def reply(self, status: int, content: Any) -> None:
+        data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
     def do_GET(self) -> None:
-        assert isinstance(self.server, Server)
         if self.path == "/health":
             self.reply(200, "")
         elif self.path.startswith("/server_info") and self.server.config is not None:
@@ -48,9 +126,8 @@ class Handler(sglang_server.Handler):
 
     def do_POST(self) -> None:
         server = self.server
-        assert isinstance(server, Server)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if not self.authorized():
+        if server.api_key and self.headers["Authorization"] != f"Bearer {server.api_key}":
             self.reply(401, {"error": "Unauthorized"})
             return
         server.calls.append(self.path)
@@ -73,19 +150,10 @@ class Handler(sglang_server.Handler):
                 self.reply(404, {"detail": "Not Found"})
 
     def generate(self, body: dict[str, Any]) -> None:
-        if self.server.broken == "closed":
+        if self.server.is_closed:
             message = "Scale-out endpoints are disabled. Restart with --enable-scale-out."
             return self.reply(403, {"error": {"message": message}})
         params = body["sampling_params"]
         assert (params["logprobs"], params["ignore_eos"]) == (0, True)
-        response = self.server.respond(
-            body["token_ids"],
-            params | {"sampling_seed": params["seed"], "max_new_tokens": params["max_tokens"]},
-        )
-        rows = response["meta_info"]["output_token_logprobs"]
-        choice = {
-            "finish_reason": response["meta_info"]["finish_reason"]["type"],
-            "token_ids": response["output_ids"],
-            "logprobs": {"content": [{"token_id": row[1], "logprob": row[0]} for row in rows]},
-        }
+        choice = self.server.respond(body["token_ids"], params)
         return self.reply(200, {"choices": [choice]})

@@ -36,6 +36,10 @@ class ModelRole(Protocol):
 class LearningRole(ModelRole, Protocol):
     """Role whose weights are trained and saved in checkpoints."""
 
+    def check_folder(self, folder: Path) -> None:
+        """Raise ConfigError on a machine that does not have the `folder` of checkpoints."""
+        ...
+
     def save(self, folder: Path, export: Path | None = None) -> None:
         """Copy weights, optimizer and random state; write them to `folder` in the background.
 

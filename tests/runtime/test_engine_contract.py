@@ -43,7 +43,7 @@ from tests.models import mixture_model, tiny_model
 from tests.runtime.test_weights import Arrived
 
 MAX_LENGTH = 192
-CHOOSES = {"auto", "vllm_server"}  # delegates to one of the others, or needs a server
+CHOOSES = {"auto", "vllm_server", "sglang"}  # delegates to one of the others, or needs a server
 MARKS = {"vllm": pytest.mark.extra("vllm")}
 # Prompts whose responses are open when an engine loads weights.
 LENGTHS = (9, 1, 40)

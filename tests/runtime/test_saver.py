@@ -29,6 +29,9 @@ class Learner:
         self.failure: str | None = None
         self.num_bytes = 3
 
+    def check_folder(self, folder: Path) -> None:
+        assert folder.is_dir()
+
     def state_bytes(self) -> int:
         return self.num_bytes
 

@@ -121,7 +121,7 @@ def test_unsuitable_servers_are_refused(
 
 
 def test_closed_endpoints_are_refused(server: Server, folder: Path) -> None:
-    server.broken = "closed"
+    server.is_closed = True
     with pytest.raises(RlctlError, match="--enable-scale-out"):
         attach(server, folder)
     server.config = None

@@ -117,6 +117,9 @@ class Saver:
 
     def __enter__(self) -> Self:
         self.store.clear()
+        self.store.folder.mkdir(parents=True, exist_ok=True)
+        for member in self.roles.learning().values():
+            member.check_folder(self.store.folder.absolute())
         self.retain()  # the retention settings may have changed since the run started
         return self
 

@@ -27,7 +27,8 @@ from rlctl.runs.engines import (
     received,
 )
 from rlctl.runtime.cluster.engines import Engine, EngineProcesses
-from rlctl.runtime.cluster.pool import free_devices, request_group
+from rlctl.runtime.cluster.pool import request_group
+from rlctl.runtime.cluster.resources import free_of
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
 
@@ -143,7 +144,7 @@ class Membership:
                 f"{len(change.engines)} of {request.count} engines started: "
                 f"{len(change.groups)} × {spec.share} were not free within "
                 f"{spec.start_timeout_s:g} s (trainer.timeouts.worker_start_s); "
-                f"free: {free_devices(spec)}",
+                f"free: {free_of(spec.share)}",
             )
         elif not change.groups and not any(engine.joining for engine in change.engines):
             self._finish(change, "added")

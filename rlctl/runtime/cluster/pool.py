@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,12 +34,15 @@ from rlctl.errors import ResourceError, RlctlError
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.cluster.group import GroupTransport, Relay, RelayedTransport
 from rlctl.runtime.cluster.pools import RANKS_PER_RELAY, Pool, W
+from rlctl.runtime.cluster.resources import free_of, node_here
 from rlctl.runtime.rank_info import RankInfo, process_resources
 from rlctl.runtime.workers.dispatch import bind
 from rlctl.runtime.workers.process import Process
 from rlctl.runtime.workers.trace import TraceSpec
 
 LOG = logging.getLogger(__name__)
+
+_FREE_HERE_S = 2.0  # to reserve devices of this machine before those of others
 
 
 @dataclass(frozen=True)
@@ -183,17 +186,31 @@ def nodes_of(group: PlacementGroup) -> list[str]:
 def reserve(spec: PoolSpec) -> PlacementGroup:
     """Reserve the devices of a pool, one bundle per process, or per node with `per_node`.
 
+    Without `per_node` they are on this machine, which has the run's folder, if they are free here.
     Raises ResourceError if they are not free within `start_timeout_s`.
     """
+    if not spec.per_node and (node := node_here(spec.num_processes, spec.share)):
+        group = request_group(spec, spec.bundles, node)
+        if group.wait(_FREE_HERE_S):
+            return group
+        remove_placement_group(group)
     group = request_group(spec, spec.bundles)
     wait_for_groups([group], spec)
     return group
 
 
-def request_group(spec: PoolSpec, bundles: Sequence[int] = (1,)) -> PlacementGroup:
-    """Ask for the devices of `bundles` (processes each), without waiting for them."""
+def request_group(
+    spec: PoolSpec, bundles: Sequence[int] = (1,), node: Mapping[str, float] | None = None
+) -> PlacementGroup:
+    """Ask for the devices of `bundles` (processes each), without waiting for them.
+
+    `node` is the resource that only one node has.
+    """
     return placement_group(
-        [{name: size * amount for name, amount in spec.share.items()} for size in bundles],
+        [
+            {name: size * amount for name, amount in spec.share.items()} | dict(node or {})
+            for size in bundles
+        ],
         strategy="STRICT_SPREAD" if spec.per_node else "PACK",
         name=f"rlctl-{spec.name}-{time.time_ns()}",
     )
@@ -206,20 +223,14 @@ def wait_for_groups(groups: Sequence[PlacementGroup], spec: PoolSpec) -> None:
     """
     end = time.monotonic() + spec.start_timeout_s
     if not all(group.wait(max(0.0, end - time.monotonic())) for group in groups):
-        free = free_devices(spec)
+        left = free_of(spec.share)
         for group in groups:
             remove_placement_group(group)
         raise ResourceError(
             f"pool {spec.name!r} needs {spec.num_processes} × {spec.share}; "
-            f"free after {spec.start_timeout_s:.0f} s: {free}",
+            f"free after {spec.start_timeout_s:.0f} s: {left}",
             hint="set a smaller trainer.n_gpus_per_node, or use a larger cluster",
         )
-
-
-def free_devices(spec: PoolSpec) -> dict[str, float]:
-    """Return the free devices of the cluster, of the kinds that a process of the pool needs."""
-    free = ray.available_resources()
-    return {name: amount for name, amount in free.items() if name in spec.share}
 
 
 def process_options(

@@ -101,10 +101,11 @@ class HttpEngine(ABC):
         self.server = server
         self.spec = spec
         model = spec.model
-        context = AutoConfig.from_pretrained(
+        config = AutoConfig.from_pretrained(
             model.path, trust_remote_code=model.trust_remote_code, **model.override_config
-        ).get_text_config()
-        self.max_length = min(spec.max_length, context.max_position_embeddings)
+        )
+        self.architectures: list[str] = config.architectures or []
+        self.max_length = min(spec.max_length, config.get_text_config().max_position_embeddings)
         self.weights_dir = weights_dir or (str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None)
         rows = rows_at_a_time(spec.rollout, spec.rank_info.device)
         self._pool = ThreadPoolExecutor(rows, server.product)

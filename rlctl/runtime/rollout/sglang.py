@@ -1,21 +1,23 @@
-"""Engine `sglang` (experimental): an SGLang server, started by the engine or reached at a URL.
-
-It has only been run against a test server with the same endpoints, which follow docs.sglang.io.
+"""Engine `sglang`: an SGLang server, started by the engine or reached at a URL.
 
 SGLang reports log-probs at the sampling temperature and before top-k and top-p, as
-`RolloutEngine.generate` requires. It uses seeds only with `--enable-deterministic-inference`.
+`RolloutEngine.generate` requires. It uses seeds only with `--enable-deterministic-inference`,
+which it does not have on CPUs.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import logging
+import shutil
+import sys
 from dataclasses import dataclass
 from typing import Any, Self
 
 from transformers import PreTrainedModel
 
-from rlctl.errors import ConfigError, MissingExtraError, RlctlError
+from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.http_engine import (
@@ -27,13 +29,17 @@ from rlctl.runtime.rollout.http_engine import (
     own_url,
 )
 from rlctl.runtime.rollout.requests import Completion, Request
+from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 from rlctl.runtime.rollout.sglang_server import SGLangServer
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SGLangArguments(ServerArguments):
     """Keys of `rollout.engine_kwargs` for this engine; without `url`, ranks start servers."""
 
+    python: str | None = None  # interpreter with the package sglang; None: that of the run
     server_args: tuple[str, ...] = ()  # additional arguments of sglang.launch_server
 
 
@@ -46,7 +52,7 @@ class SGLangEngine(HttpEngine):
     def __init__(self, server: SGLangServer, spec: EngineSpec, weights_dir: str | None) -> None:
         super().__init__(server, spec, weights_dir)
         self.server: SGLangServer = server
-        self.asleep = False
+        self.sleeps = self.asleep = False
 
     @classmethod
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
@@ -60,11 +66,14 @@ class SGLangEngine(HttpEngine):
                 hint="set it to 1, and start your own servers with --tp-size",
             )
         check_urls(arguments.urls, num_ranks, SGLangServer)
-        if not arguments.urls and importlib.util.find_spec("sglang") is None:
+        if arguments.python is not None:
+            _check_python(arguments)
+        elif not arguments.urls and importlib.util.find_spec("sglang") is None:
             raise MissingExtraError(
                 "the engine sglang needs the package sglang, or the address of a server",
                 where="actor_rollout_ref.rollout.name",
-                hint="run a server (sglang>=0.5.3) in another environment and set "
+                hint="install sglang in an environment of its own, and set "
+                f"+{ENGINE_KWARGS}.python=ENVIRONMENT/bin/python or "
                 f"+{ENGINE_KWARGS}.url=http://HOST:PORT",
             )
 
@@ -79,9 +88,38 @@ class SGLangEngine(HttpEngine):
             server.wait_until_ready(arguments.start_timeout_s)
         else:
             server = SGLangServer.launch(
-                [*_launch_arguments(spec), *arguments.server_args], arguments.start_timeout_s
+                arguments.python or sys.executable,
+                [*_launch_arguments(spec), *arguments.server_args],
+                spec.rank_info.device == "cpu",
+                arguments.start_timeout_s,
             )
-        return cls(server, spec, arguments.weights_dir)
+        engine = cls(server, spec, arguments.weights_dir)
+        engine._check_server()
+        return engine
+
+    def _check_server(self) -> None:
+        """Raise ConfigError if the server has another model or cannot do what the run asks of it.
+
+        A server that ignores seeds is a warning.
+        """
+        timeout_s = self.spec.rank_info.timeout_s
+        info = self.server.call("GET", "/model_info", None, timeout_s)
+        settings = self.server.call("GET", "/server_info", None, timeout_s)
+        problems: list[Problem] = []
+        if not set(info["architectures"]) & set(self.architectures):
+            message = f"the SGLang server has the model {info['model_path']} "
+            message += f"({', '.join(info['architectures'])}), and the run trains "
+            message += f"{self.spec.model.path} ({', '.join(self.architectures)})"
+            hint = f"start it with --model-path {self.spec.model.path}"
+            problems.append(Problem(message, self.server.url, hint))
+        self.sleeps = self.spec.rollout.free_cache_engine and settings["device"] != "cpu"
+        if self.sleeps and not settings["enable_memory_saver"]:
+            message = "the SGLang server cannot release its memory"
+            hint = "start it with --enable-memory-saver, or set rollout.free_cache_engine=false"
+            problems.append(Problem(message, self.server.url, hint))
+        raise_problems(problems)
+        if not settings["enable_deterministic_inference"]:
+            LOG.warning("the SGLang server ignores seeds: another run samples other responses")
 
     def _load(self, folder: str) -> None:
         reply = self._post(
@@ -99,11 +137,8 @@ class SGLangEngine(HttpEngine):
         self._post("/abort_request", {"rid": call.id})
 
     def sleep(self) -> bool:
-        """Release weights and cache if `rollout.free_cache_engine` is set.
-
-        The server must have been started with `--enable-memory-saver`.
-        """
-        if self.spec.rollout.free_cache_engine and not self.asleep:
+        """Release weights and cache if `rollout.free_cache_engine` is set, except on a CPU."""
+        if self.sleeps and not self.asleep:
             self._post("/release_memory_occupation", {"tags": ["kv_cache", "weights"]})
             self.asleep = True
         return self.asleep
@@ -140,6 +175,21 @@ class SGLangEngine(HttpEngine):
         return call.completion(ids, log_probs)
 
 
+def _check_python(arguments: SGLangArguments) -> None:
+    """Raise ConfigError unless `python` is an interpreter that servers are started with."""
+    where = f"{ENGINE_KWARGS}.python"
+    if arguments.urls:
+        raise ConfigError(
+            "python starts servers, and url names running ones", where=where, hint="give one"
+        )
+    if shutil.which(arguments.python or "") is None:
+        raise ConfigError(
+            f"{arguments.python!r} is not a program",
+            where=where,
+            hint="give the path of the interpreter, such as ENVIRONMENT/bin/python",
+        )
+
+
 def _params(request: Request, index: int) -> dict[str, Any]:
     """Return SGLang's sampling parameters of one response; its seeds have 31 bits."""
     decoding = request.decoding
@@ -155,13 +205,14 @@ def _params(request: Request, index: int) -> dict[str, Any]:
 
 def _launch_arguments(spec: EngineSpec) -> list[str]:
     """Return the arguments of `sglang.launch_server` that follow from the configuration."""
-    rollout = spec.rollout
+    rollout, on_cpu = spec.rollout, spec.rank_info.device == "cpu"
     switches = {
         "--skip-tokenizer-init": True,
-        "--enable-deterministic-inference": True,
+        "--enable-deterministic-inference": not on_cpu,
         "--trust-remote-code": spec.model.trust_remote_code,
-        "--disable-cuda-graph": rollout.enforce_eager,
-        "--enable-memory-saver": rollout.free_cache_engine,
+        "--disable-cuda-graph": rollout.enforce_eager and not on_cpu,
+        "--disable-overlap-schedule": on_cpu,
+        "--enable-memory-saver": rollout.free_cache_engine and not on_cpu,
     }
     values = {
         "--model-path": spec.model.path,
@@ -175,6 +226,13 @@ def _launch_arguments(spec: EngineSpec) -> list[str]:
         "--device": spec.rank_info.device,
         "--json-model-override-args": json.dumps(spec.model.override_config),
     }
+    if on_cpu:  # its kernels for CPUs need AMX, and its cache would fill the machine's memory
+        rows = rows_at_a_time(rollout, "cpu")
+        values |= {
+            "--attention-backend": "torch_native",
+            "--max-running-requests": rows,
+            "--max-total-tokens": rows * spec.max_length,
+        }
     given = [pair for pair in values.items() if pair[1] is not None]
     return [str(part) for pair in given for part in pair] + [
         name for name, on in switches.items() if on

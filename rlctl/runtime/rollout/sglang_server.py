@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
@@ -33,7 +32,9 @@ class SGLangServer(HttpServer):
     log: Path | None = None
 
     @classmethod
-    def launch(cls, arguments: Sequence[str], timeout_s: float) -> SGLangServer:
+    def launch(
+        cls, python: str, arguments: Sequence[str], on_cpu: bool, timeout_s: float
+    ) -> SGLangServer:
         """Start `python -m sglang.launch_server` on a free local port and wait until it is ready.
 
         The server ends with this process. Raises ResourceError, with the last lines of the server's
@@ -44,7 +45,7 @@ class SGLangServer(HttpServer):
             port = probe.getsockname()[1]
         log = Path(tempfile.mkstemp(prefix="rlctl-sglang-", suffix=".log")[1])
         command = [
-            sys.executable,
+            python,
             "-m",
             "sglang.launch_server",
             "--host",
@@ -59,6 +60,7 @@ class SGLangServer(HttpServer):
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env=os.environ | ({"SGLANG_USE_CPU_ENGINE": "1"} if on_cpu else {}),
                 preexec_fn=die_with_parent,
             )
         server = cls(f"http://127.0.0.1:{port}", process, log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from rlctl.errors import ConfigError
 from rlctl.files import apply_umask
 from rlctl.recipes import schema
 from rlctl.runtime.budget import OomRetry
@@ -85,6 +87,17 @@ class ModelWorker(Worker, ModelRole):
 
 class LearningWorker(ModelWorker, LearningRole):
     """Base of workers whose model is trained."""
+
+    @dispatch(Dispatch.BROADCAST)
+    def check_folder(self, folder: Path) -> None:
+        """See `LearningRole`."""
+        if not folder.is_dir():
+            raise ConfigError(
+                f"the machine {socket.gethostname()} would write checkpoints to {folder}, and does "
+                "not have this folder",
+                where="trainer.run_dir",
+                hint="give a folder that all machines of the run share (docs/cluster.md)",
+            )
 
     @dispatch(Dispatch.BROADCAST)
     def save(self, folder: Path, export: Path | None = None) -> None:

@@ -1,0 +1,229 @@
+"""Runs on two machines: network namespaces with host names and no folder in common.
+
+Each machine has its own address on a bridge, its own shared memory and its own working folder;
+only the installed packages are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rlctl.data_prep.arithmetic import train_and_validation
+from rlctl.data_prep.rows import write_rows
+from tests.e2e.command import TIMEOUT_S, environment
+from tests.models import write_tiny_model
+from tests.progress import wait_until
+
+pytestmark = [pytest.mark.soak, pytest.mark.slow]
+
+NETWORK = "10.77.0"
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+BIN = Path(sys.executable).parent
+ENGINES_AWAY = [
+    "trainer.placement.pools={main: 1, engines: 1}",
+    "trainer.placement.rollout=engines",
+]
+
+
+@dataclass
+class Machine:
+    """A machine at `address`, whose processes are children of `anchor` or use its namespaces."""
+
+    number: int
+    folder: Path  # a file system of its own
+    anchor: subprocess.Popen[str]
+
+    @property
+    def address(self) -> str:
+        return f"{NETWORK}.{self.number}"
+
+    def start(self, *words: object) -> subprocess.Popen[str]:
+        """Start a command in the machine's folder."""
+        own = {
+            "HOME": str(self.folder),
+            "TMPDIR": str(self.folder / "tmp"),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        enter = ["nsenter", "-t", str(self.anchor.pid), "-n", "-u", "-m", f"--wd={self.folder}"]
+        return subprocess.Popen(
+            [*enter, *map(str, words)],
+            env=environment() | own | TOKEN,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *words: object, code: int = 0) -> str:
+        """Run a command to its end, check its exit code and return its output."""
+        process = self.start(*words)
+        text, _ = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == code, f"{words}: exit {process.returncode}\n{text}"
+        return text
+
+    def read(self, path: str) -> str:
+        """Return the text of a file below the machine's folder; empty if there is none."""
+        return self.run("sh", "-c", f"cat {path} 2>/dev/null || true")
+
+
+def _ip(*words: str, check: bool = True) -> None:
+    subprocess.run(["ip", *words], check=check, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[list[Machine]]:
+    """Start two machines with a Ray node each, the first one the head."""
+    bridge, names = f"rlctl{os.getpid()}", {n: f"rl{os.getpid()}-{n}" for n in (1, 2)}
+    if shutil.which("ip") is None or shutil.which("nsenter") is None or os.geteuid() != 0:
+        pytest.skip("network namespaces need root, ip and nsenter")
+    folder = Path(tempfile.mkdtemp(prefix="rlm", dir="/tmp"))  # short: paths of sockets are limited
+    found: list[Machine] = []
+    try:
+        try:
+            _ip("link", "add", bridge, "type", "bridge")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces are not allowed here: {error.stderr.strip()}")
+        _ip("addr", "add", f"{NETWORK}.254/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        for number, name in names.items():
+            _ip("netns", "add", name)
+            _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("link", "set", name, "master", bridge, "up")
+            _ip("-n", name, "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
+            for device in ("eth0", "lo"):
+                _ip("-n", name, "link", "set", device, "up")
+            script = (
+                f"hostname machine{number} && mount -t tmpfs tmpfs {folder} && "
+                f"mount -t tmpfs tmpfs /dev/shm && mkdir {folder}/tmp && echo ready && "
+                "exec sleep infinity"
+            )
+            command = ["ip", "netns", "exec", name, "unshare", "-um", "sh", "-c", script]
+            anchor = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            assert anchor.stdout is not None
+            assert anchor.stdout.readline() == "ready\n"
+            found.append(Machine(number, folder, anchor))
+        write_files(found)
+        head, other = found
+        start = ("ray", "start", "--num-cpus=2", "--disable-usage-stats")
+        head.run(
+            *(*start, "--head", "--port=6379", f"--node-ip-address={head.address}"),
+            *("--dashboard-host=0.0.0.0", "--include-dashboard=true"),
+        )
+        other.run(*start, f"--address={head.address}:6379", f"--node-ip-address={other.address}")
+        yield found
+    finally:
+        for machine in found:
+            with suppress(AssertionError, subprocess.TimeoutExpired):
+                machine.run("ray", "stop", "--force")
+            machine.anchor.kill()
+            machine.anchor.wait(timeout=60)
+        for name in names.values():
+            _ip("link", "del", name, check=False)
+            _ip("netns", "del", name, check=False)
+        _ip("link", "del", bridge, check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_files(machines: list[Machine]) -> None:
+    """Copy a model to both machines and rows to the first, which has the driver."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        write_tiny_model(folder / "model")
+        train, val = train_and_validation(32, 4, seed=1, level=1, careless=0.0)
+        write_rows(folder / "train.parquet", train)
+        write_rows(folder / "val.parquet", val)
+        for machine in machines:
+            root = f"/proc/{machine.anchor.pid}/root{machine.folder}"
+            shutil.copytree(folder / "model", f"{root}/model")
+        for name in ("train.parquet", "val.parquet"):
+            shutil.copy(folder / name, f"/proc/{machines[0].anchor.pid}/root{machines[0].folder}")
+
+
+def settings(machine: Machine, steps: int) -> list[str]:
+    folder = machine.folder
+    return [
+        f"data.train_files={folder}/train.parquet",
+        f"data.val_files={folder}/val.parquet",
+        f"actor_rollout_ref.model.path={folder}/model",
+        "data.max_prompt_length=160",
+        "data.max_response_length=8",
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.rollout.n=2",
+        f"trainer.total_training_steps={steps}",
+        "trainer.val_before_train=false",
+        "trainer.project_name=two",
+        "trainer.save_freq=1",
+        "trainer.num_threads=1",
+        f"trainer.run_dir={folder}/runs",
+        f"ray_kwargs.ray_init.address={machine.address}:6379",
+    ]
+
+
+def steps_of(machine: Machine, name: str) -> list[int]:
+    rows = machine.read(f"runs/two/{name}/metrics.jsonl").splitlines()
+    return [row["step"] for row in map(json.loads, rows) if row["step"] > 0]
+
+
+def placed(machine: Machine, name: str) -> set[str]:
+    """Return the host names of a run's processes."""
+    events = map(json.loads, machine.read(f"runs/two/{name}/events.jsonl").splitlines())
+    return {
+        node
+        for event in events
+        if event["kind"] == "placed"
+        for nodes in event.values()
+        if isinstance(nodes, list)
+        for node in nodes
+    }
+
+
+def test_engines_on_the_other_machine_and_a_resumed_run(machines: list[Machine]) -> None:
+    head, _ = machines
+    head.run("rlctl", "train", "grpo", "--name", "a", *settings(head, 2), *ENGINES_AWAY)
+    assert steps_of(head, "a") == [1, 2]
+    assert len(placed(head, "a")) == 2
+    head.run("rlctl", "resume", "a", "trainer.total_training_steps=3")
+    assert steps_of(head, "a") == [1, 2, 3]
+
+
+def test_ranks_without_a_common_folder_are_refused(machines: list[Machine]) -> None:
+    head, _ = machines
+    wide = ["trainer.nnodes=2", "trainer.n_gpus_per_node=1"]
+    text = head.run("rlctl", "train", "grpo", "--name", "wide", *settings(head, 1), *wide, code=3)
+    assert "trainer.run_dir" in text
+
+
+def test_a_run_is_stopped_and_one_whose_machine_dies_fails_or_goes_on(
+    machines: list[Machine],
+) -> None:
+    head, other = machines
+    long = [*settings(head, 1000), *ENGINES_AWAY]
+    process = head.start("rlctl", "train", "grpo", "--name", "long", *long)
+    threading.Thread(target=process.communicate, daemon=True).start()
+    wait_until(lambda: len(steps_of(head, "long")) > 1, process.pid, "two steps")
+    head.run("rlctl", "stop", "long")
+    assert process.wait(timeout=600) == 143
+    assert json.loads(head.read("runs/two/long/run.json"))["state"] == "stopped"
+
+    process = head.start("rlctl", "train", "grpo", "--name", "lost", *long)
+    wait_until(lambda: len(steps_of(head, "lost")) > 1, process.pid, "two steps")
+    other.run("ray", "stop", "--force")
+    text, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode not in (0, 70), text
+    assert "engine" in text
+    assert len(steps_of(head, "lost")) > 1
