@@ -24,6 +24,8 @@ from rlctl.suggest import did_you_mean
 # on (None: no file). Hydra takes half of the time of a composition to make one.
 _lists: dict[tuple[object, ...], tuple[DefaultsList, dict[str, str | None]]] = {}
 _MAX_LISTS = 64
+# Entries of verl's files that choose how a model is sharded, which is by FSDP2 here.
+_ENGINES = [{"override model_engine": name} for name in ("dp", "fsdp", "megatron")]
 
 
 class YamlRepository(ConfigRepository):
@@ -138,7 +140,8 @@ class YamlRepository(ConfigRepository):
                 where=source.where("defaults"),
                 hint="end it with `- _self_`: this file's values come last",
             )
-        config = OmegaConf.create({"defaults": source.defaults, "content": bool(source.data)})
+        parts = [part for part in source.defaults if part not in _ENGINES]
+        config = OmegaConf.create({"defaults": parts, "content": bool(source.data)})
         defaults = self._extract_defaults_list(config_path, config)
         header = ConfigSource._get_header_dict(source.text)
         result = ConfigResult(provider="rlctl", path=str(source.path), config=config, header=header)

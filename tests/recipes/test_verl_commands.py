@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.errors import ConfigError, Problem, RlctlError
+from rlctl.errors import ConfigError, NotFoundError, Problem, RlctlError
 from rlctl.recipes.compose import compose
 from rlctl.recipes.verl.config_names import recipe_of
 
@@ -421,11 +421,40 @@ def test_published_commands_compose(kind: str, bar: int) -> None:
     assert sum(fine for fine, _ in found) >= bar, [text for fine, text in found if not fine]
 
 
+MULTITURN = """
+defaults: [ppo_trainer, override model_engine: megatron, _self_]
+data: {max_prompt_length: 2048, return_raw_chat: True, return_multi_modal_inputs: False}
+actor_rollout_ref:
+  hybrid_engine: True
+  rollout: {name: sglang, multi_turn: {enable: True, max_assistant_turns: 5}}
+"""
+
+
+def test_geo3k_of_several_turns_is_read_from_a_clone(tmp_path: Path) -> None:
+    """The keys of examples/sglang_multiturn/config/geo3k_multiturn_megatron_grpo.yaml."""
+    name = "geo3k_multiturn_megatron_grpo"
+    with pytest.raises(NotFoundError, match="no configuration") as caught:
+        recipe_of("ppo", str(tmp_path), name)
+    assert "from a clone of verl" in (caught.value.problems[0].hint or "")
+    (tmp_path / f"{name}.yaml").write_text(MULTITURN)
+    recipe = compose(recipe_of("ppo", str(tmp_path), name), _ASYNC_DATA)
+    rollout = recipe.config.actor_rollout_ref.rollout
+    assert (rollout.name, rollout.multi_turn.max_assistant_turns) == ("sglang", 5)
+    assert recipe.config.data.max_prompt_length == 2048
+
+
+def test_arguments_of_image_processors_are_refused_in_engines_too() -> None:
+    for key in ("mm_processor_kwargs.max_pixels", "vllm.mm_processor_kwargs.max_pixels"):
+        problem = only(f"+{ROLLOUT}.engine_kwargs.{key}=9")
+        assert "arguments of processors of images are not supported" in problem.message
+        assert "preprocessor_config.json" in (problem.hint or "")
+
+
 # Scripts that the collection lists as those of missing features.
-SUPPORTED_SINCE = (
+SUPPORTED_SINCE = (  # their rows may be refused later
     "examples/ppo_trainer/run_qwen2-7b_rm_reward_loop_colocate.sh",
     "examples/grpo_trainer/run_deepseek671b_math_megatron_96gb.sh",
-    "examples/grpo_trainer/run_qwen3_vl-235b-megatron.sh",  # its rows are refused later
+    "examples/grpo_trainer/run_qwen3_vl-235b-megatron.sh",
     "examples/ppo_trainer/run_deepseek_full_hh_rlhf.sh",
 )
 

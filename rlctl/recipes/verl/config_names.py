@@ -47,9 +47,8 @@ def recipe_of(verb: str, folder: str | None, name: str | None) -> str:
             f"{_given(name)} is a configuration of {other}", hint=f"`rlctl train {other}`"
         )
     known = ", ".join(_SFT if verb == "sft" else _PPO[:3:2])
-    raise NotFoundError(
-        Problem(f"no configuration {stem!r}: {absent}", hint=f"verl's names here: {known}")
-    )
+    hint = f"verl's names here: {known}; others are read from a clone of verl: --config-path FOLDER"
+    raise NotFoundError(Problem(f"no configuration {stem!r}: {absent}", hint=hint))
 
 
 def settings_of(name: str | None, recipe: str) -> list[str]:
