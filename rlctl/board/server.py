@@ -28,11 +28,13 @@ from rlctl.errors import (
 from rlctl.runs.listing import RunQuery
 from rlctl.runs.report.page import BOARD_SCRIPTS, SCRIPTS, part, plotly, render
 from rlctl.runs.report.page import page as report_page
+from rlctl.runs.thumbnails import read_thumbnail
 
 _STATUS: dict[type[RlctlError], int] = {UsageError: 400, NotFoundError: 404, ConflictError: 409}
 _MAX_BODY = 64 * 1024
 _MAX_DIGITS = 15
 _SCRIPTS = (*SCRIPTS, *BOARD_SCRIPTS)
+_KEPT = {"Cache-Control": "private, max-age=31536000, immutable"}
 _TYPES = {"js": "text/javascript", "css": "text/css"}
 
 
@@ -53,6 +55,7 @@ def make_app(views: Views, access: Access) -> web.Application:
             web.get("/api/sweeps", board.sweeps),
             web.get("/api/trials", board.trials),
             web.get("/api/samples", board.samples),
+            web.get("/api/images", board.image),
             web.get("/api/logs", board.logs),
             web.get("/api/system", board.system),
             web.get("/api/report", board.report),
@@ -120,7 +123,7 @@ class Pages:
         return web.Response(
             text=text,
             content_type=_TYPES[name.rpartition(".")[2]],
-            headers={"Cache-Control": "private, max-age=31536000, immutable"},
+            headers=_KEPT,
         )
 
 
@@ -179,6 +182,16 @@ class _Board:
             request.query.get("text"),
             _number(request, "offset", 0),
         )
+
+    async def image(self, request: web.Request) -> web.Response:
+        def read() -> bytes | None:
+            run = self.views.run(_run(request))
+            return read_thumbnail(run.path, request.query.get("digest", ""))
+
+        found = await asyncio.to_thread(read)
+        if found is None:
+            raise web.HTTPNotFound
+        return web.Response(body=found, content_type="image/jpeg", headers=_KEPT)
 
     async def logs(self, request: web.Request) -> web.Response:
         return await _json(self.views.logs, _run(request), request.query.get("process"))

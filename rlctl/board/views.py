@@ -31,6 +31,7 @@ from rlctl.runs.report.content import (
     notable_events,
     plain_sample,
     setting_texts,
+    thumbnails_of,
 )
 from rlctl.runs.run import ACTIVE, Run, is_run, read_run
 from rlctl.runs.stacks import run_processes
@@ -202,12 +203,12 @@ class Views:
         """Return `SAMPLES` matching validation samples of a step from `offset` on."""
         run = self.run(key)
         at, chosen = details.samples(run, step, right, text or None)
-        shown = chosen[offset : offset + SAMPLES]
-        return {
-            "step": at,
-            "matching": len(chosen),
-            "samples": [plain_sample(offset + place, sample) for place, sample in enumerate(shown)],
-        }
+        shown = [
+            plain_sample(offset + place, sample)
+            for place, sample in enumerate(chosen[offset : offset + SAMPLES])
+        ]
+        images = list(thumbnails_of(run, shown))
+        return {"step": at, "matching": len(chosen), "samples": shown, "thumbnails": images}
 
     def logs(self, key: str, process: str | None) -> dict[str, Any]:
         """Return the last lines of a process of the latest attempt, and all processes."""

@@ -163,7 +163,9 @@ def read_generations(path: Path) -> list[Sample]:
 
 def _sample(row: Mapping[str, Any]) -> Sample:
     episode = row.get("episode")
-    return Sample(**{**row, "episode": Episode.from_dict(episode) if episode else None})
+    images = tuple(map(str, row.get("images", ())))
+    episode = Episode.from_dict(episode) if episode else None
+    return Sample(**{**row, "episode": episode, "images": images})
 
 
 @dataclass
@@ -259,7 +261,8 @@ def _number(value: float) -> float | int | None:
 def _plain(sample: dict[str, Any]) -> dict[str, Any]:
     components = {name: _number(value) for name, value in sample["components"].items()}
     plain = sample | {"score": _number(sample["score"]), "components": components}
-    return plain | {name: finite(sample[name]) for name in ("ground_truth", "episode")}
+    plain |= {name: finite(sample[name]) for name in ("ground_truth", "episode")}
+    return {name: value for name, value in plain.items() if value or name != "images"}
 
 
 def finite(value: Any) -> Any:

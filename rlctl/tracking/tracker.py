@@ -51,6 +51,7 @@ class Sample:
     `length` counts response tokens, `finish` is the reason why generation ended, `components` are
     the named parts of `score`, and `pred` is the answer that the reward function extracted. The
     response of an `episode` is all that follows the prompt, with the replies to the policy.
+    `images` are the SHA-256 of the files of the prompt's images.
     """
 
     prompt: str
@@ -63,6 +64,7 @@ class Sample:
     data_source: str
     pred: str | None = None
     episode: Episode | None = None
+    images: Sequence[str] = ()
 
     @property
     def right(self) -> bool:

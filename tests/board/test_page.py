@@ -25,6 +25,8 @@ from tests.browser import chromium, problems_of
 from tests.progress import wait_until
 from tests.recorded import record
 from tests.runs.test_report import ACC, EVIL, sample, write_run
+from tests.runs.test_thumbnails import ALT, LOADED
+from tests.runs.test_thumbnails import write_run as write_seen
 from tests.sweeps.test_study import settings, study
 
 
@@ -114,6 +116,20 @@ def test_text_of_models_users_and_logs_is_only_text(page: Page, board: Served) -
     expect(page.locator("#runs tbody").first).to_contain_text("</script>")
     assert page.title() == "rlctl board"
     assert page.locator("img").count() == 0
+
+
+def test_images_of_prompts_are_shown(page: Page, board: Served, root: Path) -> None:
+    write_seen(root)
+    page.goto(f"{board.url}/?run=demo/seen")
+    images = page.locator(".sample img")
+    expect(images).to_have_count(2)
+    images.last.scroll_into_view_if_needed()
+    page.wait_for_function("[...document.images].every(image => image.complete)")
+    assert images.evaluate_all(LOADED) == [[name, True] for name in ALT]
+    expect(page.get_by_text("image 8 of prompt 3, without a thumbnail")).to_be_visible()
+    page.set_viewport_size({"width": 400, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert violations(page) == []
 
 
 def test_curves_grow_while_the_run_goes_on(page: Page, board: Served, root: Path) -> None:

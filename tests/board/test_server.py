@@ -28,7 +28,10 @@ from rlctl.runs.run import Run
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from tests.board.serving import Served, serving
+from tests.data_prep.test_images import picture
 from tests.runs.test_report import ACC, write_run
+from tests.runs.test_thumbnails import NOISE, named
+from tests.runs.test_thumbnails import write_run as write_seen
 
 TOKEN = "a-token-of-the-tests"
 
@@ -87,6 +90,20 @@ def test_samples_are_searched_on_the_server(board: Served) -> None:
     assert board.get("samples", run="demo/first", offset=20)["samples"][0]["index"] == 20
 
 
+def test_thumbnails_are_served_by_digest_alone(tmp_path: Path) -> None:
+    write_seen(tmp_path / "runs")
+    (first, second) = named(NOISE, picture())
+    with serving(tmp_path / "runs") as served:
+        found = served.get("samples", run="demo/seen")
+        assert sorted(found["thumbnails"]) == sorted([first, second])
+        address = f"{served.url}/api/images?run=demo/seen&digest="
+        with urllib.request.urlopen(address + first) as response:
+            assert response.headers["Content-Type"] == "image/jpeg"
+            assert response.read().startswith(b"\xff\xd8\xff")
+        for wrong in ("0" * 64, "", "../step_000001", "%00"):
+            assert served.request(f"/api/images?run=demo/seen&digest={wrong}")[0] == 404
+
+
 def test_logs_have_no_secrets_and_no_control_characters(board: Served) -> None:
     found = board.get("logs", run="demo/first")
     assert found["lines"] == ["building the actor", "key <secret>", "\\x1b[31mred"]
@@ -99,7 +116,7 @@ def test_logs_have_no_secrets_and_no_control_characters(board: Served) -> None:
     "key", ["demo", "demo/..", "../runs/demo", "demo/first/../second", "/etc/passwd", "demo/\0", ""]
 )
 def test_names_cannot_leave_the_folder_of_runs(board: Served, key: str) -> None:
-    for path in ("view", "logs", "samples", "system"):
+    for path in ("view", "logs", "samples", "system", "images"):
         status, _ = board.request(f"/api/{path}?run={urllib.request.quote(key)}")
         assert status in (400, 404)
 

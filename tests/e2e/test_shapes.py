@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlctl.runs.thumbnails import read_thumbnail
+from rlctl.tracking.jsonl import generations_file, read_generations
 from tests.e2e.command import metrics, reproducible, rlctl
 from tests.e2e.killed_runs import learned, responses, state
 
@@ -36,6 +38,10 @@ def test_a_run_with_images_resumes_byte_for_byte(tmp_path: Path) -> None:
     assert learned(halved) == learned(straight)
     assert state(halved) == state(straight)
     assert responses(halved) == responses(straight)
+    samples = read_generations(generations_file(straight, 4))
+    thumbnails = [read_thumbnail(straight, sample.images[0]) for sample in samples]
+    assert len(set(thumbnails) - {None}) == len(samples) == 16
+    assert "<image>" in samples[0].prompt
     export = straight / "checkpoints" / "step_000004" / "huggingface"
     assert {"preprocessor_config.json", "model.safetensors"} <= set(os.listdir(export))
     rlctl(

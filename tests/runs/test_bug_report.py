@@ -36,6 +36,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     (made.attempt / "actor-0.log").write_text(f"start\nAuthorization: Bearer {TOKEN}\n{PLAIN}\n")
     (made.attempt / "actor-1.log").write_text("x" * 70 + "\n" + "line\n" * 400_000)
     (made.path / "generations" / "step_000001.jsonl").write_text('{"prompt": "PRIVATE"}\n')
+    (made.path / "generations" / "images").mkdir()
+    (made.path / "generations" / "images" / "a.jpg").write_text("PRIVATE")
     outside = tmp_path / "outside.log"
     outside.write_text("OUTSIDE")
     (made.attempt / "linked.log").symlink_to(outside)
@@ -58,6 +60,7 @@ def test_a_report_has_the_records_of_a_run_and_no_secret(
     target = tmp_path / "report.zip"
     items = write_bug_report(target, CHECKS, run)
     found = texts(target)
+    assert not any("images" in name for name in found)
     assert {"README.txt", *(each.name for each in items)} == set(found)
     assert {
         *("versions.json", "environment.json", "doctor.json", "run/run.json", "run/config.yaml"),

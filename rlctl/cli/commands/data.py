@@ -48,6 +48,7 @@ def show(
     reward_fn_key: Annotated[
         str, typer.Option(metavar="COLUMN", help="Column of data source names.")
     ] = "data_source",
+    image_key: Annotated[str, typer.Option(metavar="COLUMN", help="Column of images.")] = "images",
     as_json: Json = False,
 ) -> None:
     """Show rows: the prompt as the model will see it, and the inputs of the reward function."""
@@ -63,7 +64,8 @@ def show(
             hint="`rlctl prep arithmetic --out data` writes one",
         )
     wanted, num_rows = dict[int, PromptRow](), 0
-    for row in stream_rows(file, prompt_key=prompt_key, reward_fn_key=reward_fn_key):
+    keys = {"prompt_key": prompt_key, "reward_fn_key": reward_fn_key, "image_key": image_key}
+    for row in stream_rows(file, **keys):
         if start <= num_rows < start + count:
             wanted[num_rows] = row
         num_rows += 1
@@ -78,8 +80,8 @@ def show(
     if as_json:
         print_json(shown)
         return
-    for entry in shown:
-        print_row(entry)
+    for entry, row in zip(shown, wanted.values(), strict=True):
+        print_row(entry, row.images)
     more = "" if model else "; --model DIR renders them with a chat template and counts tokens"
     notice(f"{file}: {plural(num_rows, 'row')}{more}")
 

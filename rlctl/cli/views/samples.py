@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from rich.color import Color
+from rich.console import Console
+from rich.style import Style
 from rich.text import Text
 
 from rlctl.cli.console import notice, paged, stdout, table
+from rlctl.data_prep.images import Image, content_of, opened
+from rlctl.errors import ConfigError
 from rlctl.monitoring.text import plural
 from rlctl.terminal import visible
 from rlctl.tracking.episodes import Episode
@@ -53,6 +59,8 @@ def print_sample(sample: Sample, sought: str | None = None) -> None:
     )
     stdout().print(Text.assemble(mark, (head, "dim")))
     _print_text("prompt", sample.prompt, sought)
+    for digest in sample.images:
+        _print_text("image", f"SHA-256 {digest}", None)
     if sample.episode is None:
         _print_text("response", sample.response, sought)
     else:
@@ -99,6 +107,7 @@ def _marked(text: str, sought: str | None) -> Text:
 
 
 _WIDTH = 48
+_PIXELS = 40  # of a side of a drawn image, at most: 20 lines
 
 
 def print_scores(scored: Sequence[dict[str, Any]]) -> None:
@@ -191,8 +200,8 @@ def _facts_of(turn: Mapping[str, Any]) -> str:
     return ", ".join([f"{turn['seconds']:.3f} s", *reward, *errors])
 
 
-def print_row(entry: dict[str, Any]) -> None:
-    """Print one row of `rlctl data show`: facts, prompt, ground truth and extra info."""
+def print_row(entry: dict[str, Any], images: Sequence[Image] = ()) -> None:
+    """Print one row of `rlctl data show`: facts, prompt, images, ground truth and extra info."""
     facts = [entry["data_source"], entry["ability"], f"reward style {entry['style']}"]
     facts += [f"{entry['num_tokens']} tokens"] if "num_tokens" in entry else []
     text = entry.get("rendered") or "\n".join(
@@ -205,11 +214,36 @@ def print_row(entry: dict[str, Any]) -> None:
         Text(visible(" · ".join(fact for fact in facts if fact)), style="dim"),
     )
     out.print(Text(visible(text)))
-    for image in entry["images"]:
-        out.print(Text.assemble(("image: ", "bold"), visible(image)))
+    for name, image in zip_longest(entry["images"], images):
+        out.print(Text.assemble(("image: ", "bold"), visible(name)))
+        if image is not None and (drawn := _drawn(image, out)) is not None:
+            out.print(drawn)
     out.print(Text.assemble(("ground truth: ", "bold"), visible(str(entry["ground_truth"]))))
     out.print(Text.assemble(("extra info: ", "bold"), visible(extra)))
     out.print()
+
+
+def _drawn(image: Image, console: Console) -> Text | None:
+    """Return an image in half blocks; None if it cannot be read, or drawn on this terminal."""
+    shows = console.is_terminal and console.color_system in ("256", "truecolor")
+    if not shows or not console.encoding.lower().startswith("utf"):
+        return None
+    try:
+        picture = opened(content_of(image))
+    except (ConfigError, ImportError):
+        return None
+    picture.thumbnail((min(_PIXELS, console.width), _PIXELS))
+    width, height = picture.size
+    text = Text()
+    for top in range(0, height, 2):
+        for left in range(width):
+            colours = [
+                Color.from_rgb(*picture.getpixel((left, row)))
+                for row in range(top, min(top + 2, height))
+            ]
+            text.append("▀", Style(color=colours[0], bgcolor=[*colours, None][1]))
+        text.append("\n" if top + 2 < height else "")
+    return text
 
 
 def row_entry(
@@ -232,10 +266,9 @@ def row_entry(
         "extra_info": row.extra_info,
     }
     if tokenizer:
-        from rlctl.runtime.data.tokenizer import encode_prompt, render_prompt
+        from rlctl.runtime.data.image_prompts import row_renderer
+        from rlctl.runtime.data.tokenizer import encode_text
 
-        entry |= {
-            "rendered": render_prompt(tokenizer, row.prompt),
-            "num_tokens": len(encode_prompt(tokenizer, row.prompt)),
-        }
+        text = row_renderer(tokenizer)(row)
+        entry |= {"rendered": text, "num_tokens": len(encode_text(tokenizer, text))}
     return entry

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.metrics_digest import read_table
 from rlctl.runs.report.curves import curves, short
 from rlctl.runs.run import Run
+from rlctl.runs.thumbnails import read_thumbnail
 from rlctl.tracking.episodes import Episode
 from rlctl.tracking.jsonl import generations_file, read_generations
 from rlctl.tracking.metric_table import MetricTable
@@ -30,6 +33,7 @@ from rlctl.tracking.transcripts import ending, facts, speaker
 _HEAD_KEYS = ("actor_rollout_ref.model.path", "algorithm.name", "algorithm.adv_estimator")
 MAX_VALIDATIONS = 12
 MAX_NAMES = 4  # in a title
+MAX_IMAGES = 8  # of a sample
 # Events that are marked in the curves.
 NOTABLE = ("resume", "checkpoint", "checkpoint_failed", "oom_retry", "skipped_update")
 
@@ -69,6 +73,7 @@ def content(
 def _run(
     run: Run, label: str, samples_per_step: int | None, metrics: MetricTable
 ) -> dict[str, Any]:
+    samples = [] if samples_per_step is None else _samples(run, samples_per_step)
     return {
         "label": label,
         "key": run.key,
@@ -78,7 +83,8 @@ def _run(
         **notable_events(run.path),
         "checkpoints": checkpoints(run.path),
         "steps": generation_steps(run.path),
-        "samples": [] if samples_per_step is None else _samples(run, samples_per_step),
+        "samples": samples,
+        "thumbnails": thumbnails_of(run, chain.from_iterable(step["shown"] for step in samples)),
         **curves(metrics),
     }
 
@@ -209,6 +215,16 @@ def _samples(run: Run, samples_per_step: int) -> list[dict[str, Any]]:
     return found
 
 
+def thumbnails_of(run: Run, samples: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the thumbnails of the images of `plain_sample`s, by digest, as `data:` addresses."""
+    digests = dict.fromkeys(digest for sample in samples for digest in sample["images"])
+    return {
+        digest: f"data:image/jpeg;base64,{b64encode(content).decode()}"
+        for digest in digests
+        if (content := read_thumbnail(run.path, digest)) is not None
+    }
+
+
 def plain_sample(index: int, sample: Sample) -> dict[str, Any]:
     return {
         "index": index,
@@ -221,6 +237,8 @@ def plain_sample(index: int, sample: Sample) -> dict[str, Any]:
         "length": sample.length,
         "finish": sample.finish,
         "source": sample.data_source,
+        "images": list(sample.images[:MAX_IMAGES]),
+        "num_images": len(sample.images),
         "episode": _episode(sample.episode) if sample.episode else None,
     }
 

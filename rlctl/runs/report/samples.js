@@ -25,7 +25,17 @@ function marked(text, sought) {
   return [...parts, text.slice(at)];
 }
 
-function sampleNode(sample, step, sought, asked) {
+function imagesNode(sample, thumbnails) {
+  const all = sample.num_images, images = sample.images.map((digest, at) => {
+    const name = `image ${at + 1} of prompt ${sample.index + 1}`;
+    return thumbnails[digest] ? el("img", { src: thumbnails[digest], alt: name, title: `SHA-256 ${digest}`, loading: "lazy" })
+      : el("span", {}, `${name}, without a thumbnail`);
+  });
+  const more = all > images.length ? el("span", {}, `${images.length} of ${all}`) : null;
+  return el("div", { class: "part images" }, el("h3", {}, all === 1 ? "image" : "images", more), ...images);
+}
+
+function sampleNode(sample, step, sought, asked, thumbnails) {
   // After another response to the same prompt (`asked`), show only the response.
   const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${value}`).join("  ");
   const said = [`score ${sample.score}`, parts, `${sample.length} tokens`, `ended by ${sample.finish}`, sample.source, `step ${step}`,
@@ -36,6 +46,7 @@ function sampleNode(sample, step, sought, asked) {
   const texts = asked ? [] : [...turnsOf(sample.prompt).map(turn => [turn.who, turn.text]), ["truth", sample.truth]];
   if (!sample.episode) texts.push(["response", sample.response]);
   for (const [name, text] of texts) node.append(el("div", { class: `part ${name}` }, el("h3", {}, name), el("pre", {}, ...marked(text, sought))));
+  if (sample.images.length && !asked) node.querySelector(".truth").before(imagesNode(sample, thumbnails));
   if (sample.episode) node.append(...episodeNodes(sample.episode, sought));
   return node;
 }
@@ -82,7 +93,7 @@ function buildSamples() {
   const draw = (found, sought, more, text) => {
     $("sample-count").textContent = text;
     $("sample-list").replaceChildren(...found.map(([sample, step], at) =>
-      sampleNode(sample, step, sought, !readSamples && at > 0 && found[at - 1][0].index === sample.index)));
+      sampleNode(sample, step, sought, !readSamples && at > 0 && found[at - 1][0].index === sample.index, chosenRun().thumbnails)));
     $("sample-more").hidden = !more;
   };
   const listEmbedded = (chosen, verdict, sought) => {
@@ -105,6 +116,8 @@ function buildSamples() {
       matching = part.matching;
       if (!part.samples.length) break;
       found.push(...part.samples.map(sample => [sample, part.step]));
+      const { key, thumbnails } = chosenRun();
+      for (const digest of part.thumbnails) thumbnails[digest] = `/api/images?${new URLSearchParams({ run: key, digest })}`;
     }
     draw(found.slice(0, limit), sought, matching > limit, `${matching} response${matching === 1 ? "" : "s"}`);
   };

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from rlctl.data_prep.images import PLACEHOLDER, Image, content_of, parts_of, require_pillow, size_of
+from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.batch.images import processor_class, processor_of, source_of
@@ -75,6 +76,24 @@ class ImagePrompts:
 
         inputs = self.images.process(Pillow.new("RGB", size))
         return self._processor.replace_image_token(inputs, image_idx=0)
+
+
+def row_renderer(tokenizer: PreTrainedTokenizerBase) -> Callable[[PromptRow], str]:
+    """Return a function that renders a row's prompt for the model in the tokenizer's folder."""
+
+    @cache
+    def images() -> ImagePrompts:
+        path = tokenizer.name_or_path
+        return ImagePrompts(
+            schema.Model.model_construct(path=path, trust_remote_code=False), tokenizer
+        )
+
+    def render(row: PromptRow) -> str:
+        if not row.images:
+            return render_prompt(tokenizer, row.prompt)
+        return images().render(row.prompt, row.images)
+
+    return render
 
 
 def _build(model: schema.Model, images: Any, tokenizer: PreTrainedTokenizerBase) -> Any:

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.errors import RlctlError
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
+from rlctl.runs.thumbnails import write_thumbnails
 from rlctl.runtime.agents.stream import Stream
 from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.algorithms.stats import rollout_metrics
@@ -202,6 +203,7 @@ class Trainer:
         with self.source.quiet:
             validation = self.context.validator.run(self.roles)
         self.context.trackers.generations(step, validation.samples)
+        write_thumbnails(self.context.run.path, validation.images)
         return validation.metrics | {"timing_s/testing": time.perf_counter() - begin}
 
     def _save(self, step: int, metrics: dict[str, float]) -> dict[str, float]:

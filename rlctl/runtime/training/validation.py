@@ -5,9 +5,10 @@ A reward model is validated on held-out pairs.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import isnan
 from statistics import fmean
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlctl.data_prep.images import PLACEHOLDER, digest_of
 from rlctl.runtime.algorithms.pair_losses import pair_metrics
 from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.data.conversations import Pairs, pair_texts
@@ -24,15 +26,17 @@ from rlctl.runtime.roles import RewardModel, Roles
 from rlctl.tracking.metrics import to_floats
 from rlctl.tracking.tracker import Sample
 
+_REPEATED = re.compile(r"(<[^<>\s]+>)\1+")  # tokens of an image in a prompt
 _NUM_DRAWS, _DRAW_SEED = 1000, 42  # of the bootstrap for best@N and maj@N, as in verl
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Result of a validation pass: metrics by name, and one sample per response."""
+    """Result of a validation pass: metrics by name, one sample per response, images by SHA-256."""
 
     metrics: dict[str, float]
     samples: list[Sample]
+    images: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,19 @@ class Validator:
             scored.append(roles.reward.compute_scores(rollouts, validate=True).to_scored(rollouts))
         samples = [sample for part in scored for sample in to_samples(part, self.tokenizer)]
         num_responses = len(samples) // len(self.prompts)
-        return Validation(validation_metrics(samples, num_responses), samples)
+        contents = [own for part in scored for own in part.images or [()] * len(part)]
+        images = {
+            digest: content
+            for sample, own in zip(samples, contents, strict=True)
+            for digest, content in zip(sample.images, own, strict=True)
+        }
+        return Validation(validation_metrics(samples, num_responses), samples, images)
 
 
 def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sample]:
-    """Decode the responses of a batch to samples, in its order."""
+    """Decode the responses of a batch to samples, in its order; `<image>` stands for its tokens."""
     prompts = tokenizer.batch_decode([ids.tolist() for ids in scored.prompt_ids.rows()])
+    images = [tuple(map(digest_of, own)) for own in scored.images] or [()] * len(scored)
     responses = tokenizer.batch_decode(
         [ids.tolist() for ids in scored.response_ids.rows()], skip_special_tokens=True
     )
@@ -69,7 +80,7 @@ def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sampl
     episodes = scored.episodes or [None] * len(scored)
     return [
         Sample(
-            prompt=prompts[i],
+            prompt=_REPEATED.sub(PLACEHOLDER, prompts[i]) if images[i] else prompts[i],
             response=responses[i],
             ground_truth=row.ground_truth,
             score=score,
@@ -81,6 +92,7 @@ def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sampl
             data_source=row.data_source,
             pred=preds[i],
             episode=episodes[i],
+            images=images[i],
         )
         for i, (row, score, length) in enumerate(
             zip(
