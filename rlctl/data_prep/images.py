@@ -1,21 +1,23 @@
 """Images of a prompt row: the column `images` of verl, and content parts of messages.
 
-A row has a list of images, or a single one; each is the bytes of its file, a path or an address, a
-struct `{bytes, path}` as in `datasets`, or an image of Pillow. The text of its messages refers to
-them in their order by `<image>`. Content parts as in TRL, such as `{"type": "image"}`, become text.
+A row has a list of images, or a single one; each is the bytes of its file, a path or an address
+(`data:…` too), a struct `{bytes, path}` as in `datasets`, or an image of Pillow. The text of its
+messages refers to them in their order by `<image>`. Content parts as in TRL, such as
+`{"type": "image"}`, become text.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.errors import ConfigError, MissingExtraError, RlctlError
 from rlctl.storage import local
 
 IMAGE_KEY = "images"  # default column
@@ -37,6 +39,8 @@ def images_of(value: Any) -> tuple[Image, ...]:
 def _image(value: Any) -> Image:
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")
+    if isinstance(value, str) and value.startswith("data:"):
+        value = b64decode(value.partition(";base64,")[2])
     if isinstance(value, bytes | str) and value:
         return value
     picture: Any = value
@@ -46,6 +50,20 @@ def _image(value: Any) -> Image:
         return buffer.getvalue()
     kind = type(value).__name__ if value else "empty value"
     raise ValueError(f"an image is bytes, a path, or {{bytes, path}}, not {kind}")
+
+
+def read_images(value: Any, folder: Path) -> tuple[bytes, ...]:
+    """Return the files of the images in the value of a column; paths are relative to `folder`.
+
+    Raises ValueError for another value, and for an image that cannot be read or decoded.
+    """
+    try:
+        contents = tuple(content_of(image, folder) for image in images_of(value))
+        for content in contents:
+            size_of(content)
+    except RlctlError as error:
+        raise ValueError(error.problems[0].message) from error
+    return contents
 
 
 def text_of(content: Any) -> Any:
@@ -92,12 +110,15 @@ def parts_of(text: str) -> list[dict[str, str]]:
     return parts
 
 
-def content_of(image: Image) -> bytes:
-    """Return the bytes of an image's file. Raises ConfigError if it cannot be read."""
+def content_of(image: Image, folder: str | Path = "") -> bytes:
+    """Return the bytes of an image's file. Raises ConfigError if it cannot be read.
+
+    Its path may be relative to `folder`, by default the current one.
+    """
     if isinstance(image, bytes):
         return image
     try:
-        return Path(local(image)).expanduser().read_bytes()
+        return Path(folder, Path(local(image)).expanduser()).read_bytes()
     except OSError as error:
         hint = "paths are relative to the current folder"
         raise ConfigError(f"an image cannot be read: {error}", where=image, hint=hint) from error
@@ -141,7 +162,8 @@ def _decoding(content: bytes) -> Iterator[Any]:
             yield image
     except Exception as error:  # decoders raise errors of any class
         where = f"the image with SHA-256 {hashlib.sha256(content).hexdigest()[:12]}"
-        raise ConfigError(f"an image cannot be decoded: {error}", where=where) from error
+        reason = str(error).partition(" <")[0]  # an address in memory follows
+        raise ConfigError(f"an image cannot be decoded: {reason}", where=where) from error
 
 
 def pattern(width: int, height: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rlctl.data_prep.chats import (
     split_response,
 )
 from rlctl.data_prep.datasets import dataset, option
+from rlctl.data_prep.images import PLACEHOLDER, image_faults, read_images, require_pillow, text_of
 from rlctl.data_prep.records import raise_capped, read_records, value_at
 from rlctl.data_prep.rows import PromptRow, RowSource
 from rlctl.data_prep.sources import TRAIN, name_of, record_files
@@ -34,7 +35,7 @@ class Fields:
 
     A dot in a key selects a nested field (`meta.answer`). `system` becomes a system message;
     `instruction` is appended to the last message. If the answer's key is None or the prompt's, the
-    answer is the last message of the assistant in the prompt, a chat.
+    answer is the last message of the assistant in the prompt, a chat. `image_key` is the images'.
     """
 
     prompt_key: str
@@ -42,6 +43,7 @@ class Fields:
     data_source: str
     system: str | None
     instruction: str | None
+    image_key: str | None = None
 
     @property
     def takes_last(self) -> bool:
@@ -71,6 +73,12 @@ class JsonlParams(Params):
         "Key of the ground truth for the reward function; a dot goes deeper. By "
         "default the last message of the assistant in the chat.",
     )
+    image_key: str | None = option(
+        None,
+        "KEY",
+        "Key of the images of a record: paths relative to the file, addresses or bytes, which "
+        "<image> in the prompt refers to; without it they come first.",
+    )
     data_source: str | None = option(
         None,
         "NAME",
@@ -94,7 +102,10 @@ def jsonl(params: JsonlParams) -> dict[str, RowSource]:
     """Your own questions and answers: train.parquet and, with --val-fraction, val.parquet."""
     files = record_files(params.files, TRAIN)
     source = params.data_source or name_of(params.files)
-    fields = Fields(params.prompt_key, params.answer_key, source, params.system, params.instruction)
+    keys = (params.prompt_key, params.answer_key, source, params.system, params.instruction)
+    fields = Fields(*keys, params.image_key)
+    if params.image_key is not None:
+        require_pillow("--image-key")
     return split_source(lambda: rows_from_records(files, fields), params.val_fraction, params.seed)
 
 
@@ -145,6 +156,9 @@ def rows_from_records(files: Sequence[Path], fields: Fields) -> Iterator[PromptR
         for where, record in read_records(path):
             try:
                 row = row_of(record, index, fields)
+                if fields.image_key is not None:
+                    images = value_at(record, fields.image_key)
+                    row = _with_images(row, fields.image_key, images, path.parent)
             except ValueError as error:
                 problems.append(Problem(str(error), where))
                 continue
@@ -203,9 +217,22 @@ def row_of(record: Any, index: int, fields: Fields) -> PromptRow:
     return PromptRow(fields.data_source, chat, truth, extra_info={"index": index, **extra_info})
 
 
+def _with_images(row: PromptRow, key: str, value: Any, folder: Path) -> PromptRow:
+    """Return the row with its images. Raises ValueError if its prompt refers to others."""
+    images = read_images(value, folder)
+    if not any(PLACEHOLDER in turn["content"] for turn in row.prompt):
+        asked = next((turn for turn in row.prompt if turn["role"] != "system"), row.prompt[-1])
+        asked["content"] = PLACEHOLDER * len(images) + asked["content"]
+    for fault in image_faults({key: images}, key, [turn["content"] for turn in row.prompt]):
+        raise ValueError(fault)
+    return replace(row, images=images)
+
+
 def _chat(prompt: Any, fields: Fields) -> Chat:
     """Return the messages of a prompt. Raises ValueError for one that cannot be read."""
     if is_chat(prompt):
+        if fields.image_key is not None:  # content parts refer to images, too
+            prompt = [turn | {"content": text_of(turn.get("content"))} for turn in prompt]
         return read_chat(prompt, fields.prompt_key)
     if not isinstance(prompt, str) or not prompt.strip():
         raise ValueError(
@@ -218,7 +245,7 @@ def _chat(prompt: Any, fields: Fields) -> Chat:
 
 def _other_columns(record: dict[str, Any], fields: Fields) -> dict[str, Any]:
     """Return the columns without prompt and answer, as JSON has them; `extra_info` is opened."""
-    own = ("index", fields.prompt_key, fields.answer_key)
+    own = ("index", fields.prompt_key, fields.answer_key, fields.image_key)
     found = {name: _plain(value) for name, value in record.items() if name not in own}
     nested = found.pop("extra_info", None)
     if isinstance(nested, dict):

@@ -53,12 +53,12 @@ class _Kept:
 
 
 def drop_overlong(
-    rows: RowSource, num_tokens: Callable[[list[dict[str, str]]], int], limit: int | None
+    rows: RowSource, num_tokens: Callable[[PromptRow], int], limit: int | None
 ) -> tuple[RowSource, Lengths]:
     """Return the rows with at most `limit` prompt tokens, and the lengths of all prompts.
 
-    `num_tokens` counts the tokens of a chat.
+    `num_tokens` counts the tokens of a prompt.
     """
-    lengths = [num_tokens(row.prompt) for row in rows]
+    lengths = [num_tokens(row) for row in rows]
     kept = _Kept(rows, [limit is None or length <= limit for length in lengths])
     return kept, Lengths(sorted(lengths), limit)

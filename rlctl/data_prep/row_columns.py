@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rlctl.errors import Problem
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow, RowSource
 
 JSON_COLUMNS = b"rlctl.json_columns"  # metadata of a file: names of columns that are JSON text
-_TABLE_ROWS = 16_384  # of a row group, which is in memory at a time
+_TABLE_ROWS, _TABLE_BYTES = 16_384, 2**26  # of a row group, which is in memory; bytes of images
 _FREE: dict[str, Callable[[PromptRow], Any]] = {
     "extra_info": lambda row: row.extra_info,
     "ground_truth": lambda row: row.ground_truth,
@@ -82,8 +81,15 @@ def _unified(kinds: Sequence[Any]) -> Any:
 
 
 def _parts(rows: RowSource) -> Iterator[list[PromptRow]]:
-    every = iter(rows)
-    while part := list(islice(every, _TABLE_ROWS)):
+    part: list[PromptRow] = []
+    size = 0
+    for row in rows:
+        part.append(row)
+        size += sum(map(len, row.images))
+        if len(part) == _TABLE_ROWS or size >= _TABLE_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
         yield part
 
 

@@ -216,12 +216,14 @@ def test_splits_are_disjoint_complete_and_seeded() -> None:
 
 
 def test_overlong_prompts_are_dropped_and_counted() -> None:
-    kept, lengths = drop_overlong(numbered(31), lambda chat: len(chat[0]["content"]), limit=24)
+    kept, lengths = drop_overlong(numbered(31), lambda row: len(row.prompt[0]["content"]), limit=24)
     assert [row.extra_info["index"] for row in kept] == list(range(25))
     assert lengths.num_dropped == 6
     assert (lengths.quantile(0), lengths.quantile(0.5), lengths.quantile(1)) == (0, 15, 30)
     assert (
-        drop_overlong(numbered(31), lambda chat: len(chat[0]["content"]), limit=None)[1].num_dropped
+        drop_overlong(numbered(31), lambda row: len(row.prompt[0]["content"]), limit=None)[
+            1
+        ].num_dropped
         == 0
     )
 

@@ -270,7 +270,7 @@ def test_rows_that_are_streamed_are_not_held(
     files = [str(tmp_path / "x.jsonl")]
     params = JsonlParams(files=files, prompt_key="q", answer_key="a", val_fraction=0.1)
     for name, split in jsonl_module.jsonl(params).items():
-        kept, lengths = drop_overlong(split, lambda chat: len(chat[0]["content"]), 5)
+        kept, lengths = drop_overlong(split, lambda row: len(row.prompt[0]["content"]), 5)
         write_rows(tmp_path / f"{name}.parquet", kept)
         found = read_rows(tmp_path / f"{name}.parquet")
         assert len(found) == len(split) == len(kept) == len(lengths.values)

@@ -11,6 +11,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Reward
+from rlctl.runtime.rewards import geo3k
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.loading import load_reward
 from rlctl.runtime.rewards.math_answers import score
@@ -35,6 +36,7 @@ def reward(*overrides: str) -> Reward:
         ("math_dapo", "math"),
         ("aime_2024", "math"),
         ("numina_olympiads", "math"),
+        ("hiyouga/geometry3k", "geo3k"),
     ],
 )
 def test_each_data_source_has_its_scorer(source: str, scorer: str) -> None:
@@ -84,6 +86,27 @@ def test_each_row_of_mixed_data_is_scored_by_its_own_scorer() -> None:
 )
 def test_math_answers(response: str, truth: str, wanted: float) -> None:
     assert score("lighteval/MATH", response, truth)["score"] == wanted
+
+
+THOUGHT = "<think>half of it</think>"
+
+
+@pytest.mark.parametrize(
+    ("response", "acc", "has_format"),
+    [
+        (rf"{THOUGHT} So \boxed{{\frac{{1}}{{2}}}}.", 1.0, 1.0),
+        (r"So \boxed{0.5}.", 1.0, 0.0),
+        (rf" {THOUGHT} \boxed{{0.5}}", 1.0, 0.0),
+        (rf"{THOUGHT} \boxed{{2}}", 0.0, 1.0),
+        (r"<think>\boxed{0.5}</think> 0.5", 1.0, 0.0),
+        (f"{THOUGHT} 0.5", 0.0, 0.0),
+        (rf"{THOUGHT} \boxed{{", 0.0, 0.0),
+    ],
+)
+def test_geo3k_adds_a_tenth_for_the_format(response: str, acc: float, has_format: float) -> None:
+    found = geo3k.score("hiyouga/geometry3k", response, r"\frac { 1 } { 2 }")
+    assert (found["acc"], found["format"]) == (acc, has_format)
+    assert found["score"] == pytest.approx(0.9 * acc + 0.1 * has_format)
 
 
 def test_missing_math_verify_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

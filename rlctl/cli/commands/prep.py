@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rlctl.data_prep.datasets import Dataset
     from rlctl.data_prep.lengths import Lengths
-    from rlctl.data_prep.rows import RowSource
+    from rlctl.data_prep.rows import PromptRow, RowSource
 
 
 class DatasetGroup(TyperGroup):
@@ -50,7 +50,7 @@ app = typer.Typer(cls=DatasetGroup, no_args_is_help=True)
 
 @app.callback()
 def _group() -> None:
-    """Write training data as parquet files: GSM8K, arithmetic, pairs or your own."""
+    """Write training data as parquet files: GSM8K, Geometry3K, pairs or your own."""
 
 
 Out = Annotated[
@@ -168,7 +168,7 @@ def _write(
 
 def _drop_overlong(
     splits: Mapping[str, RowSource],
-    num_tokens: Callable[[list[dict[str, str]]], int],
+    num_tokens: Callable[[PromptRow], int],
     limit: int | None,
 ) -> tuple[dict[str, RowSource], dict[str, Lengths]]:
     """Return the rows of at most `limit` tokens and the lengths of all rows, per split.
@@ -190,11 +190,13 @@ def _drop_overlong(
     return kept, lengths
 
 
-def _token_counter(model: str) -> Callable[[list[dict[str, str]]], int]:
-    from rlctl.runtime.data.tokenizer import encode_prompt, load_tokenizer
+def _token_counter(model: str) -> Callable[[PromptRow], int]:
+    from rlctl.runtime.data.image_prompts import row_renderer
+    from rlctl.runtime.data.tokenizer import encode_text, load_tokenizer
 
     tokenizer = load_tokenizer(model)
-    return lambda chat: len(encode_prompt(tokenizer, chat))
+    render = row_renderer(tokenizer)
+    return lambda row: len(encode_text(tokenizer, render(row)))
 
 
 def _summary(path: Path, rows: RowSource, lengths: Lengths | None) -> dict[str, Any]:

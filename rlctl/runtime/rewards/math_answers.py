@@ -23,7 +23,7 @@ DATA_SOURCES = (
 _MAX_SOLUTION = 10_000  # characters from the end that are searched
 
 
-def _prepare() -> None:
+def prepare() -> None:
     """Import math-verify. Raises MissingExtraError if it is not installed."""
     try:
         import math_verify
@@ -35,7 +35,7 @@ def _prepare() -> None:
     logging.getLogger(math_verify.__name__).setLevel(logging.ERROR)  # it warns about timeouts
 
 
-@declare(data_sources=DATA_SOURCES, prepare=_prepare)
+@declare(data_sources=DATA_SOURCES, prepare=prepare)
 def score(
     data_source: str,
     solution_str: str,
