@@ -6,7 +6,7 @@ import functools
 import hashlib
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -82,13 +82,18 @@ def data_hashes(files: Iterable[str], split: str) -> dict[str, str]:
     those of a pattern, or of one name in several folders, by their path.
     """
     hashes = {}
+    for name, path in named_files(files, split):
+        with path.open("rb") as file:
+            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
+
+
+def named_files(files: Iterable[str], split: str) -> Iterator[tuple[str, Path]]:
+    """Yield name and path of each file; see `data_hashes`."""
     for source in files:
         paths = data_files(source, split)
         single = paths == [Path(local(source)).expanduser()]
         by_path = "*" in source or len({path.name for path in paths}) < len(paths)
         for path in paths:
             name = redact(source) if single else f"{source}/{path.name}"
-            name = str(path) if by_path else name
-            with path.open("rb") as file:
-                hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return hashes
+            yield (str(path) if by_path else name), path

@@ -16,7 +16,9 @@ from rlctl.cli.commands import data, prep
 from rlctl.data_prep import row_columns
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ResourceError
-from tests.data_prep.test_images import PARTS, picture
+from rlctl.runtime.training.run_folder import image_hashes
+from tests.configs import configured
+from tests.data_prep.test_images import PARTS, picture, record
 from tests.vlm import noise, write_vlm
 
 INSTRUCTION = (
@@ -183,3 +185,32 @@ def test_lengths_count_the_tokens_of_images(tmp_path: Path) -> None:
     summary = json.loads(result.stdout)["train"]
     assert (summary["num_rows"], summary["num_dropped"]) == (1, 1)
     assert summary["prompt_tokens"]["max"] == second
+
+
+def test_drift_covers_images_that_rows_name(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.png").write_bytes(picture())
+    named = [[str(tmp_path / "a.png")], [picture()], [], [str(tmp_path / "b.png")]]
+    text = [record([str(tmp_path / "a.png")]), record([], "?")]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, text)))
+    write_rows(tmp_path / "x.parquet", [row_of_images(images) for images in named])
+    write_rows(tmp_path / "bytes.parquet", [row_of_images([picture()])])
+    files = [str(tmp_path / name) for name in ("x.jsonl", "x.parquet", "bytes.parquet")]
+
+    def hashes() -> dict[str, str]:
+        return image_hashes(files, "train", configured("ppo", (), ()).data)
+
+    before = hashes()
+    assert list(before) == [f"{files[0]} (images)", f"{files[1]} (images)"]
+    (tmp_path / "b.png").write_bytes(picture("blue"))
+    changed = hashes()
+    assert changed[f"{files[0]} (images)"] == before[f"{files[0]} (images)"]
+    assert changed[f"{files[1]} (images)"] != before[f"{files[1]} (images)"]
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(ConfigError, match="an image cannot be read"):
+        hashes()
+
+
+def row_of_images(images: Any) -> PromptRow:
+    chat = [{"role": "user", "content": "<image>" * len(images)}]
+    return PromptRow("s", chat, "1", images=tuple(images))

@@ -65,6 +65,20 @@ def test_batches_have_expanded_prompts_and_images(
         assert joined.images == [(), rows[3].images, *batch.images]
 
 
+def test_lengths_of_images_in_other_files_are_counted_at_each_start(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_table, "LARGE_BYTES", 0)
+    monkeypatch.setenv("RLCTL_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "a.png"
+    file.write_bytes(noise(32, 32, 1))
+    row = PromptRow("s", [{"role": "user", "content": "<image>"}], "4", images=(str(file),))
+    write_rows(tmp_path / "x.parquet", [row])
+    assert loaded(tmp_path, folder).mean_length == 9
+    file.write_bytes(noise(48, 48, 1))
+    assert loaded(tmp_path, folder).mean_length == 14
+
+
 @pytest.mark.parametrize("truncation", ["left", "right", "middle", "error"])
 def test_an_image_is_never_cut(
     truncation: str, rows: list[PromptRow], tmp_path: Path, folder: Path

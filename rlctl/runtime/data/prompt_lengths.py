@@ -68,9 +68,9 @@ def _cache_file(
     kwargs: Mapping[str, Any],
     images: ImagePrompts | None,
 ) -> Path | None:
-    """Return the path of cached lengths; None for rows or a tokenizer without a digest."""
+    """Return the path of cached lengths; None for rows or a tokenizer without a digest of all."""
     backend = _plain_backend(tokenizer)
-    if rows.digest is None or backend is None:
+    if rows.digest is None or rows.names_images or backend is None:
         return None
     template = str(tokenizer.chat_template)
     today = str(date.today()) if "strftime_now" in template else None

@@ -27,7 +27,7 @@ from rlctl.storage import cache_folder
 LOG = logging.getLogger(__name__)
 
 LARGE_BYTES = 16 * 2**20  # of a data file: from here on it is cached, below it is held in memory
-_FORMAT = 3  # of cached files
+_FORMAT = 4  # of cached files
 _KIND = "rlctl.kind"
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of a complete Arrow stream
 
@@ -42,6 +42,7 @@ class Kind(NamedTuple):
     agent_name: str
     episode_fields: tuple[str, ...]
     has_images: bool = False
+    names_images: bool = False  # by paths
 
 
 class _Batch(NamedTuple):
@@ -131,8 +132,8 @@ class Rows(Sequence[PromptRow]):
             parts.append(np.array(own, np.int32)[kinds.indices.to_numpy()])
             batch.release()
         found = [
-            Kind(source, agent, tuple(fields), has_images)
-            for source, agent, fields, has_images in map(json.loads, numbers)
+            Kind(source, agent, tuple(fields), *images)
+            for source, agent, fields, *images in map(json.loads, numbers)
         ]
         batches = [
             batch._replace(columns=batch.columns.select(batch.columns.schema.names[:-1]))
@@ -215,6 +216,11 @@ class Rows(Sequence[PromptRow]):
         kinds = np.array([kind.has_images for kind in self._kinds], bool)
         return kinds[self._kind_of[self._index]]
 
+    @property
+    def names_images(self) -> bool:
+        """True if rows name images by paths: then the digest does not identify all content."""
+        return any(kind.names_images for kind in self._kinds)
+
     def first_of_each_kind(self, count: int) -> list[PromptRow]:
         """Return the first `count` rows of each kind, in the order of all rows.
 
@@ -233,7 +239,9 @@ class Rows(Sequence[PromptRow]):
 
 
 def _kind(row: PromptRow) -> Kind:
-    return Kind(row.data_source, row.agent_name, episode_fields(row), bool(row.images))
+    names_images = any(isinstance(image, str) for image in row.images)
+    fields = episode_fields(row)
+    return Kind(row.data_source, row.agent_name, fields, bool(row.images), names_images)
 
 
 def _with_kinds(path: Path, keys: _Keys) -> Iterator[Any]:

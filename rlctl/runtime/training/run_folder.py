@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from rlctl.data_prep.images import digest_of
 from rlctl.data_prep.sources import TRAIN, VALIDATION
 from rlctl.errors import ConfigError, Problem
 from rlctl.recipes import schema
@@ -18,12 +20,13 @@ from rlctl.recipes.recorded import environment_tags
 from rlctl.recipes.roles import ROLES
 from rlctl.recipes.stored import Change, changes, edits
 from rlctl.runs.folders_elsewhere import place
-from rlctl.runs.provenance import data_hashes, installed_versions
+from rlctl.runs.provenance import data_hashes, installed_versions, named_files
 from rlctl.runs.record import Last, RunRecord, recorded_end
 from rlctl.runs.rewind import rewind
 from rlctl.runs.run_dir import CONFIG_FILE, RunDir
 from rlctl.runtime.checkpoint.store import CheckpointStore, config_hash
 from rlctl.runtime.data import quickstart
+from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.model.digest import model_hashes
 from rlctl.runtime.rewards.specs import code_hashes
 from rlctl.runtime.training.restore import ResumePoint
@@ -97,13 +100,31 @@ def _write_config(
 
 def input_hashes(config: schema.Config) -> Hashes:
     """Return the hashes of the files that a run reads, by field of its record."""
-    data = config.data
+    data, hashes = config.data, dict[str, str]()
+    for files, split in ((data.train_paths, TRAIN), (data.val_files or (), VALIDATION)):
+        hashes |= data_hashes(files, split) | image_hashes(files, split, data)
     return {
-        "data": data_hashes(data.train_paths, TRAIN)
-        | data_hashes(data.val_files or (), VALIDATION),
+        "data": hashes,
         "reward_code": code_hashes(config.reward),
         "models": model_hashes(role.model(config) for role in ROLES),
     }
+
+
+def image_hashes(files: Sequence[str], split: str, data: schema.Data) -> dict[str, str]:
+    """Return one SHA-256 of all images that the rows of a file name by path, of files with any.
+
+    Raises ConfigError for an image that cannot be read. Those in a file are part of its own hash.
+    """
+    hashes = {}
+    for name, path in named_files(files, split):
+        with path.open("rb") as file:  # its rows are read again only if they can have images
+            may_have = any(data.image_key.encode() in line for line in file)
+        rows = Rows.load(path, data) if may_have else ()
+        if isinstance(rows, Rows) and rows.names_images:
+            named = (image for row in rows for image in row.images if isinstance(image, str))
+            found = hashlib.sha256("".join(map(digest_of, named)).encode())
+            hashes[f"{name} (images)"] = found.hexdigest()
+    return hashes
 
 
 def _rewind(run: RunDir, start: ResumePoint) -> None:
