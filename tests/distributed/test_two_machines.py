@@ -58,9 +58,10 @@ class Machine:
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
-        enter = ["nsenter", "-t", str(self.anchor.pid), "-n", "-u", "-m", f"--wd={self.folder}"]
+        enter = ["nsenter", "-t", str(self.anchor.pid), "-n", "-u", "-m"]
+        there = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.folder)]
         return subprocess.Popen(
-            [*enter, *map(str, words)],
+            [*enter, *there, *map(str, words)],
             env=environment() | own | TOKEN,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

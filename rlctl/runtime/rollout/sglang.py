@@ -212,6 +212,7 @@ def _launch_arguments(spec: EngineSpec) -> list[str]:
         "--trust-remote-code": spec.model.trust_remote_code,
         "--disable-cuda-graph": rollout.enforce_eager and not on_cpu,
         "--disable-overlap-schedule": on_cpu,
+        "--sleep-on-idle": on_cpu,
         "--enable-memory-saver": rollout.free_cache_engine and not on_cpu,
     }
     values = {
