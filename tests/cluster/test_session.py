@@ -33,6 +33,7 @@ from rlctl.runtime.cluster.session import _options, ray_session
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.process import Process
+from rlctl.runtime.workers.store import use_interface_to
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.processes import words_of
 
@@ -79,6 +80,14 @@ def test_ranks_of_one_host_listen_on_the_loopback_interface() -> None:
     """TCPStore and gloo would listen on all interfaces, or on that of the host's name."""
     for addresses in on_ranks(2, _listening):
         assert addresses == {"127.0.0.1"}
+
+
+def test_gloo_uses_the_interface_that_leads_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the machine's name, which often has no address of a network."""
+    for value, expected in (("", "lo"), ("eth7", "eth7")):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", value)
+        use_interface_to("127.0.0.1")
+        assert os.environ["GLOO_SOCKET_IFNAME"] == expected
 
 
 def test_the_address_of_a_process_group_is_taken_until_it_is_joined() -> None:

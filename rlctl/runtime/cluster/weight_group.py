@@ -27,7 +27,12 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, BucketHeader, Part
-from rlctl.runtime.workers.store import connect_store, listen, open_store
+from rlctl.runtime.workers.store import (
+    connect_store,
+    listen,
+    open_store,
+    use_interface_to,
+)
 
 _CONNECT_S = 60.0  # deadline for all members to connect
 _CHECK_S = 0.2  # between two looks at whether a member was lost
@@ -59,6 +64,7 @@ class WeightGroup:
         self.address, self.device = address, rank_info.device
         self.timeout_s = rank_info.timeout_s
         try:
+            use_interface_to(address.host)
             self.store = connect_store(
                 address.host, address.port, address.num_engines + 1, timedelta(seconds=_CONNECT_S)
             )

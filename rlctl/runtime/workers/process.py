@@ -28,7 +28,7 @@ from rlctl.runtime.model.kernels import use_flash_attention_3
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.process_memory import PEAK, keep_freed_memory, use_expandable_segments
 from rlctl.runtime.workers.rng import seed_all
-from rlctl.runtime.workers.store import connect_store, listen, open_store
+from rlctl.runtime.workers.store import connect_store, listen, open_store, use_interface_to
 from rlctl.runtime.workers.trace import Trace, TraceSpec
 
 _LOOPBACK = "127.0.0.1"
@@ -85,8 +85,7 @@ class Process:
             backend = "cuda:nccl,cpu:gloo" if rank_info.device == "cuda" else "gloo"
             timeout = timedelta(seconds=rank_info.timeout_s)
             host, _, port = address.rpartition(":")
-            if host == _LOOPBACK and sys.platform == "linux":
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            use_interface_to(host)
             if listener is None:
                 store = connect_store(host, int(port), rank_info.world_size, timeout)
             else:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from datetime import timedelta
 
+import psutil
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -32,3 +35,20 @@ def connect_store(host: str, port: int, world_size: int, timeout: timedelta) -> 
     return TCPStore(
         host, port, world_size, is_master=False, timeout=timeout, wait_for_workers=False
     )
+
+
+def use_interface_to(host: str) -> None:
+    """Let gloo in this process use the network interface that leads to `host`, unless one is set.
+
+    Its own choice is that of the machine's name, which often is the loopback interface or unknown.
+    """
+    if os.environ.get("GLOO_SOCKET_IFNAME") or sys.platform != "linux":
+        return
+    family, kind, *_, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # of a datagram socket: sends nothing
+        local = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if local in [one.address.partition("%")[0] for one in addresses]:
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+            return
