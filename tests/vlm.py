@@ -73,7 +73,7 @@ _VISION_OF: dict[str, dict[str, Any]] = {
     },
     "qwen2_5_vl": {**_VISION, "window_size": 32, "fullatt_block_indexes": [1]},
     "qwen3_vl": _VISION_3,
-    "qwen3_5": _VISION_3,
+    "qwen3_5": _VISION_3 | {"deepstack_visual_indexes": []},
     "glm4v": {**_VISION, "image_size": 64},
     "internvl": {
         "hidden_size": 32,
@@ -112,7 +112,8 @@ _IMAGE = {"internvl": "<IMG_CONTEXT>", "glm4v": "<|image|>", "gemma3": "<start_o
 def vlm_config(kind: str) -> PretrainedConfig:
     """Return the configuration of a miniature of about 60,000 parameters."""
     image = _IMAGE.get(kind, "<|image_pad|>")
-    text = {**_TEXT, "rope_parameters": _ROPE}
+    interleaved = {"mrope_interleaved": True} if kind in ("qwen3_vl", "qwen3_5") else {}
+    text = {**_TEXT, "rope_parameters": _ROPE | interleaved}
     ids: dict[str, Any] = {"image_token_id": VOCABULARY[image]}
     if kind.startswith(("qwen", "glm")):
         video = "<|video|>" if kind == "glm4v" else "<|video_pad|>"
@@ -128,8 +129,12 @@ def vlm_config(kind: str) -> PretrainedConfig:
             "linear_num_value_heads": 4,
             "linear_key_head_dim": 8,
             "linear_value_head_dim": 8,
-            "rope_parameters": {**_ROPE, "partial_rotary_factor": 1.0},
+            "rope_parameters": _ROPE | interleaved | {"partial_rotary_factor": 1.0},
         }
+    if kind == "glm4v":
+        text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+        text["attention_bias"] = True  # as checkpoints; transformers always has one
+        text["rope_parameters"] = _ROPE | {"partial_rotary_factor": 0.5}
     if kind == "internvl":
         text = {**_TEXT, "model_type": "qwen2"}
         ids |= {"image_seq_length": 4}

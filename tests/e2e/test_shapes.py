@@ -23,6 +23,8 @@ SMALL = [
     "trainer.num_threads=1",
 ]
 
+VLLM = ("actor_rollout_ref.rollout.name=vllm",)
+
 
 def test_a_run_with_images_resumes_byte_for_byte(tmp_path: Path) -> None:
     command = ("train", "grpo", "--recipe", "shapes", "--inline")
@@ -54,9 +56,24 @@ def test_a_run_with_images_resumes_byte_for_byte(tmp_path: Path) -> None:
     assert last["critic/grad_norm"] > 0
 
 
+@pytest.mark.extra("vllm")
+def test_vllm_generates_what_the_trainer_scores(tmp_path: Path) -> None:
+    command = ("train", "grpo", "--recipe", "shapes", "--inline", "--name", "vllm", *SMALL)
+    steps = ("trainer.total_training_steps=2", "trainer.save_freq=-1")
+    rlctl(*command, *VLLM, *steps, cwd=tmp_path)
+    found = metrics(tmp_path / "runs" / "quickstart" / "vllm")
+    differences = [
+        step["training/rollout_probs_diff_max"] for step in found if "perf/time_per_step" in step
+    ]
+    assert differences
+    assert max(differences) <= 1e-4
+
+
 @pytest.mark.soak
-def test_the_recipe_shapes_learns(tmp_path: Path) -> None:
-    rlctl("train", "grpo", "--recipe", "shapes", "--inline", "--name", "shapes", cwd=tmp_path)
+@pytest.mark.parametrize("engine", [(), pytest.param(VLLM, marks=pytest.mark.extra("vllm"))])
+def test_the_recipe_shapes_learns(engine: tuple[str, ...], tmp_path: Path) -> None:
+    command = ("train", "grpo", "--recipe", "shapes", "--inline", "--name", "shapes")
+    rlctl(*command, *engine, cwd=tmp_path)
     steps = metrics(tmp_path / "runs" / "quickstart" / "shapes")
     scores = [
         value

@@ -7,6 +7,7 @@ to start.
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,9 @@ def largest_difference(kind: str, folder: Path, shares: bool) -> float:
     )
 
 
-def outcome(kind: str, folder: Path, shares: bool, answer: Connection) -> None:
+def outcome(function: Callable[..., Any], args: tuple[Any, ...], answer: Connection) -> None:
     try:
-        answer.send(largest_difference(kind, folder, shares))
+        answer.send(function(*args))
     except Exception as error:  # no class of vLLM for it, or one that fails
         answer.send(str(error))
 
@@ -75,11 +76,11 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> None:
     prepare(engine_spec(tmp_path_factory.mktemp("none"), VLLM))
 
 
-def measured(kind: str, folder: Path, shares: bool) -> float | str:
-    """Return the largest difference of a log-prob, or the error of a refusal."""
+def measured(function: Callable[..., Any], *args: Any) -> Any:
+    """Return what a function finds in a fork of this process, or the text of its error."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=outcome, args=(kind, folder, shares, sender))
+    process = context.Process(target=outcome, args=(function, args, sender))
     process.start()
     sender.close()
     try:
@@ -97,7 +98,7 @@ def measured(kind: str, folder: Path, shares: bool) -> float | str:
 @pytest.mark.usefixtures("vllm")
 def test_log_probs_are_those_of_the_trainer(kind: str, shares: bool, tmp_path: Path) -> None:
     """Parameters are shared with vLLM where their layouts agree, and else sent."""
-    found = measured(kind, tmp_path, shares)
+    found = measured(largest_difference, kind, tmp_path, shares)
     if isinstance(found, str):
         assert kind not in IN_VLLM | ROUNDED_IN_VLLM, found
     elif kind in ROUNDED_IN_VLLM:

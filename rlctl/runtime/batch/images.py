@@ -110,10 +110,14 @@ class ImageProcessor:
 
     def inputs(self, images: Iterable[bytes]) -> Inputs:
         """Return the inputs for one or more image files, in their order."""
-        parts = [self._processed(image) for image in images]
+        parts = self.parts(images)
         return {
             name: torch.cat([torch.as_tensor(part[name]) for part in parts]) for name in parts[0]
         }
+
+    def parts(self, images: Iterable[bytes]) -> list[Inputs]:
+        """Return the inputs for each of the image files."""
+        return [self._processed(image) for image in images]
 
     def _processed(self, image: bytes) -> Inputs:
         found = self._done.pop(image, None)

@@ -145,7 +145,8 @@ class SeenPrompt:
             raise error
         if images and processor is not None:
             inputs = known_inputs(hf, processor.inputs(images))
-            check_count(hf, int((ids == image_token(hf.config)).sum()), inputs, images)
+            expected = num_image_tokens(inputs, hf.config)
+            check_count(expected, int((ids == image_token(hf.config)).sum()), images)
         return cls(inputs, prompt_positions(hf, ids, inputs))
 
     @property
@@ -159,9 +160,8 @@ class SeenPrompt:
         return torch.cat([self.positions, after.expand(len(self.positions), -1)], 1)
 
 
-def check_count(hf: PreTrainedModel, count: int, inputs: Inputs, images: Images) -> None:
-    """Raise RlctlError unless a row has as many tokens of images as its images give."""
-    expected = num_image_tokens(inputs, hf.config)
+def check_count(expected: int, count: int, images: Images) -> None:
+    """Raise RlctlError unless the `count` of tokens of a row's images is as `expected`."""
     if count != expected:
         raise RlctlError(
             f"a prompt has {count} tokens of images, and its {len(images)} images give {expected}",

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,14 +20,21 @@ from torch import Tensor
 
 
 def import_without_torchvision() -> None:
-    """Give vLLM's classes for Qwen the one function of transformers that torchvision hides.
+    """Give vLLM's classes the image processors for Pillow where others need torchvision.
 
-    They import it also for models of text, and installations for CPUs often lack torchvision.
+    They import these also for models of text, and installations for CPUs often lack torchvision.
     """
-    if find_spec("torchvision") is None:
-        from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as module
-
+    if find_spec("torchvision") is not None:
+        return
+    for family in ("qwen2_vl", "glm4v", "got_ocr2", "gemma3"):
+        module = import_module(f"transformers.models.{family}.image_processing_pil_{family}")
+        for name in [name for name in vars(module) if name.endswith("ProcessorPil")]:
+            setattr(module, name.removesuffix("Pil"), getattr(module, name))
         sys.modules.setdefault(module.__name__.replace("_pil_", "_"), module)
+    video = "transformers.models.internvl.video_processing_internvl"
+    sys.modules.setdefault(video, ModuleType(video)).__dict__.setdefault(
+        "InternVLVideoProcessor", object
+    )
 
 
 def compute_delta_nets() -> None:

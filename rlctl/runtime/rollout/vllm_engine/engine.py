@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -40,8 +40,9 @@ from rlctl.runtime.rollout.loop import EngineLoop
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.startup import run_startup
 from rlctl.runtime.rollout.vllm_engine import adapters
+from rlctl.runtime.rollout.vllm_engine.images import EngineImages
 from rlctl.runtime.rollout.vllm_engine.log_probs import report_full_log_probs
-from rlctl.runtime.rollout.vllm_engine.requests import to_completion, vllm_params
+from rlctl.runtime.rollout.vllm_engine.requests import RankPrompts, to_completion, vllm_params
 from rlctl.runtime.rollout.vllm_engine.routing import RoutedExperts
 from rlctl.runtime.rollout.vllm_engine.startup import prepare, start
 from rlctl.runtime.rollout.vllm_engine.versions import check_installed
@@ -60,19 +61,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, eq=False)
-class _Request:
-    """Prompts of one rank, with a limit and a seed per response."""
-
-    prompt_ids: Ragged  # (B rows) int64
-    max_tokens: Tensor  # (B·n,) int64
-    seeds: Tensor  # (B·n,) int64
-
-
 class VLLMEngine:
     """Engine that runs vLLM in this process: see `RolloutEngine`."""
 
-    adapter_sync, records_routing = staticmethod(adapters.vllm_adapter_sync), True
+    adapter_sync = staticmethod(adapters.vllm_adapter_sync)
+    records_routing, reads_images = True, True
 
     @staticmethod
     def unused_keys(config: schema.Config) -> dict[str, Unused]:
@@ -93,6 +86,7 @@ class VLLMEngine:
         runner = model_runner(llm)
         report_full_log_probs(runner)
         self._open: dict[str, tuple[Request, int]] = {}  # vLLM's request id -> request, response
+        self.images = EngineImages(runner, spec.model)
         self.routing = RoutedExperts(runner, spec.routing, spec.rank_info.device == "cpu")
         self.loop = EngineLoop(self, spec.rank_info.num_threads) if spec.concurrent else None
         self.adapter = adapters.AdapterSlot.from_spec(spec, runner)
@@ -152,9 +146,12 @@ class VLLMEngine:
             return self.loop.generate(prompt_ids, sampling, self.max_length)
         num_rows = len(prompt_ids) * sampling.n
         limits = torch.as_tensor(sampling.max_tokens, dtype=torch.int64).expand(num_rows)
-        request = _Request(prompt_ids.to("cpu"), limits, sampling.row_seeds(num_rows))
-        joined, first = self._join_ranks(request)
-        shared = replace(sampling, max_tokens=joined.max_tokens, seed=joined.seeds)
+        images = sampling.images or [()] * len(prompt_ids)
+        own = RankPrompts(prompt_ids.to("cpu"), limits, sampling.row_seeds(num_rows), images)
+        joined, first = own.join_ranks(self.ranks_per_engine)
+        shared = replace(
+            sampling, max_tokens=joined.max_tokens, seed=joined.seeds, images=joined.images
+        )
         responses = generate_by_requests(self, joined.prompt_ids, shared, self.max_length)
         if len(responses.finish) == num_rows:
             return responses
@@ -172,12 +169,11 @@ class VLLMEngine:
             self.cache_released = False
         rows = [(request, index) for request in requests for index in range(len(request.seeds))]
         if rows:
-            prompts: list[Any] = [
-                {"prompt_token_ids": request.context_ids.tolist()} for request, _ in rows
-            ]
+            inputs = {request.key: self.images.prompt(request) for request in requests}
+            prompts = [inputs[request.key] for request, _ in rows]
             params = [vllm_params(request, index) for request, index in rows]
-            adapter = self.adapter and self.adapter.request
-            names = self.llm.enqueue(prompts, params, adapter, use_tqdm=False)
+            adapter = [self.adapter and self.adapter.request] * len(rows)
+            names = self.llm._render_and_add_requests(prompts, params, lora_requests=adapter)
             # Outputs carry the id without its random suffix.
             keys = [name.partition("-")[0] for name in names]
             self._open |= dict(zip(keys, rows, strict=True))
@@ -216,28 +212,6 @@ class VLLMEngine:
             found[request.key, index] = state.detokenizer.num_output_tokens()
         return found
 
-    def _join_ranks(self, request: _Request) -> tuple[_Request, int]:
-        """Join the requests of all ranks of this engine, in order of ranks.
-
-        Also returns the index of this rank's first row.
-        """
-        if self.ranks_per_engine == 1:
-            return request, 0
-        from vllm.distributed.parallel_state import get_tp_group
-
-        group, requests = get_tp_group(), [request] * self.ranks_per_engine
-        dist.all_gather_object(requests, request, group=group.cpu_group)
-        first = sum(len(request.seeds) for request in requests[: group.rank_in_group])
-        prompts = Ragged(
-            torch.cat([request.prompt_ids.values for request in requests]),
-            torch.cat([request.prompt_ids.lengths for request in requests]),
-        )
-        return _Request(
-            prompts,
-            torch.cat([request.max_tokens for request in requests]),
-            torch.cat([request.seeds for request in requests]),
-        ), first
-
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Sync full weights (N, ...): see `RolloutEngine.load_weights`.
 
@@ -258,6 +232,7 @@ class VLLMEngine:
     def _load_base(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         if self.shared is None:
             reload(self.llm, as_in_files(self.converted, weights))
+            self.llm.llm_engine.reset_encoder_cache()  # of images
             return
         for name, value in weights:
             view = self.shared[name]

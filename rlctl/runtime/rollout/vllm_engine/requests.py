@@ -1,17 +1,58 @@
-"""Conversion of a request to vLLM's parameters, and of its output to a response."""
+"""Prompts of ranks, conversion of a request to vLLM's parameters, and of its output."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 # (an extra: types are checked where it is installed)
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlctl.runtime.batch import Ragged
+from rlctl.runtime.batch.images import Images
 from rlctl.runtime.rollout.requests import Completion, Request
 
 if TYPE_CHECKING:
     from vllm import RequestOutput
     from vllm import SamplingParams as VLLMSamplingParams
     from vllm.logprobs import FlatLogprobs
+
+
+@dataclass(frozen=True, eq=False)
+class RankPrompts:
+    """Prompts of one rank, with a limit and a seed per response."""
+
+    prompt_ids: Ragged  # (B rows) int64
+    max_tokens: Tensor  # (B·n,) int64
+    seeds: Tensor  # (B·n,) int64
+    images: Sequence[Images]  # B
+
+    def join_ranks(self, ranks_per_engine: int) -> tuple[RankPrompts, int]:
+        """Join the prompts of all ranks of an engine, in order of ranks.
+
+        Also returns the index of this rank's first row.
+        """
+        if ranks_per_engine == 1:
+            return self, 0
+        from vllm.distributed.parallel_state import get_tp_group
+
+        group, ranks = get_tp_group(), [self] * ranks_per_engine
+        dist.all_gather_object(ranks, self, group=group.cpu_group)
+        first = sum(len(rank.seeds) for rank in ranks[: group.rank_in_group])
+        prompts = Ragged(
+            torch.cat([rank.prompt_ids.values for rank in ranks]),
+            torch.cat([rank.prompt_ids.lengths for rank in ranks]),
+        )
+        return RankPrompts(
+            prompts,
+            torch.cat([rank.max_tokens for rank in ranks]),
+            torch.cat([rank.seeds for rank in ranks]),
+            [images for rank in ranks for images in rank.images],
+        ), first
 
 
 def vllm_params(request: Request, index: int) -> VLLMSamplingParams:

@@ -38,6 +38,7 @@ from rlctl.runtime.rollout.vllm_engine.cpu_states import (
     compute_delta_nets,
     import_without_torchvision,
 )
+from rlctl.runtime.rollout.vllm_engine.images import ARGUMENTS, replace_processors
 from rlctl.runtime.rollout.vllm_engine.versions import HF_HINT, unlike_transformers
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def prepare(spec: EngineSpec) -> None:
 
         _inspect_models_in_process()
         _keep_classes()
+        replace_processors()
         if on_cpu:
             keep_weights_unpacked()
             pack_loaded_experts()
@@ -139,6 +141,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "generation_config": "vllm",  # ignore sampling defaults in the model folder
         "skip_tokenizer_init": True,
         "enable_prefix_caching": True,
+        **ARGUMENTS,
     }
     limits = ("max_num_seqs", "max_num_batched_tokens")  # vLLM's own depend on the GPU
     arguments |= {name: limit for name in limits if (limit := getattr(rollout, name)) is not None}

@@ -1,0 +1,137 @@
+"""Images in vLLM 0.32.0, processed by the trainer's own processor.
+
+Its engine takes processed images. So its own processors, which need a tokenizer and torchvision and
+write placeholders again, are neither loaded nor asked.
+"""
+
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+# (an extra: types are checked where it is installed)
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from rlctl.data_prep.images import digest_of
+from rlctl.recipes import schema
+from rlctl.runtime.batch.images import (
+    Inputs,
+    image_token,
+    num_image_tokens,
+    placeholder_ids,
+    processor_of,
+)
+from rlctl.runtime.model.load import load_config
+from rlctl.runtime.model.vision import check_count
+from rlctl.runtime.rollout.requests import Request
+
+ARGUMENTS: Final = {  # of `vllm.LLM`
+    "mm_device_do_normalize": False,  # the processor has done it
+    "mm_processor_cache_gb": 0,
+    "skip_mm_profiling": True,
+}
+
+
+class _Limits:
+    """Limits that vLLM asks a model's processor for: an image may fill a context."""
+
+    supported_mm_limits: Final = {"image": None}
+    allowed_mm_limits: Final = {"image": 2**16}  # images of a prompt
+    skip_prompt_length_check: Final = False
+
+    def __init__(self, model_config: Any) -> None:
+        self.ctx = SimpleNamespace(model_config=model_config)
+
+    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: object) -> dict[str, int]:
+        """Return the largest number of tokens of an image."""
+        del mm_counts
+        return {"image": seq_len}
+
+
+def replace_processors() -> None:
+    """Patch vLLM to load no processors of its own."""
+    from vllm.multimodal.registry import MultiModalRegistry
+
+    def create(_: Any, model_config: Any, **__: Any) -> Any:
+        return SimpleNamespace(info=_Limits(model_config))
+
+    MultiModalRegistry.create_processor = create
+    MultiModalRegistry.get_processing_info = lambda *args, **__: create(*args[:2]).info
+
+
+class EngineImages:
+    """Images of requests to an engine, whose `model` of vLLM never predicts a placeholder."""
+
+    def __init__(self, runner: Any, model: schema.Model) -> None:
+        self.config = load_config(model, "policy")
+        self.processor = processor_of(model.path, model.trust_remote_code)
+        if self.processor is not None:
+            _forbid(runner.get_model(), placeholder_ids(self.config))
+
+    def prompt(self, request: Request) -> Any:
+        """Return the context of a request as an input of vLLM's engine."""
+        from vllm.inputs import mm_input, tokens_input
+        from vllm.multimodal.inputs import MultiModalKwargsItems
+
+        ids = request.context_ids
+        if not request.images:
+            return tokens_input(ids.tolist())
+        assert self.processor is not None, "rows with images are refused for models of text"
+        parts = self.processor.parts(request.images)
+        counts = [num_image_tokens(part, self.config) for part in parts]
+        places = (ids == image_token(self.config)).nonzero()[:, 0]
+        check_count(sum(counts), len(places), request.images)
+        return mm_input(
+            ids.tolist(),
+            MultiModalKwargsItems({"image": [self._item(part) for part in parts]}),
+            {"image": [digest_of(image) for image in request.images]},
+            {"image": [_range(own) for own in places.split(counts)]},
+        )
+
+    def _item(self, inputs: Inputs) -> Any:
+        """Return the arguments of vLLM's model for an image."""
+        from vllm.multimodal.inputs import (
+            MultiModalBatchedField,
+            MultiModalFieldElem,
+            MultiModalFlatField,
+            MultiModalKwargsItem,
+            MultiModalSharedField,
+        )
+
+        pixels, grids = torch.as_tensor(inputs["pixel_values"]), inputs.get("image_grid_thw")
+        on_cpu, whole = MultiModalBatchedField(keep_on_cpu=True), slice(None)
+        found = {"pixel_values": (pixels, MultiModalFlatField(slices=[whole]))}
+        if grids is not None:
+            found["image_grid_thw"] = (torch.as_tensor(grids)[0], on_cpu)
+        else:  # of tiles
+            number = torch.tensor(image_token(self.config))
+            shared = MultiModalSharedField(batch_size=1, keep_on_cpu=True)
+            found["image_num_patches"] = (torch.tensor(len(pixels)), on_cpu)
+            found["image_token_id"] = (number, shared)
+        return MultiModalKwargsItem(
+            {name: MultiModalFieldElem(data, field) for name, (data, field) in found.items()}
+        )
+
+
+def _range(places: Tensor) -> Any:
+    """Return the range of vLLM of an image's tokens, which are at `places` (N,)."""
+    from vllm.multimodal.inputs import PlaceholderRange
+
+    first, last = int(places[0]), int(places[-1])
+    mask = torch.zeros(last + 1 - first, dtype=torch.bool).index_fill_(0, places - first, True)
+    return PlaceholderRange(offset=first, length=len(mask), is_embed=None if mask.all() else mask)
+
+
+def _forbid(model: Any, ids: list[int]) -> None:
+    """Give tokens `ids` no probability in vLLM's `model`."""
+    compute, forbidden = model.compute_logits, torch.tensor(ids)
+
+    def compute_others(*args: Any, **kwargs: Any) -> Tensor | None:
+        logits = compute(*args, **kwargs)
+        if logits is None:  # on a rank without the head
+            return None
+        return logits.index_fill_(-1, forbidden.to(logits.device), -torch.inf)
+
+    model.compute_logits = compute_others
