@@ -139,7 +139,8 @@ def vlm_config(kind: str) -> PretrainedConfig:
         text = {**_TEXT, "model_type": "qwen2"}
         ids |= {"image_seq_length": 4}
     if kind == "gemma3":
-        text = {**_TEXT, "layer_types": ["full_attention"] * 2}
+        text = {**_TEXT, "layer_types": ["sliding_attention", "full_attention"]}
+        text["sliding_window"] = 3  # less than the tokens of an image
         ids = {"image_token_index": VOCABULARY["<image_soft_token>"], "mm_tokens_per_image": 4}
     config = CONFIG_MAPPING[kind](text_config=text, vision_config=_VISION_OF[kind], **ids)
     if kind == "qwen3_5":  # else the class for text is chosen

@@ -8,12 +8,13 @@ messages refers to them in their order by `<image>`. Content parts as in TRL, su
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
-from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def _image(value: Any) -> Image:
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")
     if isinstance(value, str) and value.startswith("data:"):
-        value = b64decode(value.partition(";base64,")[2])
+        value = _decoded(value)
     if isinstance(value, bytes | str) and value:
         return value
     picture: Any = value
@@ -99,15 +100,47 @@ def image_faults(record: Mapping[str, Any], image_key: str, texts: Sequence[Any]
     ]
 
 
-def parts_of(text: str) -> list[dict[str, str]]:
-    """Return the content parts of a text with placeholders, as chat templates expect them."""
+def _parts(text: str, images: Iterator[Image]) -> list[dict[str, Any]]:
+    """Return the content parts of a text with placeholders of the next `images`."""
     first, *others = text.split(PLACEHOLDER)
-    parts = [{"type": "text", "text": first}] if first else []
+    parts: list[dict[str, Any]] = [{"type": "text", "text": first}] if first else []
     for other in others:
-        parts.append({"type": "image"})
+        image = next(images, None)
+        parts.append({"type": "image", "image": image and content_of(image)})
         if other:
             parts.append({"type": "text", "text": other})
     return parts
+
+
+def with_parts(messages: Sequence[Mapping[str, Any]], images: Sequence[Image]) -> list[Any]:
+    """Return messages with content parts where their text refers to `images` by `<image>`.
+
+    Raises ConfigError if it refers to another number of images; messages without any drop them.
+    """
+    if not images:
+        return list(messages)
+    rest, used = iter(images), 0
+    found: list[Any] = []
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, str) and PLACEHOLDER in content:
+            content, used = _parts(content, rest), used + content.count(PLACEHOLDER)
+        found.append({**message, "content": content})
+    if used not in (0, len(images)):
+        raise ConfigError(f"the messages refer to {used} images, and the row has {len(images)}")
+    return found
+
+
+def images_in(messages: Iterable[Mapping[str, Any]]) -> tuple[bytes, ...]:
+    """Return the images in content parts, which are bytes or data addresses."""
+    parts = chain(*(m["content"] for m in messages if isinstance(m.get("content"), list)))
+    images = [part["image"] for part in parts if part["type"] == "image"]
+    # Messages of other processes name no files of this one.
+    return tuple(image if isinstance(image, bytes) else _decoded(image) for image in images)
+
+
+def _decoded(address: str) -> bytes:
+    return base64.b64decode(address.partition(",")[2])
 
 
 def content_of(image: Image, folder: str | Path = "") -> bytes:
@@ -117,11 +150,20 @@ def content_of(image: Image, folder: str | Path = "") -> bytes:
     """
     if isinstance(image, bytes):
         return image
+    if image.startswith("data:"):
+        return _decoded(image)
     try:
         return Path(folder, Path(local(image)).expanduser()).read_bytes()
     except OSError as error:
         hint = "paths are relative to the current folder"
         raise ConfigError(f"an image cannot be read: {error}", where=image, hint=hint) from error
+
+
+def data_url(content: bytes) -> str:
+    """Return the file of an image as an address that contains it."""
+    kinds = {b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
+    kind = next((kind for start, kind in kinds.items() if content.startswith(start)), "jpeg")
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def digest_of(image: Image) -> str:

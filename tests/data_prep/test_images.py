@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from rlctl.cli.views.samples import row_entry
-from rlctl.data_prep.images import content_of, digest_of, opened, parts_of, size_of
+from rlctl.data_prep.images import content_of, digest_of, opened, size_of, with_parts
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError
 from rlctl.runtime.data.row_table import Rows
@@ -114,11 +114,12 @@ def test_a_text_without_a_column_of_images_may_have_the_word(tmp_path: Path) -> 
 
 
 def test_parts_of_a_text() -> None:
-    image = {"type": "image"}
-    assert parts_of("a<image><image>b") == [
+    message = {"role": "user", "content": "a<image><image>b"}
+    (found,) = with_parts([message], (b"1", b"2"))
+    assert found["content"] == [
         {"type": "text", "text": "a"},
-        image,
-        image,
+        {"type": "image", "image": b"1"},
+        {"type": "image", "image": b"2"},
         {"type": "text", "text": "b"},
     ]
 

@@ -24,6 +24,7 @@ SMALL = [
 ]
 
 VLLM = ("actor_rollout_ref.rollout.name=vllm",)
+ENGINES = [(), pytest.param(VLLM, marks=pytest.mark.extra("vllm"))]
 
 
 def test_a_run_with_images_resumes_byte_for_byte(tmp_path: Path) -> None:
@@ -69,8 +70,49 @@ def test_vllm_generates_what_the_trainer_scores(tmp_path: Path) -> None:
     assert max(differences) <= 1e-4
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_replies_of_environments_have_pictures(engine: tuple[str, ...], tmp_path: Path) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    rlctl(
+        *("train", "grpo", "--recipe", "shapes", "--inline", "--name", "episodes", *SMALL, *engine),
+        *(f"{rollout}.multi_turn.enable=true", "data.max_response_length=48"),
+        f"{rollout}.agent.environment=tests.agents.pictures:Pictures",
+        *("trainer.total_training_steps=2", "trainer.save_freq=-1"),
+        cwd=tmp_path,
+    )
+    found = metrics(tmp_path / "runs" / "quickstart" / "episodes")
+    steps = [step for step in found if "training/rollout_probs_diff_max" in step]
+    assert len(steps) == 2
+    assert max(step["training/rollout_probs_diff_max"] for step in steps) <= 1e-4
+    assert all(step["actor/grad_norm"] > 0 for step in steps)
+    assert steps[0]["agent/turns/mean"] > 1.5
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        (),
+        pytest.param(
+            (*VLLM, "actor_rollout_ref.rollout.lora_merge=false"), marks=pytest.mark.extra("vllm")
+        ),
+    ],
+)
+def test_adapters_of_the_language_model(engine: tuple[str, ...], tmp_path: Path) -> None:
+    rlctl(
+        *("train", "grpo", "--recipe", "shapes", "--inline", "--name", "lora", *SMALL, *engine),
+        *("actor_rollout_ref.model.lora_rank=4", "trainer.total_training_steps=3"),
+        *("actor_rollout_ref.actor.optim.lr=0.01", "trainer.test_freq=-1"),
+        cwd=tmp_path,
+    )
+    run = tmp_path / "runs" / "quickstart" / "lora"
+    found = [step["training/rollout_probs_diff_max"] for step in metrics(run) if "actor/lr" in step]
+    assert len(found) == 3
+    assert max(found) <= 1e-4
+    assert (run / "checkpoints" / "step_000002" / "huggingface" / "model.safetensors").is_file()
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("engine", [(), pytest.param(VLLM, marks=pytest.mark.extra("vllm"))])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_the_recipe_shapes_learns(engine: tuple[str, ...], tmp_path: Path) -> None:
     command = ("train", "grpo", "--recipe", "shapes", "--inline", "--name", "shapes")
     rlctl(*command, *engine, cwd=tmp_path)

@@ -113,8 +113,6 @@ def test_a_model_for_text_and_a_missing_package_are_named(
     ("setting", "message"),
     [
         ("actor_rollout_ref.rollout.name=sglang", "the engine sglang"),
-        ("actor_rollout_ref.rollout.multi_turn.enable=true", "an episode of several turns"),
-        ("actor_rollout_ref.model.lora_rank=8", "the actor with LoRA adapters"),
         (
             "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
             "the actor, whose ranks divide rows or layers,",
@@ -122,14 +120,15 @@ def test_a_model_for_text_and_a_missing_package_are_named(
     ],
 )
 def test_what_takes_no_images_is_refused(
-    setting: str, message: str, rows: list[PromptRow], tmp_path: Path
+    setting: str, message: str, rows: list[PromptRow], tmp_path: Path, folder: Path
 ) -> None:
     del rows
     needs = Needs.GROUPS | Needs.ENGINE
 
     def check(*values: str) -> None:
+        model = f"actor_rollout_ref.model.path={folder}"
         config: schema.Config = configured(
-            "ppo", (), ["actor_rollout_ref.rollout.name=hf", *values]
+            "ppo", (), ["actor_rollout_ref.rollout.name=hf", model, *values]
         )
         check_images(config, Rows.load(tmp_path / "x.parquet", config.data), None, needs)
 

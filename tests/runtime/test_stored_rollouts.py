@@ -26,12 +26,13 @@ def test_stored_rollouts_are_read_back(tmp_path: Path, numbers: list[int]) -> No
     fields = {
         "rows": [prompts[i] for i in (1, 1, 0, 0)],
         "episodes": [episodes[i] for i in numbers],
+        "images": [(), (), (b"picture", b"of a reply"), (b"picture",)],
     }
     scored = dataclasses.replace(scored_batch(), **fields)
     write_rollouts(tmp_path / "rollouts", scored, [1, 1, 0, 0])
     found = read_rollouts(tmp_path / "rollouts", prompts, Scored)
     assert found.rows == scored.rows
-    assert found.images == [(), (), (b"picture",), (b"picture",)]
+    assert found.images == scored.images
     other = SimpleNamespace(prompt="a", images=images["a"], data_source="x", ground_truth=2)
     repainted = SimpleNamespace(prompt="a", images=(b"photo",), **same)
     for changed in ([other, prompts[1]], [repainted, prompts[1]], prompts[:1]):

@@ -12,9 +12,11 @@ from torch import Tensor
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.batch.images import image_token, placeholder_ids
+from rlctl.runtime.model import image_attention
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
 from rlctl.runtime.model.load import load_model
+from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.probe import check_model
 from rlctl.runtime.model.sequences import Sequences, prompt_numbers
@@ -23,7 +25,6 @@ from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 from tests.vlm import CHATS, FAMILIES, ids_of, prompts_of, settings, write_vlm
 
-EXACT = [kind for kind in FAMILIES if kind != "gemma3"]
 ROWS = [(0, "abc"), (0, "de"), (1, "fghij"), (3, "k"), (1, "l"), (2, "mn"), (3, "opq")]
 STORAGE = RankStorage("cpu", torch.float32, torch.float32)
 
@@ -57,14 +58,17 @@ def alone(hf: Any, prompt: list[int], response: str | list[int], images: Any) ->
         given = {
             name: inputs[name] for name in inputs if name in ("pixel_values", "image_grid_thw")
         }
+        types = (ids == image_token(hf.config)).int()
         if "image_grid_thw" in given:
-            given["mm_token_type_ids"] = (ids == image_token(hf.config)).int()
+            given["mm_token_type_ids"] = types
+        if hf.config.model_type == "gemma3":
+            given["token_type_ids"] = types
     logits = hf(input_ids=ids, use_cache=False, **given).logits[0].log_softmax(-1)
     after = torch.arange(len(prompt), ids.shape[1])
     return logits[after - 1, ids[0, after]]
 
 
-@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_packed_rows_are_exact_with_their_gradients(folders: dict[str, Path], kind: str) -> None:
     hf, prompts = loaded(folders[kind]), prompts_of(folders[kind])
     found = PolicyModel(hf, 1.0)(packed(hf, prompts)).log_probs
@@ -90,20 +94,59 @@ def test_packed_rows_are_exact_with_their_gradients(folders: dict[str, Path], ki
     assert any(gradients[name].any() for name in gradients if "vis" in name)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "gemma3"])
+def test_images_of_replies_are_exact(folders: dict[str, Path], kind: str) -> None:
+    """An environment's reply in a response may have an image; rows share their prompt or not."""
+    hf, prompts = loaded(folders[kind]), prompts_of(folders[kind])
+    number, reply = image_token(hf.config), [*ids_of("ab"), *prompts[3], *ids_of("cd")]
+    rows = [(0, reply, (CHATS[3][1])), (0, [*ids_of("e")], ()), (1, reply, (CHATS[3][1]))]
+    rows += [(2, reply, (CHATS[3][1])), (0, reply, (CHATS[3][1]))]
+    images = [(*CHATS[i][1], *more) for i, _, more in rows]
+    ids = Ragged.from_rows([prompts[i] for i, _, _ in rows], torch.int64)
+    responses = Ragged.from_rows([response for _, response, _ in rows], torch.int64)
+    other = loaded(folders[kind])
+    other.set_attn_implementation("eager")
+    expected = torch.cat(
+        [alone(other, prompts[i], list(r), images[j]) for j, (i, r, _) in enumerate(rows)]
+    )
+    written = responses.values != number
+    for numbers in (None, prompt_numbers(ids, None, images)):
+        sequences = Sequences.from_ragged(ids, responses, prompt_of_row=numbers)
+        sequences = sequences.with_images(hf, ids, responses, images)
+        found = PolicyModel(hf, 1.0)(sequences).log_probs
+        assert found.isfinite().all()
+        difference = (found - expected)[written].detach().abs().max()
+        assert float(difference) < 1e-6 * float(expected[written].detach().abs().max())
+
+
+def test_images_of_replies_are_refused_for_gemma(folders: dict[str, Path]) -> None:
+    hf, prompts = loaded(folders["gemma3"]), prompts_of(folders["gemma3"])
+    ids = Ragged.from_rows([prompts[2]], torch.int64)
+    responses = Ragged.from_rows([prompts[0]], torch.int64)
+    with pytest.raises(ConfigError, match="replies may have no images with models of type gemma3"):
+        Sequences.from_ragged(ids, responses).with_images(hf, ids, responses, [CHATS[0][1]])
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_the_probe_refuses_a_family_that_is_not_exact(folders: dict[str, Path], kind: str) -> None:
+def test_the_probe_accepts_families_that_are_exact(folders: dict[str, Path], kind: str) -> None:
     hf = loaded(folders[kind])
     check_model(PolicyModel(hf, 1.0), STORAGE)
-    ids = torch.tensor(prompts_of(folders[kind])[0])
-    if kind in EXACT:
-        assert SeenPrompt.of(hf, ids, CHATS[0][1]).inputs
-        return
-    with pytest.raises(ConfigError, match=f"type {kind} .* computed wrongly .* with images"):
+    assert SeenPrompt.of(hf, torch.tensor(prompts_of(folders[kind])[0]), CHATS[0][1]).inputs
+
+
+def test_the_probe_refuses_a_family_that_is_not_exact(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_attention, "LOOKS_AHEAD", ())
+    hf = loaded(folders["gemma3"])
+    check_model(PolicyModel(hf, 1.0), STORAGE)
+    ids = torch.tensor(prompts_of(folders["gemma3"])[0])
+    with pytest.raises(ConfigError, match=r"type gemma3 .* computed wrongly .* with images"):
         SeenPrompt.of(hf, ids, CHATS[0][1])
     assert SeenPrompt.of(hf, torch.tensor([1, 2]), ()).next_position == 2
 
 
-@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_the_engine_decodes_as_the_trainer_scores(folders: dict[str, Path], kind: str) -> None:
     hf, prompts = loaded(folders[kind]), prompts_of(folders[kind])
     images = [images for _, images in CHATS]
@@ -168,6 +211,21 @@ def test_the_vision_tower_is_frozen_by_choice(folders: dict[str, Path]) -> None:
     frozen = {name for name, each in hf.named_parameters() if not each.requires_grad}
     assert {name.split(".")[1] for name in frozen} == {"visual"}
     assert {name.split(".")[1] for name in trained} == {"language_model", "weight"}
+
+
+def test_adapters_are_of_the_language_model(folders: dict[str, Path]) -> None:
+    model = settings(folders["qwen3_vl"]).model_copy(
+        update={"lora_rank": 2, "target_modules": ["all-linear"]}
+    )
+    hf, prompts = loaded(folders["qwen3_vl"]), prompts_of(folders["qwen3_vl"])
+    before = PolicyModel(hf, 1.0)(packed(hf, prompts)).log_probs.detach()
+    add_adapters(hf, model, 0)
+    assert torch.equal(PolicyModel(hf, 1.0)(packed(hf, prompts)).log_probs.detach(), before)
+    trained = {name for name, each in hf.named_parameters() if each.requires_grad}
+    assert trained
+    assert all(name.startswith("model.language_model.") for name in trained)
+    PolicyModel(hf, 1.0)(packed(hf, prompts)).log_probs.sum().backward()
+    assert any(each.grad is not None and each.grad.any() for each in hf.parameters())
 
 
 def test_a_critic_reads_images(folders: dict[str, Path]) -> None:

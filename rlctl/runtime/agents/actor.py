@@ -168,10 +168,11 @@ class AgentActor(DelegatingActor):
             endpoint = Endpoint()
         first = int(prompts.group[0]) * params.n
         runs: list[EpisodeRun] = []
-        numbered = zip(rows.rows, rows.prompt_ids.rows(), seeds, strict=True)
-        for number, (row, ids, row_seed) in enumerate(numbered, first):
+        images = rows.images or [()] * len(rows)
+        numbered = zip(rows.rows, rows.prompt_ids.rows(), seeds, images, strict=True)
+        for number, (row, ids, row_seed, own) in enumerate(numbered, first):
             values = _row(row, self.settings.default_agent)
-            task = EpisodeTask(values, number, ids.tolist(), decoding, row_seed)
+            task = EpisodeTask(values, number, ids.tolist(), decoding, row_seed, own)
             if endpoint is None or values["agent_name"] == SINGLE_TURN:
                 runs.append(EpisodeRun(self.settings, task, schedule.generate, states))
             else:
@@ -198,8 +199,7 @@ class AgentActor(DelegatingActor):
 
 def _row(row: PromptRow, default_agent: str) -> Row:
     """Return a row as environments get it: plain data, with the kind of agent."""
-    names = [field.name for field in fields(row) if field.name != "images"]
-    return {name: getattr(row, name) for name in names} | {
+    return {field.name: getattr(row, field.name) for field in fields(row)} | {
         "agent_name": row.agent_name or default_agent
     }
 
@@ -259,4 +259,5 @@ def _rollouts(
         step_rewards=ids.like(rewards),
         routing=Ragged.from_rows([row.whole_routing(shape) for row in tokens]) if shape else None,
         episodes=[episodes[i] for i in owner],
+        images=[row.images for row in tokens] if any(row.images for row in tokens) else [],
     )

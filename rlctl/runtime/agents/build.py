@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from rlctl.data_prep.images import with_parts
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.plugins import load
@@ -19,7 +20,10 @@ from rlctl.runtime.agents.environments.protocol import Message, ToolSchema
 from rlctl.runtime.agents.environments.scripted import opening
 from rlctl.runtime.agents.episode import EpisodeSettings
 from rlctl.runtime.agents.template_check import TOOL, USER, check_chat_template
+from rlctl.runtime.batch.images import processor_of
+from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.auto import reads_images
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -40,7 +44,8 @@ def episode_settings(
     rollout = config.actor_rollout_ref.rollout
     pool = EnvironmentPool.from_config(rollout, logs)
     kwargs = config.data.apply_chat_template_kwargs
-    bridge = ChatBridge(tokenizer, sampling.stop_token_ids, kwargs)
+    images = image_prompts(config, tokenizer)
+    bridge = ChatBridge(tokenizer, sampling.stop_token_ids, kwargs, images)
     schedule = rollout.agent.schedule
     return EpisodeSettings(
         tokenizer=tokenizer,
@@ -60,6 +65,15 @@ def episode_settings(
     )
 
 
+def image_prompts(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> ImagePrompts | None:
+    """Return the renderer of images in messages; None: model or engine read text alone."""
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    processor = processor_of(model.path, model.trust_remote_code)
+    if processor is None or not reads_images(rollout, model, config.trainer.device):
+        return None
+    return ImagePrompts(model, tokenizer)
+
+
 def check_episodes(
     config: schema.Config,
     tokenizer: PreTrainedTokenizerBase,
@@ -73,7 +87,8 @@ def check_episodes(
     """
     rollout = config.actor_rollout_ref.rollout
     _check_program(rollout.agent)
-    bridge = ChatBridge(tokenizer, stop_token_ids, config.data.apply_chat_template_kwargs)
+    images = image_prompts(config, tokenizer)
+    bridge = ChatBridge(tokenizer, stop_token_ids, config.data.apply_chat_template_kwargs, images)
     agent = rollout.agent.model_copy(update={"num_workers": 1})
     with EnvironmentPool.from_config(rollout.model_copy(update={"agent": agent})) as pool:
         try:
@@ -128,6 +143,7 @@ async def _begin(
     """Return the messages and tools with which an episode of `row` begins."""
     environment = await pool.open(asdict(row), "0")
     try:
-        return opening(list(row.prompt), environment.messages), environment.tools
+        messages = with_parts(opening(list(row.prompt), environment.messages), row.images)
+        return messages, environment.tools
     finally:
         await environment.close()

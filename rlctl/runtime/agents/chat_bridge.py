@@ -23,9 +23,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rlctl.data_prep.images import text_of
 from rlctl.errors import ConfigError, InternalError
 from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn, to_call, to_schema
 from rlctl.runtime.agents.plain_text import NONCHARACTERS, openings, pieces, plain
+from rlctl.runtime.data.image_prompts import ImagePrompts, expanded
 from rlctl.runtime.data.tokenizer import render_prompt
 
 # A template may write it as an escape of JSON.
@@ -57,8 +59,10 @@ class ChatBridge:
         tokenizer: PreTrainedTokenizerBase,
         stop_token_ids: Sequence[int],
         template_kwargs: Mapping[str, Any] | None = None,
+        images: ImagePrompts | None = None,
     ) -> None:
-        self.tokenizer = tokenizer
+        """Build the bridge; `images` renders those of messages, None: they may have none."""
+        self.tokenizer, self._images = tokenizer, images
         self._kwargs = dict(template_kwargs or {})
         added = tokenizer.added_tokens_decoder
         self.stop_token_ids = frozenset(stop_token_ids)
@@ -104,7 +108,7 @@ class ChatBridge:
 
         Raises ConfigError if the template rejects the messages.
         """
-        return self.encode(self.render(messages, tools))
+        return self.encode(expanded(self.render(messages, tools), messages, self._images))
 
     def bridge_ids(
         self,
@@ -131,7 +135,7 @@ class ChatBridge:
                 where=self.source,
                 hint=f"the stop tokens are {', '.join(self.stops)}",
             )
-        stop, *ids = self.encode(rendered[end[0] :])
+        stop, *ids = self.encode(expanded(rendered[end[0] :], messages, self._images))
         if stop not in self.stop_token_ids:
             raise ConfigError(
                 f"the tokenizer splits the stop token {rendered[slice(*end)]!r} in a text",
@@ -142,7 +146,7 @@ class ChatBridge:
     def shares(self, messages: Sequence[Message], num_ids: int) -> list[int]:
         """Split the number of ids that `messages` have together; the last has all markup."""
         texts = [self._prepared(message, self._style)["content"] for message in messages[:-1]]
-        found = [len(self.encode(text)) for text in texts]
+        found = [len(self.encode(text_of(text))) for text in texts]
         return [*found, num_ids - sum(found)] if messages else []
 
     def render(

@@ -16,6 +16,7 @@ from enum import StrEnum
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.agent_columns import SINGLE_TURN
+from rlctl.data_prep.images import images_in, text_of, with_parts
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.agents.chat_bridge import ChatBridge
@@ -86,6 +87,7 @@ class EpisodeTask:
     prompt_ids: list[int]  # of the row without tools
     decoding: Decoding
     seed: int
+    images: tuple[bytes, ...] = ()  # files of the row's images
 
 
 def turn_seed(seed: int, turn: int) -> int:
@@ -107,7 +109,7 @@ class EpisodeRun:
         self.settings, self.task, self.generate = settings, task, generate
         self._state, self._states = State.PENDING, states
         states[self._state] += 1
-        self.tokens = Tokens(task.prompt_ids)
+        self.tokens = Tokens(task.prompt_ids, images=task.images)
         self.finish = "stop"
         self._messages: list[Message] = []
         self._opening: tuple[Message, ...] = ()
@@ -193,7 +195,7 @@ class EpisodeRun:
             if len(self.tokens.response_ids) + len(ids) >= self.settings.max_response_length:
                 self.finish = "length"
                 return "length"
-            self.tokens.append_reply(ids, turn - 1)
+            self.tokens.append_reply(ids, turn - 1, images_in(step.messages))
             self._count_reply(step.messages, len(ids))
 
     async def _begin(self) -> None:
@@ -204,11 +206,10 @@ class EpisodeRun:
         environment = await settings.environments.open(self.task.row, str(next_key()))
         self._environment = environment
         messages = opening(list(self.task.row["prompt"]), environment.messages)
+        messages = with_parts(messages, self.task.images)
         if environment.messages is not None:
-            self._opening = tuple(
-                Message(message["role"], str(message.get("content") or ""), trained=False)
-                for message in messages
-            )
+            texts = [(m["role"], str(text_of(m.get("content")) or "")) for m in messages]
+            self._opening = tuple(Message(role, text, trained=False) for role, text in texts)
         ids = settings.bridge.prompt_ids(messages, environment.tools)
         if len(ids) > settings.max_prompt_length:
             raise EnvironmentFailed(
@@ -216,7 +217,7 @@ class EpisodeRun:
                 f"the prompt has {len(ids)} tokens with its tools, more than "
                 f"data.max_prompt_length={settings.max_prompt_length}",
             )
-        self.tokens = Tokens(ids)
+        self.tokens = Tokens(ids, images=images_in(messages))
 
     async def _generate(self, turn: int, previous: int | None) -> Completion:
         """Let the policy write a turn."""
@@ -231,6 +232,7 @@ class EpisodeRun:
             previous=previous,
             keep=self._environment is not None,
             affinity=self.task.number,
+            images=self.tokens.images,
         )
         completion = await self.generate(request)
         self.tokens.append_turn(context, completion, turn)
@@ -240,9 +242,8 @@ class EpisodeRun:
     def _add_turn(self, completion: Completion, seconds: float) -> str:
         """Add a turn of the policy to the transcript, and return its text."""
         text, num_tokens = self._text(completion), len(completion.response_ids)
-        version = completion.version
         self._messages.append(
-            Message("assistant", text, True, num_tokens, seconds, version=version)
+            Message("assistant", text, True, num_tokens, seconds, version=completion.version)
         )
         return text
 
@@ -267,9 +268,10 @@ class EpisodeRun:
             self.tokens.rewards[len(self.tokens.response_ids) - 1] = step.reward
             self._messages[-1] = replace(self._messages[-1], reward=step.reward)
         self._uses += [Use(use.name, use.seconds, use.error) for use in step.uses]
+        replies = [(reply, str(text_of(reply["content"]))) for reply in step.messages]
         self._messages += [
-            Message(reply["role"], str(reply["content"]), False, 0, seconds, name=reply.get("name"))
-            for reply in step.messages
+            Message(reply["role"], text, False, 0, seconds, name=reply.get("name"))
+            for reply, text in replies
         ]
         return step, turn
 

@@ -25,6 +25,7 @@ class Tokens:
     rewards: dict[int, float] = field(default_factory=dict)  # by position in the response
     versions: list[int] = field(default_factory=list)  # T: of the weights that wrote it
     seen: list[tuple[int, int]] = field(default_factory=list)  # per turn: its end, and a checksum
+    images: tuple[bytes, ...] = ()  # files, in the order of their tokens
     routing: Tensor | None = None  # (≤ P + T, L, K): see `Completion`; of tokens so far
 
     def context(self) -> Tensor:
@@ -59,9 +60,10 @@ class Tokens:
         num_tokens = len(self.prompt_ids) + len(self.response_ids)
         return torch.cat([first, shape.none(num_tokens - len(first))])
 
-    def append_reply(self, ids: list[int], turn: int) -> None:
-        """Append the ids of a reply, which are not trained on."""
+    def append_reply(self, ids: list[int], turn: int, images: tuple[bytes, ...] = ()) -> None:
+        """Append the ids of a reply and its images, which are not trained on."""
         self.response_ids += ids
+        self.images += images
         self.mask += [0.0] * len(ids)
         self.log_probs += [0.0] * len(ids)
         self.turn += [turn] * len(ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.ops import first_rows
 from rlctl.tracking.episodes import Episode
 
+_IMAGES = "other_images"  # by the number of a row
 _PROMPTS = "prompts"  # digests of the rows, by number
 R = TypeVar("R", bound=Rollouts)
 
@@ -38,6 +40,11 @@ def write_rollouts(folder: Path, rollouts: Rollouts, numbers: Sequence[int]) -> 
     episodes = compress(rollouts.episodes, first_rows(rollouts.episode_of_row))
     rest: dict[str, Any] = {"episodes": [asdict(episode) for episode in episodes]}
     rest[_PROMPTS] = {str(i): _digest(row) for i, row in zip(numbers, rollouts.rows, strict=True)}
+    rest[_IMAGES] = {  # of rows with others than those of their prompt
+        str(i): [base64.b64encode(image).decode() for image in images]
+        for i, (row, images) in enumerate(zip(rollouts.rows, rollouts.images, strict=False))
+        if images != tuple(map(content_of, row.images))
+    }
     for field in fields(rollouts):
         value = getattr(rollouts, field.name)
         if isinstance(value, Ragged):
@@ -69,10 +76,11 @@ def read_rollouts(folder: Path, prompts: Sequence[PromptRow], kind: type[R]) -> 
         _check_prompts(rest.pop(_PROMPTS, {}), prompts, folder)
         numbers = tensors.pop(_ROW).tolist()
         images = {i: tuple(map(content_of, prompts[i].images)) for i in set(numbers)}
+        others = {int(i): tuple(map(base64.b64decode, v)) for i, v in rest.pop(_IMAGES, {}).items()}
         episodes = [Episode.from_dict(episode) for episode in rest.pop("episodes")]
         values: dict[str, Any] = {
             "rows": [prompts[i] for i in numbers],
-            "images": [images[i] for i in numbers],
+            "images": [others.get(row, images[i]) for row, i in enumerate(numbers)],
             "episodes": [episodes[i] for i in tensors.pop(_EPISODE).tolist() if episodes],
         }
         if (names := rest.pop("components", None)) is not None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from rlctl.data_prep.images import PLACEHOLDER, Image, content_of, parts_of, require_pillow, size_of
+from rlctl.data_prep.images import (
+    Image,
+    content_of,
+    images_in,
+    require_pillow,
+    size_of,
+    with_parts,
+)
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
@@ -52,15 +59,12 @@ class ImagePrompts:
         """
         if not images:
             return render_prompt(self.tokenizer, chat, **kwargs)
-        chat = [
-            message | {"content": parts_of(message["content"])}
-            if PLACEHOLDER in message["content"]
-            else message
-            for message in chat
-        ]
-        first, *others = render_prompt(self.tokenizer, chat, **kwargs).split(
-            self._processor.image_token
-        )
+        chat = with_parts(chat, images)
+        return self.expand(render_prompt(self.tokenizer, chat, **kwargs), images)
+
+    def expand(self, text: str, images: Sequence[Image]) -> str:
+        """Return the rendered `text` with all tokens of its images. Raises ConfigError."""
+        first, *others = text.split(self._processor.image_token)
         if len(others) != len(images):
             raise ConfigError(
                 f"the chat template writes {len(others)} of {len(images)} images",
@@ -94,6 +98,20 @@ def row_renderer(tokenizer: PreTrainedTokenizerBase) -> Callable[[PromptRow], st
         return images().render(row.prompt, row.images)
 
     return render
+
+
+def expanded(text: str, messages: Sequence[Mapping[str, Any]], images: ImagePrompts | None) -> str:
+    """Return the rendered text of `messages` with all tokens of their images.
+
+    Raises ConfigError if they have any and `images` is None.
+    """
+    own = images_in(messages)
+    if own and images is None:
+        raise ConfigError(
+            "a message has images, and the model or the engine reads text alone",
+            hint="docs/images.md names what reads images",
+        )
+    return text if images is None or not own else images.expand(text, own)
 
 
 def _build(model: schema.Model, images: Any, tokenizer: PreTrainedTokenizerBase) -> Any:

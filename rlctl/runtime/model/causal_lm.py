@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from rlctl.runtime.model.attention import TokenAttention
+from rlctl.runtime.model.image_attention import with_images_ahead
 from rlctl.runtime.model.kernels import missing_for_compiler
 from rlctl.runtime.model.padded_rows import PaddedDecoder, decoder_of, has_padded_rows
 from rlctl.runtime.model.routing import RoutedTokens
@@ -66,14 +67,17 @@ def run_backbone(backbone: Any, sequences: Sequences) -> BaseModelOutput:
     if has_padded_rows(backbone) and vision is None:
         return run_padded(backbone, sequences.ids, packing)
     positions, images, unused = packing.position_ids[None], dict[str, Tensor](), None
+    attention: TokenAttention = packing
     if vision is not None and vision.positions is not None:
         positions, images = vision.positions, vision.inputs
+        where = sequences.ids, packing.position_ids
+        attention = with_images_ahead(backbone.config, packing, *where)
     elif vision is not None:  # before the decoder, as on ranks with images
         unused = backbone.get_image_features(**vision.inputs, return_dict=True).pooler_output
     output = backbone(
         input_ids=sequences.ids[None],
         position_ids=positions,
-        packing=packing if routing is None else RoutedTokens(packing, routing),
+        packing=attention if routing is None else RoutedTokens(attention, routing),
         use_cache=False,
         **images,
     )

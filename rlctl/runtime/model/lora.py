@@ -8,7 +8,8 @@ adapters; rollout engines receive those or the adapters themselves: see `engine_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from rlctl.files import apply_umask
 from rlctl.recipes import schema
 from rlctl.runtime.model.pipeline_parallel import of_all_stages
 from rlctl.runtime.model.sharding import full_tensor
+from rlctl.runtime.model.vision import towers
 
 _NAME = "default"  # peft's name of the only adapter
 FIRST_MATRIX = ".lora_A."
@@ -43,6 +45,7 @@ def check_peft() -> None:
 def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
     """Freeze `hf` and inject adapters, in place; no-op if `model.lora_rank` is 0.
 
+    The part of a vision-language model that reads images gets none.
     Initially adapters add nothing: B is zero and A is drawn from `seed`.
 
     Raises:
@@ -65,6 +68,7 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
         use_rslora=model.use_rslora,
         use_dora=model.use_dora,
         target_modules=names[0] if names == ["all-linear"] else names,
+        exclude_modules=_within(hf, towers(hf)),
         task_type="CAUSAL_LM",
         base_model_name_or_path=model.path,
     )
@@ -88,6 +92,12 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
         parameter.requires_grad_(is_adapter(name))
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
+
+
+def _within(hf: nn.Module, modules: Sequence[nn.Module]) -> str | None:
+    """Return a regular expression for the names of all that `modules` of `hf` contain."""
+    names = [re.escape(name) for name, module in hf.named_modules() if module in modules]
+    return rf"({'|'.join(names)})\..*" if names else None
 
 
 def has_adapters(module: nn.Module) -> bool:

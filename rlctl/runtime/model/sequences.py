@@ -10,12 +10,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.batch.images import Images
+from rlctl.runtime.batch.images import Images, image_token
 from rlctl.runtime.model.attention import Packing, TokenAttention
+from rlctl.runtime.model.image_attention import LOOKS_AHEAD
 from rlctl.runtime.model.routing import OWN, Routing
 from rlctl.runtime.model.shared_prompts import SharedPrompts
-from rlctl.runtime.model.vision import SeenPrompt, Vision, check_responses, join_vision
+from rlctl.runtime.model.vision import (
+    SeenPrompt,
+    Vision,
+    check_responses,
+    join_vision,
+    seen_reply,
+    split_images,
+)
 from rlctl.runtime.ops import first_rows, to_device
 
 
@@ -42,7 +51,7 @@ class Sequences:
     # (N,) int64: packed token of each token of the rows, which may share prompts; None: the same.
     token_of_rows: Tensor | None = None
     prompt_rows: list[int] | None = None  # a row of each packed prompt; None: that of each row
-    vision: Vision | None = None  # images of the prompts, of vision-language models
+    vision: Vision | None = None  # images of the rows, of vision-language models
 
     @classmethod
     def from_ragged(
@@ -127,26 +136,47 @@ class Sequences:
     ) -> Sequences:
         """Return the same sequences with the images of their B rows, if there are any.
 
+        The first images of a row are those of its prompt, the others of replies in its response.
         `prompts` and `responses` are those of `from_ragged`, on the CPU. Raises RlctlError if
         tokens and images of a row do not agree.
         """
         if not any(images):
             return self
         seen: dict[tuple[bytes, Images], SeenPrompt] = {}
-        rows: list[SeenPrompt] = []
-        for ids, own in zip(prompts.rows(), images, strict=True):
-            key = ids.numpy().tobytes(), own
-            rows.append(seen.get(key) or seen.setdefault(key, SeenPrompt.of(hf, ids, own)))
-        check_responses(hf, responses.rows(), images)
-        pairs = zip(rows, responses.lengths.tolist(), strict=True)
-        positions = torch.cat([row.followed_by(length) for row, length in pairs], 1)  # (A, N)
+        rows, replies = list[SeenPrompt](), list[SeenPrompt | None]()
+        for ids, response, own in zip(prompts.rows(), responses.rows(), images, strict=True):
+            before, after = split_images(hf, ids, own)
+            key = ids.numpy().tobytes(), before
+            rows.append(seen.get(key) or seen.setdefault(key, SeenPrompt.of(hf, ids, before)))
+            replies.append(seen_reply(hf, (ids, response), (before, after)) if after else None)
+        if any(replies) and hf.config.model_type in LOOKS_AHEAD:
+            raise ConfigError(
+                f"replies may have no images with models of type {hf.config.model_type}, whose "
+                "tokens of an image attend to later ones",
+                hint="use another vision-language model, such as Qwen3-VL",
+            )
+        check_responses(hf, responses.rows(), images, [reply is None for reply in replies])
+        triples = zip(rows, replies, responses.lengths.tolist(), strict=True)
+        positions = torch.cat(  # (A, N)
+            [row.followed_by(length) if r is None else r.positions for row, r, length in triples], 1
+        )
         if self.token_of_rows is not None:
             packed = positions.new_empty(len(positions), len(self.ids))
             packed[:, self.token_of_rows.cpu()] = positions
             positions = packed
-        packed_rows = range(len(rows)) if self.prompt_rows is None else self.prompt_rows
-        vision = join_vision([rows[row] for row in packed_rows], positions, self.ids.device)
-        return replace(self, vision=vision)
+        if self.prompt_rows is None:
+            parts = [part for pair in zip(rows, replies, strict=True) for part in pair]
+        else:
+            parts = [*(rows[row] for row in self.prompt_rows), *replies]
+        vision = join_vision([part for part in parts if part], positions, self.ids.device)
+        if not any(replies):
+            return replace(self, vision=vision)
+        # Nothing learns from the tokens of replies, and those of images have no log-prob.
+        number = image_token(hf.config)
+        other = self.ids[self.ids != number][0]
+        return replace(
+            self, vision=vision, targets=self.targets.where(self.targets != number, other)
+        )
 
     def recorded(self, dtype: torch.dtype) -> Sequences:
         """Return the same sequences, whose pass keeps the experts of tokens in `dtype`."""

@@ -68,12 +68,17 @@ def image_processor(hf: nn.Module) -> ImageProcessor | None:
 
 def freeze_tower(hf: PreTrainedModel, freezes: bool = True) -> None:
     """Freeze all parameters but those of the language model and its head, in place, if asked."""
-    if image_processor(hf) is None or not freezes:
-        return
-    decoder = decoder_of(hf)
-    for module in hf.base_model.children():
-        if module is not decoder:
-            module.requires_grad_(False)
+    for module in towers(hf) if freezes else ():
+        module.requires_grad_(False)
+
+
+def towers(hf: nn.Module) -> list[nn.Module]:
+    """Return the modules beside the language model; none for a model that reads no images."""
+    if image_processor(hf) is None:
+        return []
+    model: Any = hf
+    decoder = decoder_of(model)
+    return [module for module in model.base_model.children() if module is not decoder]
 
 
 def blank_image(hf: nn.Module) -> Vision | None:
@@ -170,16 +175,47 @@ def check_count(expected: int, count: int, images: Images) -> None:
         )
 
 
+def split_images(hf: PreTrainedModel, ids: Tensor, images: Images) -> tuple[Images, Images]:
+    """Split the images of a row into those of its prompt (N,) and those of replies after it.
+
+    All are of the prompt if its tokens do not tell: `SeenPrompt.of` raises the error.
+    """
+    processor = image_processor(hf)
+    if processor is None or not images:
+        return images, ()
+    left = int((ids == image_token(hf.config)).sum())
+    for number, inputs in enumerate(processor.parts(images)):
+        if left == 0:
+            return images[:number], images[number:]
+        left -= num_image_tokens(inputs, hf.config)
+    return images, ()
+
+
+def seen_reply(
+    hf: PreTrainedModel, texts: tuple[Tensor, Tensor], images: tuple[Images, Images]
+) -> SeenPrompt:
+    """Return the images of replies in a response, and the positions of the row: (A, N).
+
+    `texts` are prompt and response, `images` those of each. Raises as `SeenPrompt.of`.
+    """
+    whole, processor = SeenPrompt.of(hf, torch.cat(texts), sum(images, ())), image_processor(hf)
+    assert processor is not None
+    return SeenPrompt(known_inputs(hf, processor.inputs(images[1])), whole.positions)
+
+
 def check_responses(
-    hf: PreTrainedModel, responses: Sequence[Tensor], images: Sequence[Images]
+    hf: PreTrainedModel,
+    responses: Sequence[Tensor],
+    images: Sequence[Images],
+    checked: Sequence[bool],
 ) -> None:
-    """Raise RlctlError if a response (N,) has a placeholder of an image."""
+    """Raise RlctlError if a response (N,) that is `checked` has a placeholder of an image."""
     for number, (response, own) in enumerate(zip(responses, images, strict=True)):
-        if (response == image_token(hf.config)).any():
+        if checked[number] and (response == image_token(hf.config)).any():
             raise RlctlError(
                 f"the response in row {number} of a micro-batch has tokens of images",
                 where=described(own),
-                hint="only a prompt may have images; the text of a tool may contain no such token",
+                hint="only prompts and replies may have images, and text contains no such token",
             )
 
 

@@ -20,7 +20,7 @@ from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.model_files import check_architecture, check_tokenizer
 from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.rewards.model_reward import scale_of_model
-from rlctl.runtime.rollout.auto import load_engine
+from rlctl.runtime.rollout.auto import reads_images
 from rlctl.runtime.workers.optimizers import check_optimizer
 
 
@@ -80,12 +80,11 @@ def check_images(config: schema.Config, rows: Rows, devices: Devices | None, nee
         return
     roles, rollout = needed_roles(config, needs), config.actor_rollout_ref.rollout
     found: list[tuple[str, str]] = []
-    engine = load_engine(rollout.name, devices.kind if devices else "cpu")
-    if Needs.ENGINE in needs and not getattr(engine, "reads_images", False):
+    kind, model = devices.kind if devices else "cpu", config.actor_rollout_ref.model
+    if Needs.ENGINE in needs and not reads_images(rollout, model, kind):
         found.append((f"the engine {rollout.name}", "actor_rollout_ref.rollout.name=hf"))
-    if rollout.multi_turn.enable:
-        key = "actor_rollout_ref.rollout.multi_turn.enable"
-        found.append(("an episode of several turns", f"{key}=false"))
+    if rollout.multi_turn.enable and rollout.agent.program is not None:
+        found.append(("an agent program", "actor_rollout_ref.rollout.agent.program=null"))
     for role in roles:
         if role.kind not in (ACTOR.kind, CRITIC.kind):
             found.append(("a reward model", "reward.reward_model.enable=false"))
@@ -93,9 +92,6 @@ def check_images(config: schema.Config, rows: Rows, devices: Devices | None, nee
         if fsdp is not None and fsdp.ranks_per_row > 1:
             message = f"the {role.name}, whose ranks divide rows or layers,"
             found.append((message, "set the sizes of parallelism to 1; FSDP2 shards all weights"))
-        if role.model(config).lora_rank:
-            message = f"the {role.name} with LoRA adapters"
-            found.append((message, f"{role.model_key}.lora_rank=0"))
     raise_problems(
         [Problem(f"{what} takes no rows with images", hint=hint) for what, hint in found]
     )

@@ -11,6 +11,7 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.model.engine_weights import AdapterSync
+from rlctl.runtime.model.load import load_config
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.startup import run_startup, start_in_phases
@@ -51,6 +52,14 @@ def load_engine(name: str, device: str) -> type[RolloutEngine]:
     engine: type[RolloutEngine] = load("engines", name)
     is_auto = isinstance(engine, type) and issubclass(engine, AutoEngine)
     return select_engine(device) if is_auto else engine
+
+
+def reads_images(rollout: schema.Rollout, model: schema.Model, device: str) -> bool:
+    """Return True if the configured engine reads images for `model`."""
+    engine = load_engine(rollout.name, device)
+    if not getattr(engine, "reads_images", False):
+        return False
+    return load_config(model, "policy").model_type not in getattr(engine, "no_images_of", ())
 
 
 def plans_vllm(name: str, device: str) -> bool:

@@ -1,4 +1,4 @@
-"""Micro-batches on the device: their tokens in one packed row, with the images of their prompts."""
+"""Micro-batches on the device: their tokens in one packed row, with the images of their rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from rlctl.errors import ConfigError
 from rlctl.runtime.balance import TokenCounts
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.model.causal_lm import PackedModel
@@ -21,9 +22,16 @@ B = TypeVar("B", bound=Rollouts)
 def count_tokens(model: PackedModel, batch: Rollouts) -> TokenCounts:
     """Return the tokens of B rows to process; a patch of an image counts as one more."""
     numbers = prompt_numbers(batch.prompt_ids, batch.routing, batch.images)
-    patches = num_patches(model.hf, batch.prompt_ids) if any(batch.images) else 0
-    prompts = batch.prompt_ids.lengths + patches
-    return TokenCounts(batch.num_tokens + patches, numbers, prompts)
+    if not any(batch.images):
+        return TokenCounts(batch.num_tokens, numbers, batch.prompt_ids.lengths)
+    if model.ranks_per_row > 1:
+        raise ConfigError(
+            "ranks that divide rows or layers take no rows with images",
+            hint="set the sizes of parallelism to 1; FSDP2 shards all weights",
+        )
+    of_prompts = num_patches(model.hf, batch.prompt_ids)
+    patches = of_prompts + num_patches(model.hf, batch.response_ids)
+    return TokenCounts(batch.num_tokens + patches, numbers, batch.prompt_ids.lengths + of_prompts)
 
 
 def pack_rows(

@@ -248,6 +248,6 @@ def test_results_of_tools() -> None:
     ):
         found = result_of(value)
         assert (found.text, found.reward, dict(found.metrics)) == expected
-    Response.image = [object()]  # type: ignore[attr-defined]
-    with pytest.raises(TypeError, match="images"):
+    Response.video = [object()]  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="videos"):
         result_of(Response())

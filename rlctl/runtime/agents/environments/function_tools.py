@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.protocol import ToolSchema, to_schema
-from rlctl.runtime.agents.environments.tool import StatelessTool, ToolResult, as_text
+from rlctl.runtime.agents.environments.tool import StatelessTool, ToolResult, result_of_value
 from rlctl.runtime.sandbox.calls import call
 from rlctl.runtime.sandbox.user_code import import_file
 
@@ -57,9 +57,8 @@ class FunctionTool(StatelessTool):
         )
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call the function and return its value as text."""
-        value = await call(self._function, **arguments)
-        return value if isinstance(value, ToolResult) else ToolResult(as_text(value))
+        """Call the function and return its value as text and images."""
+        return result_of_value(await call(self._function, **arguments))
 
 
 def tools_of_file(path: str) -> list[FunctionTool]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,12 @@ class MCPTool(StatelessTool):
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Call the tool. Raises RuntimeError with its text if it reports an error."""
         found = await self._connection.call_tool(self.schema["function"]["name"], dict(arguments))
-        texts = [getattr(part, "text", f"[{part.type}]") for part in found.content]
+        images = [part.data for part in found.content if part.type == "image"]
+        others = [part for part in found.content if part.type != "image"]
+        texts = [getattr(part, "text", f"[{part.type}]") for part in others]
         if found.is_error:
             raise RuntimeError("\n".join(texts))
-        return ToolResult("\n".join(texts))
+        return ToolResult("\n".join(texts), images=[b64decode(image) for image in images])
 
 
 class _Connection:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlctl.data_prep.images import text_of
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool
 from rlctl.runtime.agents.environments.protocol import Message, Row, ToolCall, ToolSchema, Turn
@@ -38,13 +39,14 @@ async def play(
         remote = await pool.open(row, key)
         try:
             transcript.tools = remote.tools
-            transcript.messages = opening(list(row.get("prompt") or []), remote.messages)
+            messages = opening(list(row.get("prompt") or []), remote.messages)
+            transcript.messages = [_as_text(message) for message in messages]
             for index, entry in enumerate(script):
                 turn = _turn(entry, index, parse, remote.tools)
                 transcript.messages.append(_assistant(turn))
                 sent = time.monotonic()
                 step = await remote.step(turn)
-                transcript.messages += step.messages
+                transcript.messages += [_as_text(message) for message in step.messages]
                 transcript.turns.append(
                     {
                         "reward": step.reward,
@@ -100,6 +102,11 @@ def read_script(path: Path) -> list[list[Any]]:
                 raise ConfigError(f"no JSON: {error}", where=f"{path}:{number}") from error
         blocks[-1].append(entry)
     return [block for block in blocks if block] or [[]]
+
+
+def _as_text(message: Message) -> Message:
+    """Return a message with `<image>` for each of its images."""
+    return {**message, "content": text_of(message["content"])}
 
 
 def _turn(entry: Any, index: int, parse: Parse, tools: Sequence[ToolSchema]) -> Turn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
@@ -21,6 +21,7 @@ class ToolResult:
     text: str
     reward: float | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    images: Sequence[Any] = ()  # before the text: files, paths, or images of Pillow
 
 
 class ToolSession(Protocol):
@@ -138,6 +139,20 @@ def as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def result_of_value(value: Any) -> ToolResult:
+    """Return the result of a tool that returns a text, an image of Pillow, or content parts."""
+    if isinstance(value, ToolResult):
+        return value
+    if hasattr(value, "save") and hasattr(value, "mode"):
+        return ToolResult("", images=[value])
+    parts = value if isinstance(value, list) and all(isinstance(p, Mapping) for p in value) else []
+    images = [part["image"] for part in parts if part.get("type") == "image"]
+    if not images:
+        return ToolResult(as_text(value))
+    texts = [part["text"] for part in parts if part.get("type") == "text"]
+    return ToolResult("".join(texts), images=images)
 
 
 def truncated(text: str, limit: int, side: Side) -> str:

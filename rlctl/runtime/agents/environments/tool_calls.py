@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any
 
 from pydantic import Field
 
@@ -102,24 +103,30 @@ class ToolCalls:
             except Exception as raised:
                 error, result = "raised", _error(f"{type(raised).__name__}: {raised}")
         use = ToolUse(call.name, time.monotonic() - started, error)
-        return self._message(result.text, call.id, call.name), use, result
+        return self._message(result, call.id, call.name), use, result
 
     def _refuse(self, call: ToolCall) -> tuple[Message, ToolUse, ToolResult]:
         allowed = self._params.max_parallel_calls
         result = _error(f"not executed: at most {allowed} tool calls are allowed in one turn")
         use = ToolUse(call.name, 0.0, "too_many")
-        return self._message(result.text, call.id, call.name), use, result
+        return self._message(result, call.id, call.name), use, result
 
     def _explain(self, call: MalformedCall) -> tuple[Message, ToolUse, ToolResult]:
         result = _error(f"malformed tool call: {call.reason}")
-        return self._message(result.text), ToolUse("", 0.0, "malformed"), result
+        return self._message(result), ToolUse("", 0.0, "malformed"), result
 
-    def _message(self, text: str, call: str | None = None, name: str | None = None) -> Message:
+    def _message(
+        self, result: ToolResult, call: str | None = None, name: str | None = None
+    ) -> Message:
         limit, side = (
             self._params.max_tool_response_length,
             self._params.tool_response_truncate_side,
         )
-        message = {"role": "tool", "content": truncated(text, limit, side)}
+        content: Any = truncated(result.text, limit, side)
+        if result.images:
+            images = [{"type": "image", "image": image} for image in result.images]
+            content = [*images, {"type": "text", "text": content}]
+        message = {"role": "tool", "content": content}
         return message if call is None else {**message, "tool_call_id": call, "name": name}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rlctl.data_prep.images import content_of, data_url, images_of
 from rlctl.runtime.agents.environments.protocol import Step, ToolUse
 
 
@@ -33,9 +34,33 @@ def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise TypeError(f"a message is {message!r}, not a dictionary with role and content")
-        if not isinstance(message.get("content"), str):
-            raise TypeError(f"the content of a message is {message.get('content')!r}, not a text")
-    return [dict(message) for message in messages]
+    return [
+        {**message, "content": _checked_content(message.get("content"))} for message in messages
+    ]
+
+
+def _checked_content(content: Any) -> str | list[dict[str, str]]:
+    """Return a text, or content parts with the files of images as text in base64."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise TypeError(f"the content of a message is {content!r}, not a text")
+    parts = [_checked_part(part) for part in content]
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _checked_part(part: Any) -> dict[str, str]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if kind not in ("image", "image_url"):
+        raise TypeError(f"a content part is {part!r}, neither a text nor an image")
+    value = part.get(kind)
+    url = value.get("url") if kind == "image_url" and isinstance(value, Mapping) else value
+    (image,) = images_of([url])
+    return {"type": "image", "image": data_url(content_of(image))}
 
 
 def checked_score(score: Any) -> float | dict[str, float] | None:

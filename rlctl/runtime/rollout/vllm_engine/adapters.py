@@ -15,6 +15,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.engine_weights import AdapterSync
 from rlctl.runtime.model.load import empty_model
 from rlctl.runtime.model.lora import is_adapter
+from rlctl.runtime.model.padded_rows import decoder_of
 from rlctl.runtime.rollout.engine import EngineSpec
 
 if TYPE_CHECKING:
@@ -53,10 +54,9 @@ def adapter_arguments(model: schema.Model) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM` for one adapter on the layers that `model` names."""
     names = {name.rpartition(".")[2] for name in model.target_modules}
     if names == {"all-linear"}:  # without peft, whose import takes seconds
-        hf = empty_model(model)
-        head = hf.get_output_embeddings()
-        linear = (name for name, module in hf.named_modules() if isinstance(module, nn.Linear))
-        names = {name.rpartition(".")[2] for name in linear if hf.get_submodule(name) is not head}
+        layers = decoder_of(empty_model(model)).named_modules()
+        linear = (name for name, module in layers if isinstance(module, nn.Linear))
+        names = {name.rpartition(".")[2] for name in linear}
     return {
         "enable_lora": True,
         "max_loras": 1,

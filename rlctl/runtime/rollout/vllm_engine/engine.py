@@ -29,6 +29,7 @@ from rlctl.errors import Problem, raise_problems
 from rlctl.plugins import Unused
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.model.image_attention import LOOKS_AHEAD
 from rlctl.runtime.ops import any_algorithms
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
@@ -66,6 +67,7 @@ class VLLMEngine:
 
     adapter_sync = staticmethod(adapters.vllm_adapter_sync)
     records_routing, reads_images = True, True
+    no_images_of = LOOKS_AHEAD  # its attention is causal on a CPU
 
     @staticmethod
     def unused_keys(config: schema.Config) -> dict[str, Unused]:

@@ -151,12 +151,13 @@ def result_of(value: Any) -> ToolResult:
     """Return the result of what `execute` returned: a response, or (response, reward, metrics)."""
     parts = value if isinstance(value, tuple) else (value,)
     response, reward, metrics = (*parts, None, None)[:3]
+    images: tuple[Any, ...] = ()
     if not isinstance(response, str | Mapping | list | None) and hasattr(response, "text"):
-        if getattr(response, "image", None) or getattr(response, "video", None):
-            raise TypeError("the result has images or videos, which are not supported")
-        response = response.text
+        if getattr(response, "video", None):
+            raise TypeError("the result has videos, which are not supported")
+        images, response = tuple(getattr(response, "image", None) or ()), response.text
     number = None if reward is None else float(reward)
-    return ToolResult(as_text(response), number, dict(metrics or {}))
+    return ToolResult(as_text(response), number, dict(metrics or {}), images)
 
 
 def schema_as_dict(schema: Any) -> ToolSchema:
