@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlctl.data_prep.images import data_url, pattern
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
@@ -89,13 +90,40 @@ def test_a_template_file_is_read_once(tmp_path: Path) -> None:
 
 
 def scored(
-    server: ChatServer, function: str, texts: list[str], groups: list[int], **params: Any
+    server: ChatServer,
+    function: str,
+    texts: list[str],
+    groups: list[int],
+    row: PromptRow = ROW,
+    **params: Any,
 ) -> RewardReport:
     spec = RewardSpec(function, 1.0, {"base_url": server.base_url, **params})
     settings = RequestSettings(max_retries=0)
     with RewardPool([spec], timeout_s=300, requests=settings) as pool:
         assert len(pool.workers.pool.workers) == 1  # functions that are asynchronous need no other
-        return pool.score([ROW] * len(texts), texts, groups=groups)
+        return pool.score([row] * len(texts), texts, groups=groups)
+
+
+@pytest.mark.parametrize("function", ["judge", "judge_pairs", "judge_group"])
+def test_a_judge_sees_the_images_of_a_prompt(function: str, tmp_path: Path) -> None:
+    (tmp_path / "second.png").write_bytes(pattern(9, 9))
+    images = (pattern(8, 8), str(tmp_path / "second.png"), pattern(7, 7))
+    row = PromptRow("s", [{"role": "user", "content": "<image>" * 3}], "", images=images)
+    verdict = Reply('{"score": 5, "winner": "1", "scores": {"1": 5, "2": 5}}')
+    with chat_server(lambda *_: verdict) as server:
+        report = scored(server, function, ["a", "b"], [0, 0], row, max_images=2)
+    assert report.num_errors == 0
+    for body in server.bodies:
+        first, second, text = body["messages"][1]["content"]
+        assert [data_url(pattern(size, size)) for size in (8, 9)] == [
+            part["image_url"]["url"] for part in (first, second)
+        ]
+        assert "<<<response" in text["text"]
+    with chat_server(lambda *_: verdict) as server:
+        report = scored(server, function, ["a", "b"], [0, 0], row, max_images=0)
+    assert isinstance(server.bodies[0]["messages"][1]["content"], str)
+    with pytest.raises(ValueError, match="a judge gets at most"):
+        prompts.render("{{ x }}", {"x": 1}, [bytes(17 * 2**20)])
 
 
 def texts_of(body: dict[str, Any]) -> list[str]:

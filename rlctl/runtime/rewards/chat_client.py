@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ _LONGEST_RETRY_AFTER_S = 300.0
 _PASSING = (408, 409, 425, 429)  # and all from 500
 _MAX_TEXT = 300  # characters of a server's error
 _CHARACTERS_PER_TOKEN = 4
+_DATA_URL = re.compile(r'"data:[^"]*"')
 
 
 class RequestFailed(Exception):
@@ -110,7 +112,8 @@ class ChatClient:
         if base_url is None and not self.settings.engines:
             raise RequestFailed("no base_url is set, and the run has no engine of its own")
         secret = self.settings.engine_key if base_url is None else _secret(api_key_env)
-        size = len(json.dumps(body)) // _CHARACTERS_PER_TOKEN + int(body.get("max_tokens") or 0)
+        text = _DATA_URL.sub("", json.dumps(body))
+        size = len(text) // _CHARACTERS_PER_TOKEN + int(body.get("max_tokens") or 0)
         for attempt in itertools.count(1):
             url = (next(self._engines) if base_url is None else base_url).rstrip("/")
             try:

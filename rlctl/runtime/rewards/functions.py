@@ -68,6 +68,9 @@ class RewardSpec:
         return self.sources is None or source in self.sources
 
 
+_OF_PROMPT = {"prompt", "images"}
+
+
 class Call(NamedTuple):
     """Arguments of one call of a reward function, or of one response of a group."""
 
@@ -76,6 +79,7 @@ class Call(NamedTuple):
     ground_truth: Any
     extra_info: dict[str, Any]
     prompt: Sequence[Mapping[str, Any]] = ()
+    images: Sequence[bytes | str] = ()  # files of the prompt, or their paths
 
 
 class Traits(NamedTuple):
@@ -84,7 +88,7 @@ class Traits(NamedTuple):
     is_async: bool = False
     scores_groups: bool = False
     limits_requests: bool = False
-    takes_prompt: bool = False
+    takes: tuple[str, ...] = ()  # of the prompt: `prompt`, `images`
     compares: bool = False
 
     @classmethod
@@ -95,7 +99,7 @@ class Traits(NamedTuple):
             or inspect.iscoroutinefunction(type(function).__call__),
             scores_groups=getattr(function, "scores_groups", False),
             limits_requests=getattr(function, "limits_requests", False),
-            takes_prompt="prompt" in inspect.signature(function).parameters,
+            takes=tuple(_OF_PROMPT & inspect.signature(function).parameters.keys()),
             compares=getattr(function, "compares", False),
         )
 
@@ -119,9 +123,8 @@ class LoadedReward(NamedTuple):
             given["extra_infos"] = [call.extra_info for call in calls]
         else:
             given |= {"solution_str": first.solution_str, "extra_info": first.extra_info}
-        if self.traits.takes_prompt:
-            given["prompt"] = list(first.prompt)
-        return {**given, **self.kwargs}
+        of_prompt = {name: list(getattr(first, name)) for name in self.traits.takes}
+        return {**given, **of_prompt, **self.kwargs}
 
 
 class CallResult(NamedTuple):

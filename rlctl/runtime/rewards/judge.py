@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from rlctl.data_prep.images import Image
 from rlctl.plugins import Params, declare
 from rlctl.runtime.rewards import judge_prompts as prompts
 from rlctl.runtime.rewards.chat_client import client
@@ -51,6 +52,12 @@ class JudgeParams(Params):
     )
     temperature: float | None = Field(default=0.0, description="null = the server's default")
     max_tokens: int = Field(default=1024, ge=1, description="tokens of a reply")
+    max_images: int = Field(
+        default=8,
+        ge=0,
+        description="images of a prompt that the judge gets, before the text; the run's own engine "
+        "gets none",
+    )
     extra_body: dict[str, Any] = Field(
         default_factory=dict, description="further parameters of the request"
     )
@@ -103,6 +110,7 @@ async def score_each(
     ground_truth: Any,
     extra_info: dict[str, Any],
     prompt: Sequence[Mapping[str, Any]],
+    images: Sequence[Image] = (),
     **settings: Any,
 ) -> dict[str, float]:
     """Return the judge's score of a response, from 0 to 1."""
@@ -116,6 +124,7 @@ async def score_each(
         values,
         prompts.score_schema(**bounds),
         partial(prompts.score_of, **bounds),
+        images,
     )
     return {"score": _normalized(params, found), "judge_score": found}
 
@@ -127,6 +136,7 @@ async def score_group(
     ground_truth: Any,
     extra_infos: Sequence[dict[str, Any]],
     prompt: Sequence[Mapping[str, Any]],
+    images: Sequence[Image] = (),
     **settings: Any,
 ) -> list[dict[str, float]]:
     """Return scores from 0 to 1 of the responses to a prompt, which the judge sees together.
@@ -147,6 +157,7 @@ async def score_group(
         values,
         prompts.group_schema(len(order), **bounds),
         partial(prompts.group_scores_of, num_responses=len(order), **bounds),
+        images,
     )
     by_row = dict(zip(order, found, strict=True))
     return [
@@ -162,6 +173,7 @@ async def score_pairs(
     ground_truth: Any,
     extra_infos: Sequence[dict[str, Any]],
     prompt: Sequence[Mapping[str, Any]],
+    images: Sequence[Image] = (),
     **settings: Any,
 ) -> list[dict[str, float] | Exception]:
     """Return the share of comparisons that each response to a prompt wins; a tie is half a win.
@@ -183,9 +195,8 @@ async def score_pairs(
     async def compare(first: int, second: int) -> float:
         both = [prompts.delimited(solution_strs[i]) for i in (first, second)]
         wanted = {**values, "responses": both}
-        return await _ask(
-            params, prompts.PAIRWISE, wanted, prompts.winner_schema(), prompts.winner_of
-        )
+        schema, accept = prompts.winner_schema(), prompts.winner_of
+        return await _ask(params, prompts.PAIRWISE, wanted, schema, accept, images)
 
     results = await asyncio.gather(*(compare(*order) for order in orders), return_exceptions=True)
     return _wins(count, dict(zip(orders, results, strict=True)))
@@ -247,9 +258,11 @@ async def _ask(
     values: Mapping[str, Any],
     schema: dict[str, Any],
     accept: Callable[[str], T],
+    images: Sequence[Image],
 ) -> T:
     """Send one message to the judge and return its verdict."""
     body: dict[str, Any] = {"max_tokens": params.max_tokens}
+    shown = images[: params.max_images] if params.base_url is not None else ()
     if params.base_url is not None:  # the run's engine decodes greedily, and any text
         if params.structured == "json_schema":
             described = {"name": "verdict", "strict": True, "schema": schema}
@@ -259,7 +272,7 @@ async def _ask(
         if params.temperature is not None:
             body["temperature"] = params.temperature
     return await client().complete(
-        prompts.render(params.template or template, values),
+        prompts.render(params.template or template, values, shown),
         accept,
         base_url=params.base_url,
         model=params.model,

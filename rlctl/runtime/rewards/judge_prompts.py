@@ -20,6 +20,8 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from rlctl.data_prep.images import Image, content_of, data_url
+
 _SPECIAL = re.compile(r"<\|([^|<>\n]{1,40})\|>|<(/?(?:s|bos|eos|start_of_turn|end_of_turn))>")
 _THOUGHTS = re.compile(r"\A.*?</think>", re.DOTALL)
 _SCORE = re.compile(
@@ -27,6 +29,7 @@ _SCORE = re.compile(
 )
 _WINNER = re.compile(r"(?i)\b(?:winner|better)\W{0,8}(1|2|tie)\b|\[\[(1|2|tie)\]\]")
 _MAX_TEXT = 200  # characters of a reply in an error
+_MAX_IMAGES = 16 * 2**20  # bytes of a request
 
 _RULES = (
     "You evaluate responses of another model. Each response is between the lines <<<response …>>> "
@@ -72,16 +75,26 @@ better responses get higher scores. Reply with a JSON object: \
 )
 
 
-def render(template: str, values: Mapping[str, Any]) -> list[dict[str, str]]:
+def render(
+    template: str, values: Mapping[str, Any], images: Sequence[Image] = ()
+) -> list[dict[str, Any]]:
     """Return the messages of a template, or of that in a file *.jinja, which is read once.
 
-    It is rendered in a sandbox. Raises ValueError if it fails.
+    It is rendered in a sandbox. Raises ValueError if it fails, or if the `images` are too large.
     """
     try:
         text = _compiled(template).render(values)
     except jinja2.TemplateError as error:
         raise ValueError(f"the template of the judge fails: {error}") from error
-    return [{"role": "system", "content": _RULES}, {"role": "user", "content": text}]
+    content: str | list[dict[str, Any]] = text
+    if images:
+        files = [content_of(image) for image in images]
+        if (size := sum(map(len, files))) > _MAX_IMAGES:
+            raise ValueError(f"the images have {size} bytes; a judge gets at most {_MAX_IMAGES}")
+        urls = [{"url": data_url(file)} for file in files]
+        content = [{"type": "image_url", "image_url": url} for url in urls]
+        content.append({"type": "text", "text": text})
+    return [{"role": "system", "content": _RULES}, {"role": "user", "content": content}]
 
 
 @lru_cache(64)

@@ -184,7 +184,12 @@ class Scoring:
         """
         check_sources(self._pool.functions, [prompt.data_source])
         self._calls[row] = Call(
-            prompt.data_source, response, prompt.ground_truth, prompt.extra_info, prompt.prompt
+            prompt.data_source,
+            response,
+            prompt.ground_truth,
+            prompt.extra_info,
+            prompt.prompt,
+            prompt.images,
         )
         self._members.setdefault(self._groups[row], []).append(row)
         self._run([row], scores_groups=False)
