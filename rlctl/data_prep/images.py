@@ -150,8 +150,6 @@ def content_of(image: Image, folder: str | Path = "") -> bytes:
     """
     if isinstance(image, bytes):
         return image
-    if image.startswith("data:"):
-        return _decoded(image)
     try:
         return Path(folder, Path(local(image)).expanduser()).read_bytes()
     except OSError as error:
