@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed-$(SUFFIX)
 # compiles the files that it imports, which takes 7 s; compiling all that is installed takes 36 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup setup-dev setup-extras demo test tests test-extras types-of-extras tests-of-extras sglang strangers check lint types docs audit bench gpu soak quickstart-model clean
+.PHONY: setup setup-dev setup-extras demo test tests test-extras types-of-extras tests-of-extras sglang strangers abroad check lint types docs audit bench gpu soak quickstart-model clean
 
 setup: $(READY)
 
@@ -73,6 +73,10 @@ sglang: $(STAMP)
 # Commands of the pages in environments made from the wheel; see `python -m tests.strangers --help`.
 strangers: $(STAMP)
 	$(BIN)/python -m tests.strangers $(STRANGERS)
+
+# Packages of other projects, each in an environment of its own; see `python -m tests.abroad --help`.
+abroad: $(STAMP)
+	$(BIN)/python -m tests.abroad $(ABROAD)
 
 check: lint types
 

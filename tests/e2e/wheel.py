@@ -36,19 +36,35 @@ def build(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def install(wheel: Path, folder: Path, extras: str = "", python: str = sys.executable) -> Path:
-    """Return the folder with the commands of a new environment in `folder`."""
+def install(
+    wheel: Path,
+    folder: Path,
+    extras: str = "",
+    python: str = sys.executable,
+    packages: Sequence[str] = (),
+) -> Path:
+    """Return the folder with the commands of a new environment in `folder`.
+
+    `packages` are requirements besides the wheel with its `extras`.
+    """
+    install_packages(folder, [f"rlctl[{extras}] @ {wheel.as_uri()}", *packages], python)
+    _copy_bytecode(folder / ".venv")
+    return folder / ".venv" / "bin"
+
+
+def install_packages(
+    folder: Path, requirements: Sequence[str], python: str = sys.executable
+) -> None:
+    """Make an environment with `requirements` in `folder`; paths are below the checkout."""
     run(*UV, "venv", "--quiet", "--python", python, folder / ".venv", cwd=folder)
     links = os.environ.get("PIP_FIND_LINKS")
     run(
         *[*UV, "pip", "install", "--quiet", "--python", folder / ".venv/bin/python"],
         *(["--find-links", links] if links else []),
         *["--override", ROOT / "constraints.txt"],
-        f"rlctl[{extras}] @ {wheel.as_uri()}",
-        cwd=folder,
+        *requirements,
+        cwd=ROOT,
     )
-    _copy_bytecode(folder / ".venv")
-    return folder / ".venv" / "bin"
 
 
 def train_one_step(settings: Sequence[str], folder: Path) -> str | None:

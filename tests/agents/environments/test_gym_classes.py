@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
 from tests.agents.environments.episodes import load_here, names_of, play, play_here, turn_of
 
@@ -173,10 +173,18 @@ def test_wrong_classes(folder: Path) -> None:
     for name, message in (
         ("counter.py:Untyped", "'x' of the tool 'tool' has no type hint"),
         ("counter.py:Nothing", "is no environment"),
-        ("skyrl", "skyrl needs a value for env_class"),
     ):
         with pytest.raises(ConfigError, match=message):
             load_here(name, {})
+
+
+def test_registered_environments_of_skyrl_gym_need_the_package(folder: Path) -> None:
+    with pytest.raises(MissingExtraError, match="'gsm8k' is registered by the package skyrl-gym"):
+        load_here("skyrl", {"env_class": "gsm8k"})
+    with pytest.raises(ValueError, match="neither the row nor"):
+        play_here("skyrl", {}, [], {"prompt": []})
+    with pytest.raises(MissingExtraError):
+        play_here("skyrl", {}, [], {"prompt": [], "extra_info": {"env_class": "gsm8k"}})
 
 
 def test_examples_of_the_documentation(folder: Path) -> None:

@@ -34,6 +34,11 @@ def fail() -> str:
     raise ValueError("no luck")
 
 @server.tool()
+def variable(name: str) -> str:
+    """Return a variable of the environment."""
+    return os.environ.get(name, "")
+
+@server.tool()
 def leave() -> str:
     """End the server."""
     os._exit(1)
@@ -80,6 +85,17 @@ def test_server_that_is_a_process(folder: Path) -> None:
     assert played.texts[2].startswith("error: wrong arguments: ")
     uses = [step.uses[0].error for step in played.steps]
     assert uses == [None, "unknown", "malformed", "raised", None]
+
+
+def test_server_has_the_environment_of_its_worker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "certificates.pem")
+    arguments = [str(folder / "server.py")]
+    configure({"command": sys.executable, "args": arguments, "env": {"OWN": "1"}})
+    turns = [turn_of("variable", name=name) for name in ("SSL_CERT_FILE", "OWN", "OTHER")]
+    played = play_here("tools", {"mcp_config_path": "servers.json"}, turns)
+    assert played.texts == ["certificates.pem", "1", ""]
 
 
 def test_server_at_a_url(folder: Path) -> None:

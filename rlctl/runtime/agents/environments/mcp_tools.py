@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -138,7 +139,8 @@ def _new_client(config: Mapping[str, Any]) -> Any:
             StdioServerParameters(
                 command=config["command"],
                 args=list(config.get("args") or []),
-                env=dict(config.get("env") or {}),
+                # The worker's has proxies, certificates and what agent.env names, and no secrets.
+                env={**os.environ, **(config.get("env") or {})},
             )
         )
     headers = dict(config.get("headers") or {})

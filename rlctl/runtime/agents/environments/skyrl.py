@@ -7,12 +7,14 @@ import.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any, TypedDict
 
 from pydantic import Field
 
 from rlctl import plugins
+from rlctl.errors import MissingExtraError
 from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
 from rlctl.runtime.agents.environments.stand_ins import provide
 from rlctl.runtime.sandbox.calls import call
@@ -22,8 +24,14 @@ from rlctl.runtime.sandbox.user_code import load_named
 class SkyRLParams(plugins.Params):
     """Settings of an environment of SkyRL-Gym."""
 
-    env_class: str = Field(description="class: module:Class or path.py:Class")
-    env_config: dict[str, Any] = Field({}, description="argument env_config of the class")
+    env_class: str | None = Field(
+        None,
+        description="class: module:Class, path.py:Class or a name that skyrl_gym registers; "
+        "null: the row's env_class",
+    )
+    env_config: dict[str, Any] = Field(
+        {}, description="argument env_config; of registered names one each, by name"
+    )
     max_turns: int | None = Field(None, ge=1, description="extras.max_turns of each episode")
 
 
@@ -75,15 +83,18 @@ class SkyRLEnvironment:
     Params = SkyRLParams
     tools: Sequence[ToolSchema] = ()  # an environment of SkyRL-Gym reads the text of turns itself
 
-    def __init__(self, params: SkyRLParams, shared: Callable[..., Any]) -> None:
+    def __init__(self, params: SkyRLParams, shared: Callable[..., Any] | None = None) -> None:
         self._params, self._class = params, shared
         self._object: Any = None
 
     @staticmethod
-    def prepare(params: SkyRLParams) -> Callable[..., Any]:
-        """Import the class."""
+    def prepare(params: SkyRLParams) -> Callable[..., Any] | None:
+        """Import the class; None if each row names a registered one."""
         provide_skyrl()
-        return load_named("environments", params.env_class, "environment")
+        name = params.env_class
+        if name is not None and ":" in name:
+            return load_named("environments", name, "environment")
+        return None if name is None else _registered(name)
 
     async def reset(self, row: Row) -> list[Message]:
         """Build the object with the row as `extras`, and return the prompt of its `init`."""
@@ -95,8 +106,16 @@ class SkyRLEnvironment:
         if self._params.max_turns is not None:
             extras["max_turns"] = self._params.max_turns
         prompt = list(row.get("prompt") or [])
-        config = OmegaConf.create(self._params.env_config)  # as SkyRL: its keys are attributes
-        self._object = await call(self._class, env_config=config, extras=extras)
+        config, name = self._params.env_config, self._params.env_class or extras.get("env_class")
+        if name is None:
+            raise ValueError("neither the row nor agent.params has env_class")
+        if ":" not in name:
+            config = config.get(name, {})  # as in SkyRL's environment.skyrl_gym
+        self._object = await call(
+            self._class or _registered(name),
+            env_config=OmegaConf.create(config),  # as SkyRL: its keys are attributes
+            extras=extras,
+        )
         found, _ = await call(self._object.init, prompt)
         return list(found)
 
@@ -118,6 +137,18 @@ class SkyRLEnvironment:
         """Call `close` of the object."""
         if self._object is not None:
             await call(self._object.close)
+
+
+def _registered(name: str) -> Callable[..., Any]:
+    """Return the builder of a registered environment. Raises MissingExtraError."""
+    try:
+        from skyrl_gym import make
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the environment {name!r} is registered by the package skyrl-gym",
+            hint="pip install skyrl-gym; a class of your own is module:Class or path.py:Class",
+        ) from error
+    return partial(make, name)
 
 
 def provide_skyrl() -> None:

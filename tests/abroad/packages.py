@@ -1,0 +1,32 @@
+"""Packages of other projects, with the versions that are tried, and the tests that use them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An environment with rlctl and `packages`, and the files of tests that run in it."""
+
+    name: str
+    packages: tuple[str, ...]  # requirements
+    tests: tuple[str, ...]  # arguments of pytest
+    extras: str = ""  # of rlctl
+    apart: bool = False  # the packages are in an environment without rlctl: ABROAD_PYTHON
+
+
+HERE = "tests/abroad"
+
+TRIALS = (
+    Trial("trl", ("trl==1.16.0",), (f"{HERE}/on_trl.py",)),
+    Trial("skyrl-gym", ("skyrl-gym==0.4.0",), (f"{HERE}/on_skyrl_gym.py",)),
+    Trial("openenv", ("openenv==0.10.0",), (f"{HERE}/on_openenv.py",), "openenv"),
+    Trial("openenv-core", ("openenv-core==0.3.0",), (f"{HERE}/on_openenv.py",), "openenv"),
+    Trial(
+        "mcp",
+        ("mcp==2.3.0", "uv==0.13.9"),
+        (f"{HERE}/on_mcp.py", "tests/agents/environments/test_mcp_tools.py"),
+        "mcp",
+    ),
+)
