@@ -37,7 +37,7 @@ def names_of(tools: Sequence[ToolSchema]) -> list[str]:
     return [tool["function"]["name"] for tool in tools]
 
 
-def turn_of(name: str, **arguments: Any) -> Turn:
+def turn_of(name: str, /, **arguments: Any) -> Turn:
     """Return a turn with one call."""
     return Turn("", (ToolCall("1", name, arguments),))
 
