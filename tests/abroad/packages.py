@@ -29,4 +29,19 @@ TRIALS = (
         (f"{HERE}/on_mcp.py", "tests/agents/environments/test_mcp_tools.py"),
         "mcp",
     ),
+    Trial(
+        "agents",
+        (
+            "openai-agents==0.24.0",
+            "langgraph==1.2.24",
+            "langchain-openai==1.7.4",
+            "smolagents==1.26.0",
+            "pydantic-ai-slim==2.68.0",
+            "autogen-agentchat==0.7.5",
+            "autogen-ext[openai]==0.7.5",
+        ),
+        (f"{HERE}/on_agents.py",),
+        "agents",
+    ),
+    Trial("crewai", ("crewai==1.15.30",), (f"{HERE}/on_crewai.py",), "agents"),
 )

@@ -145,6 +145,30 @@ async def stops(task: Mapping[str, Any], client: Any) -> float:
     return float("####" in reply.choices[0].message.content)
 
 
+async def choices(task: Mapping[str, Any], client: Any) -> dict[str, float]:
+    """Ask for three turns at once with their log-probs, and continue the second."""
+    (first, _), (second, _), *_ = questions(task)
+    messages: list[Any] = [{"role": "user", "content": first}]
+    create = client.chat.completions.create
+    given = {"model": "policy", "messages": messages, "n": 3, "logprobs": True}
+    reply = await create(**given)
+    assert [choice.index for choice in reply.choices] == [0, 1, 2]
+    tokens = [choice.logprobs.content for choice in reply.choices]
+    assert reply.usage.completion_tokens == sum(map(len, tokens))
+    for choice, turn in zip(reply.choices, tokens, strict=True):
+        assert "".join(token.token for token in turn).startswith(choice.message.content)
+    streamed = [""] * 3
+    async for chunk in await create(**given, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+        if chunk.choices[0].logprobs is not None:
+            tokens.append(chunk.choices[0].logprobs.content)
+    assert all(streamed)
+    messages += [reply.choices[1].message, {"role": "user", "content": second}]
+    more = await create(**{**given, "n": 1})
+    tokens.append(more.choices[0].logprobs.content)
+    return {"score": 1.0, "total": sum(token.logprob for turn in tokens for token in turn)}
+
+
 def blocking(task: Mapping[str, Any], client: Any) -> float:
     """Use the synchronous client."""
     messages: Any = [{"role": "user", "content": questions(task)[0][0]}]
@@ -163,7 +187,12 @@ async def refused(task: Mapping[str, Any], client: Any) -> float:
     long, longer = ([{"role": "user", "content": "1" * size}] for size in (1000, 3_000_000))
     named = {"type": "function", "function": {"name": "submit"}}
     for change, expected in (
-        ({"n": 2}, ("unsupported_parameter", "n")),
+        ({"n": 0}, (None, "n")),
+        ({"logprobs": True, "top_logprobs": 2}, ("unsupported_parameter", "top_logprobs")),
+        (
+            {"response_format": {"type": "json_object"}},
+            ("unsupported_parameter", "response_format"),
+        ),
         ({"stop": [1]}, (None, "stop")),
         ({"tool_choice": named}, ("unsupported_parameter", "tool_choice")),
         ({"messages": []}, (None, "messages")),

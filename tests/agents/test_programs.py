@@ -21,8 +21,11 @@ from tests.agents.programs import TEMPLATE
 from tests.agents.quiz import write_quiz
 from tests.agents.test_episodes import ROLLOUT, N, episodes, generate
 
-PLAIN = ("chat", "stream", "fork", "refused", "fails", "silent")
-WITH_TOOLS = ("tools", "streamed_call", "messages_api", "stops", "documented", "gives_up")
+PLAIN = ("chat", "stream", "fork", "refused", "fails", "silent", "choices")
+WITH_TOOLS = (
+    *("tools", "streamed_call", "messages_api", "stops", "documented"),
+    "gives_up",
+)
 
 
 def program(name: str) -> list[str]:
@@ -71,6 +74,7 @@ def test_programs_of_a_batch(tmp_path: Path) -> None:
     check_chat(chat, trained.values)
     check_environment(file, batch)
     check_fork(fork)
+    check_choices(played_by(batch, "choices"))
     assert len(validated) == 1, "validation has one row an episode"
     assert outcomes(played_by(batch, "refused")) == {("done", None)}
     for name, error in (
@@ -118,6 +122,20 @@ def check_fork(fork: Rollouts) -> None:
     metrics = agent_metrics(fork)
     assert metrics["agent/turns/mean"] == 5
     assert metrics["agent/outcome/done"] == 1
+
+
+def check_choices(played: Rollouts) -> None:
+    """Check that each choice is a row, and that programs get the log-probs of the rows."""
+    assert outcomes(played) == {("done", None)}
+    assert num_retokenized(played) == 0
+    assert played.turn is not None
+    num_turns = torch.tensor([int(turns[-1]) + 1 for turns in played.turn.rows()]).view(N, 6)
+    # Equal texts of the first response are one conversation to the program.
+    assert num_turns.sort(1).values.tolist() == [[1, 1, 1, 1, 1, 2]] * N
+    assert num_turns[:, 2:].max() == 1
+    sums = torch.stack([row.sum() for row in played.rollout_log_probs.rows()]).view(N, 6).sum(1)
+    totals = [episode.components["total"] for episode in played.episodes[::6]]
+    assert torch.allclose(sums, torch.tensor(totals), atol=1e-4)
 
 
 def test_programs_with_tools(tmp_path: Path) -> None:

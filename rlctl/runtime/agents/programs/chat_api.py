@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,6 @@ MODEL = "policy"
 _ROLES = ("system", "user", "assistant", "tool")
 # Parameters without which a program would not get what it asks for, and their harmless values.
 _REFUSED: dict[str, tuple[object, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "functions": ([],),
@@ -30,7 +28,7 @@ _REPLACED = {"functions": "use tools", "function_call": "use tool_choice"}
 # distribution of the responses, which is the run's.
 _USED = (
     *("model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop"),
-    *("stream", "stream_options"),
+    *("stream", "stream_options", "n", "logprobs"),
 )
 _CHOICES = ("auto", "none", "required")  # of tools
 
@@ -69,6 +67,8 @@ class ChatRequest:
     model: str = MODEL
     stream: bool = False
     include_usage: bool = False  # at the end of a stream
+    n: int = 1  # turns, each the continuation of a conversation of its own
+    logprobs: bool = False  # of the tokens of the turn
 
     @classmethod
     def parse(cls, body: Any) -> ChatRequest:
@@ -92,6 +92,8 @@ class ChatRequest:
             str(body.get("model") or MODEL),
             _flag(body, "stream"),
             _flag(options or {}, "include_usage"),
+            _whole_number(body, "n") or 1,
+            _flag(body, "logprobs"),
         )
 
 
@@ -106,6 +108,7 @@ class ChatReply:
     num_prompt_tokens: int
     num_tokens: int
     stop: str | None = None  # the text of `ChatRequest.stop` that ended the turn
+    log_probs: tuple[tuple[str, float], ...] = ()  # of its tokens, if they were asked for
 
     @property
     def message(self) -> Message:
@@ -123,42 +126,67 @@ class ChatReply:
         """The reason in OpenAI's words."""
         return "tool_calls" if self.turn.calls and self.finish == "stop" else self.finish
 
-    def body(self, model: str) -> dict[str, Any]:
-        """Return the body of the response."""
-        choice = {
-            "index": 0,
+    def choice(self, index: int) -> dict[str, Any]:
+        """Return the turn as one of the choices of a response."""
+        return {
+            "index": index,
             "message": {**self.message, "refusal": None},
-            "logprobs": None,
+            "logprobs": self._logprobs,
             "finish_reason": self.finish_reason,
         }
-        head = self._head(model, "chat.completion")
-        return {**head, "choices": [choice], "usage": self._usage()}
 
-    def chunks(self, model: str, include_usage: bool) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of a stream: role, text, calls, the end, and the usage if wanted."""
+    def deltas(self, index: int) -> Iterator[dict[str, Any]]:
+        """Yield the choices of a stream's chunks: role, text, calls and the end."""
         calls = self.message.get("tool_calls", [])
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
         if self.content:
             deltas.append({"content": self.content})
         deltas += [{"tool_calls": [{"index": i, **call}]} for i, call in enumerate(calls)]
-        head = self._head(model, "chat.completion.chunk")
         for delta in deltas:
-            yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-        end = {"index": 0, "delta": {}, "finish_reason": self.finish_reason}
-        yield {**head, "choices": [end]}
-        if include_usage:
-            yield {**head, "choices": [], "usage": self._usage()}
+            yield {"index": index, "delta": delta, "finish_reason": None}
+        end = {"delta": {}, "logprobs": self._logprobs, "finish_reason": self.finish_reason}
+        yield {"index": index, **end}
 
-    def _head(self, model: str, kind: str) -> dict[str, Any]:
-        number = f"chatcmpl-{self.number}"
-        return {"id": number, "object": kind, "created": int(time.time()), "model": model}
+    @property
+    def _logprobs(self) -> dict[str, Any] | None:
+        tokens = [
+            {"token": text, "logprob": number, "bytes": [*text.encode()], "top_logprobs": []}
+            for text, number in self.log_probs
+        ]
+        return {"content": tokens, "refusal": None} if tokens else None
 
-    def _usage(self) -> dict[str, int]:
-        return {
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_tokens,
-            "total_tokens": self.num_prompt_tokens + self.num_tokens,
-        }
+
+def completion(replies: Sequence[ChatReply], model: str) -> dict[str, Any]:
+    """Return the body of the response with the turns `replies`, one or more."""
+    choices = [reply.choice(index) for index, reply in enumerate(replies)]
+    head = _head(replies, model, "chat.completion")
+    return {**head, "choices": choices, "usage": _usage(replies)}
+
+
+def chunks(
+    replies: Sequence[ChatReply], model: str, include_usage: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the chunks of a stream, turn by turn, and the usage if wanted."""
+    head = _head(replies, model, "chat.completion.chunk")
+    for index, reply in enumerate(replies):
+        for choice in reply.deltas(index):
+            yield {**head, "choices": [choice]}
+    if include_usage:
+        yield {**head, "choices": [], "usage": _usage(replies)}
+
+
+def _head(replies: Sequence[ChatReply], model: str, kind: str) -> dict[str, Any]:
+    number = f"chatcmpl-{replies[0].number}"
+    return {"id": number, "object": kind, "created": int(time.time()), "model": model}
+
+
+def _usage(replies: Sequence[ChatReply]) -> dict[str, int]:
+    num_prompt, num_tokens = replies[0].num_prompt_tokens, sum(r.num_tokens for r in replies)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_tokens,
+        "total_tokens": num_prompt + num_tokens,
+    }
 
 
 def normalized(message: Any) -> Message:
@@ -218,15 +246,17 @@ def _tools(tools: Any) -> list[ToolSchema]:
 
 
 def _max_tokens(body: Mapping[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
-        limit = body.get(name)
-        if limit is None:
-            continue
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-            text = f"{name} must be a whole number of 1 or more, not {limit!r}"
-            raise ApiError(400, text, param=name)
-        return limit
-    return None
+    return _whole_number(body, "max_completion_tokens") or _whole_number(body, "max_tokens")
+
+
+def _whole_number(body: Mapping[str, Any], name: str) -> int | None:
+    number = body.get(name)
+    if number is None:
+        return None
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        text = f"{name} must be a whole number of 1 or more, not {number!r}"
+        raise ApiError(400, text, param=name)
+    return number
 
 
 def _flag(options: Mapping[str, Any], name: str) -> bool:

@@ -6,8 +6,9 @@ nothing else; without a valid key there is no access.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from aiohttp import web
@@ -17,6 +18,8 @@ from rlctl.runtime.agents.programs.chat_api import (
     ApiError,
     ChatReply,
     ChatRequest,
+    chunks,
+    completion,
     new_key,
 )
 from rlctl.runtime.agents.programs.messages_api import (
@@ -104,11 +107,12 @@ class Endpoint:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         session, asked = self._session(request), ChatRequest.parse(await _body(request))
-        reply = await session.complete(asked)
+        # At most one continues the row of the conversation, the others begin rows.
+        replies = await asyncio.gather(*(session.complete(asked) for _ in range(asked.n)))
         if not asked.stream:
-            return web.json_response(reply.body(asked.model))
-        chunks = reply.chunks(asked.model, asked.include_usage)
-        events = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+            return web.json_response(completion(replies, asked.model))
+        parts = chunks(replies, asked.model, asked.include_usage)
+        events = [f"data: {json.dumps(chunk)}\n\n" for chunk in parts]
         return await _streamed(request, [*events, "data: [DONE]\n\n"])
 
     async def _message(self, request: web.Request) -> web.StreamResponse:
@@ -116,14 +120,15 @@ class Endpoint:
         reply = await session.complete(asked)
         if not asked.stream:
             return web.json_response(message_body(reply, asked.model))
-        events = message_events(reply, asked.model)
-        return await _streamed(
-            request, [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events]
-        )
+        return await _streamed(request, _named(message_events(reply, asked.model)))
 
 
 def _described(model: str) -> dict[str, Any]:
     return {"id": model, "object": "model", "created": 0, "owned_by": "rlctl"}
+
+
+def _named(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events]
 
 
 async def _streamed(request: web.Request, events: Sequence[str]) -> web.StreamResponse:

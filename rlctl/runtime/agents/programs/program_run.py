@@ -242,6 +242,12 @@ class ProgramRun(EpisodeRun):
         length = bisect_left(lengths, True, key=lambda length: bool(found(length)))
         return completion.shortened(length), min(found(length))[1]
 
+    def _log_probs(self, completion: Completion) -> tuple[tuple[str, float], ...]:
+        """Return the text and the log-prob of each token of a turn, the stop token included."""
+        numbers = completion.log_probs.tolist()
+        texts = [self._decode([token]) for token in completion.response_ids.tolist()]
+        return tuple(zip(texts, numbers, strict=True))
+
     def _record_messages(self, fresh: list[Message], num_ids: int) -> None:
         """Keep messages of the program, which have `num_ids` tokens."""
         messages = [
@@ -283,6 +289,7 @@ class ProgramRun(EpisodeRun):
             len(tokens.prompt_ids) + len(tokens.response_ids) - num_tokens,
             num_tokens,
             stop,
+            self._log_probs(completion) if request.logprobs else (),
         )
         conversation.turn = turn
         conversation.messages = [*request.messages, normalized(reply.message)]
