@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.e2e.wheel import ROOT
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -44,4 +46,10 @@ TRIALS = (
         "agents",
     ),
     Trial("crewai", ("crewai==1.15.30",), (f"{HERE}/on_crewai.py",), "agents"),
+    Trial(
+        "verifiers",
+        ("verifiers==0.1.14", "reasoning-gym==0.1.25", str(ROOT / HERE / "verifiers_env")),
+        (f"{HERE}/on_verifiers.py",),
+        apart=True,
+    ),
 )

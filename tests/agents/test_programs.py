@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from rlctl.data_prep.rows import PromptRow
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.agents.build import check_episodes
+from rlctl.runtime.agents.environments.pool import PROGRAM
 from rlctl.runtime.agents.metrics import agent_metrics
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data.tokenizer import load_tokenizer
+from tests.agents.environments.episodes import load_here
 from tests.agents.programs import TEMPLATE
 from tests.agents.quiz import write_quiz
 from tests.agents.test_episodes import ROLLOUT, N, episodes, generate
@@ -180,6 +182,16 @@ def test_synchronous_program(tmp_path: Path) -> None:
     with episodes(write_quiz(tmp_path, 1, num_problems=3), *program("blocking")) as (roles, asked):
         batch = generate(roles, asked)
     assert outcomes(batch) == {("done", None)}
+
+
+def test_plugins_have_settings_and_functions_have_none() -> None:
+    with pytest.raises(MissingExtraError, match="verifiers with classic environments") as caught:
+        load_here(PROGRAM, {"program": "verifiers", "params": {"environment": "wordle"}})
+    assert "agent.python" in str(caught.value.problems[0].hint)
+    with pytest.raises(ConfigError, match="verifiers needs a value for environment"):
+        load_here(PROGRAM, {"program": "verifiers"})
+    with pytest.raises(ConfigError, match="has no settings, given: speed"):
+        load_here(PROGRAM, {"program": "tests.agents.programs:chat", "params": {"speed": 1}})
 
 
 def test_a_program_beside_an_environment_is_refused() -> None:

@@ -79,6 +79,25 @@ def test_ls_and_show() -> None:
         run("show", "grid")
 
 
+def test_ls_has_the_environments_of_verifiers(tmp_path: Path) -> None:
+    """They are distributions that require verifiers and define `load_environment`."""
+    site = tmp_path / "lib/python3.11/site-packages"
+    for name, requires, text in (
+        ("my-words", "verifiers>=0.1.14", "def load_environment(): ..."),
+        ("trainer", "verifiers", ""),
+        ("other", "verifiers-extras", "def load_environment(): ..."),
+    ):
+        folder = site / f"{name.replace('-', '_')}-1.0.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(
+            f"Name: {name}\nVersion: 1.0\nSummary: Words.\nRequires-Dist: {requires}\n"
+        )
+        (site / f"{name.replace('-', '_')}.py").write_text(text)
+    listed = run("ls", "--python", str(tmp_path / "bin/python"))
+    found = [row for row in listed if row["kind"] == "verifiers"]
+    assert found == [{"name": "my-words", "kind": "verifiers", "description": "Words."}]
+
+
 def test_show_prints_the_schema_of_a_tool_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "tools.py"
     path.write_text(TOOL_FILE)

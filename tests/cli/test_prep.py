@@ -104,6 +104,12 @@ def test_errors_leave_no_file(tmp_path: Path, source: Path, model: Path) -> None
     assert not out.exists()
 
 
+def test_rows_of_packages_that_are_not_installed_are_refused(tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "data")
+    assert "No module named 'verifiers'" in str(error("prep", "verifiers", "words", *out))
+    assert not (tmp_path / "data").exists()
+
+
 def test_jsonl(tmp_path: Path) -> None:
     file = tmp_path / "sums.jsonl"
     file.write_text("\n".join(json.dumps({"q": f"{i} + {i}?", "a": 2 * i}) for i in range(10)))

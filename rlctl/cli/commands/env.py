@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,15 +19,26 @@ def env() -> None:
     """List, show and test environments and tools."""
 
 
+Python = Annotated[
+    str | None,
+    typer.Option(metavar="PATH", help="Interpreter whose environments of verifiers are listed."),
+]
+
+
 @app.command("ls", epilog="Example: rlctl env ls --json")
-def list_environments(as_json: Json = False) -> None:
-    """List the installed environments and tools."""
+def list_environments(python: Python = None, as_json: Json = False) -> None:
+    """List the installed environments and tools, those of verifiers included."""
     from rlctl.cli.console import print_json, stdout, table
+    from rlctl.data_prep.verifiers import installed
 
     found = [
         {"name": name, "kind": kind, "description": text}
         for kind in ("environment", "tool")
         for name, text in _descriptions(f"{kind}s").items()
+    ]
+    found += [
+        {"name": name, "kind": "verifiers", "description": text}
+        for name, text in installed(python).items()
     ]
     if as_json:
         print_json(found)

@@ -67,10 +67,12 @@ class Agent(Section):
     environment: Text | None = Field(
         description="environment: a name or `module:Class`; null = the tools of multi_turn"
     )
-    params: dict[str, Any] = Field(description="settings of the environment")
+    params: dict[str, Any] = Field(
+        description="settings of the environment, or of a program that is a plug-in"
+    )
     program: Text | None = Field(
         description="function that plays the episodes with an OpenAI client, instead of an "
-        "environment: `module:function` or `path.py:function`"
+        "environment: `module:function`, `path.py:function` or the name of a plug-in"
     )
     default_agent_loop: Literal["tool_agent", "single_turn_agent"] = Field(
         description="kind of the episodes of rows without agent_name: tool_agent = with tools or "
@@ -79,6 +81,10 @@ class Agent(Section):
     schedule: Literal["auto", "fixed", "eager"] = Field(
         description="fixed = turns join the engine at set steps, so that equal runs are equal to "
         "the bit; eager = at once; auto = fixed on a CPU"
+    )
+    python: Text | None = Field(
+        description="interpreter of the processes, for packages whose versions rlctl cannot have; "
+        "it needs pydantic; null = the one that runs rlctl"
     )
     num_workers: Count | None = Field(
         description="processes that run environments and tools; null = one per core"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from rlctl import plugins
 from rlctl.data_prep.images import with_parts
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
-from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.agents.chat_bridge import ChatBridge
 from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool
@@ -50,7 +50,7 @@ def episode_settings(
     return EpisodeSettings(
         tokenizer=tokenizer,
         bridge=bridge,
-        parser=load("tool_parsers", rollout.multi_turn.format)(),
+        parser=plugins.load("tool_parsers", rollout.multi_turn.format)(),
         environments=pool,
         multi_turn=rollout.multi_turn,
         timeouts=rollout.agent.timeouts,
@@ -114,8 +114,12 @@ def check_episodes(
 
 
 def _check_program(agent: schema.Agent) -> None:
-    """Raise ConfigError for a program together with an environment or its settings."""
-    removals = [f"~{_ROLLOUT}.agent.params.{name}" for name in agent.params]
+    """Raise ConfigError for a program together with an environment or its settings.
+
+    A program that is a plug-in has settings of its own.
+    """
+    is_plugin = agent.program in plugins.names("programs")
+    removals = [f"~{_ROLLOUT}.agent.params.{name}" for name in agent.params if not is_plugin]
     if agent.environment is not None:
         removals.insert(0, f"{_ROLLOUT}.agent.environment=null")
     if agent.program is not None and removals:

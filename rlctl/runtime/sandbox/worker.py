@@ -56,7 +56,8 @@ def main(descriptor: int, parent: int) -> None:
 def _work(descriptor: int) -> None:
     """Report the process, then process requests."""
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    with _ending_process(), socket.socket(fileno=descriptor) as connection:
+    # An error is written before the connection closes, after which the controller ends the process.
+    with socket.socket(fileno=descriptor) as connection, _ending_process():
         request: Request = receive_request(connection)
         restrict(request.arguments["limits"])
         server = _Server(request.arguments["host"]())

@@ -29,13 +29,15 @@ class WorkerSettings:
     """Number of the workers of a pool, and what each gets.
 
     `logs` is the folder of their output; None: stderr. `env` names environment variables that they
-    get in addition to the usual ones. `limits` None: the default of the pool.
+    get in addition to the usual ones. `limits` None: the default of the pool. `python` is another
+    interpreter; None: this one.
     """
 
     number: int = 1
     logs: Path | None = None
     env: Sequence[str] = ()
     limits: Limits | None = None
+    python: str | None = None
 
     def log(self, name: str) -> Path | None:
         """Return the file of the output of the worker `name`."""
@@ -55,13 +57,14 @@ class WorkerPool:
         limits: Limits,
         prepare: Callable[[Worker], Awaitable[Any]],
         env: Sequence[str],
+        python: str | None = None,
     ) -> None:
-        """Start the thread; see `Worker` for `noun`, `prepare` and `env`.
+        """Start the thread; see `Worker` for `noun`, `prepare`, `env` and `python`.
 
         `host` is pickled and called in each worker; it returns the object whose methods requests
         name.
         """
-        self._noun, self._env = noun, env
+        self._noun, self._env, self._python = noun, env, python
         self._setup, self._prepare = {"limits": limits, "host": host}, prepare
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         thread = Thread(target=asyncio.run, args=(_run(started),), daemon=True)
@@ -79,7 +82,7 @@ class WorkerPool:
         """Start a worker; its requests wait until it is ready."""
         self._require_open()
         self._workers[:] = self.workers
-        worker = Worker(self._noun, self._setup, self._prepare, log, self._env)
+        worker = Worker(self._noun, self._setup, self._prepare, log, self._env, self._python)
         self._workers.append(worker)
         return worker
 

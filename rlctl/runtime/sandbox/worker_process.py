@@ -35,6 +35,20 @@ sys.path[:] = json.loads(sys.argv[1])
 from rlctl.runtime.sandbox.worker import main
 main(int(sys.argv[2]), int(sys.argv[3]))
 """
+# Another interpreter has its own packages, and of these the package rlctl alone.
+_BOOT_OTHER = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+folder = sys.argv[1]
+spec = spec_from_file_location(
+    "rlctl", folder + "/__init__.py", submodule_search_locations=[folder]
+)
+sys.modules["rlctl"] = module_from_spec(spec)
+spec.loader.exec_module(sys.modules["rlctl"])
+from rlctl.runtime.sandbox.worker import main
+main(int(sys.argv[2]), int(sys.argv[3]))
+"""
+_PACKAGE = str(Path(__file__).parents[2])
 
 Receive = Callable[[float | None], Awaitable[Any]]
 
@@ -73,18 +87,19 @@ class Worker:
         prepare: Callable[[Worker], Awaitable[Any]],
         log: Path | None,
         env: Sequence[str],
+        python: str | None = None,
     ) -> None:
         """Start the process; it is ready when `started` is done.
 
         `setup` are the arguments of the first request, see `sandbox.worker`. `started` has the
         result of `prepare`, which sends the next ones. `noun` names the kind of worker in errors.
         Output goes to `log`, or to stderr. `env` names environment variables that the process gets
-        besides the usual ones.
+        besides the usual ones. `python` is another interpreter, which has pydantic.
         """
         self.log = log
         self.pid: int | None = None
         self.num_abandoned = 0
-        self._noun = noun
+        self._noun, self._python = noun, python
         self._numbers, self._num_replies = count(), 0
         self._pending: dict[int, asyncio.Queue[dict[str, Any] | None]] = {}  # None: lost
         self._is_watched = self._is_ending = False
@@ -92,9 +107,10 @@ class Worker:
         connection, remote = socket.socketpair()
         with remote, ExitStack() as stack:
             file = None if log is None else stack.enter_context(log.open("a+b", buffering=0))
-            arguments = [json.dumps(sys.path), str(remote.fileno()), str(os.getpid())]
+            boot, modules = (_BOOT_OTHER, _PACKAGE) if python else (_BOOT, json.dumps(sys.path))
+            arguments = [modules, str(remote.fileno()), str(os.getpid())]
             self.process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _BOOT, *arguments],
+                [python or sys.executable, "-u", "-c", boot, *arguments],
                 pass_fds=[remote.fileno()],
                 env=allowed_environment(os.environ, env),
                 stdin=subprocess.DEVNULL,
@@ -226,6 +242,7 @@ class Worker:
             raise ResourceError(
                 f"{article} {self._noun} worker exited while starting (exit status {lost.status})",
                 where=where,
+                hint=self._python and f"{self._python} must be Python 3.11 or later with pydantic",
             ) from None
         except TimeoutError:
             raise ResourceError(

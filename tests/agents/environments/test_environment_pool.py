@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -371,6 +372,51 @@ def test_users_code_is_imported_in_the_main_thread_without_a_loop(tmp_path: Path
     ):
         with EnvironmentPool(environment, params):
             pass
+
+
+def interpreter(folder: Path, options: str) -> str:
+    """Return a program that starts Python without this project: its own folder and `options`."""
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {options} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_another_interpreter_gets_the_package_alone(tmp_path: Path) -> None:
+    """An interpreter with pydantic suffices: neither entry points nor torch are used."""
+    (tmp_path / "site").mkdir()
+    for name in ("pydantic", "pydantic_core", "annotated_types", "typing_inspection"):
+        (tmp_path / "site" / name).symlink_to(Path(find_spec(name).origin).parent)
+    (tmp_path / "site/typing_extensions.py").symlink_to(find_spec("typing_extensions").origin)
+    (tmp_path / "env.py").write_text(
+        "import importlib.util\n"
+        "class Env:\n"
+        "    tools = []\n"
+        "    def reset(self, row):\n"
+        "        found = [importlib.util.find_spec(name) for name in ('rlctl', 'torch', 'yaml')]\n"
+        "        return str([spec is not None for spec in found])\n"
+        "    def step(self, turn): raise NotImplementedError\n"
+        "    def score(self): return 1.0\n"
+        "    def close(self): pass\n"
+    )
+    python = interpreter(tmp_path, "-S")
+    settings = WorkerSettings(python=python, env=["PYTHONPATH"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path / "site"))
+        with EnvironmentPool(f"{tmp_path}/env.py:Env", workers=settings) as pool:
+            remote = asyncio.run(pool.open({}, "k"))
+        assert remote.messages == "[True, False, False]"
+        with EnvironmentPool("gridworld", {"size": 4}, workers=settings) as pool:
+            assert "goal" in str(asyncio.run(pool.open({"extra_info": {"seed": 1}}, "k")).messages)
+
+
+def test_another_interpreter_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    bare = interpreter(tmp_path, "-I -S")  # without packages
+    with pytest.raises(ResourceError, match="exited while starting") as caught:
+        EnvironmentPool("gridworld", workers=WorkerSettings(python=bare))
+    assert caught.value.problems[0].hint == f"{bare} must be Python 3.11 or later with pydantic"
+    with pytest.raises(ConfigError, match="no interpreter: nowhere/python"):
+        EnvironmentPool("gridworld", workers=WorkerSettings(python="nowhere/python"))
 
 
 def test_worker_that_exits_while_starting_is_refused(mine: str) -> None:

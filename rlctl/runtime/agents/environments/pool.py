@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from rlctl.errors import RlctlError
+from rlctl import plugins
+from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.agents.environments.host import EnvironmentHost
 from rlctl.runtime.agents.environments.program import ProgramEnvironment
@@ -35,6 +37,19 @@ PROGRAM = f"{ProgramEnvironment.__module__}:{ProgramEnvironment.__qualname__}"
 SILENCE_S = 15.0  # of the event loop of a worker; a blocked one delays all of its episodes
 # A worker with this many calls that exceeded their deadline and still run gets no new episodes.
 MAX_ABANDONED = 16
+
+
+def _for_other(python: str, kind: str, name: str) -> str:
+    """Return `module:Name` of a plug-in: another interpreter does not have rlctl's entry points.
+
+    Raises ConfigError if `python` is no program.
+    """
+    if shutil.which(python) is None:
+        raise ConfigError(
+            f"no interpreter: {python}", where="actor_rollout_ref.rollout.agent.python"
+        )
+    points = {point.name: f"{point.module}:{point.attr}" for point in plugins.entry_points_of(kind)}
+    return points.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -118,6 +133,8 @@ class EnvironmentPool:
         ResourceError if a worker does not start.
         """
         workers = workers or WorkerSettings()
+        if workers.python is not None:
+            environment = _for_other(workers.python, "environments", environment)
         self._timeouts = timeouts or Timeouts()
         self._settings = {"params": dict(params or {}), "defaults": dict(defaults or {})}
         self._active: list[Worker] = []  # that get episodes
@@ -132,6 +149,7 @@ class EnvironmentPool:
             workers.limits or Limits(default_memory(workers.number), open_files=65536),
             self._load,
             tuple(workers.env),
+            workers.python,
         )
         paths = [workers.log(f"environment-{number}") for number in range(workers.number)]
         try:
@@ -151,14 +169,17 @@ class EnvironmentPool:
         number = agent.num_workers or len(os.sched_getaffinity(0))
         environment, params = agent.environment or DEFAULT_ENVIRONMENT, agent.params
         if agent.program is not None:
-            environment, params = PROGRAM, {"program": agent.program}
+            program = agent.program
+            if agent.python is not None:
+                program = _for_other(agent.python, "programs", program)
+            environment, params = PROGRAM, {"program": program, "params": agent.params}
         return cls(
             environment,
             params,
             defaults=rollout.multi_turn.model_dump(),
             timeouts=Timeouts(agent.timeouts.call_s, agent.timeouts.turn_s),
             workers=WorkerSettings(
-                number, logs, agent.env, Limits.from_config(agent.limits, number)
+                number, logs, agent.env, Limits.from_config(agent.limits, number), agent.python
             ),
         )
 

@@ -17,6 +17,7 @@ from rlctl.runtime.agents.environments.protocol import Row, Step, ToolSchema, Tu
 from rlctl.runtime.sandbox.calls import call, is_async
 from rlctl.runtime.sandbox.user_code import load_named
 
+PARAMS_KEY = "actor_rollout_ref.rollout.agent.params"
 ENDPOINT = "endpoint"  # key of the row with base_url and api_key
 
 Program = Callable[[Mapping[str, Any], Any], Any]
@@ -25,7 +26,8 @@ Program = Callable[[Mapping[str, Any], Any], Any]
 class ProgramParams(plugins.Params):
     """Settings of the host."""
 
-    program: str = Field(description="function: module:function or path.py:function")
+    program: str = Field(description="function: module:function, path.py:function or a plug-in")
+    params: dict[str, Any] = Field({}, description="settings of a plug-in")
 
 
 class ProgramEnvironment:
@@ -41,7 +43,10 @@ class ProgramEnvironment:
 
     @staticmethod
     def prepare(params: ProgramParams) -> Program:
-        """Load the program. Raises ConfigError if it is no function, or as `load_named`."""
+        """Load the program; one with settings is called with them and returns it.
+
+        Raises ConfigError if it is no function, for wrong settings, and as `load_named`.
+        """
         try:
             import openai  # noqa: F401 (programs get its client)
         except ImportError:
@@ -49,6 +54,9 @@ class ProgramEnvironment:
                 "agent programs need the openai package", hint='pip install "rlctl[agents]"'
             ) from None
         program = load_named("programs", params.program, "program")
+        settings = plugins.parse_params(program, params.program, params.params, PARAMS_KEY)
+        if settings is not None:
+            return program(settings)
         if not callable(program) or isinstance(program, type):
             raise ConfigError(
                 f"the program {params.program} is of type {type(program).__name__}",

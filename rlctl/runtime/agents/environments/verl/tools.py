@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rlctl import plugins
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.mcp_tools import tools_of_servers
@@ -58,6 +56,8 @@ async def tools_of_config(config_path: str) -> list[Tool]:
 
 def entries_of(file: Path, key: str, noun: str) -> list[dict[str, Any]]:
     """Return the list at `key` of a YAML file. Raises ConfigError for a file without one."""
+    import yaml  # another interpreter (`agent.python`) may not have it
+
     if not file.is_file():
         raise ConfigError(
             f"the {noun} does not exist: {file}", hint="paths are relative to the current folder"

@@ -1,0 +1,100 @@
+"""Data sets of verifiers' environments, which their own interpreter loads."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Any
+
+from rlctl.data_prep.datasets import dataset, option
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import UsageError
+from rlctl.plugins import Params
+
+_SCRIPT = """
+import json, sys
+import verifiers
+environment = verifiers.load_environment(sys.argv[1], **json.loads(sys.argv[2]))
+sources = {"train": environment.build_dataset(), "val": environment.build_eval_dataset()}
+with open(sys.argv[3], "w") as file:
+    for split, rows in sources.items():
+        for row in rows or ():
+            print(json.dumps([split, row], default=str), file=file)
+"""
+_NEEDS_VERIFIERS = re.compile(r"verifiers(?![\w.-])")
+
+
+class VerifiersParams(Params):
+    """Options of `rlctl prep verifiers`."""
+
+    environment: str = option(
+        ..., "ID", "Installed environment.", json_schema_extra={"argument": True}
+    )
+    arguments: str = option("{}", "JSON", "Arguments of its load_environment.")
+    python: str | None = option(
+        None, "PATH", "Interpreter that has the environment; by default this one."
+    )
+
+
+@dataset(
+    VerifiersParams, "rlctl prep verifiers wordle --python envs/wordle/bin/python --out data/wordle"
+)
+def verifiers(params: VerifiersParams) -> dict[str, list[PromptRow]]:
+    """Data sets of an environment of verifiers: train.parquet and, if it has one, val.parquet."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.jsonl"
+        python = params.python or sys.executable
+        command = [python, "-c", _SCRIPT, params.environment, params.arguments, str(file)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = getattr(error, "stderr", None) or str(error)
+            raise UsageError(
+                f"{python} cannot load the environment {params.environment!r}: "
+                f"{reason.strip().splitlines()[-1]}",
+                hint="`rlctl env ls --python PATH` lists the installed ones",
+            ) from error
+        found: dict[str, list[PromptRow]] = defaultdict(list)
+        for line in file.read_text().splitlines():
+            split, row = json.loads(line)
+            found[split].append(_row(params.environment, split, len(found[split]), row))
+    return found
+
+
+def _row(environment: str, split: str, index: int, row: dict[str, Any]) -> PromptRow:
+    prompt = [
+        {key: value for key, value in message.items() if value is not None}
+        for message in row.pop("prompt")
+    ]
+    return PromptRow(
+        data_source=f"verifiers/{environment}",
+        prompt=prompt,
+        ground_truth=str(row.get("answer", "")),
+        extra_info={"split": split, "index": index, "verifiers": row},
+    )
+
+
+def installed(python: str | None = None) -> dict[str, str]:
+    """Return the environments of verifiers that an interpreter has, and what each is."""
+    folders = [
+        str(path) for path in Path(python or "").parent.parent.glob("lib/python*/*-packages")
+    ]
+    found = distributions(path=folders) if python else distributions()
+    return {
+        each.name: each.metadata["Summary"] or ""
+        for each in sorted(found, key=lambda each: each.name)
+        if any(map(_NEEDS_VERIFIERS.match, each.requires or ())) and _has_loader(each)
+    }
+
+
+def _has_loader(found: Distribution) -> bool:
+    """Return True if the module of a distribution defines `load_environment`."""
+    name = found.name.replace("-", "_")
+    texts = [found.read_text(f"../{name}.py"), found.read_text(f"../{name}/__init__.py")]
+    return any("load_environment" in text for text in texts if text)
