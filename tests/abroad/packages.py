@@ -52,4 +52,5 @@ TRIALS = (
         (f"{HERE}/on_verifiers.py",),
         apart=True,
     ),
+    Trial("reasoning-gym", ("reasoning-gym==0.1.25",), (f"{HERE}/on_reasoning_gym.py",)),
 )

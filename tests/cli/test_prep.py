@@ -107,6 +107,7 @@ def test_errors_leave_no_file(tmp_path: Path, source: Path, model: Path) -> None
 def test_rows_of_packages_that_are_not_installed_are_refused(tmp_path: Path) -> None:
     out = ("--out", tmp_path / "data")
     assert "No module named 'verifiers'" in str(error("prep", "verifiers", "words", *out))
+    assert "reasoning-gym is not installed" in str(error("prep", "reasoning_gym", "legs", *out))
     assert not (tmp_path / "data").exists()
 
 

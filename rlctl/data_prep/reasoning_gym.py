@@ -1,0 +1,78 @@
+"""Procedural tasks of reasoning-gym."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import Field
+
+from rlctl.data_prep.datasets import dataset, option
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import MissingExtraError, UsageError
+from rlctl.plugins import Params, suggestion
+
+
+class ReasoningGymParams(Params):
+    """Options of `rlctl prep reasoning_gym`."""
+
+    task: str = option(
+        ...,
+        "NAME",
+        "Data set of reasoning-gym, such as leg_counting.",
+        json_schema_extra={"argument": True},
+    )
+    train: int = option(1024, "N", "Training problems.", ge=1)
+    val: int = option(128, "M", "Validation problems, with the next seed.", ge=1)
+    arguments: str = option("{}", "JSON", "Its other settings.")
+    system: str = option("", "NAME", "System prompt, or the name of one of the package's.")
+    seed: int = Field(default=0, description="Another seed makes other problems.")
+
+
+@dataset(ReasoningGymParams, "rlctl prep reasoning_gym leg_counting --out data/legs")
+def reasoning_gym(params: ReasoningGymParams) -> dict[str, list[PromptRow]]:
+    """Problems of reasoning-gym, which its own scorer rates: train.parquet, val.parquet."""
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+        from reasoning_gym.utils import SYSTEM_PROMPTS
+    except ImportError as error:
+        raise MissingExtraError(
+            "the package reasoning-gym is not installed", hint="pip install reasoning-gym"
+        ) from error
+    if params.task not in DATASETS:
+        raise UsageError(
+            f"reasoning-gym has no data set {params.task!r}",
+            hint=suggestion(params.task, list(DATASETS)),
+        )
+    _check_scorer(params.task, reasoning_gym)
+    system = SYSTEM_PROMPTS.get(params.system, params.system)
+    before = [{"role": "system", "content": system}] if system else []
+    found = {}
+    for number, (split, size) in enumerate({"train": params.train, "val": params.val}.items()):
+        settings = {**json.loads(params.arguments), "size": size, "seed": params.seed + number}
+        found[split] = [
+            PromptRow(
+                data_source=f"reasoning_gym/{params.task}",
+                prompt=[*before, {"role": "user", "content": entry["question"]}],
+                ground_truth=str(entry["answer"]),
+                ability="reasoning",
+                extra_info={
+                    "split": split,
+                    "index": index,
+                    "entry": json.dumps(entry, default=str),
+                },
+            )
+            for index, entry in enumerate(reasoning_gym.create_dataset(params.task, **settings))
+        ]
+    return found
+
+
+def _check_scorer(task: str, package: Any) -> None:
+    """Raise UsageError if the scorer needs more of a problem than JSON keeps, such as tuples."""
+    entry = package.create_dataset(task, size=1, seed=0)[0]
+    rate, stored = package.get_score_answer_fn(task), json.loads(json.dumps(entry, default=str))
+    if entry["answer"] is not None and rate(entry["answer"], entry) != rate(
+        entry["answer"], stored
+    ):
+        raise UsageError(f"the scorer of {task} does not work with problems from a file")

@@ -1,0 +1,42 @@
+"""Scorer of reasoning-gym's problems: the package's own function for each of its data sets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rlctl.errors import MissingExtraError
+from rlctl.plugins import declare
+
+
+def _prepare() -> None:
+    """Import the package. Raises MissingExtraError if it is not installed."""
+    try:
+        import reasoning_gym  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"the scorer of reasoning-gym needs the package {error.name!r}",
+            hint="pip install reasoning-gym",
+        ) from error
+
+
+@declare(data_sources=("reasoning_gym/*",), prepare=_prepare)
+def score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the score of the text between `<answer>` and `</answer>`, or of the whole response.
+
+    `extra_info.entry` is the problem as JSON. Raises ValueError if it is missing.
+    """
+    del ground_truth
+    from reasoning_gym import get_score_answer_fn
+    from reasoning_gym.utils import extract_answer
+
+    if not extra_info or "entry" not in extra_info:
+        raise ValueError("the row has no extra_info.entry: `rlctl prep reasoning_gym` writes it")
+    answer = extract_answer(solution_str) or solution_str.strip()
+    rate = get_score_answer_fn(data_source.removeprefix("reasoning_gym/"))
+    return {"score": float(rate(answer, json.loads(extra_info["entry"]))), "pred": answer}
