@@ -13,6 +13,7 @@ WEATHER = ("weather", {"city": "Ulm"})
 ANSWER = ("final_answer", {"answer": "21 degrees"})
 CALLS = {
     "openai_agents": [WEATHER],
+    "openai_responses": [WEATHER],
     "lang_graph": [WEATHER],
     "smolagents": [WEATHER, ANSWER],
     "pydantic_ai": [WEATHER],

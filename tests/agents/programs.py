@@ -258,6 +258,42 @@ async def messages_api(task: Mapping[str, Any], client: Any) -> float:
     return float(num_calls)
 
 
+async def responses_api(task: Mapping[str, Any], client: Any) -> float:
+    """Play one conversation by the Responses API, streamed in every second turn."""
+    import openai
+
+    tool = {"type": "function", "name": "submit", "parameters": {"type": "object"}}
+    given = {"model": "policy", "tools": [tool], "max_output_tokens": 60}
+    items: list[Any] = [{"role": "user", "content": questions(task)[0][0]}]
+    num_calls = 0
+    for number, (question, _) in enumerate(questions(task)[1:]):
+        if number % 2:
+            async with client.responses.stream(input=items, **given) as stream:
+                kinds = [event.type async for event in stream]
+                reply = await stream.get_final_response()
+            assert (kinds[0], kinds[-1]) == ("response.created", f"response.{reply.status}")
+        else:
+            reply = await client.responses.create(input=items, **given)
+        items += [item.model_dump(exclude_none=True) for item in reply.output]
+        calls = [item for item in reply.output if item.type == "function_call"]
+        assert calls or reply.output_text
+        num_calls += len(calls)
+        results = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": question}
+            for call in calls
+        ]
+        items += results or [{"role": "user", "content": question}]
+    cut = await client.responses.create(
+        model="policy", input="2 + 3?", instructions="Count.", max_output_tokens=1
+    )
+    assert cut.incomplete_details.reason == "max_output_tokens"
+    for change in ({"previous_response_id": "resp_1"}, {"tools": [{"type": "web_search"}]}):
+        with pytest.raises(openai.BadRequestError) as refusal:
+            await client.responses.create(**{**given, "input": items, **change})
+        assert refusal.value.param in change
+    return float(num_calls)
+
+
 async def gives_up(task: Mapping[str, Any], client: Any) -> float:
     """Cancel a request that continues a conversation, and send it again."""
     create = client.chat.completions.create

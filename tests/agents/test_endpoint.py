@@ -73,7 +73,25 @@ def test_wrong_parameters_of_messages_are_named(change: dict[str, Any], text: st
     assert text in body["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/messages"])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"input": 3}, "input must be a text or a list of items"),
+        ({"previous_response_id": "resp_1"}, "send the whole conversation as input"),
+        ({"tools": [{"type": "web_search"}]}, "a tool must be of the type function"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "an item of the type"),
+        ({"text": {"format": {"type": "json_object"}}}, "response_format="),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice="),
+        ({"max_output_tokens": 0}, "max_tokens must be a whole number"),
+    ],
+)
+def test_wrong_parameters_of_responses_are_named(change: dict[str, Any], text: str) -> None:
+    status, body = send("/responses", {"input": "2 + 3?", **change})
+    assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+    assert text in body["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/messages", "/responses"])
 def test_a_body_in_an_unknown_charset_is_refused(path: str) -> None:
     status, body = send(path, b"{}", f"{JSON}; charset=none")
     assert (status, body["error"]["message"]) == (400, "the body is not valid JSON")
@@ -81,7 +99,7 @@ def test_a_body_in_an_unknown_charset_is_refused(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("POST", "/responses", 404), ("GET", "/chat/completions", 405)],
+    [("POST", "/completions", 404), ("GET", "/chat/completions", 405)],
 )
 def test_other_paths_are_answered_with_those_that_exist(
     method: str, path: str, status: int
@@ -90,5 +108,5 @@ def test_other_paths_are_answered_with_those_that_exist(
     assert found == status
     assert body["error"]["message"] == (
         f"{method} /v1{path} is not served; served: POST /v1/chat/completions, "
-        "POST /v1/messages, GET /v1/models"
+        "POST /v1/responses, POST /v1/messages, GET /v1/models"
     )

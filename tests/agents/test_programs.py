@@ -25,7 +25,7 @@ from tests.agents.test_episodes import ROLLOUT, N, episodes, generate
 
 PLAIN = ("chat", "stream", "fork", "refused", "fails", "silent", "choices")
 WITH_TOOLS = (
-    *("tools", "streamed_call", "messages_api", "stops", "documented"),
+    *("tools", "streamed_call", "messages_api", "responses_api", "stops", "documented"),
     "gives_up",
 )
 
@@ -157,6 +157,7 @@ def test_programs_with_tools(tmp_path: Path) -> None:
         ("tools", 1, 1),
         ("streamed_call", 1, 1),
         ("messages_api", 2, 1),  # asks a first turn again
+        ("responses_api", 2, 1),
         ("stops", 2, 1),  # a turn that a text ended is not continued
     ):
         played = played_by(batch, name)

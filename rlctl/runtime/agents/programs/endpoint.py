@@ -28,10 +28,16 @@ from rlctl.runtime.agents.programs.messages_api import (
     message_events,
     parse_messages,
 )
+from rlctl.runtime.agents.programs.responses_api import (
+    parse_response_request,
+    response_body,
+    response_events,
+)
 
 LOOPBACK = "127.0.0.1"
 _CHAT, _MESSAGES, _MODELS = "/v1/chat/completions", "/v1/messages", "/v1/models"
-_SERVED = (f"POST {_CHAT}", f"POST {_MESSAGES}", f"GET {_MODELS}")
+_RESPONSES = "/v1/responses"
+_SERVED = (f"POST {_CHAT}", f"POST {_RESPONSES}", f"POST {_MESSAGES}", f"GET {_MODELS}")
 _MAX_BODY = 64 * 2**20  # bytes
 _SHUTDOWN_S = 1.0  # time that unfinished requests get at the end
 
@@ -54,6 +60,7 @@ class Endpoint:
         self._sessions: dict[str, Session] = {}
         app = web.Application(middlewares=[_with_errors], client_max_size=_MAX_BODY)
         app.router.add_post(_CHAT, self._chat)
+        app.router.add_post(_RESPONSES, self._response)
         app.router.add_post(_MESSAGES, self._message)
         app.router.add_get(_MODELS, self._models)
         app.router.add_get(f"{_MODELS}/{{name:.+}}", self._model)
@@ -121,6 +128,13 @@ class Endpoint:
         if not asked.stream:
             return web.json_response(message_body(reply, asked.model))
         return await _streamed(request, _named(message_events(reply, asked.model)))
+
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        session, asked = self._session(request), parse_response_request(await _body(request))
+        reply = await session.complete(asked)
+        if not asked.stream:
+            return web.json_response(response_body(reply, asked.model))
+        return await _streamed(request, _named(response_events(reply, asked.model)))
 
 
 def _described(model: str) -> dict[str, Any]:
