@@ -20,6 +20,9 @@ class Trial:
 
 HERE = "tests/abroad"
 
+TRACKERS = "swanlab,wandb,tensorboard,mlflow,trackio"
+QUICKSTART = (f"{HERE}/on_quickstart.py", "tests/runtime/test_engine_contract.py")
+
 TRIALS = (
     Trial("trl", ("trl==1.16.0",), (f"{HERE}/on_trl.py",)),
     Trial("skyrl-gym", ("skyrl-gym==0.4.0",), (f"{HERE}/on_skyrl_gym.py",)),
@@ -53,4 +56,21 @@ TRIALS = (
         apart=True,
     ),
     Trial("reasoning-gym", ("reasoning-gym==0.1.25",), (f"{HERE}/on_reasoning_gym.py",)),
+    Trial(
+        "trackers-newest",
+        (
+            *("swanlab==0.10.3", "wandb==0.31.0", "tensorboardX==2.6.5", "trackio==0.43.0"),
+            "mlflow-skinny==3.17.2",
+        ),
+        ("tests/tracking/test_real_trackers.py",),
+        TRACKERS,
+    ),
+    Trial(  # the ranges of the others have one release
+        "trackers-oldest",
+        ("mlflow-skinny==3.17.0", "sqlalchemy==2.0.0", "alembic==1.13.0", "sqlparse==0.5.0"),
+        ("tests/tracking/test_real_trackers.py",),
+        TRACKERS,
+    ),
+    Trial("newest", ("ray[default]==2.60.0", "transformers==5.19.0"), QUICKSTART),
+    Trial("oldest", ("transformers==5.5.3",), QUICKSTART[1:]),
 )
