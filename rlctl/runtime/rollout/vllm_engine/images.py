@@ -57,8 +57,9 @@ def replace_processors() -> None:
     def create(_: Any, model_config: Any, **__: Any) -> Any:
         return SimpleNamespace(info=_Limits(model_config))
 
-    MultiModalRegistry.create_processor = create
-    MultiModalRegistry.get_processing_info = lambda *args, **__: create(*args[:2]).info
+    registry: Any = MultiModalRegistry
+    registry.create_processor = create
+    registry.get_processing_info = lambda *args, **__: create(*args[:2]).info
 
 
 class EngineImages:
@@ -102,7 +103,7 @@ class EngineImages:
 
         pixels, grids = torch.as_tensor(inputs["pixel_values"]), inputs.get("image_grid_thw")
         on_cpu, whole = MultiModalBatchedField(keep_on_cpu=True), slice(None)
-        found = {"pixel_values": (pixels, MultiModalFlatField(slices=[whole]))}
+        found: dict[str, Any] = {"pixel_values": (pixels, MultiModalFlatField(slices=[whole]))}
         if grids is not None:
             found["image_grid_thw"] = (torch.as_tensor(grids)[0], on_cpu)
         else:  # of tiles
