@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlctl.data_prep.images import content_of, opened, parts_of
+from rlctl.data_prep.images import content_of, opened, with_parts
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.shapes import COLOURS, QUESTION, SHAPES, ShapesParams, shapes
 from rlctl.files import apply_umask
@@ -130,7 +130,7 @@ class Examples:
         inputs: Any = processor(images=pictures, return_tensors="pt")
         self.grid = inputs["image_grid_thw"][0]
         self.pixels = inputs["pixel_values"].unflatten(0, (len(pictures), -1))
-        chat = [{"role": "user", "content": parts_of(QUESTION)}]
+        chat = with_parts([{"role": "user", "content": QUESTION}], [b""])
         text = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         num_tokens = int(self.grid.prod()) // 4
         self.prompt = text.replace("<|image_pad|>", "<|image_pad|>" * num_tokens)

@@ -1,5 +1,7 @@
 """Procedural tasks of reasoning-gym."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,7 @@
 """Scorer of reasoning-gym's problems: the package's own function for each of its data sets."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import json

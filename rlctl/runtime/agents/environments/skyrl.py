@@ -4,6 +4,8 @@ If the package `skyrl_gym` is not installed, worker processes offer the base cla
 import.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -4,6 +4,8 @@ The library is imported where the program runs: in the processes of `agent.pytho
 may be others than rlctl's.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping
