@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlctl.runtime.batch.images import image_token
 from rlctl.runtime.model.attention import TokenAttention
-from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask
+from rlctl.runtime.model.kernels import Reach, attend_dense
 from rlctl.runtime.model.mixers import Mixer
 
 LOOKS_AHEAD = ("gemma3",)  # types of models
@@ -27,8 +27,9 @@ class ImageAttention:
         """Attend, and again for images: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
         causal, parts, done = self.inner.attend(layer, query, key, value, reach), [], 0
         for start, first, end in self.spans:
-            visible = causal_mask(end - first, end - start, reach.window, query.device)
-            visible[:, first - start :] = True
+            visible = query.new_ones(end - first, end - start, dtype=torch.bool)
+            if reach.window is not None:  # which limits only how far back a token sees
+                visible = visible.triu(first - start - reach.window + 1)
             states = (query[first:end], key[start:end], value[start:end])
             q, k, v = (part.transpose(0, 1)[None] for part in states)
             found = attend_dense(q, k, v, reach, visible[None, None])[0].transpose(0, 1)
