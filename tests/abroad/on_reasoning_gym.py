@@ -9,7 +9,7 @@ import pytest
 
 from rlctl.data_prep.rows import read_rows
 from rlctl.errors import UsageError
-from rlctl.runtime.rewards.reasoning_gym import score
+from rlctl.runtime.rewards.reasoning_gym_score import score
 from tests.abroad.training import SETTINGS
 from tests.e2e.command import metrics, rlctl
 
@@ -51,7 +51,7 @@ def test_training_is_scored_by_the_package(tmp_path: Path) -> None:
 
 
 def test_a_task_whose_problems_do_not_survive_a_file_is_refused(tmp_path: Path) -> None:
-    from rlctl.data_prep.reasoning_gym import ReasoningGymParams, reasoning_gym
+    from rlctl.data_prep.reasoning_gym_rows import ReasoningGymParams, reasoning_gym
 
     with pytest.raises(UsageError, match="the scorer of rearc"):
         reasoning_gym(ReasoningGymParams(task="rearc"))

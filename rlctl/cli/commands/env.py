@@ -29,7 +29,7 @@ Python = Annotated[
 def list_environments(python: Python = None, as_json: Json = False) -> None:
     """List the installed environments and tools, those of verifiers included."""
     from rlctl.cli.console import print_json, stdout, table
-    from rlctl.data_prep.verifiers import installed
+    from rlctl.data_prep.verifiers_rows import installed
 
     found = [
         {"name": name, "kind": kind, "description": text}

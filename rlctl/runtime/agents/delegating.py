@@ -50,6 +50,9 @@ class DelegatingActor(Actor):
     def save(self, folder: Path, export: Path | None = None) -> None:
         self.actor.save(folder, export)
 
+    def check_folder(self, folder: Path) -> None:
+        self.actor.check_folder(folder)
+
     def state_bytes(self) -> int:
         return self.actor.state_bytes()
 
