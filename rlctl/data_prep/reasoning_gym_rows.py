@@ -50,10 +50,23 @@ def reasoning_gym(params: ReasoningGymParams) -> dict[str, list[PromptRow]]:
     _check_scorer(params.task, reasoning_gym)
     system = SYSTEM_PROMPTS.get(params.system, params.system)
     before = [{"role": "system", "content": system}] if system else []
-    found = {}
-    for number, (split, size) in enumerate({"train": params.train, "val": params.val}.items()):
-        settings = {**json.loads(params.arguments), "size": size, "seed": params.seed + number}
-        found[split] = [
+    try:
+        arguments = dict(json.loads(params.arguments))
+        problems = {
+            split: list(
+                reasoning_gym.create_dataset(
+                    params.task, **{**arguments, "size": size, "seed": params.seed + number}
+                )
+            )
+            for number, (split, size) in enumerate((("train", params.train), ("val", params.val)))
+        }
+    except (TypeError, ValueError, AssertionError) as error:  # the package checks by `assert`
+        raise UsageError(
+            f"{params.task} rejects the arguments {params.arguments}: {error}",
+            hint="--arguments takes a JSON object with settings of the data set",
+        ) from error
+    return {
+        split: [
             PromptRow(
                 data_source=f"reasoning_gym/{params.task}",
                 prompt=[*before, {"role": "user", "content": entry["question"]}],
@@ -65,9 +78,10 @@ def reasoning_gym(params: ReasoningGymParams) -> dict[str, list[PromptRow]]:
                     "entry": json.dumps(entry, default=str),
                 },
             )
-            for index, entry in enumerate(reasoning_gym.create_dataset(params.task, **settings))
+            for index, entry in enumerate(entries)
         ]
-    return found
+        for split, entries in problems.items()
+    }
 
 
 def _check_scorer(task: str, package: Any) -> None:

@@ -27,6 +27,7 @@ with open(sys.argv[3], "w") as file:
         for row in rows or ():
             print(json.dumps([split, row], default=str), file=file)
 """
+_LOAD_S = 3600.0  # of its data, which may be downloaded
 _NEEDS_VERIFIERS = re.compile(r"verifiers(?![\w.-])")
 
 
@@ -52,9 +53,10 @@ def verifiers(params: VerifiersParams) -> dict[str, list[PromptRow]]:
         python = params.python or sys.executable
         command = [python, "-c", _SCRIPT, params.environment, params.arguments, str(file)]
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            reason = getattr(error, "stderr", None) or str(error)
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_LOAD_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            failed = isinstance(error, subprocess.CalledProcessError)
+            reason = (failed and error.stderr) or str(error)
             raise UsageError(
                 f"{python} cannot load the environment {params.environment!r}: "
                 f"{reason.strip().splitlines()[-1]}",
@@ -87,9 +89,9 @@ def installed(python: str | None = None) -> dict[str, str]:
     ]
     found = distributions(path=folders) if python else distributions()
     return {
-        each.name: each.metadata["Summary"] or ""
-        for each in sorted(found, key=lambda each: each.name)
-        if any(map(_NEEDS_VERIFIERS.match, each.requires or ())) and _has_loader(each)
+        package.name: package.metadata["Summary"] or ""
+        for package in sorted(found, key=lambda package: package.name)
+        if any(map(_NEEDS_VERIFIERS.match, package.requires or ())) and _has_loader(package)
     }
 
 
