@@ -116,7 +116,16 @@ def test_completion_offers_the_settings_of_the_selected_plugin() -> None:
     assert complete_override("algorithm.adv_estimator_params.") == []
     assert complete_override("reward.params.") == [
         f"reward.params.{name}."
-        for name in ("geo3k", "gsm8k", "judge", "judge_group", "judge_pairs", "math", "same_text")
+        for name in (
+            "geo3k",
+            "gsm8k",
+            "judge",
+            "judge_group",
+            "judge_pairs",
+            "math",
+            "reasoning_gym",
+            "same_text",
+        )
     ]
     assert complete_override("reward.params.gsm8k.method=f") == [
         "reward.params.gsm8k.method=flexible"

@@ -111,9 +111,8 @@ def test_engines_have_their_own_limits_by_default(
     assert tuple(map(engine_arguments(spec).get, LIMITS)) == expected
     flags = _launch_arguments(spec)
     assert "None" not in flags
-    assert ("--max-running-requests" in flags, "--max-prefill-tokens" in flags) == (
-        (bool(given),) * 2
-    )
+    assert ("--max-prefill-tokens" in flags) == bool(given)
+    assert ("--max-running-requests" in flags) == (bool(given) or where is CPU)
     assert rows_at_a_time(config.rollout, where.device) == (expected[0] or 1024)
 
 
