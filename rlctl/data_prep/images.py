@@ -44,13 +44,17 @@ def _image(value: Any) -> Image:
         value = _decoded(value)
     if isinstance(value, bytes | str) and value:
         return value
-    picture: Any = value
-    if hasattr(picture, "save") and hasattr(picture, "mode"):  # of Pillow
+    if is_picture(value):
         buffer = io.BytesIO()
-        picture.save(buffer, "PNG")
+        value.save(buffer, "PNG")
         return buffer.getvalue()
     kind = type(value).__name__ if value else "empty value"
     raise ValueError(f"an image is bytes, a path, or {{bytes, path}}, not {kind}")
+
+
+def is_picture(value: Any) -> bool:
+    """Return True for an image of Pillow, which may not be installed."""
+    return hasattr(value, "save") and hasattr(value, "mode")
 
 
 def read_images(value: Any, folder: Path) -> tuple[bytes, ...]:

@@ -15,6 +15,16 @@ from rlctl.errors import MissingExtraError, UsageError
 from rlctl.plugins import Params, suggestion
 
 
+def require_package() -> None:
+    """Import the package. Raises MissingExtraError if it is not installed."""
+    try:
+        import reasoning_gym  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the package reasoning-gym is not installed: {error}", hint="pip install reasoning-gym"
+        ) from error
+
+
 class ReasoningGymParams(Params):
     """Options of `rlctl prep reasoning_gym`."""
 
@@ -34,14 +44,11 @@ class ReasoningGymParams(Params):
 @dataset(ReasoningGymParams, "rlctl prep reasoning_gym leg_counting --out data/legs")
 def reasoning_gym(params: ReasoningGymParams) -> dict[str, list[PromptRow]]:
     """Problems of reasoning-gym, which its own scorer rates: train.parquet, val.parquet."""
-    try:
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
-        from reasoning_gym.utils import SYSTEM_PROMPTS
-    except ImportError as error:
-        raise MissingExtraError(
-            "the package reasoning-gym is not installed", hint="pip install reasoning-gym"
-        ) from error
+    require_package()
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+    from reasoning_gym.utils import SYSTEM_PROMPTS
+
     if params.task not in DATASETS:
         raise UsageError(
             f"reasoning-gym has no data set {params.task!r}",

@@ -84,10 +84,11 @@ def _row(environment: str, split: str, index: int, row: dict[str, Any]) -> Promp
 
 def installed(python: str | None = None) -> dict[str, str]:
     """Return the environments of verifiers that an interpreter has, and what each is."""
-    folders = [
-        str(path) for path in Path(python or "").parent.parent.glob("lib/python*/*-packages")
-    ]
-    found = distributions(path=folders) if python else distributions()
+    if python is None:
+        found = distributions()
+    else:
+        folders = Path(python).parent.parent.glob("lib/python*/*-packages")
+        found = distributions(path=list(map(str, folders)))
     return {
         package.name: package.metadata["Summary"] or ""
         for package in sorted(found, key=lambda package: package.name)

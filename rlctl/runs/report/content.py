@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl import __version__
+from rlctl.data_prep.images import data_url
 from rlctl.files import by_step
 from rlctl.monitoring.run_summary import is_accuracy
 from rlctl.monitoring.text import count, duration, percent_or_number
@@ -74,6 +74,7 @@ def _run(
     run: Run, label: str, samples_per_step: int | None, metrics: MetricTable
 ) -> dict[str, Any]:
     samples = [] if samples_per_step is None else _samples(run, samples_per_step)
+    thumbnails = thumbnails_of(run, chain.from_iterable(step["shown"] for step in samples))
     return {
         "label": label,
         "key": run.key,
@@ -84,7 +85,7 @@ def _run(
         "checkpoints": checkpoints(run.path),
         "steps": generation_steps(run.path),
         "samples": samples,
-        "thumbnails": thumbnails_of(run, chain.from_iterable(step["shown"] for step in samples)),
+        "thumbnails": {digest: data_url(content) for digest, content in thumbnails.items()},
         **curves(metrics),
     }
 
@@ -215,11 +216,11 @@ def _samples(run: Run, samples_per_step: int) -> list[dict[str, Any]]:
     return found
 
 
-def thumbnails_of(run: Run, samples: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the thumbnails of the images of `plain_sample`s, by digest, as `data:` addresses."""
+def thumbnails_of(run: Run, samples: Iterable[Mapping[str, Any]]) -> dict[str, bytes]:
+    """Return the thumbnails of the images of `plain_sample`s, by digest."""
     digests = dict.fromkeys(digest for sample in samples for digest in sample["images"])
     return {
-        digest: f"data:image/jpeg;base64,{b64encode(content).decode()}"
+        digest: content
         for digest in digests
         if (content := read_thumbnail(run.path, digest)) is not None
     }

@@ -82,6 +82,7 @@ class ImagePrompts:
         return self._processor.replace_image_token(inputs, image_idx=0)
 
 
+@lru_cache(maxsize=1)  # callers ask for each row of a file
 def row_renderer(tokenizer: PreTrainedTokenizerBase) -> Callable[[PromptRow], str]:
     """Return a function that renders a row's prompt for the model in the tokenizer's folder."""
 

@@ -141,8 +141,7 @@ class PromptSet:
 
     def check_tokens(self, lacking: Mapping[int, str]) -> None:
         """Raise ConfigError if a prompt has a token that the model lacks."""
-        if lacking:
-            check_tokens(map(self.encode, self.rows), lacking)
+        check_tokens(map(self.encode, self.rows), lacking)
 
     def batch(self, index: Sequence[int]) -> Prompts:
         """Return the N prompts at `index` as a batch with groups 0 … N−1."""

@@ -7,22 +7,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rlctl.errors import MissingExtraError
+from rlctl.data_prep.reasoning_gym_rows import require_package
 from rlctl.plugins import declare
 
 
-def _prepare() -> None:
-    """Import the package. Raises MissingExtraError if it is not installed."""
-    try:
-        import reasoning_gym  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"the scorer of reasoning-gym needs the package {error.name!r}",
-            hint="pip install reasoning-gym",
-        ) from error
-
-
-@declare(data_sources=("reasoning_gym/*",), prepare=_prepare)
+@declare(data_sources=("reasoning_gym/*",), prepare=require_package)
 def score(
     data_source: str,
     solution_str: str,

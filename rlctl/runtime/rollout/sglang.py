@@ -107,10 +107,13 @@ class SGLangEngine(HttpEngine):
         settings = self.server.call("GET", "/server_info", None, timeout_s)
         problems: list[Problem] = []
         if not set(info["architectures"]) & set(self.architectures):
-            message = f"the SGLang server has the model {info['model_path']} "
-            message += f"({', '.join(info['architectures'])}), and the run trains "
-            message += f"{self.spec.model.path} ({', '.join(self.architectures)})"
-            hint = f"start it with --model-path {self.spec.model.path}"
+            path = self.spec.model.path
+            has, trains = map(", ".join, (info["architectures"], self.architectures))
+            message = (
+                f"the SGLang server has the model {info['model_path']} ({has}), and the run trains "
+                f"{path} ({trains})"
+            )
+            hint = f"start it with --model-path {path}"
             problems.append(Problem(message, self.server.url, hint))
         self.sleeps = self.spec.rollout.free_cache_engine and settings["device"] != "cpu"
         if self.sleeps and not settings["enable_memory_saver"]:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from rlctl.data_prep.images import digest_of
+from rlctl.data_prep.records import readable_parquet
 from rlctl.data_prep.sources import TRAIN, VALIDATION
 from rlctl.errors import ConfigError, Problem
 from rlctl.recipes import schema
@@ -117,14 +118,23 @@ def image_hashes(files: Sequence[str], split: str, data: schema.Data) -> dict[st
     """
     hashes = {}
     for name, path in named_files(files, split):
-        with path.open("rb") as file:  # its rows are read again only if they can have images
-            may_have = any(data.image_key.encode() in line for line in file)
-        rows = Rows.load(path, data) if may_have else ()
-        if isinstance(rows, Rows) and rows.names_images:
+        if not _may_have(path, data.image_key):
+            continue
+        rows = Rows.load(path, data)
+        if rows.names_images:
             named = (image for row in rows for image in row.images if isinstance(image, str))
             found = hashlib.sha256("".join(map(digest_of, named)).encode())
             hashes[f"{name} (images)"] = found.hexdigest()
     return hashes
+
+
+def _may_have(path: Path, key: str) -> bool:
+    """Return False if no row of a file can have the column `key`, without decoding its rows."""
+    if path.suffix == ".parquet":
+        with readable_parquet(path) as table:
+            return key in table.schema_arrow.names
+    with path.open("rb") as file:
+        return any(key.encode() in line for line in file)
 
 
 def _rewind(run: RunDir, start: ResumePoint) -> None:

@@ -69,7 +69,7 @@ class Validator:
 
 
 def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sample]:
-    """Decode the responses of a batch to samples, in its order; `<image>` stands for its tokens."""
+    """Decode the responses of a batch to samples, in its order, with `<image>` for an image."""
     prompts = tokenizer.batch_decode([ids.tolist() for ids in scored.prompt_ids.rows()])
     images = [tuple(map(digest_of, own)) for own in scored.images] or [()] * len(scored)
     responses = tokenizer.batch_decode(

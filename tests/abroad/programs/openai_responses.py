@@ -1,18 +1,8 @@
 """Agent of the OpenAI Agents SDK, by the Responses API: its default."""
 
-from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
-
-set_tracing_disabled(True)
-
-
-@function_tool
-def weather(city: str) -> str:
-    """Return the weather in a city."""
-    return f"21 degrees in {city}"
+from agents import OpenAIResponsesModel
+from openai_agents import answered
 
 
 async def run(task, client):
-    model = OpenAIResponsesModel(model="policy", openai_client=client)
-    agent = Agent(name="Guide", instructions="Help.", tools=[weather], model=model)
-    result = await Runner.run(agent, task["prompt"][-1]["content"])
-    return {"score": 1.0, "items": len(result.new_items)}
+    return await answered(task, OpenAIResponsesModel(model="policy", openai_client=client))

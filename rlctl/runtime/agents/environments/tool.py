@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
+from rlctl.data_prep.images import is_picture
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.protocol import ToolSchema
 
@@ -145,7 +146,7 @@ def result_of_value(value: Any) -> ToolResult:
     """Return the result of a tool that returns a text, an image of Pillow, or content parts."""
     if isinstance(value, ToolResult):
         return value
-    if hasattr(value, "save") and hasattr(value, "mode"):
+    if is_picture(value):
         return ToolResult("", images=[value])
     parts = value if isinstance(value, list) and all(isinstance(p, Mapping) for p in value) else []
     images = [part["image"] for part in parts if part.get("type") == "image"]
