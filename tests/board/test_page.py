@@ -128,6 +128,7 @@ def test_images_of_prompts_are_shown(page: Page, board: Served, root: Path) -> N
     assert images.evaluate_all(LOADED) == [[name, True] for name in ALT]
     expect(page.get_by_text("image 8 of prompt 3, without a thumbnail")).to_be_visible()
     page.set_viewport_size({"width": 400, "height": 900})
+    page.wait_for_function("document.documentElement.scrollWidth <= 400")  # charts follow later
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     assert violations(page) == []
 
