@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from rlctl.errors import ConfigError, MissingExtraError, RlctlError
 from rlctl.storage import local
@@ -42,17 +42,17 @@ def _image(value: Any) -> Image:
         value = value.get("bytes") or value.get("path")
     if isinstance(value, str) and value.startswith("data:"):
         value = _decoded(value)
-    if isinstance(value, bytes | str) and value:
-        return value
     if is_picture(value):
         buffer = io.BytesIO()
         value.save(buffer, "PNG")
         return buffer.getvalue()
+    if isinstance(value, bytes | str) and value:
+        return value
     kind = type(value).__name__ if value else "empty value"
     raise ValueError(f"an image is bytes, a path, or {{bytes, path}}, not {kind}")
 
 
-def is_picture(value: Any) -> bool:
+def is_picture(value: Any) -> TypeGuard[Any]:
     """Return True for an image of Pillow, which may not be installed."""
     return hasattr(value, "save") and hasattr(value, "mode")
 
