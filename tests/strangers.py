@@ -98,10 +98,7 @@ rlctl sweep ppo actor_rollout_ref.actor.optim.lr=1e-4,3e-4 --name two
 rlctl show two
 rlctl compare two
 rlctl sweep best two
-rlctl train ppo --dry-run
 rlctl train grpo --recipe tools --inline
-rlctl train grpo --recipe gridworld --inline
-rlctl train sft --dry-run
 rlctl train ppo --inline actor_rollout_ref.model.lora_rank=4
 rlctl train ppo actor_rollout_ref.rollout.name=vllm
 rlctl train ppo --logger swanlab
@@ -141,7 +138,7 @@ class Stranger:
         seconds = time.monotonic() - began
         broken = self._broken(command, code, output, set(folder.glob("runs/*/*")) - before)
         state = "FAILED" if broken else "ok"
-        print(f"  {state:6} {code:3} {seconds:4.0f} s  {command}", flush=True)
+        print(f"  {state:6} {code:3} {seconds:4.0f} s  {command[:200]}", flush=True)
         if broken:
             self.failures.append(f"{command}\n    {broken}\n    {output.strip()[-1500:]}")
 
@@ -211,16 +208,18 @@ def write_files(folder: Path) -> None:
     shutil.copytree(ROOT / "tests" / "data" / "gsm8k", folder / "official")
 
 
-def help_pages() -> list[str]:
-    """Return `rlctl … --help` for every command and group."""
-    return [f"{path} --help" for path in command_paths("rlctl", get_group(app))]
+def help_pages() -> str:
+    """Return the command that prints `--help` of every command and group, in one process."""
+    script = "import sys; from rlctl.__main__ import main; "
+    script += "sys.exit(max(main([*path.split(), '--help']) for path in sys.argv[1:]))"
+    return shlex.join(["python", "-c", script, *command_paths("", get_group(app))])
 
 
 def command_paths(path: str, group: Any) -> Iterator[str]:
-    """Yield the names of all commands of a group with their groups' names: `rlctl config show`."""
+    """Yield the names of all commands of a group with their groups' names: `config show`."""
     loaded = group.load() if isinstance(group, LazyCommand) else group
     for name, command in getattr(loaded, "commands", {}).items():
-        yield f"{path} {name}"
+        yield f"{path} {name}".lstrip()
         yield from command_paths(f"{path} {name}", command)
 
 
@@ -235,7 +234,7 @@ def try_environment(stranger: Stranger, wheel: Path) -> None:
     for page in PAGES:
         (tutorial if "tutorial" in page else work).extend(commands_of(page))
     work += PLAIN.strip().splitlines()
-    tutorial += help_pages()
+    tutorial.append(help_pages())
 
     def run_all(name: str, commands: list[str]) -> None:
         write_files(folder := stranger.folder / name)

@@ -106,6 +106,7 @@ def rlctl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return called(*arguments, cwd=folder)
 
 
+@pytest.mark.soak
 def test_watch_and_logs_follow_a_run_to_its_end(driver: Driver, tmp_path: Path) -> None:
     watching, reading = (
         start(tmp_path, "watch", "r"),

@@ -95,6 +95,7 @@ def on_both_ranks(
     return follow(where, model, folder), half_average(where, model)
 
 
+@pytest.mark.soak
 def test_the_average_equals_a_loop_and_is_restored(model: Path, tmp_path: Path) -> None:
     """Also of bfloat16 weights, whose average is float32."""
     begin_writing(tmp_path)

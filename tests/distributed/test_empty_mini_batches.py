@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -102,6 +103,7 @@ def of_all_roles(where: RankInfo, model: str) -> list[tuple[Any, list[torch.Tens
     return [(updates(where, model, role), few_rows(where, model, role)) for role in ROLES]
 
 
+@pytest.mark.soak
 def test_mini_batches_without_tokens_take_no_step_and_ranks_may_lack_rows(model: Path) -> None:
     alone = of_all_roles(rank_info(), str(model))
     ranks = on_ranks(2, of_all_roles, str(model))

@@ -71,6 +71,7 @@ def peak_on_fake_ranks(_: RankInfo, path: Path, world_size: int) -> tuple[int, i
     return peak, sum(each.to_local().nbytes for each in model.parameters())  # pyright: ignore
 
 
+@pytest.mark.soak
 def test_a_rank_of_32_never_holds_the_model(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 32}
     path = stored(tmp_path, LlamaConfig(**HEADS, **sizes))

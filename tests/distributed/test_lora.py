@@ -157,6 +157,7 @@ def update_and_resume(where: RankInfo, model: str, folder: Path, dora: bool) -> 
     }
 
 
+@pytest.mark.soak
 def test_adapters_train_sync_resume_and_export(model: Path, tmp_path: Path) -> None:
     """LoRA on one rank, and DoRA, which has more parameters, on two."""
     one, two = tmp_path / "one", tmp_path / "two"

@@ -100,6 +100,7 @@ def test_one_model_is_on_the_device_at_a_time(model: Path, tmp_path: Path) -> No
     assert offloaded[1][:6] == [actors, actors, actors, critics, critics, actors]
 
 
+@pytest.mark.soak
 def test_shards_leave_the_device_during_generation(model: Path, tmp_path: Path) -> None:
     plain = on_ranks(2, steps, str(model), tmp_path / "plain")
     offloaded = on_ranks(2, steps, str(model), tmp_path / "offloaded", *OFFLOAD)

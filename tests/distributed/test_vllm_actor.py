@@ -188,6 +188,7 @@ def assert_agrees(observed: Observed) -> None:
         assert difference.max() <= 1e-3
 
 
+@pytest.mark.soak
 def test_engine_and_trainer_agree_after_updates(alone: Observed, untied: Path) -> None:
     assert_agrees(alone)
     assert len(alone.completed) == 3

@@ -24,7 +24,8 @@ SMALL = [
 ]
 
 VLLM = ("actor_rollout_ref.rollout.name=vllm",)
-ENGINES = [(), pytest.param(VLLM, marks=pytest.mark.extra("vllm"))]
+EXTRA = (pytest.mark.extra("vllm"), pytest.mark.soak)
+ENGINES = [(), pytest.param(VLLM, marks=EXTRA)]
 
 
 def test_a_run_with_images_resumes_byte_for_byte(tmp_path: Path) -> None:
@@ -92,9 +93,7 @@ def test_replies_of_environments_have_pictures(engine: tuple[str, ...], tmp_path
     "engine",
     [
         (),
-        pytest.param(
-            (*VLLM, "actor_rollout_ref.rollout.lora_merge=false"), marks=pytest.mark.extra("vllm")
-        ),
+        pytest.param((*VLLM, "actor_rollout_ref.rollout.lora_merge=false"), marks=EXTRA),
     ],
 )
 def test_adapters_of_the_language_model(engine: tuple[str, ...], tmp_path: Path) -> None:

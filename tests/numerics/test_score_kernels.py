@@ -125,6 +125,10 @@ def overwrite() -> None:
     assert not may_overwrite(logits)
 
 
-@pytest.mark.parametrize("check", [compare, train, overwrite], ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check",
+    [train, *(pytest.param(check, marks=pytest.mark.soak) for check in (compare, overwrite))],
+    ids=lambda check: check.__name__,
+)
 def test_interpreted(check: Callable[[], None]) -> None:
     interpreted(check)

@@ -18,7 +18,7 @@ from rlctl.runtime.rollout.vllm_engine.log_probs import report_full_log_probs
 from rlctl.runtime.rollout.vllm_engine.requests import vllm_params
 from tests.interpreted import interpreted
 
-pytestmark = [pytest.mark.extra("vllm"), pytest.mark.extra("triton"), pytest.mark.slow]
+pytestmark = [pytest.mark.extra("vllm"), pytest.mark.extra("triton"), pytest.mark.soak]
 
 ROWS, VOCABULARY = 32, 12
 

@@ -91,7 +91,7 @@ def measured(function: Callable[..., Any], *args: Any) -> Any:
         process.join()
 
 
-@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("shares", [True, pytest.param(False, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind in SAMPLE else pytest.mark.soak) for kind in KINDS]
 )

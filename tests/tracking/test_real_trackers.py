@@ -31,6 +31,8 @@ from tests.tracking.real import (
 from tests.tracking.swanlab_server import Watch, swanlab_server
 from tests.tracking.wandb_server import wandb_server
 
+pytestmark = pytest.mark.soak  # `make abroad` runs them with the newest and the oldest releases
+
 LAST, CHECKPOINT = 7, 3
 ACC = "val-core/openai/gsm8k/acc/mean@1"
 WATCHED = (ACC, "val/generations")
