@@ -26,6 +26,11 @@ from tests.e2e.killed_runs import events
 
 SEPARATE = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 2}"]
 
+EAGER = (
+    *("async_training.schedule=eager", "async_training.max_staleness=1"),
+    "algorithm.rollout_correction.bypass_mode=true",
+)
+
 # An engine that is killed during a response once per file `die-*` beside it, and does not start
 # if the file `full` exists.
 ENGINE = """
@@ -137,6 +142,42 @@ def test_run_without_engines_fails_and_can_be_resumed(settings: list[str], tmp_p
     rlctl("resume", "alone", f"trainer.total_training_steps={saved + 1}", cwd=tmp_path)
     assert [row["step"] for row in metrics(run)] == list(range(saved + 2))
     assert json.loads((run / "run.json").read_text())["exit_code"] == 0
+
+
+@pytest.mark.extra("vllm")
+@pytest.mark.soak
+@pytest.mark.parametrize("options", [(), ("actor_rollout_ref.rollout.mode=async",), EAGER])
+def test_an_engine_on_two_devices_survives_the_loss_of_one(
+    options: tuple[str, ...], settings: list[str], tmp_path: Path
+) -> None:
+    marker = f"{os.getpid()}-shared"
+    overrides = [
+        *(*settings, *SEPARATE, "trainer.total_training_steps=5", "trainer.total_epochs=9"),
+        *("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.n=2"),
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+        *options,
+    ]
+    run = tmp_path / "runs" / "quickstart" / "shared"
+    process = start("train", "grpo", "--name", "shared", *overrides, cwd=tmp_path, marker=marker)
+    wait_for_steps(process, run, 2)
+    [engine] = json.loads((run / "attempts" / "1" / "engines.json").read_text())["engines"]
+    assert engine["devices"] == {"CPU": 2.0}
+    log = run / "attempts" / "1" / "engines-0-rank-1.log"
+    [second] = [
+        each
+        for each in with_marker(marker)
+        if each.pid != process.pid and log in [Path(file.path) for file in each.open_files()]
+    ]
+    second.kill()
+    _, talk = process.communicate(timeout=900)
+    assert process.returncode == 0, talk
+    assert talk.count("is lost") == len(events(run, "engine_lost")) == 1
+    assert len(events(run, "engine_restarted")) == 1
+    rows = metrics(run)[1:]
+    assert len(rows) == 5
+    if options != EAGER:  # there an older policy generates
+        assert all(row["training/rollout_probs_diff_max"] < 1e-4 for row in rows)
+    wait_until_gone(marker)
 
 
 def test_invalid_engine_pools_are_refused(

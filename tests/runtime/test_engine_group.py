@@ -19,10 +19,11 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rlctl.errors import ConfigError, InternalError, RlctlError
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
-from rlctl.runtime.cluster import engine_group, engines, live_engines, rolling
+from rlctl.runtime.cluster import engine_group, engine_processes, engines, live_engines, rolling
 from rlctl.runtime.cluster.channels import PublishedWeights
 from rlctl.runtime.cluster.engine_group import EngineGroup
-from rlctl.runtime.cluster.engines import Engine, EngineProcesses
+from rlctl.runtime.cluster.engine_processes import EngineProcesses
+from rlctl.runtime.cluster.engines import Engine
 from rlctl.runtime.cluster.engines import Request as PartialBatch
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import PoolSpec
@@ -88,7 +89,7 @@ class Processes(EngineProcesses):
     def __init__(self, scripts: list[Script], num_engines: int = 2, call_timeout_s: float = 60.0):
         self.spec = PoolSpec("engines", num_engines, rank_info(), 60.0, call_timeout_s, False, 1.0)
         self.restart_timeout_s = 0.3
-        self.engines = [Engine(number, None) for number in range(num_engines)]
+        self.engines = [Engine(number, ()) for number in range(num_engines)]
         self.num_configured, self.joined = num_engines, deque()
         self.scripts = scripts
         self.num_starts = 0
@@ -160,7 +161,7 @@ def completed(requests: list[Request]) -> list[Completion]:
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(wait=wait, get=get, kill=lambda _: None)
-    for module in (engine_group, live_engines, rolling, engines):
+    for module in (engine_group, live_engines, rolling, engines, engine_processes):
         monkeypatch.setattr(module, "ray", fake)
     monkeypatch.setattr(engine_group, "_POLL_S", 0.01)
     monkeypatch.setattr(live_engines, "gather", lambda *_: None)

@@ -10,9 +10,9 @@ import ray
 
 from rlctl.errors import InternalError
 from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.cluster.engine_processes import EngineProcesses
 from rlctl.runtime.cluster.engines import (
     Engine,
-    EngineProcesses,
     OpenTurn,
     Request,
     failure_reason,
@@ -162,11 +162,13 @@ class EngineGroup(LiveEngines):
 
 
 class EnginePool:
-    """Pool of rollout engines, one per device."""
+    """Pool of rollout engines, each on `devices` of one node."""
 
-    def __init__(self, spec: PoolSpec, restart_timeout_s: float, event: Event) -> None:
+    def __init__(
+        self, spec: PoolSpec, restart_timeout_s: float, event: Event, devices: int = 1
+    ) -> None:
         self.name = spec.name
-        self.engines = EngineProcesses(spec, restart_timeout_s)
+        self.engines = EngineProcesses(spec, restart_timeout_s, devices)
         self.event = event
         self._membership: Membership | None = None
 

@@ -1,90 +1,25 @@
-"""Rollout engines in processes of their own, each started, stopped and restarted independently."""
+"""Rollout engines of a pool, as their group sees them, and the results of their calls."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 
 from rlctl.errors import RlctlError
 from rlctl.recipes.roles import ROLLOUT
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.open_turns import OpenTurn
-from rlctl.runtime.cluster.pool import (
-    PoolSpec,
-    nodes_of,
-    process_options,
-    request_group,
-    wait_for_groups,
-)
-from rlctl.runtime.cluster.weight_group import (
-    Broadcast,
-    BrokenGroupError,
-    GroupAddress,
-    join_group,
-    leave_group,
-)
 from rlctl.runtime.rollout.requests import Completion
-from rlctl.runtime.rollout.sampling_params import max_in_flight
-from rlctl.runtime.rollout.weight_sync import Bucket
-from rlctl.runtime.workers.process import Process
-from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 
-_MAX_BACKOFF_S = 30.0  # between two starts of an engine that fails without any result
-_GENERATE = "generate"  # Ray concurrency group
-
-
-@dataclass
-class _Stored:
-    """Implements `IncomingWeights` with buckets in Ray's object store."""
-
-    buckets: Sequence[ray.ObjectRef]
-    version: int
-    timeout_s: float  # for one bucket
-
-    def __iter__(self) -> Iterator[Bucket]:
-        return (ray.get(bucket, timeout=self.timeout_s) for bucket in self.buckets)
-
-
-class EngineProcess(Process):
-    """Process with one rollout worker.
-
-    With `rollout.mode=async` the engine serves several requests at once: `call` then runs in a
-    concurrency group of its own.
-    """
-
-    def load_stored(self, buckets: list[ray.ObjectRef], version: int) -> float:
-        """Load weights from Ray's object store; return the seconds that it took.
-
-        `buckets` has all parts of a bucket one after the other.
-        """
-        began = time.monotonic()
-        weights = _Stored(buckets, version, self.rank_info.timeout_s)
-        self.workers[ROLLOUT.name].load_weights(weights)
-        return time.monotonic() - began
-
-    def load_broadcast(self, address: GroupAddress, number: int) -> bool:
-        """Load the weights that the group at `address` gets, as its engine of this number.
-
-        Returns False if the group breaks.
-        """
-        try:
-            group = join_group(address, number, self.rank_info)
-            self.workers[ROLLOUT.name].load_weights(Broadcast(group))
-        except BaseException as error:
-            leave_group()  # so that the others leave it, too
-            if isinstance(error, BrokenGroupError):
-                return False
-            raise
-        return True
+GENERATE = "generate"  # Ray concurrency group
 
 
 @dataclass(eq=False)
@@ -102,10 +37,12 @@ class Engine:
     """One slot of the pool: down (no handle), starting (`start_result` is pending) or ready."""
 
     number: int
-    log: Path | None
+    logs: Sequence[Path]  # of its processes; none: they write to this terminal
     group: PlacementGroup | None = None  # its devices
     node: str = ""
-    handle: Any = None
+    handle: Any = None  # of the process that gets its calls
+    followers: Sequence[Any] = ()  # processes of its other devices
+    following: Sequence[ray.ObjectRef] = ()  # their calls, which last as long as they live
     start_result: ray.ObjectRef | None = None
     started_at: float = 0.0
     version: int = -1  # of its weights; -1: none
@@ -152,7 +89,7 @@ class Engine:
 
     def call_concurrently(self, method: str, *args: Any) -> ray.ObjectRef:
         """Call the worker's `method` concurrently with running calls."""
-        options = self.handle.call.options(concurrency_group=_GENERATE)
+        options = self.handle.call.options(concurrency_group=GENERATE)
         return options.remote(ROLLOUT.name, method, args, {})
 
     def cancel(self, keys: Collection[int]) -> None:
@@ -179,98 +116,15 @@ class Engine:
 
     def tail(self) -> str:
         """Return the last lines of the engine's log."""
-        return format_tails([self.log]) if self.log else "the worker's output on this terminal"
+        return format_tails(self.logs) if self.logs else "the worker's output on this terminal"
 
-
-class EngineProcesses:
-    """Engine slots of a pool and their processes. `EngineGroup` distributes the work.
-
-    Only `join` may be called by another thread than that of the group.
-    """
-
-    def __init__(self, spec: PoolSpec, restart_timeout_s: float) -> None:
-        self.spec = spec
-        self.restart_timeout_s = restart_timeout_s  # for one to be ready again when all are down
-        self.num_configured = spec.num_processes
-        self.joined: deque[Engine] = deque()  # not in `engines` yet
-        # One group for each, so that a drained engine releases its devices.
-        groups = [request_group(spec) for _ in range(spec.num_processes)]
-        wait_for_groups(groups, spec)
-        self.engines = [self._engine(number, group) for number, group in enumerate(groups)]
-        self._next_number = spec.num_processes
-
-    def start(self, engine: Engine, spec: RolloutSpec) -> None:
-        """Start the engine's process and build its worker, asynchronously."""
-        spec = replace(spec, number=engine.number) if engine.url is None else spec.at(engine.url)
-        rank_info = replace(self.spec.rank_info, rank=0, world_size=1, log_path=engine.log)
-        remote: Any = ray.remote  # Ray's stubs lack `concurrency_groups`
-        generate = max_in_flight(spec.sampling.rollout, rank_info.device)
-        threads = {_GENERATE: generate}
-        process = remote(concurrency_groups=threads)(EngineProcess)
-        assert engine.group is not None
-        options = process_options(self.spec, engine.group, engine.number, bundle=0)
-        engine.handle = process.options(**options).remote(rank_info)
-        engine.start_result = engine.handle.build.remote(ROLLOUT.name, RolloutWorker, spec)
-        engine.started_at, engine.version = time.monotonic(), -1
-
-    def stop(self, engine: Engine) -> None:
-        """Kill the engine's process, if any, and clear its requests.
-
-        Sets `retry_at`: immediately after a first failure, with exponential backoff after others.
-        """
-        if engine.handle is None:
-            return
-        engine.num_failures += 1
-        backoff_s = 0.0
-        if engine.num_failures > 1:
-            backoff_s = min(_MAX_BACKOFF_S, 2.0 ** (engine.num_failures - 2))
-        engine.retry_at = time.monotonic() + backoff_s
-        ray.kill(engine.handle)
-        engine.handle = engine.start_result = None
-        for requests in (engine.in_flight, engine.turns, engine.cancelled):
-            requests.clear()
-
-    def join(self, group: PlacementGroup, spec: RolloutSpec, url: str | None) -> Engine:
-        """Start an engine on the devices of `group`; the next `change_members` adds it.
-
-        With `url` it is a client of that server.
-        """
-        engine = self._engine(self._next_number, group)
-        self._next_number += 1
-        engine.joining, engine.url = True, url
-        self.start(engine, spec)
-        self.joined.append(engine)
-        return engine
-
-    def change_members(self) -> None:
-        """Add the engines that joined, and stop drained ones without open requests."""
-        while self.joined:
-            self.engines.append(self.joined[0])  # first: another thread reads both lists
-            self.joined.popleft()
-        for engine in [engine for engine in self.engines if engine.draining and engine.idle]:
-            self.engines.remove(engine)
-            self._release(engine)
-
-    def tail(self) -> str:
-        """Return the last lines of the engines' logs."""
-        return format_tails([engine.log for engine in self.engines if engine.log])
-
-    def close(self) -> None:
-        """Kill all processes and release their devices."""
-        for engine in (*self.engines, *self.joined):
-            self._release(engine)
-
-    def _release(self, engine: Engine) -> None:
-        self.stop(engine)
-        if engine.group is not None:
-            remove_placement_group(engine.group)
-
-    def _engine(self, number: int, group: PlacementGroup) -> Engine:
-        return Engine(number, self._log(number), group, nodes_of(group)[0])
-
-    def _log(self, number: int) -> Path | None:
-        log = self.spec.rank_info.log_path
-        return log and log.with_name(f"{self.spec.name}-{number}.log")
+    def cause_in(self, reason: str) -> str:
+        """Return `reason` with the errors of the other processes of the engine, if any."""
+        if not self.following:
+            return reason
+        ended = ray.wait([*self.following], num_returns=len(self.following), timeout=0)[0]
+        errors = [failure_reason(call, raise_rlctl_errors=False) for call in ended]
+        return "; ".join(dict.fromkeys([reason, *filter(None, errors)]))
 
 
 def failure_reason(

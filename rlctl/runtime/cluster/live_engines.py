@@ -14,7 +14,8 @@ import ray
 
 from rlctl.errors import InternalError, RlctlError
 from rlctl.runtime.cluster.channels import PublishedWeights, PublishingChannel
-from rlctl.runtime.cluster.engines import Engine, EngineProcesses, Request, failure_reason
+from rlctl.runtime.cluster.engine_processes import EngineProcesses
+from rlctl.runtime.cluster.engines import Engine, Request, failure_reason
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.rolling import RollingUpdate, is_stale
@@ -234,6 +235,7 @@ class LiveEngines:
         self.unplaced += turns
         self._num_losses.update(turn.request.key for turn in turns)
         requests, tail = list(engine.in_flight.values()), engine.tail()
+        reason = engine.cause_in(reason)
         self.pool.stop(engine)
         engine.version = -1
         for request in requests:

@@ -26,8 +26,8 @@ from rlctl.runs.engines import (
     check_drain,
     received,
 )
-from rlctl.runtime.cluster.engines import Engine, EngineProcesses
-from rlctl.runtime.cluster.pool import request_group
+from rlctl.runtime.cluster.engine_processes import EngineProcesses
+from rlctl.runtime.cluster.engines import Engine
 from rlctl.runtime.cluster.resources import free_of
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
@@ -104,7 +104,7 @@ class Membership:
         if request.action == "add":
             try:
                 while len(change.groups) < request.count:
-                    change.groups.append(request_group(self.pool.spec))
+                    change.groups.append(self.pool.request_devices())
             except (RayError, ValueError, TypeError) as error:  # of Ray
                 self._fail(change, f"Ray did not accept the request: {error}")
             return
@@ -142,7 +142,7 @@ class Membership:
             self._fail(
                 change,
                 f"{len(change.engines)} of {request.count} engines started: "
-                f"{len(change.groups)} × {spec.share} were not free within "
+                f"{len(change.groups)} × {self.pool.share} were not free within "
                 f"{spec.start_timeout_s:g} s (trainer.timeouts.worker_start_s); "
                 f"free: {free_of(spec.share)}",
             )
@@ -172,7 +172,7 @@ class Membership:
                 engine.number,
                 engine.node,
                 _state(engine),
-                self.pool.spec.share,
+                self.pool.share,
                 engine.num_responses,
                 round(engine.num_tokens / engine.busy_s, 1) if engine.busy_s else None,
             )

@@ -215,7 +215,10 @@ def _placement(plan: Plan) -> list[Placed]:
     for planned in plan.memory.roles:
         ranks, device = plan.pool_sizes[planned.pool], plan.devices.kind
         if planned.role.fsdp_key is None:
+            size = plan.config.actor_rollout_ref.rollout.tensor_model_parallel_size
             strategy = "an engine in each process"
+            if size > 1:
+                strategy = f"{ranks // size} engines of {size} processes each"
         else:
             strategy = "fsdp2" if planned.storage.wrapped else "unsharded: one rank, one precision"
             fsdp = planned.role.fsdp(plan.config)

@@ -93,8 +93,8 @@ def _check_nodes(
         if fsdp.fsdp_size > 0 and width % number:
             group = "fsdp_size", fsdp.fsdp_size, width, number
             keys.setdefault(group, f"{role.fsdp_key}.fsdp_size")
-    pool = ACTOR.pool(config.trainer.placement)
-    if rollout_pool is None and pool is not None and pool in sizes:
+    pool = rollout_pool or ACTOR.pool(config.trainer.placement)
+    if pool is not None and pool in sizes:
         tensor = config.actor_rollout_ref.rollout.tensor_model_parallel_size
         group = "engine", tensor, tensor, sizes[pool]
         keys.setdefault(group, f"{ROLLOUT.section}.{_TENSOR}")
@@ -131,7 +131,7 @@ def _check_judge(config: schema.Config, devices: Devices, num_used: int) -> list
 
 
 def _check_rollout_pool(config: schema.Config, pool: str) -> list[Problem]:
-    placement, rollout = config.trainer.placement, config.actor_rollout_ref.rollout
+    placement = config.trainer.placement
     problems: list[Problem] = []
     others = [role.name for role in ROLES if role is not ROLLOUT and role.pool(placement) == pool]
     if others:
@@ -140,16 +140,6 @@ def _check_rollout_pool(config: schema.Config, pool: str) -> list[Problem]:
                 f"pool {pool!r} holds the rollout engines and {' and '.join(others)}",
                 "trainer.placement",
                 "a separate pool: the restart of a failed engine would end the other roles",
-            )
-        )
-    if rollout.tensor_model_parallel_size > 1:
-        problems.append(
-            Problem(
-                "actor_rollout_ref.rollout.tensor_model_parallel_size="
-                f"{rollout.tensor_model_parallel_size}: an engine in a pool of its own has one "
-                "device",
-                "trainer.placement.rollout",
-                "1, or the engines in the actor's processes (trainer.placement.rollout=null)",
             )
         )
     return problems

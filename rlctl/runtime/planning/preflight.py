@@ -17,7 +17,7 @@ from rlctl.files import existing_parent, free_space
 from rlctl.monitoring.text import plural
 from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR, Role, needed_roles, trained_role
+from rlctl.recipes.roles import ACTOR, ROLLOUT, Role, needed_roles, rollout_pool, trained_role
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.cluster.access import check_packages
 from rlctl.runtime.model.compiled import check_compiler
@@ -31,6 +31,8 @@ from rlctl.runtime.rollout.weight_sync import uses_host_memory
 from rlctl.storage import local
 
 LOG = logging.getLogger(__name__)
+
+_TENSOR = f"{ROLLOUT.section}.tensor_model_parallel_size"
 
 
 def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> list[Problem]:
@@ -64,23 +66,18 @@ def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs)
                     fix=_fix(key, near),
                 )
             )
-    pool = trained_role(config, needs).pool(placement) or ""
-    num_ranks = ranks[pool]
-    for key, size in _tensor_parallel(config).items():
-        if num_ranks % size:
-            problems.append(
-                Problem(
-                    f"{key}={size} does not divide the {num_ranks} ranks of the pool {pool}",
-                    hint=f"nearest that do: {key}={_near(size, divisors(num_ranks))}",
-                    fix=_fix(key, _near(size, divisors(num_ranks))),
-                )
+    pool = rollout_pool(config, needs) or trained_role(config, needs).pool(placement) or ""
+    num_ranks, size = ranks[pool], config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    if num_ranks % size:
+        near = _near(size, divisors(num_ranks))
+        problems.append(
+            Problem(
+                f"{_TENSOR}={size} does not divide the {num_ranks} ranks of the pool {pool}",
+                hint=f"nearest that do: {_TENSOR}={near}",
+                fix=_fix(_TENSOR, near),
             )
+        )
     return problems
-
-
-def _tensor_parallel(config: schema.Config) -> dict[str, int]:
-    size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-    return {"actor_rollout_ref.rollout.tensor_model_parallel_size": size}
 
 
 def is_missing(model_path: str) -> bool:
@@ -135,12 +132,12 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> list[Problem]:
         if role is ACTOR and engine is VLLMEngine:
             problems += unlike_transformers(loaded, device == "cpu")
     heads = getattr(text, "num_attention_heads", None)
-    for key, size in _tensor_parallel(config).items():
-        if heads and heads % size:
-            near = _near(size, divisors(heads))
-            message = f"{key}={size} does not divide the model's {heads} attention heads"
-            hint = f"nearest that do: {key}={near}"
-            problems.append(Problem(message, hint=hint, fix=_fix(key, near)))
+    size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    if heads and heads % size:
+        near = _near(size, divisors(heads))
+        message = f"{_TENSOR}={size} does not divide the model's {heads} attention heads"
+        hint = f"nearest that do: {_TENSOR}={near}"
+        problems.append(Problem(message, hint=hint, fix=_fix(_TENSOR, near)))
     rank, width = model.lora_rank, getattr(text, "hidden_size", None)
     if width and rank > width:
         problems.append(
@@ -211,7 +208,7 @@ def check_software(config: schema.Config, devices: Devices, inline: bool) -> Non
     rollout, placement = config.actor_rollout_ref.rollout, config.trainer.placement
     num_ranks = placement.pools.get(placement.actor, devices.per_node) * devices.num_nodes
     if placement.rollout not in (None, placement.actor):
-        num_ranks = 1  # an engine in a pool of its own has one device
+        num_ranks = rollout.tensor_model_parallel_size  # each engine has processes of its own
     engine = load("engines", rollout.name)
     parse_params(engine, rollout.name, rollout.params, "actor_rollout_ref.rollout.params")
     engine.check(rollout, devices.kind, num_ranks)

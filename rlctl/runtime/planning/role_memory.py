@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, REFERENCE, Role, built_roles, engine_role, rollout_pool
@@ -156,8 +156,9 @@ def _storage(role: Role, config: schema.Config, devices: Devices, num_ranks: int
     """Return how the model of `role` is stored on each of `num_ranks` devices."""
     compute = compute_dtype(role.model(config), devices.kind, devices.has_bf16)
     fsdp = role.fsdp(config)
-    if fsdp is None:
-        return Storage.unsharded(compute)
+    if fsdp is None:  # an engine in a pool of its own
+        tensor = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+        return replace(Storage.unsharded(compute), tensor=tensor)
     master = master_dtype(fsdp) if role.learns else compute
     return Storage.from_config(master, compute, num_ranks, fsdp, devices.kind)
 
@@ -249,7 +250,7 @@ def _kv_tokens(config: schema.Config, device: str, num_ranks: int, needs: Needs)
     )
     parts = ceil_div(num_ranks, rollout.tensor_model_parallel_size)
     if rollout_pool(config, needs) is not None and rollout.mode == "sync":
-        parts = num_requests(rollout, data.train_batch_size, num_ranks)  # one request at a time
+        parts = num_requests(rollout, data.train_batch_size, parts)  # one request at a time
     prompts = min(
         ceil_div(data.train_batch_size, parts), max(1, rows_at_a_time(rollout, device) // n)
     )

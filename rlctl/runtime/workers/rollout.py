@@ -18,6 +18,7 @@ from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, log_oom_retr
 from rlctl.runtime.rollout.exchange import InFlightEngine, WeightVersions, exchange
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
+from rlctl.runtime.rollout.shared_engine import SharedEngine
 from rlctl.runtime.rollout.weight_sync import Bucket, Joined
 from rlctl.runtime.workers.dispatch import Worker
 
@@ -52,7 +53,7 @@ class IncomingWeights(Protocol):
 
 
 class RolloutWorker(Worker):
-    """Worker with one engine.
+    """Worker with one engine, or with one rank of it.
 
     Its methods are called one at a time, except `generate_sequences` with `rollout.mode=async`.
     """
@@ -73,10 +74,18 @@ class RolloutWorker(Worker):
             on_oom=self._restarted,
             routing=spec.sampling.routing,
         )
-        self.engine: RolloutEngine = load("engines", rollout.name).from_spec(engine_spec, None)
+        kind: type[RolloutEngine] = (
+            SharedEngine if rank_info.world_size > 1 else load("engines", rollout.name)
+        )
+        self.engine = kind.from_spec(engine_spec, None)
         self.versions = WeightVersions()
         # Buckets are in read-only shared memory; engines only read them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+    def follow(self) -> None:
+        """Make the calls that rank 0 of the engine makes, until it is closed."""
+        assert isinstance(self.engine, SharedEngine)
+        self.engine.follow()
 
     def load_weights(self, weights: IncomingWeights) -> None:
         """Load weights as they arrive; open responses continue under them.

@@ -1,0 +1,221 @@
+"""Processes of rollout engines: one for each device of an engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+from rlctl.recipes.roles import ROLLOUT
+from rlctl.runs.logs import format_tails
+from rlctl.runtime.cluster.engines import GENERATE, Engine
+from rlctl.runtime.cluster.pool import (
+    PoolSpec,
+    nodes_of,
+    process_options,
+    request_group,
+    wait_for_groups,
+)
+from rlctl.runtime.cluster.weight_group import (
+    Broadcast,
+    BrokenGroupError,
+    GroupAddress,
+    join_group,
+    leave_group,
+)
+from rlctl.runtime.rollout.sampling_params import max_in_flight
+from rlctl.runtime.rollout.weight_sync import Bucket
+from rlctl.runtime.workers.process import Process
+from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
+
+_LOG = logging.getLogger(__name__)
+
+_MAX_BACKOFF_S = 30.0  # between two starts of an engine that fails without any result
+_ERROR_S = 5.0  # for rank 0 to report its own error when another rank has ended
+
+
+@dataclass
+class _Stored:
+    """Implements `IncomingWeights` with buckets in Ray's object store."""
+
+    buckets: Sequence[ray.ObjectRef]
+    version: int
+    timeout_s: float  # for one bucket
+
+    def __iter__(self) -> Iterator[Bucket]:
+        return (ray.get(bucket, timeout=self.timeout_s) for bucket in self.buckets)
+
+
+class EngineProcess(Process):
+    """Process with one rollout worker.
+
+    With `rollout.mode=async` the engine serves several requests at once: `call` then runs in a
+    concurrency group of its own.
+    """
+
+    def load_stored(self, buckets: list[ray.ObjectRef], version: int) -> float:
+        """Load weights from Ray's object store; return the seconds that it took.
+
+        `buckets` has all parts of a bucket one after the other.
+        """
+        began = time.monotonic()
+        weights = _Stored(buckets, version, self.rank_info.timeout_s)
+        self.workers[ROLLOUT.name].load_weights(weights)
+        return time.monotonic() - began
+
+    def follow(self) -> None:
+        """Make the calls of rank 0 of the engine, as another rank of it."""
+        self.workers[ROLLOUT.name].follow()
+
+    def watch(self, following: list[ray.ObjectRef]) -> None:
+        """Exit soon after one of the other ranks has ended, for which NCCL would wait."""
+        threading.Thread(target=_exit_after, args=(following,), daemon=True).start()
+
+    def load_broadcast(self, address: GroupAddress, number: int) -> bool:
+        """Load the weights that the group at `address` gets, as its engine of this number.
+
+        Returns False if the group breaks.
+        """
+        try:
+            group = join_group(address, number, self.rank_info)
+            self.workers[ROLLOUT.name].load_weights(Broadcast(group))
+        except BaseException as error:
+            leave_group()  # so that the others leave it, too
+            if isinstance(error, BrokenGroupError):
+                return False
+            raise
+        return True
+
+
+def _exit_after(following: list[ray.ObjectRef]) -> None:
+    ray.wait(following)
+    time.sleep(_ERROR_S)
+    _LOG.error("exiting: another process of this engine has ended")
+    os._exit(1)
+
+
+class EngineProcesses:
+    """Engine slots of a pool and their processes. `EngineGroup` distributes the work.
+
+    Each engine has `devices` of one node.
+
+    Only `join` may be called by another thread than that of the group.
+    """
+
+    def __init__(self, spec: PoolSpec, restart_timeout_s: float, devices: int = 1) -> None:
+        self.spec, self.devices = spec, devices
+        self.restart_timeout_s = restart_timeout_s  # for one to be ready again when all are down
+        self.num_configured = spec.num_processes // devices
+        self.joined: deque[Engine] = deque()  # not in `engines` yet
+        # One group for each, so that a drained engine releases its devices.
+        groups = [self.request_devices() for _ in range(self.num_configured)]
+        wait_for_groups(groups, spec)
+        self.engines = [self._engine(number, group) for number, group in enumerate(groups)]
+        self._next_number = self.num_configured
+
+    @property
+    def share(self) -> dict[str, float]:
+        """Devices of one engine."""
+        return {name: self.devices * amount for name, amount in self.spec.share.items()}
+
+    def request_devices(self) -> PlacementGroup:
+        """Ask for the devices of another engine, without waiting for them."""
+        return request_group(self.spec, (self.devices,))
+
+    def start(self, engine: Engine, spec: RolloutSpec) -> None:
+        """Start the engine's processes and build their workers, asynchronously."""
+        spec = replace(spec, number=engine.number) if engine.url is None else spec.at(engine.url)
+        leader, *followers = [self._process(engine, rank, spec) for rank in range(self.devices)]
+        engine.handle, engine.followers = leader, followers
+        if followers:
+            address = leader.address.remote()
+            for process in (leader, *followers):
+                process.join.remote(address)
+        built = [
+            process.build.remote(ROLLOUT.name, RolloutWorker, spec)
+            for process in (*followers, leader)
+        ]
+        engine.following = [process.follow.remote() for process in followers]
+        if followers:
+            leader.watch.options(concurrency_group=GENERATE).remote(engine.following)
+        engine.start_result = built[-1]
+        engine.started_at, engine.version = time.monotonic(), -1
+
+    def _process(self, engine: Engine, rank: int, spec: RolloutSpec) -> Any:
+        """Start the process of one rank of an engine."""
+        log = engine.logs[rank] if engine.logs else None
+        rank_info = replace(self.spec.rank_info, rank=rank, world_size=self.devices, log_path=log)
+        remote: Any = ray.remote  # Ray's stubs lack `concurrency_groups`
+        generate = max_in_flight(spec.sampling.rollout, rank_info.device)
+        process = remote(concurrency_groups={GENERATE: generate})(EngineProcess)
+        assert engine.group is not None
+        options = process_options(self.spec, engine.group, engine.number, bundle=0)
+        return process.options(**options).remote(rank_info)
+
+    def stop(self, engine: Engine) -> None:
+        """Kill the engine's process, if any, and clear its requests.
+
+        Sets `retry_at`: immediately after a first failure, with exponential backoff after others.
+        """
+        if engine.handle is None:
+            return
+        engine.num_failures += 1
+        backoff_s = 0.0
+        if engine.num_failures > 1:
+            backoff_s = min(_MAX_BACKOFF_S, 2.0 ** (engine.num_failures - 2))
+        engine.retry_at = time.monotonic() + backoff_s
+        for process in (engine.handle, *engine.followers):
+            ray.kill(process)
+        engine.handle = engine.start_result = None
+        engine.followers = engine.following = ()
+        for requests in (engine.in_flight, engine.turns, engine.cancelled):
+            requests.clear()
+
+    def join(self, group: PlacementGroup, spec: RolloutSpec, url: str | None) -> Engine:
+        """Start an engine on the devices of `group`; the next `change_members` adds it.
+
+        With `url` it is a client of that server.
+        """
+        engine = self._engine(self._next_number, group)
+        self._next_number += 1
+        engine.joining, engine.url = True, url
+        self.start(engine, spec)
+        self.joined.append(engine)
+        return engine
+
+    def change_members(self) -> None:
+        """Add the engines that joined, and stop drained ones without open requests."""
+        while self.joined:
+            self.engines.append(self.joined[0])  # first: another thread reads both lists
+            self.joined.popleft()
+        for engine in [engine for engine in self.engines if engine.draining and engine.idle]:
+            self.engines.remove(engine)
+            self._release(engine)
+
+    def tail(self) -> str:
+        """Return the last lines of the engines' logs."""
+        return format_tails([log for engine in self.engines for log in engine.logs])
+
+    def close(self) -> None:
+        """Kill all processes and release their devices."""
+        for engine in (*self.engines, *self.joined):
+            self._release(engine)
+
+    def _release(self, engine: Engine) -> None:
+        self.stop(engine)
+        if engine.group is not None:
+            remove_placement_group(engine.group)
+
+    def _engine(self, number: int, group: PlacementGroup) -> Engine:
+        log, name = self.spec.rank_info.log_path, f"{self.spec.name}-{number}"
+        names = [f"{name}.log", *(f"{name}-rank-{rank}.log" for rank in range(1, self.devices))]
+        logs = [log.with_name(name) for name in names] if log else []
+        return Engine(number, logs, group, nodes_of(group)[0])
