@@ -8,9 +8,15 @@ from itertools import chain
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlctl.errors import RlctlError
+from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, Joined, Part, to_buckets, whole
 
 SHAPES = {
@@ -155,3 +161,31 @@ def tiny_worker(tmp_path):
     ).config.actor_rollout_ref
     spec = RolloutSpec(recipe.model, SamplingConfig(recipe.rollout, 8, (2,)), 16, seed=1)
     return RolloutWorker(rank_info(), spec), tiny_model(seed=5, vocab_size=259)
+
+
+class Gathered(TorchDispatchMode):
+    """Records the types of tensors that are gathered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "all_gather" in str(func):
+            self.dtypes.append(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def test_shards_are_converted_before_they_are_gathered() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        shards = distribute_tensor(torch.randn(8, 4), mesh, [Shard(0)])
+        numbers = distribute_tensor(torch.arange(8), mesh, [Shard(0)])
+        with Gathered() as gathered:
+            assert full_tensor(shards, torch.bfloat16).dtype == torch.bfloat16
+            assert full_tensor(shards).dtype == torch.float32
+            assert full_tensor(numbers, torch.bfloat16).dtype == torch.int64
+    finally:
+        dist.destroy_process_group()
+    assert gathered.dtypes == [torch.bfloat16, torch.float32, torch.int64]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
+import torch
 from torch import Tensor, nn
 
 from rlctl.runtime.model.lora import (
@@ -40,11 +41,13 @@ class Selection(Enum):
 class EngineWeights:
     """Parameters of a policy in the form that an engine receives.
 
-    Without adapters, all of them change and `sync` has no effect.
+    Without adapters, all of them change and `sync` has no effect. Shards are converted to `dtype`,
+    that of the engine, before they are gathered.
     """
 
     module: nn.Module
     sync: AdapterSync
+    dtype: torch.dtype | None = None
 
     @property
     def merges(self) -> bool:
@@ -61,7 +64,7 @@ class EngineWeights:
         if self.merges:
             yield from merged_parameters(self.module, selected)
             return
-        yield from engine_parameters(self.module, selected)
+        yield from engine_parameters(self.module, selected, self.dtype)
 
     def rows(self, selection: Selection, part: int) -> Iterator[tuple[str, Tensor, int]]:
         """Yield rows (M, ...) as `local_rows` does, unless adapters are merged."""

@@ -197,15 +197,18 @@ def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def engine_parameters(
-    module: nn.Module, wanted: Callable[[str], bool]
+    module: nn.Module, wanted: Callable[[str], bool], dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the full parameters (N, ...) whose name is `wanted`, by `engine_name`. Collective."""
+    """Yield the full parameters (N, ...) whose name is `wanted`, by `engine_name`. Collective.
+
+    Sharded ones have `dtype`: see `full_tensor`.
+    """
 
     def name_of(name: str) -> str | None:
         return engine_name(name) if wanted(name) else None
 
     own = (
-        (given, full_tensor(parameter))
+        (given, full_tensor(parameter, dtype))
         for name, parameter in module.named_parameters()
         if (given := name_of(name)) is not None
     )

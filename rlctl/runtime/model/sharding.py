@@ -7,7 +7,7 @@ only copy every block before each use.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -193,10 +193,17 @@ def local_part(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def full_tensor(parameter: Tensor) -> Tensor:
-    """Return a parameter in its full shape (N, ...), detached. Collective."""
+def full_tensor(parameter: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a parameter in its full shape (N, ...), detached. Collective.
+
+    Shards of floating-point numbers are converted to `dtype` before they are gathered.
+    """
     value = dense(parameter).detach()
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    if not isinstance(value, DTensor):
+        return value
+    if dtype is not None and value.is_floating_point():
+        value = cast(DTensor, value.to(dtype))
+    return value.full_tensor()
 
 
 def shard_of(model: nn.Module, rank: int) -> tuple[int, int] | None:

@@ -76,8 +76,9 @@ class ActorWorker(LearningWorker, Actor):
     def __init__(self, rank_info: RankInfo, spec: ActorSpec) -> None:
         self.rank_info = rank_info
         self.spec = spec
-        dtype = master_dtype(spec.actor.fsdp_config)
-        hf = load_model(spec.model, "policy", dtype, spec.seed, mapped=True)
+        dtype = compute_dtype(spec.model, rank_info.device)
+        stored = master_dtype(spec.actor.fsdp_config)
+        hf = load_model(spec.model, "policy", stored, spec.seed, mapped=True)
         freeze_tower(hf, spec.actor.freeze_vision_tower)
         add_adapters(hf, spec.model, spec.seed)
         save_activation_memory(hf, spec.model)
@@ -90,12 +91,11 @@ class ActorWorker(LearningWorker, Actor):
             self.learner.keep_average()
         self.engine: RolloutEngine | None = None
         self._startup: Generator[str, None, None] | None = None
-        self.engine_is_stale = True
-        self.engine_lacks = Selection.ALL  # while it is stale
+        self.engine_is_stale, self.engine_lacks = True, Selection.ALL  # while it is stale
         self.versions = WeightVersions()  # of the engine's weights
         actor, rollout = spec.actor, spec.sampling.rollout
         sync = adapter_sync(rollout, spec.model, rank_info.device)
-        self.engine_weights = EngineWeights(policy.hf, sync)
+        self.engine_weights = EngineWeights(policy.hf, sync, dtype)
         ranks = spec.fsdp.ulysses_sequence_parallel_size
         self.budget = Budget.for_passes(
             f"{ACTOR.section}.ppo",
