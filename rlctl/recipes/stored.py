@@ -14,13 +14,11 @@ from typing import Any
 
 import yaml
 
-from rlctl import plugins
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.log import warn_once
 from rlctl.recipes.layers import Origin, Recipe, leaves, nested
-from rlctl.recipes.slots import slot_with_setting
 from rlctl.recipes.sources import read
-from rlctl.recipes.verl.translate import translate, written
+from rlctl.recipes.verl.translate import written
 from rlctl.redaction import is_secret_key
 from rlctl.suggest import overridden_keys
 
@@ -154,36 +152,12 @@ def _following(chains: Mapping[str, list[Origin]], overrides: Sequence[str]) -> 
 
 
 def stored_values(folder: Path) -> dict[str, Any]:
-    """Return the values of a folder's `config.yaml` under their present keys.
-
-    Leaves out the keys of earlier versions that have no effect, and the settings, then stored for
-    every plug-in, of plug-ins that are not selected.
-    """
-    data = read(folder / "config.yaml").data
-    values: dict[str, Any] = {}
-    flat: set[str] = set()
-    for key, value in leaves(data).items():
-        present = translate(key, value)
-        if present.kind == "refused":
-            values[key] = value
-        elif present.key is not None:
-            values[present.key] = present.value
-            flat |= {present.key} if present.flat else set()
-    for key in flat:
-        slot = slot_with_setting(key)
-        assert slot is not None
-        section, _, field = key.rpartition(".")
-        selected = [name for name in slot.selected(data) if slot.section(name) == section]
-        models = [plugins.params_model(plugins.load(slot.kind, name)) for name in selected]
-        has_field = any(model is not None and field in model.model_fields for model in models)
-        keywords = slot.keywords and None in models
-        if values[key] is None or not (has_field or keywords):
-            del values[key]
-    return values
+    """Return the values of a folder's `config.yaml` by dotted key."""
+    return leaves(read(folder / "config.yaml").data)
 
 
 def stored_origins(folder: Path) -> dict[str, list[Origin]]:
-    """Return the origins stored in a run folder by present key, or nothing if there are none.
+    """Return the origins stored in a run folder by key, or nothing if there are none.
 
     Logs a warning if `origins.json` cannot be read: the values are in `config.yaml`.
     """
@@ -192,10 +166,7 @@ def stored_origins(folder: Path) -> dict[str, list[Origin]]:
         return {}
     try:
         chains = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            translate(key, None).key or key: [Origin(**origin) for origin in chain]
-            for key, chain in chains.items()
-        }
+        return {key: [Origin(**origin) for origin in chain] for key, chain in chains.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         warn_once(f"no origins of the settings: {path} cannot be read: {error}")
         return {}

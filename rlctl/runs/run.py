@@ -84,10 +84,7 @@ class Run:
         if record is None:
             return None
         if record.ended is not None:
-            if record.seconds is not None:
-                return record.seconds
-            wall = datetime.fromisoformat(record.ended) - self.created  # of an earlier version
-            return max(0.0, wall.total_seconds())
+            return record.seconds
         if record.began is not None and record.process.alive(self.path):
             return (record.seconds or 0.0) + uptime() - record.began
         summary, _ = self.figures

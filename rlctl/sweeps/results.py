@@ -14,14 +14,12 @@ import yaml
 
 from rlctl.errors import ConflictError, NotFoundError
 from rlctl.monitoring.run_summary import figure, primary_metric
-from rlctl.recipes import schema
-from rlctl.recipes.axes import split_axes
 from rlctl.recipes.compose import compose
 from rlctl.recipes.layers import nested
 from rlctl.recipes.validate import lookup
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
-from rlctl.sweeps.record import Outcome, SweepDir, TrialTable
+from rlctl.sweeps.record import TABLE_FILE, Outcome, SweepDir
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 # Keys of a run's place and name, which are not part of the experiment.
@@ -62,27 +60,14 @@ class SweepResult:
     importances: Mapping[str, float]
 
 
-def read_table(sweep: SweepDir) -> TrialTable:
-    """Return the state of a sweep's study; raise NotFoundError if there is none.
-
-    Reads the study itself if an earlier version of rlctl has written no table. Raises
-    MissingExtraError if that needs Optuna, and it is not installed.
-    """
-    if (table := sweep.read_table()) is not None:
-        return table
-    if not sweep.storage.exists():
-        raise NotFoundError(f"the sweep {sweep.record.name} has no study", where=str(sweep.storage))
-    from rlctl.sweeps.study import Study
-
-    _, axes = split_axes(sweep.record.axes, sweep.record.recipe)
-    settings = schema.Sweep.model_validate(sweep.record.settings)
-    study = Study(sweep.storage, axes, settings, sweep.record.total_steps)
-    return TrialTable(study.outcomes(), study.importances())
-
-
 def results(sweep: SweepDir) -> SweepResult:
-    """Return the results of all trials; raise NotFoundError if the sweep has no study."""
-    table = read_table(sweep)
+    """Return the results of all trials; raise NotFoundError if the sweep has no table of them."""
+    table = sweep.read_table()
+    if table is None:
+        raise NotFoundError(
+            f"the sweep {sweep.record.name} has no table of its trials",
+            where=str(sweep.path / TABLE_FILE),
+        )
     sign = -1.0 if sweep.record.settings["mode"] == "max" else 1.0
     trials = [_result(sweep, outcome) for outcome in table.outcomes]
 
@@ -134,7 +119,7 @@ def export(sweep: SweepDir, trial: TrialResult, path: Path) -> None:
 def overview(sweep: SweepDir) -> dict[str, Any]:
     """Return the fields of one line of `rlctl sweeps`."""
     record = sweep.record
-    trials = results(sweep).trials if sweep.storage.exists() else []
+    trials = results(sweep).trials if sweep.read_table() is not None else []
     counts = {
         state: sum(trial.state == state for trial in trials)
         for state in ("waiting", "running", "finished", "pruned", "failed")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from rlctl.errors import ConfigError, Problem
 from rlctl.recipes.completion import complete_override
 from rlctl.recipes.compose import compose
-from rlctl.recipes.layers import nested
-from rlctl.recipes.stored import changes, recompose
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 
@@ -131,40 +127,3 @@ def test_completion_offers_the_settings_of_the_selected_plugin() -> None:
         "reward.params.gsm8k.method=flexible"
     ]
     assert complete_override(f"{LOSS}.loss_mode=sa") == [f"{LOSS}.loss_mode=sapo"]
-
-
-def test_configuration_of_an_earlier_version_is_recomposed(tmp_path: Path) -> None:
-    container = compose("ppo", [f"{LOSS}.loss_mode=sapo"]).container
-    actor = "actor_rollout_ref.actor"
-    earlier = {
-        f"{actor}.tau_pos": 2.0,
-        f"{actor}.strategy": "fsdp2",
-        f"{actor}.tensor_parallel_size": 1,
-        f"{LOSS}.dro_beta": 0.05,
-        "algorithm.gdpo_reward_keys": None,
-        "reward.gsm8k.method": "flexible",
-        "reward.reward_model.enable": False,
-        "reward.reward_model.path": None,
-        "trainer.placement.reward": "main",
-        "actor_rollout_ref.rollout.multi_turn.enable": False,
-        "actor_rollout_ref.rollout.multi_turn.format": "hermes",
-    }
-    _update(container, nested(earlier))
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(container))
-    chain = [{"value": 2.0, "where": "mine.yaml:3", "level": 2}]
-    (tmp_path / "origins.json").write_text(json.dumps({f"{actor}.tau_pos": chain}))
-    recipe = recompose(tmp_path, ["trainer.seed=9"])
-    assert (recipe.notices, recipe.unused) == ([], [])
-    assert recipe.config.actor_rollout_ref.actor.policy_loss.params == {"tau_pos": 2.0}
-    assert recipe.config.reward.params == {"gsm8k": {"method": "flexible"}}
-    assert recipe.origins[f"{LOSS}.params.tau_pos"][-1].where == "mine.yaml:3"
-    assert [change.key for change in changes(tmp_path, recipe.container)] == ["trainer.seed"]
-
-
-def _update(container: dict[str, object], values: dict[str, object]) -> None:
-    for key, value in values.items():
-        inner = container.get(key)
-        if isinstance(inner, dict) and isinstance(value, dict):
-            _update(inner, value)
-        else:
-            container[key] = value
