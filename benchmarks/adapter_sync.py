@@ -72,7 +72,7 @@ def measure(size: str, runs: int, rank: int, sync: AdapterSync) -> Row:
     ray_init = compose(
         "ppo_trainer", ["data.train_files=none", "actor_rollout_ref.model.path=none"]
     ).config.ray_kwargs.ray_init
-    with tempfile.TemporaryDirectory() as folder, ray_session(ray_init, 1, 1, 120.0, None):
+    with tempfile.TemporaryDirectory() as folder, ray_session(ray_init, 1, 1, 120.0):
         model.save_pretrained(folder)
         merges = str(sync is not AdapterSync.ADAPTERS).lower()
         engines = engine_pool(

@@ -139,9 +139,9 @@ class Host:
         self.actor = SimulatedActor()
         self.relays: dict[int, Relay] = {}
 
-    def add_relay(self, number: int, processes: list[Any]) -> None:
+    def add_relay(self, number: int, processes: list[Any], inline_bytes: int) -> None:
         """Start a relay."""
-        self.relays[number] = Relay(processes, get)
+        self.relays[number] = Relay(processes, get, inline_bytes)
 
     def call(self, _: int, role: str, method: str, args: Any, kwargs: Any) -> Any:
         """See `Process`."""
@@ -210,10 +210,11 @@ def handle(num_ranks: int) -> SimulatedActor:
         return bind(SimulatedActor, GroupTransport("actor", ranks, get, True, Lock()))
     homes = [host.remote() for _ in range(HOSTS)]
     parts = [ranks[i : i + size] for i in range(0, num_ranks, size)]
-    ray.get([homes[i % HOSTS].add_relay.remote(i, part) for i, part in enumerate(parts)])
+    limit = group.inline_bytes_of(num_ranks)
+    ray.get([homes[i % HOSTS].add_relay.remote(i, part, limit) for i, part in enumerate(parts)])
     relays = [Member(homes[i % HOSTS], i) for i in range(len(parts))]
     sizes = [len(part) for part in parts]
-    return bind(SimulatedActor, RelayedTransport("actor", relays, sizes, get, True, Lock()))
+    return bind(SimulatedActor, RelayedTransport("actor", relays, get, True, Lock(), sizes=sizes))
 
 
 class Watch(threading.Thread):

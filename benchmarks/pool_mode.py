@@ -42,7 +42,7 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
     ray = compose(
         "ppo_trainer", ["data.train_files=none", "actor_rollout_ref.model.path=none"]
     ).config.ray_kwargs.ray_init
-    with tempfile.TemporaryDirectory() as folder, ray_session(ray, 2 * num_engines, 1, 120.0, None):
+    with tempfile.TemporaryDirectory() as folder, ray_session(ray, 2 * num_engines, 1, 120.0):
         model.save_pretrained(folder)
         groups = {
             mode: engine_pool(

@@ -89,7 +89,7 @@ def measure(size: str, runs: int, num_engines: int) -> list[Row]:
     ray = compose(
         "ppo_trainer", ["data.train_files=none", "actor_rollout_ref.model.path=none"]
     ).config.ray_kwargs.ray_init
-    with tempfile.TemporaryDirectory() as folder, ray_session(ray, num_engines, 1, 120.0, None):
+    with tempfile.TemporaryDirectory() as folder, ray_session(ray, num_engines, 1, 120.0):
         model.save_pretrained(folder)
         engines = engine_pool(
             model, folder, num_engines, 64, "actor_rollout_ref.rollout.max_num_seqs=16"

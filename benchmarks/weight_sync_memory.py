@@ -66,7 +66,7 @@ def measure(meshes: list[str], hidden: int, layers: int) -> list[Row]:
         config = compose("ppo", given).config
         part, found = config.actor_rollout_ref, list[Row]()
         sampling = SamplingConfig(part.rollout, 8, (2,))
-        with ray_session(config.ray_kwargs.ray_init, RANKS + 1, 1, 300.0, None):
+        with ray_session(config.ray_kwargs.ray_init, RANKS + 1, 1, 300.0):
             engines = EnginePool(_pool("engines", 1), 60.0, lambda *_, **__: None)
             group = engines.spawn(RolloutSpec(part.model, sampling, 8, seed=0))
             group.wait()

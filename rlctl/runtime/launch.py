@@ -176,7 +176,7 @@ def _open_ray_pools(
 ) -> Pools:
     from rlctl.runtime.cluster.engine_group import EnginePool
     from rlctl.runtime.cluster.pool import PoolSpec, RayPool
-    from rlctl.runtime.cluster.session import ray_session
+    from rlctl.runtime.cluster.session import ray_session, recorded_timeline
 
     trainer, ray_kwargs = plan.config.trainer, plan.config.ray_kwargs
     judge = plan.config.reward.judge
@@ -188,10 +188,10 @@ def _open_ray_pools(
         ray_kwargs.ray_init.num_cpus or max(available_cores(), num_processes),
         plan.num_threads,
         trainer.timeouts.ray_start_s,
-        ray_kwargs.timeline_json_file,
         on_lost,
     )
     stack.enter_context(session)
+    stack.enter_context(recorded_timeline(ray_kwargs.timeline_json_file))
     on_phase(f"starting {num_processes} worker process{'es' if num_processes > 1 else ''}")
     workers: dict[str, Pool] = {}
     engines: EnginePool | None = None

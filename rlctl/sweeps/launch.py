@@ -105,7 +105,7 @@ def _run(sweep: SweepDir, config: schema.Config, axes: Sequence[Axis], view: Vie
     with (
         lock,
         recorded_end(lambda state, code, _: sweep.finish(state, code)),
-        ray_session(config.ray_kwargs.ray_init, cpus, 1, config.trainer.timeouts.ray_start_s, None),
+        ray_session(config.ray_kwargs.ray_init, cpus, 1, config.trainer.timeouts.ray_start_s),
     ):
         cluster = RayCluster(sweep.record, config)
         log.info("%s", cluster.split_cores(settings))

@@ -45,7 +45,7 @@ def test_processes_have_a_gpu_each_and_a_compiler(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(name, "eth1")
     init = compose("ppo", [f"ray_kwargs.ray_init.num_gpus={GPUS}"]).config.ray_kwargs.ray_init
     pool = PoolSpec("main", 2, RankInfo(0, 2, "cuda", 1, 60.0, False, None), 600, 600, False, 1.0)
-    with ray_session(init, GPUS, 1, 600, None):
+    with ray_session(init, GPUS, 1, 600):
         group = reserve(pool)
         options = [process_options(pool, group, rank, rank) for rank in range(2)]
         processes = [

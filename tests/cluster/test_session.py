@@ -201,7 +201,7 @@ def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
     signal.signal(signal.SIGHUP, _terminate)
     code, scratch = 0, Path()
     try:
-        with ray_session(init, 2, 1, 120.0, None):
+        with ray_session(init, 2, 1, 120.0):
             assert (dead.exists(), alive.exists()) == (False, True)
             alive.joinpath("lock").unlink()
             alive.rmdir()
@@ -286,7 +286,7 @@ def test_a_cluster_that_refuses_the_connection_is_named(monkeypatch: pytest.Monk
     address = ["ray_kwargs.ray_init.address=192.0.2.2:6399"]
     init = compose("ppo", address).config.ray_kwargs.ray_init
     message = r"cluster at 192\.0\.2\.2:6399\n.*RAY_AUTH_MODE=token"
-    with pytest.raises(ResourceError, match=message), ray_session(init, 2, 1, 60.0, None):
+    with pytest.raises(ResourceError, match=message), ray_session(init, 2, 1, 60.0):
         pass
 
 

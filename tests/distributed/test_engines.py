@@ -165,7 +165,7 @@ def config(folder: Path) -> schema.Config:
 @pytest.fixture(scope="module")
 def ray(folder: Path, config: schema.Config) -> Iterator[None]:
     os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
-    with warm_workers(), ray_session(config.ray_kwargs.ray_init, 4, 1, 120.0, None):
+    with warm_workers(), ray_session(config.ray_kwargs.ray_init, 4, 1, 120.0):
         yield
 
 

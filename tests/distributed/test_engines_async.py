@@ -80,7 +80,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, St
     ).config
     os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
     sys.path.insert(0, str(folder))  # the trainer in this process reads what the engine takes
-    with warm_workers(), ray_session(single.ray_kwargs.ray_init, 4, 1, 120.0, None):
+    with warm_workers(), ray_session(single.ray_kwargs.ray_init, 4, 1, 120.0):
         both = Stage(folder, single), Stage(folder, whole, num_engines=1)
         yield both
         for stage in both:

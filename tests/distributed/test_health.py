@@ -38,7 +38,7 @@ from rlctl.errors import RlctlError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster.session import ray_session
 init = compose("ppo").config.ray_kwargs.ray_init
-with ray_session(init, 2, 1, 600.0, None, lambda _: print("recorded", flush=True)):
+with ray_session(init, 2, 1, 600.0, lambda _: print("recorded", flush=True)):
     @ray.remote
     def wait():
         time.sleep(3600)

@@ -63,7 +63,7 @@ def cluster_gpus(config: schema.Config) -> ClusterGpus | None:
 
     from rlctl.runtime.cluster.session import ray_session
 
-    session = ray_session(init, 1, 1, trainer.timeouts.ray_start_s, None)
+    session = ray_session(init, 1, 1, trainer.timeouts.ray_start_s)
     with nullcontext() if ray.is_initialized() else session:
         alive = [node for node in ray.nodes() if node["Alive"]]
         with_gpus = [node for node in alive if node["Resources"].get("GPU", 0) >= 1]

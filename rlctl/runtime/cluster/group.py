@@ -65,7 +65,7 @@ class GroupTransport:
 
     def __post_init__(self) -> None:
         self.world_size = len(self.processes)
-        self.inline_bytes = _inline_bytes(self.world_size)
+        self.inline_bytes = inline_bytes_of(self.world_size)
 
     def send(
         self, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -151,7 +151,7 @@ class GroupTransport:
         return self.gather(results, f"{self.role}.{method}")[0]
 
 
-def _inline_bytes(num_workers: int) -> int:
+def inline_bytes_of(num_workers: int) -> int:
     """Return the bytes of token fields from which on a worker's result is stored."""
     return max(INLINE_BYTES // num_workers, min(INLINE_BYTES, _INLINE_BYTES_OF_WORKER))
 
@@ -168,9 +168,10 @@ class Relay:
     With it, the controller's work and memory do not grow with the number of processes.
     """
 
-    def __init__(self, processes: Sequence[Any], gather: Gather) -> None:
+    def __init__(self, processes: Sequence[Any], gather: Gather, inline_bytes: int) -> None:
         self.processes = processes
         self.gather = gather
+        self.inline_bytes = inline_bytes  # of the pool, see `inline_bytes_of`
 
     def send(
         self, role: str, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -190,7 +191,6 @@ class Relay:
         sizes: Sequence[int],
         rest: Sequence[Any],
         kwargs: dict[str, Any],
-        inline_bytes: int,
     ) -> tuple[dict[str, PackedRows] | None, Any]:
         """Call `method` on the processes, in order, with the next `sizes[i]` rows for part i.
 
@@ -198,33 +198,26 @@ class Relay:
         """
         parts = list(torch.arange(len(batch)).split(list(sizes)))
         transport = self._transport(role)
-        transport.inline_bytes = inline_bytes
-        return detach(transport.send_rows(method, batch, parts, rest, kwargs), inline_bytes)
+        transport.inline_bytes = self.inline_bytes
+        return detach(transport.send_rows(method, batch, parts, rest, kwargs), self.inline_bytes)
 
     def _transport(self, role: str) -> GroupTransport:
         return GroupTransport(role, self.processes, self.gather, False, Lock())
 
 
+@dataclass(eq=False)
 class RelayedTransport(GroupTransport):
-    """Implements `Transport` with relays, of which relay i serves the next `sizes[i]` ranks.
+    """Implements `Transport` with relays as processes; relay i serves the next `sizes[i]` ranks.
 
     `ranks_per_row` divides all sizes.
     """
 
-    def __init__(
-        self,
-        role: str,
-        relays: Sequence[Any],
-        sizes: Sequence[int],
-        gather: Gather,
-        balanced: bool,
-        order: Lock,
-        ranks_per_row: int = 1,
-    ) -> None:
-        super().__init__(role, relays, gather, balanced, order, ranks_per_row)
-        self.world_size = sum(sizes)
-        self.inline_bytes = _inline_bytes(self.world_size)
-        ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    sizes: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self.world_size = sum(self.sizes)
+        self.inline_bytes = inline_bytes_of(self.world_size)
+        ends = torch.tensor([0, *self.sizes]).cumsum(0).tolist()
         self.ranks = [slice(start, end) for start, end in pairwise(ends)]
 
     def send_each(self, method: str, calls: Sequence[Arguments]) -> list[Any]:
@@ -253,7 +246,7 @@ class RelayedTransport(GroupTransport):
         with self.order:
             results = [
                 relay.send_rows.options(num_returns=2).remote(
-                    self.role, method, shard, rows, rest, kwargs, self.inline_bytes
+                    self.role, method, shard, rows, rest, kwargs
                 )
                 for relay, shard, rows in zip(self.processes, shards, sizes, strict=True)
             ]

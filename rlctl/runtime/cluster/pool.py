@@ -32,7 +32,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlctl.debugging import reached_breakpoint
 from rlctl.errors import ResourceError, RlctlError
 from rlctl.runs.logs import format_tails
-from rlctl.runtime.cluster.group import GroupTransport, Relay, RelayedTransport
+from rlctl.runtime.cluster.group import GroupTransport, Relay, RelayedTransport, inline_bytes_of
 from rlctl.runtime.cluster.pools import RANKS_PER_RELAY, Pool, W
 from rlctl.runtime.cluster.resources import free_of, node_here
 from rlctl.runtime.rank_info import RankInfo, process_resources
@@ -109,7 +109,7 @@ class RayPool(Pool):
         if not self.relays:
             return bind(worker, GroupTransport(role, self.processes, *shared))
         sizes = [len(each) for each in self._relayed()]
-        return bind(worker, RelayedTransport(role, self.relays, sizes, *shared))
+        return bind(worker, RelayedTransport(role, self.relays, *shared, sizes=sizes))
 
     def gather(self, results: list[ray.ObjectRef], what: str) -> list[Any]:
         """Return one result per process. Raises RlctlError after `call_timeout_s`."""
@@ -161,7 +161,8 @@ class RayPool(Pool):
         options |= {"num_cpus": 0, "num_gpus": 0, "name": f"relay-{options['name']}"}
         gathered = partial(_gather_of, self.spec, timeout_s=self.spec.call_timeout_s)
         processes = [self.processes[rank] for rank in ranks]
-        return ray.remote(Relay).options(**options).remote(processes, gathered)
+        limit = inline_bytes_of(self.spec.num_processes)
+        return ray.remote(Relay).options(**options).remote(processes, gathered, limit)
 
     def _gather(self, results: list[ray.ObjectRef], what: str, timeout_s: float) -> list[Any]:
         return _gather_of(self.spec, results, what, timeout_s)

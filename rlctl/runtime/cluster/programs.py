@@ -43,7 +43,7 @@ def session(
         runtime_env={},
     )
     cpus = num_cpus or available_cores()
-    with ray_session(init, cpus, 1, start_timeout_s, None, log_to_driver=True):
+    with ray_session(init, cpus, 1, start_timeout_s, log_to_driver=True):
         yield
 
 

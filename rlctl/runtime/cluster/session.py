@@ -60,7 +60,6 @@ def ray_session(
     num_cpus: int,
     num_threads: int,
     timeout_s: float,
-    timeline: str | None,
     on_lost: OnLost = lambda _: None,
     log_to_driver: bool = False,
 ) -> Iterator[None]:
@@ -107,12 +106,20 @@ def ray_session(
                 if (lost := health.error()) is not None:
                     raise lost from error
                 raise
-            if timeline is not None:
-                ray.timeline(timeline)
         finally:
             health.stop()
             _shut_down(others, health.processes)
             ended.set()
+
+
+@contextmanager
+def recorded_timeline(file: str | None) -> Iterator[None]:
+    """Write Ray's timeline at the end of a block in a session, if a file is named."""
+    yield
+    if file is not None:
+        import ray
+
+        ray.timeline(file)
 
 
 @contextmanager
