@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from rlctl.errors import UsageError
+from rlctl.redaction import redact_word
 
 MaxTime = Annotated[
     str | None,
@@ -83,7 +84,6 @@ class Limits:
         again to each resume, because the run does not store them.
         """
         from rlctl.cli.console import notice
-        from rlctl.redaction import redact_word
         from rlctl.runs.supervise import supervise
 
         secrets = [word for word in overrides if word != redact_word(word)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.errors import Terminated, UsageError
+from rlctl.redaction import redact_word
 from rlctl.suggest import hydra_text
 from rlctl.terminal import visible
 
@@ -61,7 +62,6 @@ def run(address: str, detach: bool, name: str, words: Sequence[str]) -> None:
     """Submit the job `name` and, unless `detach`, follow it and exit with its exit code."""
     _check(address)
     from rlctl.cli.console import notice
-    from rlctl.redaction import redact_word
     from rlctl.runtime.cluster import jobs
 
     for word in words:

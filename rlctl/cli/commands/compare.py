@@ -14,6 +14,7 @@ from rich.table import Table
 from rlctl.cli.console import notice, stdout, table
 from rlctl.cli.options import Json, Root, RunNames
 from rlctl.cli.views.runs import SHOWN_METRICS, short
+from rlctl.errors import NotFoundError
 from rlctl.monitoring.text import percent_or_number
 
 if TYPE_CHECKING:
@@ -68,7 +69,6 @@ def compare(
     from rlctl import api
     from rlctl.cli.console import print_json
     from rlctl.cli.views.sweep import show_sweep
-    from rlctl.errors import NotFoundError
     from rlctl.sweeps.record import SweepDir
 
     if len(runs) == 1 and isinstance(sweep := api.find_run_or_sweep(runs[0], root), SweepDir):

@@ -9,6 +9,8 @@ import typer
 
 from rlctl.cli import complete
 from rlctl.cli.options import Json
+from rlctl.errors import NotFoundError, UsageError
+from rlctl.suggest import did_you_mean
 from rlctl.terminal import visible
 
 if TYPE_CHECKING:
@@ -70,7 +72,6 @@ def show(
     """Show the composed configuration of a recipe or a run."""
     from rlctl.cli.config_target import load_target
     from rlctl.cli.console import print_json, stdout, table
-    from rlctl.errors import UsageError
     from rlctl.recipes.layers import leaves, nested
     from rlctl.recipes.reference import as_text, matching
 
@@ -248,8 +249,6 @@ _ABSENT = object()
 
 
 def _require(names: list[str], pattern: list[str] | None) -> None:
-    from rlctl.errors import NotFoundError
-
     if not names:
         raise NotFoundError(
             f"no key matches {' '.join(pattern or [])!r}",
@@ -275,11 +274,9 @@ def _place(chain: Sequence[Origin]) -> str:
 
 def _resolve(key: str, found: ConfigTarget) -> str:
     """Return the full name of `key`, which may be an unambiguous end of it."""
-    from rlctl.errors import NotFoundError, UsageError
     from rlctl.recipes.keys import schema_keys
     from rlctl.recipes.layers import leaves
     from rlctl.recipes.reference import selected_setting
-    from rlctl.suggest import did_you_mean
 
     names = leaves(found.container)
     if key in names or selected_setting(key, found.container) is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.cli.options import Json
+from rlctl.errors import NotFoundError, UsageError
 from rlctl.monitoring.text import plural
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ def show(
     from rlctl.cli.console import notice, print_json
     from rlctl.cli.views.samples import print_row, row_entry
     from rlctl.data_prep.rows import PromptRow, stream_rows
-    from rlctl.errors import NotFoundError, UsageError
 
     if not file.expanduser().exists():
         raise NotFoundError(

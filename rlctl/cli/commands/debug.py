@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rlctl.cli.options import Json, Root, RunName
+from rlctl.errors import RlctlError
 from rlctl.terminal import visible
 
 app = typer.Typer(add_completion=False)
@@ -36,7 +37,6 @@ def debug(
     It shows those of this machine. A process is stopped for some milliseconds, and then continues.
     """
     from rlctl.cli.console import print_json, stdout, table
-    from rlctl.errors import RlctlError
     from rlctl.runs.stacks import run_processes, stacks
     from rlctl.runs.store import RunStore
 

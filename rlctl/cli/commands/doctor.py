@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ import typer
 
 from rlctl.cli import complete
 from rlctl.cli.options import Json, Root
+from rlctl.errors import ResourceError, UsageError
 
 if TYPE_CHECKING:
     from rlctl.runs.bug_report import Item
@@ -56,10 +58,8 @@ def doctor(
 
     Exits with code 7 if there is a fault.
     """
-    import dataclasses
 
     from rlctl.cli.console import print_json
-    from rlctl.errors import ResourceError, UsageError
     from rlctl.runs.store import RunStore
     from rlctl.runtime.planning.doctor import examine
 
@@ -105,8 +105,6 @@ def _print_checks(checks: list[dict[str, Any]]) -> None:
 
 
 def _print_contents(target: Path, items: list[Item], as_json: bool) -> None:
-    import dataclasses
-
     from rlctl.cli.console import notice, print_json, stdout, table
 
     if as_json:
@@ -121,7 +119,6 @@ def _print_contents(target: Path, items: list[Item], as_json: bool) -> None:
 @app.command(epilog="Example: rlctl loggers --json")
 def loggers(as_json: Json = False) -> None:
     """List the trackers, the mode each would choose, and problems with its settings."""
-    import dataclasses
 
     from rich.text import Text
 

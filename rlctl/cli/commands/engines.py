@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.cli.options import Json, Root, RunName
+from rlctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rlctl.runs.engines import EngineRequest
@@ -86,7 +87,6 @@ def add(
     for them up to `trainer.timeouts.worker_start_s`, without a delay of its steps. `rlctl resume`
     starts with the number of the configuration.
     """
-    from rlctl.errors import UsageError
     from rlctl.runs.engines import new_request, pool_status
     from rlctl.runs.store import RunStore
 
@@ -120,7 +120,6 @@ def drain(
 
     Responses do not depend on the engine that generates them. The last engine cannot be drained.
     """
-    from rlctl.errors import UsageError
     from rlctl.runs.engines import check_drain, new_request, pool_status
     from rlctl.runs.store import RunStore
 

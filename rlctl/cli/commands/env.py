@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated, Any
 
 import typer
 
+from rlctl import plugins
 from rlctl.cli.commands import env_test
 from rlctl.cli.commands.env_test import Name, Settings, parse_settings
 from rlctl.cli.options import Json
+from rlctl.errors import ConfigError, MissingExtraError
 
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(env_test.app)
@@ -50,7 +53,6 @@ def list_environments(python: Python = None, as_json: Json = False) -> None:
 @app.command("show", epilog="Example: rlctl env show tools 'tools=\\[calculator]'")
 def show(name: Name, settings: Settings = None, as_json: Json = False) -> None:
     """Show the settings of an environment or tool, and the tools that the policy may call."""
-    from rlctl import plugins
     from rlctl.cli.console import print_json
     from rlctl.cli.views.samples import print_environment
     from rlctl.runtime.agents.environments.loading import find_environment
@@ -82,8 +84,6 @@ def show(name: Name, settings: Settings = None, as_json: Json = False) -> None:
 
 def _descriptions(kind: str) -> dict[str, str]:
     """Return the names of plug-ins, and the first line of the docstring of each."""
-    from rlctl import plugins
-    from rlctl.errors import MissingExtraError
 
     found: dict[str, str] = {}
     for name in plugins.names(kind):
@@ -96,9 +96,7 @@ def _descriptions(kind: str) -> dict[str, str]:
 
 def _is_tool(name: str) -> bool:
     """Return True if `name` names a tool and no environment."""
-    import inspect
 
-    from rlctl import plugins
     from rlctl.runtime.agents.environments.function_tools import is_marked
     from rlctl.runtime.agents.environments.loading import KIND
     from rlctl.runtime.agents.environments.skyrl import provide_skyrl
@@ -120,7 +118,6 @@ def _schemas(name: str, values: dict[str, Any], is_tool: bool) -> list[dict[str,
     """
     import asyncio
 
-    from rlctl.errors import ConfigError
     from rlctl.runtime.agents.environments.pool import EnvironmentPool
     from rlctl.runtime.agents.environments.toolset import load_toolset
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlctl import plugins
 from rlctl.cli import complete
 from rlctl.cli.options import Json
+from rlctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow
@@ -111,7 +114,6 @@ def try_environment(
 
     Exit with code 1 if an environment or a program fails.
     """
-    from dataclasses import asdict
 
     from rlctl.cli.console import print_json
 
@@ -156,7 +158,6 @@ def _check(
     config: Sequence[str] | None,
 ) -> None:
     """Raise UsageError for arguments that exclude or need each other."""
-    from rlctl.errors import UsageError
 
     if (name is None) == (program is None):
         given = "ENV and --program exclude each other" if name else "nothing to test was given"
@@ -180,7 +181,6 @@ def _play_script(
 ) -> list[Transcript]:
     """Play an episode of each row with scripted turns."""
     import asyncio
-    from dataclasses import asdict
 
     from rlctl.runtime.agents.environments.pool import EnvironmentPool, Timeouts
     from rlctl.runtime.agents.environments.scripted import play, read_script
@@ -223,8 +223,6 @@ def parse_settings(settings: Sequence[str] | None) -> dict[str, Any]:
     """Return settings by name; values are YAML. Raises UsageError for one without `=`."""
     import yaml
 
-    from rlctl.errors import UsageError
-
     values: dict[str, Any] = {}
     for setting in settings or ():
         key, mark, value = setting.partition("=")
@@ -250,7 +248,6 @@ def _rows(data: Path | None, number: int) -> list[PromptRow]:
 
 def _parser(name: str | None) -> Parse:
     """Return the parser of tool calls: `name`, or that of the recipes."""
-    from rlctl import plugins
     from rlctl.recipes.compose import compose
 
     rollout = compose("ppo").config.actor_rollout_ref.rollout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -213,7 +214,6 @@ def generate(
     """Generate responses to prompts with the model's chat template."""
     _check(target, recipe, root)
     announce("loading the model")
-    import dataclasses
 
     from rlctl import api
     from rlctl.cli.console import print_json, stdout

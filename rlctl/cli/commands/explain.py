@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from rlctl.cli import complete
 from rlctl.cli.options import Json
+from rlctl.errors import NotFoundError, Problem
 
 app = typer.Typer()
 
@@ -40,12 +42,10 @@ def explain(
 
     Options of TRL and OpenRLHF and keys of verl are explained by the keys that replace them.
     """
-    from dataclasses import asdict
 
     from rich.text import Text
 
     from rlctl.cli.console import print_json, stdout
-    from rlctl.errors import NotFoundError, Problem
     from rlctl.explain.lookup import Explanation
     from rlctl.explain.lookup import explain as look_up
 

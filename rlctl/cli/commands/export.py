@@ -10,6 +10,8 @@ import typer
 
 from rlctl.cli.options import Json, Root, RunName
 from rlctl.cli.startup import announce
+from rlctl.errors import NotFoundError
+from rlctl.monitoring.text import count
 
 if TYPE_CHECKING:
     from rlctl.runs.run import Run
@@ -100,7 +102,6 @@ def export(
 
 def _find(root: Path | None, run: str, folder: Path) -> Run:
     """Return the run; propose to swap the arguments if the folder has the name of one."""
-    from rlctl.errors import NotFoundError
     from rlctl.runs.store import RunStore
 
     store = RunStore.at(root)
@@ -130,7 +131,6 @@ def _checked(name: str, private: bool) -> HubRepo:
 def _push(repo: HubRepo, folder: Path, message: str, card_only: bool) -> dict[str, Any]:
     """Push the folder and return what --json shows of it."""
     from rlctl.cli.console import notice
-    from rlctl.monitoring.text import count
     from rlctl.runtime.checkpoint.push import push
 
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -16,6 +16,7 @@ from rlctl.cli.console import stdout, table
 from rlctl.cli.options import Json, Root
 from rlctl.cli.startup import announce
 from rlctl.errors import ResourceError, UsageError
+from rlctl.suggest import hydra_text
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
@@ -162,7 +163,6 @@ def _of_recipe(
     """Compose the settings of `rlctl train`; return them and that command."""
     from rlctl.cli.commands.train import check_algorithm, starting_recipe
     from rlctl.recipes.compose import compose
-    from rlctl.suggest import hydra_text
 
     given = list(words)
     if model is not None:

@@ -17,6 +17,7 @@ from typer.main import get_command
 from rlctl import plugins
 from rlctl.cli.console import stderr, table
 from rlctl.cli.options import Json
+from rlctl.errors import ConfigError, UsageError
 from rlctl.monitoring.text import plural
 
 if TYPE_CHECKING:
@@ -143,7 +144,6 @@ def _write(
     """
     from rlctl.cli.console import print_json
     from rlctl.data_prep.rows import write_rows
-    from rlctl.errors import UsageError
 
     if max_prompt_length is not None and model is None:
         raise UsageError(
@@ -176,7 +176,6 @@ def _drop_overlong(
     Raises ConfigError if no row of a split remains.
     """
     from rlctl.data_prep.lengths import drop_overlong
-    from rlctl.errors import ConfigError
 
     kept: dict[str, RowSource] = {}
     lengths: dict[str, Lengths] = {}

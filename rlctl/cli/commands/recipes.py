@@ -12,7 +12,8 @@ import typer
 
 from rlctl.cli import complete
 from rlctl.cli.options import Json, Strict
-from rlctl.errors import Problem, RlctlError
+from rlctl.errors import ConflictError, Problem, RlctlError, cannot_write
+from rlctl.files import write_text
 from rlctl.terminal import visible
 
 app = typer.Typer(no_args_is_help=True)
@@ -77,8 +78,6 @@ def cp(
 ) -> None:
     """Copy a recipe to a file that you can edit and train with `--recipe FILE`."""
     from rlctl.cli.console import notice
-    from rlctl.errors import ConflictError, cannot_write
-    from rlctl.files import write_text
     from rlctl.recipes.search_path import find_recipe
 
     source = find_recipe(recipe)

@@ -9,6 +9,8 @@ import typer
 
 from rlctl.cli import complete
 from rlctl.cli.options import Root
+from rlctl.errors import cannot_write
+from rlctl.files import write_text
 
 app = typer.Typer(add_completion=False)
 
@@ -55,8 +57,6 @@ def report(
     """
     from rlctl.api import find_run_or_sweep, open_run
     from rlctl.cli.console import notice
-    from rlctl.errors import cannot_write
-    from rlctl.files import write_text
     from rlctl.runs.compare import distinct
     from rlctl.runs.report.content import content
     from rlctl.runs.report.page import page

@@ -13,6 +13,7 @@ from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.cli.options import Root
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce, until_start
+from rlctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rlctl.runs.run import Run
@@ -146,7 +147,6 @@ def _resume_sweep(sweep: SweepDir, plain: bool) -> None:
     from rlctl import api
     from rlctl.cli.console import notice
     from rlctl.cli.views import sweep as sweep_view
-    from rlctl.errors import UsageError
 
     name = sweep.record.name
     if not plain:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.cli.options import Json
+from rlctl.errors import NotFoundError, UsageError
+from rlctl.suggest import hydra_text
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Config
@@ -121,8 +123,6 @@ def try_reward(
 
 
 def _require_files(*files: Path | None) -> None:
-    from rlctl.errors import NotFoundError
-
     for file in files:
         if file is not None and not file.expanduser().is_file():
             raise NotFoundError("the file does not exist", where=str(file))
@@ -133,9 +133,7 @@ def _compose(
 ) -> Config:
     """Compose the recipe; `function` replaces its reward functions, `model` its reward model."""
     from rlctl.cli.console import notice
-    from rlctl.errors import UsageError
     from rlctl.recipes.compose import compose
-    from rlctl.suggest import hydra_text
 
     if function and model:
         raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Literal
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from rlctl.cli import complete
 from rlctl.cli.commands import runs_manage
 from rlctl.cli.options import Json, Root, RunName
+from rlctl.errors import UsageError
 from rlctl.monitoring.text import plural
 
 app = typer.Typer(add_completion=False)
@@ -144,7 +146,6 @@ def sync(
     as_json: Json = False,
 ) -> None:
     """Send the missing steps of a finished run to trackers, from its metrics file."""
-    import dataclasses
 
     from rlctl.cli.console import notice, print_json
     from rlctl.runs import sync as syncing
@@ -196,14 +197,12 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show the curves, settings and validation samples of a run."""
-    import dataclasses
 
     from rlctl.api import find_run_or_sweep
     from rlctl.cli.console import print_json
     from rlctl.cli.views.runs import print_run
     from rlctl.cli.views.samples import print_samples
     from rlctl.cli.views.sweep import show_sweep
-    from rlctl.errors import UsageError
     from rlctl.runs import details
     from rlctl.sweeps.record import SweepDir
 

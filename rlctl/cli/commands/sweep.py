@@ -13,6 +13,7 @@ from rlctl.cli.commands.train import RecipeOption, check_algorithm, common_setti
 from rlctl.cli.options import DryRunJson, Json, Root
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce
+from rlctl.errors import UsageError
 from rlctl.recipes.verbs import DEFAULT, MODEL, verbs
 
 if TYPE_CHECKING:
@@ -199,7 +200,6 @@ def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: 
     import rlctl.sweeps.study  # noqa: F401  # names a missing Optuna before torch is imported
     from rlctl import api
     from rlctl.cli.views import sweep as sweep_view
-    from rlctl.errors import UsageError
     from rlctl.sweeps.plan import make_sweep_plan
 
     if as_json and not dry_run:

@@ -10,6 +10,7 @@ import typer
 
 from rlctl.cli import remote
 from rlctl.cli.options import Root, RunName
+from rlctl.errors import UsageError
 from rlctl.terminal import visible
 
 app = typer.Typer(add_completion=False)
@@ -94,7 +95,6 @@ def logs(
     With several processes, each line starts with the pool and rank of its process.
     """
     from rlctl.cli.console import notice
-    from rlctl.errors import UsageError
     from rlctl.runs import logs as stored
     from rlctl.runs.store import RunStore
 
