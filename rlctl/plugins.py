@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlctl.errors import ConfigError, MissingExtraError, Problem
@@ -34,6 +35,16 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 
 _IN_FILES = ("rewards", "environments")  # kinds that files may define, too
+
+
+def require(module: str, user: str, extra: str, where: str | None = None) -> None:
+    """Raise MissingExtraError if `module` of rlctl's `extra` is not installed.
+
+    `user` begins the message: "LoRA needs peft".
+    """
+    if find_spec(module) is None:
+        hint = f"pip install 'rlctl[{extra}]'"
+        raise MissingExtraError(f"{user}, which is not installed", where=where, hint=hint)
 
 
 def __getattr__(name: str) -> Any:

@@ -49,7 +49,7 @@ def test_calls_have_a_week_with_post_mortem(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_post_mortem_needs_debugpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_DEBUG_POST_MORTEM", "1")
-    monkeypatch.setattr("rlctl.runtime.cluster.access.find_spec", lambda _name: None)
+    monkeypatch.setattr("rlctl.plugins.find_spec", lambda _name: None)
     init = compose("grpo", []).config.ray_kwargs.ray_init
     with pytest.raises(MissingExtraError, match="debugpy"):
         check_packages(init)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlctl.errors import MissingExtraError, NotFoundError, UsageError
+from rlctl.errors import NotFoundError, UsageError
+from rlctl.plugins import require
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Config
@@ -52,11 +52,7 @@ class TaskArguments:
             )
         if self.folder is not None and not self.folder.is_dir():
             raise NotFoundError(f"there is no folder {str(self.folder)!r}", where="--task-dir")
-        if find_spec("lm_eval") is None:
-            raise MissingExtraError(
-                "--tasks needs lm-eval, which is not installed",
-                hint="pip install 'rlctl[lm-eval]'",
-            )
+        require("lm_eval", "--tasks needs lm-eval", "lm-eval")
 
 
 def print_task_scores(config: Config, given: TaskArguments, as_json: bool) -> None:

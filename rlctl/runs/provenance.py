@@ -38,12 +38,13 @@ def installed_versions() -> dict[str, str | None]:
     return {
         "rlctl": __version__,
         "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
+        **{name: installed_version(name) for name in PACKAGES},
     }
 
 
 @functools.cache
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Return the version of a package, None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -102,9 +102,11 @@ def test_packages(requirement: str, installed: str | None, state: str, remedy: s
 
 
 def test_an_extra_of_an_extra_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = doctor_module._installed
+    installed = doctor_module.installed_version
     monkeypatch.setattr(
-        doctor_module, "_installed", lambda name: None if name == "opencensus" else installed(name)
+        doctor_module,
+        "installed_version",
+        lambda name: None if name == "opencensus" else installed(name),
     )
     *_, last = doctor_module._extras_of_rlctl()
     ready, missing = last.message.split("not installed: ")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import rlctl
+from rlctl import plugins
 from rlctl.__main__ import main
-from rlctl.cli import task_scores
 from rlctl.quickstart import NAME as MODEL
 from tests.task_files import NAME, is_right, question, write_task
 
@@ -45,7 +45,7 @@ def test_options_that_do_not_combine(
 def test_without_lm_eval_the_command_that_installs_it_is_given(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(task_scores, "find_spec", lambda _: None)
+    monkeypatch.setattr(plugins, "find_spec", lambda _: None)
     assert main(["eval", MODEL, "--tasks", "a"]) == 6
     assert "help: pip install 'rlctl[lm-eval]'" in capsys.readouterr().err
 

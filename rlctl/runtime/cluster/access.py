@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rlctl.debugging import post_mortem
 from rlctl.errors import MissingExtraError, ResourceError
+from rlctl.plugins import require
 from rlctl.recipes import schema
 
 _MODE, _TOKENS = "RAY_AUTH_MODE", ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -98,10 +99,8 @@ def check_packages(init: schema.RayInit) -> None:
 
     A cluster that only this machine reaches needs none, such as that of a sweep for its trials.
     """
-    if post_mortem() and find_spec("debugpy") is None:
-        raise MissingExtraError(
-            "RAY_DEBUG_POST_MORTEM=1 needs the package 'debugpy'", hint="pip install 'rlctl[debug]'"
-        )
+    if post_mortem():
+        require("debugpy", "RAY_DEBUG_POST_MORTEM=1 needs debugpy", "debug")
     address = address_of(init)
     user = f"the Ray cluster at {address}" if address else "Ray's dashboard"
     is_needed = not is_loopback(address) if address else init.include_dashboard or post_mortem()

@@ -8,14 +8,14 @@ with the weights that they stand for. Engines and exports receive those weights.
 # (an extra: types are checked where it is installed)
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.errors import ConfigError
+from rlctl.plugins import require
 from rlctl.recipes import schema
 
 
@@ -26,12 +26,7 @@ def is_4bit(model: schema.Model) -> bool:
 
 def check_bitsandbytes() -> None:
     """Raise MissingExtraError if `bitsandbytes` is not installed."""
-    if find_spec("bitsandbytes") is None:
-        raise MissingExtraError(
-            "a base in 4 bits needs bitsandbytes, which is not installed",
-            where="load_in_4bit",
-            hint="pip install 'rlctl[qlora]'",
-        )
+    require("bitsandbytes", "a base in 4 bits needs bitsandbytes", "qlora", "load_in_4bit")
 
 
 def check_unsharded(num_ranks: int, master: torch.dtype, compute: torch.dtype) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.errors import ConfigError
 from rlctl.files import apply_umask
+from rlctl.plugins import require
 from rlctl.recipes import schema
 from rlctl.runtime.model.pipeline_parallel import of_all_stages
 from rlctl.runtime.model.sharding import full_tensor
@@ -34,12 +34,7 @@ _ADAPTERS = (FIRST_MATRIX, ".lora_B.", _MAGNITUDE)
 
 def check_peft() -> None:
     """Raise MissingExtraError if `peft` is not installed."""
-    if find_spec("peft") is None:
-        raise MissingExtraError(
-            "LoRA needs peft, which is not installed",
-            where="lora_rank",
-            hint="pip install 'rlctl[peft]'",
-        )
+    require("peft", "LoRA needs peft", "peft", "lora_rank")
 
 
 def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:

@@ -10,13 +10,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import (
-    PackageNotFoundError,
-    distribution,
-    metadata,
-    requires,
-    version,
-)
+from importlib.metadata import distribution, metadata, requires
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +18,7 @@ from packaging.requirements import Requirement
 
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.plugins import entry_points_of
+from rlctl.runs.provenance import installed_version
 from rlctl.runtime.cluster.nvidia import visible_gpus
 from rlctl.runtime.planning.machine import (
     Check,
@@ -126,13 +121,6 @@ def check_vllm(
     )
 
 
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _extras(requirement: Requirement) -> str:
     return f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
 
@@ -158,12 +146,12 @@ def _requirements(package: str, extra: str) -> list[Requirement]:
 
 def _extra_of(package: str, extra: str) -> list[Requirement]:
     """Return the requirements of a package's extra; none of a package that is not installed."""
-    return _requirements(package, extra) if _installed(package) is not None else []
+    return _requirements(package, extra) if installed_version(package) is not None else []
 
 
 def _packages() -> Iterator[Check]:
     checks = [
-        check_package(requirement, _installed(requirement.name))
+        check_package(requirement, installed_version(requirement.name))
         for requirement in _requirements("rlctl", "")
     ]
     passed = [check for check in checks if check.state == "ok" and check.check not in _OWN_LINES]
@@ -197,7 +185,7 @@ def _extras_of_rlctl() -> Iterator[Check]:
             for name in requirement.extras
             for part in _extra_of(requirement.name, name)
         ]
-        found = [(requirement, _installed(requirement.name)) for requirement in needed]
+        found = [(requirement, installed_version(requirement.name)) for requirement in needed]
         if any(version is None for _, version in found):
             missing.append(extra)
             continue
@@ -223,7 +211,7 @@ def _described(extra: str) -> str:
 
 
 def _torch_build(gpus: list[str]) -> Check:
-    installed = _installed("torch")
+    installed = installed_version("torch")
     if installed is None:
         return Check("gpus", "ok", "; ".join(gpus) or "no NVIDIA GPU here")
     source = Path(str(distribution("torch").locate_file("torch/version.py")))
@@ -250,8 +238,8 @@ def _trackers() -> Iterator[Check]:
         for requirement in (
             needed for extra in point.extras for needed in _requirements(package, extra)
         ):
-            checked = check_package(requirement, _installed(requirement.name))
-            if checked.state != "ok" and _installed(requirement.name) is not None:
+            checked = check_package(requirement, installed_version(requirement.name))
+            if checked.state != "ok" and installed_version(requirement.name) is not None:
                 yield Check(
                     "trackers",
                     "warning",

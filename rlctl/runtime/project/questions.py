@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlctl.data_prep.jsonl import Fields
 from rlctl.data_prep.raw_data import RawData, RowMaker, find_raw, is_number, kind_of
 from rlctl.data_prep.records import value_at
-from rlctl.errors import MissingExtraError, UsageError
+from rlctl.errors import UsageError
+from rlctl.plugins import require
 from rlctl.quickstart import NAME
 from rlctl.runtime.project.rewards import OWN, REWARDS
 from rlctl.suggest import did_you_mean
@@ -126,11 +126,8 @@ class Answers:
         """Return a known kind of reward whose package is installed."""
         if text not in REWARDS:
             raise UsageError(f"no kind of reward {text!r}", hint=f"kinds: {', '.join(REWARDS)}")
-        if text == "math" and find_spec("math_verify") is None:
-            raise MissingExtraError(
-                "rewards for mathematics need the package 'math_verify'",
-                hint="pip install 'rlctl[math]'",
-            )
+        if text == "math":
+            require("math_verify", "rewards for mathematics need math-verify", "math")
         return text
 
     def read_model(self, text: str) -> str:

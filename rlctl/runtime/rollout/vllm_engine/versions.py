@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 
 from rlctl.errors import ConfigError, MissingExtraError, Problem
+from rlctl.runs.provenance import installed_version
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig  # takes seconds, and `doctor` needs this module
@@ -56,7 +57,7 @@ def unlike_transformers(config: PretrainedConfig, on_cpu: bool) -> list[Problem]
 
 def installed() -> dict[str, str | None]:
     """Return the installed versions of vLLM's builds and torch; None if not installed."""
-    return {name: _version(name) for name in (*_BUILDS, "torch")}
+    return {name: installed_version(name) for name in (*_BUILDS, "torch")}
 
 
 def pins() -> dict[str, Requirement]:
@@ -102,13 +103,6 @@ def check_versions(
                 where=where,
                 hint=f"pip install '{name}{pins[name].specifier}'",
             )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _pin(package: str) -> Requirement:
