@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -17,6 +17,12 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+    def replaced(self, key: str, value: Any) -> Self:
+        """Return a copy with another value at a dotted key."""
+        name, _, rest = key.partition(".")
+        inner = getattr(self, name).replaced(rest, value) if rest else value
+        return self.model_copy(update={name: inner})
 
 
 class Not(tuple[Any, ...]):

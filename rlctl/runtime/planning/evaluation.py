@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rlctl.errors import ConfigError, UsageError
 from rlctl.quickstart import real_path
@@ -100,9 +100,6 @@ def with_models(config: Config) -> Config:
     return with_runs(quickstart.resolve(config, Path(config.trainer.run_dir)))
 
 
-S = TypeVar("S", bound=schema.Section)
-
-
 def with_runs(config: schema.Config) -> schema.Config:
     """Replace each model path that names a run by the folder of its latest exported model.
 
@@ -111,9 +108,9 @@ def with_runs(config: schema.Config) -> schema.Config:
     root = Path(config.trainer.run_dir)
     for key in sorted({role.model_key for role in ROLES}):
         path = _path(attrgetter(key)(config).path, root, key)
-        config = _with_value(config, [*key.split("."), "path"], path)
+        config = config.replaced(f"{key}.path", path)
     params = _in_settings(config.algorithm.params, root, "algorithm.params")
-    return _with_value(config, ["algorithm", "params"], params)
+    return config.replaced("algorithm.params", params)
 
 
 def _in_settings(values: Mapping[str, Any], root: Path, key: str) -> dict[str, Any]:
@@ -125,13 +122,6 @@ def _in_settings(values: Mapping[str, Any], root: Path, key: str) -> dict[str, A
         elif name == "model_path" and isinstance(value, str):
             found[name] = real_path(_path(value, root, key))
     return found
-
-
-def _with_value(section: S, parts: list[str], value: Any) -> S:
-    """Return a copy of a section with another value at the path `parts`."""
-    name, *rest = parts
-    new = _with_value(getattr(section, name), rest, value) if rest else value
-    return section.model_copy(update={name: new})
 
 
 def _path(path: str, root: Path, key: str) -> str:

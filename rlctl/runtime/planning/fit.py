@@ -19,6 +19,7 @@ from rlctl.quickstart import NAME
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import ACTOR, Role, built_roles, engine_role, rollout_pool
+from rlctl.recipes.verl.translate import written
 from rlctl.runtime.algorithms.base import Algorithm, rows_per_prompt
 from rlctl.runtime.algorithms.references import routed_models
 from rlctl.runtime.build import load_algorithm
@@ -27,7 +28,7 @@ from rlctl.runtime.model.tensor_parallel import divisors
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.capacity import largest_utilization
 from rlctl.runtime.planning.devices import Devices, pool_sizes
-from rlctl.runtime.planning.fits import Fit, Mesh, replaced, written
+from rlctl.runtime.planning.fits import Fit, Mesh
 from rlctl.runtime.planning.gpus import Device
 from rlctl.runtime.planning.mesh import check_sizes
 from rlctl.runtime.planning.model_size import ModelSize
@@ -224,7 +225,7 @@ class Search:
         return Fit(mesh, name, rows, tokens, peak, overrides, settings=savings, cached=cached)
 
     def _changed(self, changes: Mapping[str, Any]) -> schema.Config:
-        return reduce(replaced, changes.items(), self.config)
+        return reduce(lambda config, change: config.replaced(*change), changes.items(), self.config)
 
     def _devices(self, mesh: Mesh) -> Devices:
         memory = self.device.memory if self.device.kind == "cuda" else None

@@ -61,19 +61,6 @@ def meshes(per_node: int, nodes: int) -> list[Mesh]:
     ]
 
 
-def replaced(config: Any, change: tuple[str, Any]) -> Any:
-    """Return a section of the configuration with another value at a dotted key."""
-    key, value = change
-    name, _, rest = key.partition(".")
-    inner = value if not rest else replaced(getattr(config, name), (rest, value))
-    return config.model_copy(update={name: inner})
-
-
-def written(value: Any) -> str:
-    """Return a value as an override has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 _POLL_S = 0.02
 _OUT_OF_MEMORY = (ResourceError.exit_code, -9, 137)  # the last two: killed by the kernel
 _PEAK = "perf/max_memory_allocated_gb"
