@@ -104,16 +104,6 @@ class Index:
             for run in memory.keys() - runs.keys():
                 del memory[run]
 
-    def clear(self) -> None:
-        """Remove all digests."""
-
-        def delete() -> None:
-            with self._open() as connection:
-                connection.execute("DELETE FROM digests")
-
-        self._memory.clear()
-        self._guard(delete, None)
-
     def _select(self, part: Part, runs: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
         """Return stamps and packed digests by run, of all runs if `runs` are many.
 

@@ -11,7 +11,7 @@ from rlctl.errors import NotFoundError, Problem, UsageError
 from rlctl.log import warn_once
 from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.quickstart import FOLDERS
-from rlctl.runs.digests import CONFIG, LABELS, METRICS, RECORD
+from rlctl.runs.digests import LABELS, METRICS, RECORD
 from rlctl.runs.index import Index
 from rlctl.runs.query import Query
 from rlctl.runs.query_values import read_values
@@ -63,15 +63,6 @@ class RunStore:
         digests = self.index.read(METRICS, {run.key: str(run.path) for run in runs})
         for run in runs:
             run.set_metrics(digests[run.key])
-
-    def reindex(self) -> int:
-        """Rebuild the index; return the number of runs."""
-        self.index.clear()
-        runs = self.runs()
-        folders = {run.key: str(run.path) for run in runs}
-        for part in (METRICS, CONFIG):
-            self.index.read(part, folders)
-        return len(runs)
 
     def find(self, selector: str) -> Run:
         """Return the run that `selector` names.

@@ -1,4 +1,4 @@
-"""`rlctl runs rm | restore | pull | trash | tag | note | reindex`: management of stored runs."""
+"""`rlctl runs rm | restore | pull | trash | tag | note`: management of stored runs."""
 
 from __future__ import annotations
 
@@ -144,16 +144,3 @@ def note(
     found = RunStore.at(root).find(run)
     set_note(found.path, text)
     notice(f"{found.name}: {text or 'no note'}")
-
-
-@app.command(epilog="Example: rlctl runs reindex")
-def reindex(root: Root = None) -> None:
-    """Rebuild the index from the run folders.
-
-    Listings update the index themselves; use this only if it is damaged.
-    """
-    from rlctl.cli.console import notice
-    from rlctl.runs.store import RunStore
-
-    store = RunStore.at(root)
-    notice(f"indexed {plural(store.reindex(), 'run')} in {store.root.resolve()}")
