@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 
-from rlctl.errors import ConfigError, InternalError, RlctlError
+from rlctl.errors import InternalError, RlctlError
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.cluster import engine_group, engine_processes, engines, live_engines, rolling
 from rlctl.runtime.cluster.channels import PublishedWeights
@@ -332,19 +332,6 @@ def test_a_request_that_is_lost_with_three_engines_ends_the_run() -> None:
     with pytest.raises(RlctlError, match="3 rollout engines were lost with the same prompts"):
         setup.generate()
     assert not any(engine.in_flight for engine in setup.pool.engines)
-
-
-def test_an_error_of_the_request_is_raised_and_no_engine_is_lost() -> None:
-    cause = ConfigError("prompt 0 has too many tokens")
-    error = RayTaskError("call", "traceback", cause)
-
-    def refusing(method: str, args: tuple[Any, ...]) -> Any:
-        return error if method == "generate_sequences" else None
-
-    setup = Setup(refusing)
-    with pytest.raises(ConfigError, match="too many tokens"):
-        setup.generate()
-    assert setup.events == []
 
 
 def test_the_run_ends_when_all_engines_are_down_for_too_long() -> None:
