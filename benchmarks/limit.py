@@ -181,7 +181,7 @@ def measure(size: str, natural: bool, runs: int, threads: int) -> None:
     prompts, limits = given.prompt_ids.select(first), given.response_ids.lengths
     engine = HFEngine(hf, max_num_seqs=len(given))
     parts = {
-        "update": lambda: learner.learn(given, budget, loss, 1e-6, 1.0, "actor"),
+        "update": lambda: learner.learn(given, budget, loss, 1e-6, 1.0),
         "generation": lambda: sample(engine, prompts, limits),
     }
     for name, run in parts.items():

@@ -158,33 +158,31 @@ class PolicyModel(PackedModel):
         """
         wanted = (with_entropy, with_squares, top_k)
         if self.sequence_group is None:
-            return self._outputs(sequences, *wanted)
+            return self._outputs(sequences, wanted)
         own = self.sequence_group.slice(sequences)
-        log_probs, *others = self._outputs(own.sequences, *wanted)
+        log_probs, *others = self._outputs(own.sequences, wanted)
         if sequences.routing is not None:
             own.join_routing(sequences.routing)
         joined = (own.join_tokens(each) if each is not None else None for each in others)
         return PolicyOutputs(own.join_tokens(log_probs), *joined)
 
-    def _outputs(
-        self, sequences: Sequences, with_entropy: bool, with_squares: bool, top_k: int
-    ) -> PolicyOutputs:
+    def _outputs(self, sequences: Sequences, wanted: tuple[bool, bool, int]) -> PolicyOutputs:
         """Return the outputs for the tokens of this rank: see `forward`."""
         has_images = sequences.vision is not None
         output = run_backbone(self.hf.base_model if has_images else decoder_of(self.hf), sequences)
         hidden = predicting(output, sequences)
         output = _with_hidden_states(output, None)  # those of other positions are not kept
         vocabulary = self.hf.config.get_text_config().vocab_size
-        chunk, top_k = max(1, MAX_LOGITS // vocabulary), min(top_k, vocabulary)
-        wanted = (with_entropy, with_squares, top_k)
+        chunk = max(1, MAX_LOGITS // vocabulary)
+        wanted = (*wanted[:2], min(wanted[2], vocabulary))
         if len(hidden) <= chunk:
-            parts = [self._score(output, hidden, sequences.targets, sequences.candidates, *wanted)]
+            parts = [self._score(output, hidden, sequences.targets, sequences.candidates, wanted)]
         else:
             targets = sequences.targets.split(chunk)
             given = sequences.candidates
             candidates = given.split(chunk) if given is not None else [None] * len(targets)
             parts = [
-                checkpoint(self._score, output, *part, *wanted, use_reentrant=False)
+                checkpoint(self._score, output, *part, wanted, use_reentrant=False)
                 for part in zip(hidden.split(chunk), targets, candidates, strict=True)
             ]
         log_probs, *others = zip(*parts, strict=True)
@@ -197,15 +195,16 @@ class PolicyModel(PackedModel):
         hidden: Tensor,
         targets: Tensor,
         candidates: Tensor | None,
-        with_entropy: bool,
-        with_squares: bool,
-        top_k: int,
+        wanted: tuple[bool, bool, int],
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """Score a chunk: hidden (T, H), targets (T,) int64 -> the fields of `PolicyOutputs`."""
+        """Score a chunk: hidden (T, H), targets (T,) int64 -> the fields of `PolicyOutputs`.
+
+        `wanted` are `with_entropy`, `with_squares` and `top_k` of `forward`.
+        """
         logits = logits_of(self.hf, output, hidden, targets)
         if self.vocabulary is not None:
-            wanted = (with_entropy, with_squares, top_k)
             return self._divided(self.vocabulary, logits, targets, candidates, wanted)
+        with_entropy, with_squares, top_k = wanted
         ids = logits.topk(top_k).indices if top_k else candidates
         if has_score_kernel(logits):
             from rlctl.runtime.model.score_kernels import FusedScore, may_overwrite

@@ -86,7 +86,7 @@ class ActorWorker(LearningWorker, Actor):
         policy = PolicyModel(hf, training_temperature(spec.algorithm.needs, spec.sampling.rollout))
         compiled, fsdp = spec.actor.use_torch_compile, spec.actor.fsdp_config
         self.policy = prepare(policy, spec.model, fsdp, rank_info, compiled)
-        self.learner = Learner(self.policy, rank_info, spec.actor.optim, fsdp)
+        self.learner = Learner(self.policy, rank_info, spec.actor.optim, fsdp, ACTOR.name)
         if Needs.AVERAGE in spec.algorithm.needs:
             self.learner.keep_average()
         self.engine: RolloutEngine | None = None
@@ -275,7 +275,7 @@ class ActorWorker(LearningWorker, Actor):
             return replace(found, values=outputs.log_probs.detach()) if keep else found
 
         return self.learner.learn(
-            batch, self.budget, loss, lr, self.spec.actor.grad_clip, ACTOR.name, max_probs_diff
+            batch, self.budget, loss, lr, self.spec.actor.grad_clip, max_probs_diff
         )
 
     @dispatch(Dispatch.BROADCAST)

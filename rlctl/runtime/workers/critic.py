@@ -54,7 +54,7 @@ class CriticWorker(LearningWorker, Critic):
         self.spec = spec
         model, compiled = ValueModel(hf), spec.compiled
         self.model = prepare(model, critic.model, critic.fsdp_config, rank_info, compiled)
-        self.learner = Learner(self.model, rank_info, critic.optim, critic.fsdp_config)
+        self.learner = Learner(self.model, rank_info, critic.optim, critic.fsdp_config, CRITIC.name)
         max_rows = None if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
         self.budget = Budget.for_passes(
             f"{CRITIC.section}.ppo",
@@ -76,5 +76,4 @@ class CriticWorker(LearningWorker, Critic):
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
             return self.spec.algorithm.value_loss(self.model(sequences), part)
 
-        grad_clip = self.spec.critic.grad_clip
-        return self.learner.learn(batch, self.budget, loss, lr, grad_clip, CRITIC.name)[0]
+        return self.learner.learn(batch, self.budget, loss, lr, self.spec.critic.grad_clip)[0]

@@ -54,9 +54,13 @@ class Learner:
         rank_info: RankInfo,
         optim: schema.Optim | None,
         fsdp: schema.FSDP,
+        name: str = "",
     ) -> None:
-        """Build the optimizer; `fsdp` has the parts that are in host memory between uses."""
-        self.model = model
+        """Build the optimizer; `fsdp` has the parts that are in host memory between uses.
+
+        `name` is the prefix of the metrics of updates.
+        """
+        self.model, self.name = model, name
         self.rank_info = rank_info
         self.oom_retries: list[OomRetry] = []
         self.average: Average | None = None  # of the weights, saved with them
@@ -127,12 +131,11 @@ class Learner:
         loss: Callable[[Sequences, B], Loss],
         lr: float,
         grad_clip: float,
-        name: str,
         max_probs_diff: float | None = None,
     ) -> tuple[Metrics, Ragged | None]:
-        """Take one optimizer step on `batch`; return metrics with prefix `name`, and values.
+        """Take one optimizer step on `batch`; return metrics and values.
 
-        These are the `values` of the losses, B rows, or None if a loss has none.
+        The latter are the `values` of the losses, B rows, or None if a loss has none.
         Without an unmasked token on any rank, or with a difference to the engine above
         `max_probs_diff`, weights and optimizer state stay as they are. The metrics cover this
         rank's rows; the controller merges those of all rows.
@@ -163,23 +166,23 @@ class Learner:
             reset_gradients(self.model)
             metrics.append({REFUSED: Sum(1.0)})
         elif num_tokens and divisor:
-            metrics.append({f"{name}/loss": Mean(total / divisor)})
-            metrics.append(self._step(divisor, lr, grad_clip, name))
+            metrics.append({f"{self.name}/loss": Mean(total / divisor)})
+            metrics.append(self._step(divisor, lr, grad_clip))
         else:  # a step would still apply momentum and weight decay
             reset_gradients(self.model)
             first = self.rank_info.rank == 0
-            metrics.append({f"{name}/empty_mini_batches": Sum(1.0 if first else 0.0)})
+            metrics.append({f"{self.name}/empty_mini_batches": Sum(1.0 if first else 0.0)})
         seconds = time.perf_counter() - begin
         if self.rank_info.device == "cuda":
             lengths = batch.num_tokens.tolist()
             config, ranks = self.model.hf.config, self.model.ranks_per_row
-            metrics.append(device_usage(config, lengths, seconds * ranks, name))
+            metrics.append(device_usage(config, lengths, seconds * ranks, self.name))
         parts, values = [loss.values for loss in losses if loss.values is not None], None
         if len(parts) == len(losses):
             values = in_order(parts, order, batch.response_ids.lengths)
         return merge(metrics), values
 
-    def _step(self, divisor: float, lr: float, grad_clip: float, name: str) -> Metrics:
+    def _step(self, divisor: float, lr: float, grad_clip: float) -> Metrics:
         """Divide and clip the gradients in one pass, and step.
 
         A gradient that is not finite is dropped and counted as a skipped update.
@@ -196,9 +199,9 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         skipped = Sum(0.0 if finite or self.rank_info.rank else 1.0)
         return {
-            f"{name}/grad_norm": Mean(norm),
-            f"{name}/lr": Mean(lr),
-            f"{name}/skipped_updates": skipped,
+            f"{self.name}/grad_norm": Mean(norm),
+            f"{self.name}/lr": Mean(lr),
+            f"{self.name}/skipped_updates": skipped,
         }
 
     def _in_micro_batches(

@@ -48,7 +48,7 @@ class RewardModelWorker(ModelWorker, RewardModel):
         kind = REWARD_LEARNER.kind if learns else REWARD_MODEL.kind
         self.model = _build(settings, kind, rank_info, spec.seed, learns)
         optim = settings.optim if learns else None
-        self.learner = Learner(self.model, rank_info, optim, fsdp)
+        self.learner = Learner(self.model, rank_info, optim, fsdp, REWARD_MODEL.name)
         self.budget = _budget(settings)
 
     @dispatch(Dispatch.SPLIT, phase="rm_scores")
@@ -72,7 +72,7 @@ class RewardLearnerWorker(RewardModelWorker, LearningWorker, RewardLearner):
             return algorithm.score_loss(self.model(sequences), part)
 
         grad_clip = self.spec.reward_model.grad_clip
-        return self.learner.learn(batch, self.budget, loss, lr, grad_clip, REWARD_MODEL.name)[0]
+        return self.learner.learn(batch, self.budget, loss, lr, grad_clip)[0]
 
     @dispatch(Dispatch.BROADCAST)
     def set_scale(self, mean: float, std: float) -> None:
