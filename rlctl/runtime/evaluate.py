@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rlctl.data_prep.images import content_of
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import VALIDATION
 from rlctl.errors import ConfigError, UsageError, raise_problems
@@ -27,6 +28,7 @@ from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.planning.devices import inline_rank_info
 from rlctl.runtime.planning.evaluation import no_responses
 from rlctl.runtime.planning.preflight import check_model, check_vocabulary
+from rlctl.runtime.planning.role_models import check_images
 from rlctl.runtime.planning.unusual_values import greedy_validation
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import RewardReport, RewardResult
@@ -73,6 +75,7 @@ def evaluate(config: schema.Config) -> Validation:
     data, model = config.data, config.actor_rollout_ref.model
     samples, files = data.val_max_samples, config.data.val_files
     prompts = PromptSet.load(files, data, tokenizer, samples, VALIDATION, model)
+    check_images(config, prompts.rows, None, Needs.ENGINE)
     tokens, kinds = map(prompts.encode, prompts.rows), prompts.rows.first_of_each_kind(1)
     with _roles(config, tokenizer, tokens, kinds) as roles:
         return Validator(prompts, config.data.val_batch_size, tokenizer, config.trainer.seed).run(
@@ -85,7 +88,9 @@ def _evaluate_pairs(config: schema.Config, files: Sequence[str]) -> Validation:
     settings, data = config.reward.reward_model, config.data
     raise_problems(check_model(config, REWARD_MODEL))
     tokenizer = tokenizer_of(settings.model)
-    prompts = PromptSet.load(files, data, tokenizer, data.val_max_samples, VALIDATION)
+    prompts = PromptSet.load(
+        files, data, tokenizer, data.val_max_samples, VALIDATION, settings.model
+    )
     pairs = Pairs.from_config(settings, data)
     pairs.check(prompts.rows)
     with reward_model(config) as model:
@@ -121,7 +126,8 @@ def model_report(
     errors: dict[int, str] = {}
     for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
         try:
-            ids = conversations.encode([*row.prompt, {"role": "assistant", "content": text}])
+            chat = [*row.prompt, {"role": "assistant", "content": text}]
+            ids = conversations.encode(chat, tuple(map(content_of, row.images)))
         except ConfigError as error:
             errors[index], ids = error.problems[0].message, []
         encoded.append(ids)
@@ -202,6 +208,7 @@ def _to_prompts(rows: Sequence[PromptRow], ids: Sequence[list[int]]) -> Prompts:
         prompt_ids=Ragged.from_rows(ids, dtype=torch.int64),
         group=torch.arange(len(rows)),
         rows=list(rows),
+        images=[tuple(map(content_of, row.images)) for row in rows],
     )
 
 

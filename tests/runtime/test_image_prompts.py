@@ -114,6 +114,10 @@ def test_a_model_for_text_and_a_missing_package_are_named(
     [
         ("actor_rollout_ref.rollout.name=sglang", "the engine sglang"),
         (
+            f"critic.model.path={real_path(NAME)}",
+            f"{real_path(NAME)}, the model of the critic, reads text alone and",
+        ),
+        (
             "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
             "the actor, whose ranks divide rows or layers,",
         ),
@@ -123,12 +127,13 @@ def test_what_takes_no_images_is_refused(
     setting: str, message: str, rows: list[PromptRow], tmp_path: Path, folder: Path
 ) -> None:
     del rows
-    needs = Needs.GROUPS | Needs.ENGINE
+    needs = Needs.GROUPS | Needs.ENGINE | Needs.CRITIC
 
     def check(*values: str) -> None:
         model = f"actor_rollout_ref.model.path={folder}"
+        critic = f"critic.model.path={folder}"
         config: schema.Config = configured(
-            "ppo", (), ["actor_rollout_ref.rollout.name=hf", model, *values]
+            "ppo", (), ["actor_rollout_ref.rollout.name=hf", model, critic, *values]
         )
         check_images(config, Rows.load(tmp_path / "x.parquet", config.data), None, needs)
 

@@ -20,6 +20,7 @@ from transformers import PretrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
 from rlctl.data_prep.images import opened
@@ -37,7 +38,7 @@ _PLACEHOLDERS = tuple(
 
 
 def reads_images(config: PretrainedConfig) -> bool:
-    """Return True if a policy of `config` is loaded with its vision tower.
+    """Return True if a policy or classifier of `config` is loaded with its vision tower.
 
     A class for text alone is used if config.json does not name the other one.
     """
@@ -46,7 +47,8 @@ def reads_images(config: PretrainedConfig) -> bool:
     if whole is None or not hasattr(config, "vision_config"):
         return False
     text = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, whole)
-    return text == whole or whole in named
+    classifier = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(kind)
+    return text == whole or whole in named or classifier in named
 
 
 def placeholder_ids(config: PretrainedConfig) -> list[int]:

@@ -147,7 +147,7 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     assert fsdp is not None, "roles that learn are sharded"
     hf = load_model(model, role.kind, master_dtype(fsdp), config.trainer.seed)
     is_policy = role is ACTOR
-    freeze_tower(hf, is_policy and config.actor_rollout_ref.actor.freeze_vision_tower)
+    freeze_tower(hf, not is_policy or config.actor_rollout_ref.actor.freeze_vision_tower)
     add_adapters(hf if is_policy else hf.base_model, model, config.trainer.seed)
     wrapped = PolicyModel(hf, 1.0) if is_policy else RewardModel(hf)
     state = {"model": trained_state(wrapped)}

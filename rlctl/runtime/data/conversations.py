@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from rlctl.data_prep.images import PLACEHOLDER, content_of
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
-from rlctl.runtime.data.tokenizer import Chat, render_prompt, tokenizer_of
+from rlctl.runtime.batch.images import Images, image_token
+from rlctl.runtime.data.image_prompts import ImagePrompts
+from rlctl.runtime.data.tokenizer import Chat, encode_text, render_prompt, tokenizer_of
 from rlctl.storage import local
 
 
@@ -50,12 +54,22 @@ def pair_texts(row: PromptRow, data: schema.Data) -> list[str]:
     return [text_field(row, dotted, key) for key, dotted in keys.items()]
 
 
+def _without_references(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose text refers to no image if an assistant wrote it."""
+    text = message["content"]
+    if message["role"] != "assistant" or PLACEHOLDER not in text:
+        return message
+    return {**message, "content": [{"type": "text", "text": text}]}
+
+
 @dataclass(frozen=True)
 class Conversations:
     """Renderer of conversations with the chat template of a reward model."""
 
     tokenizer: PreTrainedTokenizerBase
-    max_length: int | None  # in tokens; a longer conversation loses its start
+    max_length: int | None  # in tokens; a longer conversation loses its start, but no image
+    model: schema.Model
+    config: PretrainedConfig
 
     @classmethod
     def from_config(cls, settings: schema.RewardModel) -> Conversations:
@@ -65,15 +79,39 @@ class Conversations:
             local(model.path), trust_remote_code=model.trust_remote_code, **model.override_config
         )
         context = getattr(config.get_text_config(), "max_position_embeddings", None)
-        return cls(tokenizer_of(model), settings.max_length or context)
+        return cls(tokenizer_of(model), settings.max_length or context, model, config)
 
-    def encode(self, chat: Chat) -> list[int]:
+    @cached_property
+    def _images(self) -> ImagePrompts:
+        return ImagePrompts(self.model, self.tokenizer)
+
+    def encode(self, chat: Chat, images: Images = ()) -> list[int]:
         """Return the tokens of a conversation that ends with a response, not truncated.
 
-        Raises ConfigError if the template rejects it.
+        Its text refers to `images`. Raises ConfigError if the template rejects it, or if its images
+        do not fit.
         """
-        text = render_prompt(self.tokenizer, chat, add_generation_prompt=False)
-        return self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        if images:
+            chat = list(map(_without_references, chat))
+            text = self._images.render(chat, images, add_generation_prompt=False)
+        else:
+            text = render_prompt(self.tokenizer, chat, add_generation_prompt=False)
+        ids = encode_text(self.tokenizer, text)
+        if self.max_length is not None and self._end_of_images(ids) >= self.max_length:
+            raise ConfigError(
+                f"the images of a conversation take {self._end_of_images(ids)} of at most "
+                f"{self.max_length} tokens",
+                where="reward.reward_model.max_length",
+                hint="an image is never cut: a larger max_length, or smaller images",
+            )
+        return ids
+
+    def _end_of_images(self, ids: Sequence[int]) -> int:
+        """Return the position after the last token of an image in a conversation, or 0."""
+        if not hasattr(self.config, "vision_config"):
+            return 0
+        token = image_token(self.config)
+        return next((end for end in range(len(ids), 0, -1) if ids[end - 1] == token), 0)
 
     def is_too_long(self, ids: Sequence[int]) -> bool:
         """Return whether the start of a conversation is cut off."""
@@ -82,8 +120,8 @@ class Conversations:
     def to_rollouts(self, owner: Prompts, ids: Sequence[list[int]]) -> Rollouts:
         """Return the B conversations `ids` as the rows of `owner`.
 
-        A response starts where a conversation differs from the prompt of its row; it has at least
-        the last token.
+        A response starts where a conversation differs from the prompt of its row, after all images;
+        it has at least the last token.
         """
         parts = [
             self._divide(prompt.tolist(), response)
@@ -98,15 +136,17 @@ class Conversations:
             response_mask=responses.like(torch.ones(len(responses.values))),
             rollout_log_probs=responses.like(torch.zeros(len(responses.values))),
             finish=["stop"] * len(owner),
+            images=owner.images,
         )
 
     def _divide(self, prompt: list[int], ids: list[int]) -> tuple[list[int], list[int]]:
-        """Cut a conversation at its start, and divide it into two parts with tokens."""
+        """Cut a conversation after its images, and divide it into two parts with tokens."""
         pairs = enumerate(zip(prompt, ids, strict=False))
         start = next((i for i, (one, other) in pairs if one != other), len(prompt))
         start = min(start, len(ids) - 1)
         cut = max(0, len(ids) - self.max_length) if self.max_length is not None else 0
-        start, kept = max(1, start - cut), ids[cut:]
+        end = self._end_of_images(ids)
+        start, kept = max(1, end, start - cut), ids[:end] + ids[end + cut :]
         return kept[:start], kept[start:]
 
 
@@ -127,13 +167,15 @@ class Pairs:
         for row in rows:
             pair_texts(row, self.data)
         if rows:
-            self.conversations.encode([*rows[0].prompt, {"role": "assistant", "content": ""}])
+            chat = [*rows[0].prompt, {"role": "assistant", "content": ""}]
+            self.conversations.encode(chat, tuple(map(content_of, rows[0].images)))
 
     def rollouts(self, prompts: Prompts) -> Rollouts:
         """Return both conversations of each of B rows, the chosen one first: 2·B rows."""
+        images = prompts.images or [()] * len(prompts)
         ids = [
-            self.conversations.encode([*row.prompt, {"role": "assistant", "content": text}])
-            for row in prompts.rows
+            self.conversations.encode([*row.prompt, {"role": "assistant", "content": text}], own)
+            for row, own in zip(prompts.rows, images, strict=True)
             for text in pair_texts(row, self.data)
         ]
         return self.conversations.to_rollouts(prompts.repeat(2), ids)

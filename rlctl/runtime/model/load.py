@@ -10,7 +10,6 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    AutoModelForSequenceClassification,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -20,6 +19,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.batch.images import processor_of, reads_images
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
+from rlctl.runtime.model.classifiers import auto_classifier
 from rlctl.runtime.model.files import stored_dtype, weight_files
 from rlctl.runtime.model.fit import REPORTING, misfits, quiet_loading
 from rlctl.runtime.model.four_bit import as_plain, four_bit_options, is_4bit
@@ -41,19 +41,14 @@ _NOT_LOADED = (
 
 Kind = Literal["policy", "backbone", "classifier", "new_classifier"]
 
-CLASSES: dict[Kind, Any] = {
-    "policy": AutoModelForCausalLM,
-    "backbone": AutoModel,
-    "classifier": AutoModelForSequenceClassification,
-    "new_classifier": AutoModelForSequenceClassification,
-}
-
 
 def class_for(kind: Kind, config: PretrainedConfig) -> Any:
     """Return the auto class of transformers for a model of `config`."""
-    if kind == "policy" and reads_images(config):
-        return AutoModelForImageTextToText
-    return CLASSES[kind]
+    if kind == "backbone":
+        return AutoModel
+    if kind != "policy":
+        return auto_classifier(config)
+    return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
 
 
 _DTYPES = {

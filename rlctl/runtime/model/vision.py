@@ -51,14 +51,16 @@ def give_images(hf: PreTrainedModel, processor: ImageProcessor) -> None:
 
     Both engine and trainer compute logits by the model's `forward`, so that they agree.
     """
-    setattr(hf, _PROCESSOR, processor)
+    for part in (hf, hf.base_model):
+        setattr(part, _PROCESSOR, processor)
     ids = torch.tensor(placeholder_ids(hf.config), dtype=torch.int64)
 
     def forbid(_: nn.Module, __: Any, output: Any) -> None:
         if getattr(output, "logits", None) is not None:
             output.logits.index_fill_(-1, ids.to(output.logits.device), -torch.inf)
 
-    hf.register_forward_hook(forbid)
+    if hf.can_generate():
+        hf.register_forward_hook(forbid)
 
 
 def image_processor(hf: nn.Module) -> ImageProcessor | None:

@@ -213,6 +213,10 @@ def _check_memory(draft: Draft) -> None:
     raise_problems(check_capacity(draft.memory, draft.devices, draft.pool_sizes))
 
 
+def _check_images(draft: Draft, rows: Rows) -> None:
+    check_images(draft.config, rows, draft.known_devices, draft.needs)
+
+
 def _check_pairs(draft: Draft) -> None:
     if draft.role is REWARD_LEARNER:
         draft.errors.run(lambda: draft.pairs.check(draft.loader.prompts.rows))
@@ -249,11 +253,9 @@ CHECKS: tuple[Callable[[Draft], object], ...] = (
     lambda draft: preflight.check_disk(draft.config, Path(draft.config.trainer.run_dir)),
     lambda draft: draft.tokenizer,
     lambda draft: draft.loader,
-    lambda draft: check_images(
-        draft.config, draft.loader.prompts.rows, draft.known_devices, draft.needs
-    ),
+    lambda draft: _check_images(draft, draft.loader.prompts.rows),
     lambda draft: check_routes(draft.algorithm, draft.loader.prompts.rows),
-    lambda draft: draft.validator,
+    lambda draft: draft.validator and _check_images(draft, draft.validator.prompts.rows),
     _check_pairs,
     _check_rewards,
 )

@@ -19,6 +19,7 @@ from rlctl.runtime.model.padded_rows import check_undivided
 from rlctl.runtime.planning.model_size import UnknownSizeError, build_on_meta
 
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_WRITERS = "ForCausalLM", "ForConditionalGeneration"
 _AGAIN = "copy or download the model again"
 
 
@@ -34,7 +35,7 @@ def check_architecture(
     `key` is the config key of the model, `fsdp` the role's mesh. A model whose own code needs data
     is not checked.
     """
-    writers = [name for name in config.architectures or () if name.endswith("ForCausalLM")]
+    writers = [name for name in config.architectures or () if name.endswith(_WRITERS)]
     if kind == "classifier" and writers:
         return [_generative(model, writers[0], key)]
     problems = check_weights(model, key)

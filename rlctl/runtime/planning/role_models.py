@@ -8,9 +8,10 @@ from enum import Flag
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, REWARD_MODEL, Role, needed_roles
+from rlctl.recipes.roles import ACTOR, REFERENCE, REWARD_MODEL, Role, needed_roles
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.references import RoutesRows, routed_models
+from rlctl.runtime.batch.images import processor_of
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.four_bit import check_bitsandbytes, check_unsharded, is_4bit
@@ -86,8 +87,10 @@ def check_images(config: schema.Config, rows: Rows, devices: Devices | None, nee
     if rollout.multi_turn.enable and rollout.agent.program is not None:
         found.append(("an agent program", "actor_rollout_ref.rollout.agent.program=null"))
     for role in roles:
-        if role.kind not in (ACTOR.kind, CRITIC.kind):
-            found.append(("a reward model", "reward.reward_model.enable=false"))
+        own = role.model(config)
+        if processor_of(own.path, own.trust_remote_code) is None:
+            what = f"{own.path}, the model of the {role.name}, reads text alone and"
+            found.append((what, "a vision-language model with its preprocessor_config.json"))
         fsdp = role.fsdp(config)
         if fsdp is not None and fsdp.ranks_per_row > 1:
             message = f"the {role.name}, whose ranks divide rows or layers,"

@@ -15,6 +15,7 @@ from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.recipes.roles import REWARD_MODEL
 from rlctl.runtime.batch import Rollouts, Scores
+from rlctl.runtime.batch.images import Images
 from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.data.tokenizer import Chat
 from rlctl.runtime.model.reward_model import MEAN, STD
@@ -94,7 +95,8 @@ class ModelReward(Reward):
 
     def _raw_scores(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
         """Return the model's scores (B,), NaN if there is none, and which conversations are cut."""
-        encoded: list[list[int] | None] = [self._encode(chat) for chat in self._chats(rollouts)]
+        images = rollouts.images or [()] * len(rollouts)
+        encoded = list(map(self._encode, self._chats(rollouts), images))
         usable = torch.tensor([ids is not None for ids in encoded])
         played = torch.tensor([not episode.failed for episode in rollouts.episodes] or [True])
         index = (usable & played).nonzero().flatten()
@@ -140,10 +142,10 @@ class ModelReward(Reward):
             for row, text in zip(rollouts.rows, texts, strict=True)
         ]
 
-    def _encode(self, chat: Chat) -> list[int] | None:
+    def _encode(self, chat: Chat, images: Images) -> list[int] | None:
         """Return the tokens of a conversation, or None if the chat template rejects it."""
         try:
-            return self.conversations.encode(chat)
+            return self.conversations.encode(chat, images)
         except ConfigError as error:
             message = error.problems[0].message
             LOG.warning("the reward model cannot read a response, which scores 0: %s", message)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isnan
 from statistics import fmean
@@ -26,7 +26,7 @@ from rlctl.runtime.roles import RewardModel, Roles
 from rlctl.tracking.metrics import to_floats
 from rlctl.tracking.tracker import Sample
 
-_REPEATED = re.compile(r"(<[^<>\s]+>)\1+")  # tokens of an image in a prompt
+_REPEATED = re.compile(r"(<[^<>\s]+>)( ?\1)+")  # tokens of an image in a prompt
 _NUM_DRAWS, _DRAW_SEED = 1000, 42  # of the bootstrap for best@N and maj@N, as in verl
 
 
@@ -59,19 +59,31 @@ class Validator:
             scored.append(roles.reward.compute_scores(rollouts, validate=True).to_scored(rollouts))
         samples = [sample for part in scored for sample in to_samples(part, self.tokenizer)]
         num_responses = len(samples) // len(self.prompts)
-        contents = [own for part in scored for own in part.images or [()] * len(part)]
-        images = {
-            digest: content
-            for sample, own in zip(samples, contents, strict=True)
-            for digest, content in zip(sample.images, own, strict=True)
-        }
-        return Validation(validation_metrics(samples, num_responses), samples, images)
+        metrics = validation_metrics(samples, num_responses)
+        return Validation(metrics, samples, _by_digest(scored))
+
+
+def _by_digest(batches: Iterable[Rollouts]) -> dict[str, bytes]:
+    """Return the images of batches by their SHA-256."""
+    distinct = dict.fromkeys(image for batch in batches for own in batch.images for image in own)
+    return {digest_of(image): image for image in distinct}
+
+
+def _prompts_of(
+    rows: Rollouts, tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[str, tuple[str, ...]]]:
+    """Return each prompt as text with `<image>` for an image, and the SHA-256 of its images."""
+    texts = tokenizer.batch_decode([ids.tolist() for ids in rows.prompt_ids.rows()])
+    images = [tuple(map(digest_of, own)) for own in rows.images] or [()] * len(rows)
+    return [
+        (_REPEATED.sub(PLACEHOLDER, text) if own else text, own)
+        for text, own in zip(texts, images, strict=True)
+    ]
 
 
 def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sample]:
     """Decode the responses of a batch to samples, in its order, with `<image>` for an image."""
-    prompts = tokenizer.batch_decode([ids.tolist() for ids in scored.prompt_ids.rows()])
-    images = [tuple(map(digest_of, own)) for own in scored.images] or [()] * len(scored)
+    prompts = _prompts_of(scored, tokenizer)
     responses = tokenizer.batch_decode(
         [ids.tolist() for ids in scored.response_ids.rows()], skip_special_tokens=True
     )
@@ -80,7 +92,7 @@ def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sampl
     episodes = scored.episodes or [None] * len(scored)
     return [
         Sample(
-            prompt=_REPEATED.sub(PLACEHOLDER, prompts[i]) if images[i] else prompts[i],
+            prompt=prompts[i][0],
             response=responses[i],
             ground_truth=row.ground_truth,
             score=score,
@@ -92,7 +104,7 @@ def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sampl
             data_source=row.data_source,
             pred=preds[i],
             episode=episodes[i],
-            images=images[i],
+            images=prompts[i][1],
         )
         for i, (row, score, length) in enumerate(
             zip(
@@ -197,12 +209,14 @@ class PairValidator:
         size = self.batch_size or len(self.prompts)
         scores: list[Tensor] = []
         samples: list[Sample] = []
+        images = dict[str, bytes]()
         for start in range(0, len(self.prompts), size):
             batch = self.prompts.batch(range(start, min(start + size, len(self.prompts))))
             rows = self.pairs.rollouts(batch)
             scores.append(model.compute_rewards(rows).values)
             samples += self._samples(rows, scores[-1])
-        return Validation(self._metrics(torch.cat(scores)), samples)
+            images |= _by_digest([rows])
+        return Validation(self._metrics(torch.cat(scores)), samples, images)
 
     def _metrics(self, scores: Tensor) -> dict[str, float]:
         """Return `val-core/<data_source>/acc/mean@1` and `val-aux/<data_source>/*`."""
@@ -217,11 +231,10 @@ class PairValidator:
         return metrics
 
     def _samples(self, rows: Rollouts, scores: Tensor) -> list[Sample]:
-        tokenizer = self.pairs.conversations.tokenizer
-        prompts = tokenizer.batch_decode([ids.tolist() for ids in rows.prompt_ids.rows()])
+        prompts = _prompts_of(rows, self.pairs.conversations.tokenizer)
         return [
             Sample(
-                prompt=prompts[i],
+                prompt=prompts[i][0],
                 response=text,
                 ground_truth=name,
                 score=float(scores[i]),
@@ -231,6 +244,7 @@ class PairValidator:
                 data_source=row.data_source,
                 pred=None,
                 episode=None,
+                images=prompts[i][1],
             )
             for i, (row, name, text) in enumerate(
                 (row, name, text)

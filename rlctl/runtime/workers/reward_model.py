@@ -17,6 +17,7 @@ from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.reward_model import RewardModel as Model
 from rlctl.runtime.model.reward_model import write_scale
 from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.vision import freeze_tower
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import RewardLearner, RewardModel
 from rlctl.runtime.workers.base import LearningWorker, ModelWorker, prepare
@@ -86,6 +87,7 @@ def _build(
     model = settings.model
     hf = load_model(model, kind, master_dtype(settings.fsdp_config), seed, mapped=True)
     if learns:
+        freeze_tower(hf)
         add_adapters(hf.base_model, model, seed)  # the head is trained as it is
         save_activation_memory(hf, model)
     else:
