@@ -15,6 +15,7 @@ from rlctl.runtime.batch.images import image_token, placeholder_ids
 from rlctl.runtime.model import image_attention
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
+from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.mapped import RankStorage
@@ -236,3 +237,20 @@ def test_a_critic_reads_images(folders: dict[str, Path]) -> None:
     # Rows 0 and 3 have the same tokens and other images.
     first, fourth = values[0], values[10]
     assert abs(float(first - fourth)) > 1e-3
+
+
+@pytest.mark.parametrize("freezes", [True, False])
+def test_a_frozen_tower_is_sent_once(folders: dict[str, Path], freezes: bool) -> None:
+    hf = loaded(folders["qwen2_5_vl"])
+    freeze_tower(hf, freezes)
+    weights = EngineWeights(hf, AdapterSync.MERGED)
+    frozen, changing, all_of_them = (
+        [name for name, _ in weights.parameters(selection)]
+        for selection in (Selection.FROZEN, Selection.CHANGING, Selection.ALL)
+    )
+    assert sorted([*frozen, *changing]) == sorted(all_of_them)
+    assert all(name.startswith("model.visual.") is (name in frozen) for name in all_of_them) is (
+        freezes
+    )
+    assert bool(frozen) is freezes
+    assert [name for name, *_ in weights.rows(Selection.FROZEN, 0)] == frozen

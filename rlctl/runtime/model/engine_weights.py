@@ -19,13 +19,14 @@ from rlctl.runtime.model.lora import (
 )
 from rlctl.runtime.model.pipeline_parallel import parameter_names
 from rlctl.runtime.model.sharding import local_rows
+from rlctl.runtime.model.vision import frozen_in_towers
 
 
 class AdapterSync(Enum):
-    """Form in which an engine receives a policy with LoRA adapters."""
+    """Form in which an engine receives a policy, which may have LoRA adapters."""
 
     WHOLE = auto()  # all weights at each weight sync, adapters merged
-    MERGED = auto()  # frozen weights once, then only those that adapters are merged into
+    MERGED = auto()  # frozen weights once, then only the others, which adapters are merged into
     ADAPTERS = auto()  # the base once, then only the adapters
 
 
@@ -41,8 +42,8 @@ class Selection(Enum):
 class EngineWeights:
     """Parameters of a policy in the form that an engine receives.
 
-    Without adapters, all of them change and `sync` has no effect. Shards are converted to `dtype`,
-    that of the engine, before they are gathered.
+    Without adapters, all of them change but those of a frozen vision tower. Shards are converted to
+    `dtype`, that of the engine, before they are gathered.
     """
 
     module: nn.Module
@@ -89,8 +90,11 @@ class EngineWeights:
             for name in parameter_names(self.module)
             if FIRST_MATRIX in name
         }
-        if not layers or self.sync is AdapterSync.WHOLE:
+        if self.sync is AdapterSync.WHOLE:
             return lambda _: True
+        if not layers:
+            frozen = frozen_in_towers(self.module)
+            return lambda name: name not in frozen
         if self.sync is AdapterSync.ADAPTERS:
             return is_adapter
         # Engines stack layers of a block (query, key and value) and load a stack as a unit.

@@ -83,6 +83,13 @@ def towers(hf: nn.Module) -> list[nn.Module]:
     return [module for module in model.base_model.children() if module is not decoder]
 
 
+def frozen_in_towers(hf: nn.Module) -> set[str]:
+    """Return the names of the frozen parameters beside the language model."""
+    own = {id(each) for module in towers(hf) for each in module.parameters()}
+    pairs = hf.named_parameters()
+    return {name for name, each in pairs if id(each) in own and not each.requires_grad}
+
+
 def blank_image(hf: nn.Module) -> Vision | None:
     """Return an image without placeholders in the row, for a model that reads images.
 

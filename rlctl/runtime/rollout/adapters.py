@@ -1,4 +1,4 @@
-"""Choice of what an engine receives of a policy with LoRA adapters."""
+"""Choice of what an engine receives of a policy at each weight sync."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ def merged_sync(
 def adapter_sync(rollout: schema.Rollout, model: schema.Model, device: str) -> AdapterSync:
     """Return the form in which the configured engine takes `model`.
 
-    An engine that is no `PartialSync` takes all weights each time. Without adapters it does not
-    matter.
+    An engine that is no `PartialSync` takes all weights each time.
     """
-    if model.lora_rank == 0:
-        return AdapterSync.WHOLE
     engine = load("engines", rollout.name)
     if not isinstance(engine, PartialSync):
         return AdapterSync.WHOLE
+    if model.lora_rank == 0:
+        return AdapterSync.MERGED
     return engine.adapter_sync(rollout, model, compute_dtype(model, device), device)
