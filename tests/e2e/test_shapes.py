@@ -71,6 +71,21 @@ def test_vllm_generates_what_the_trainer_scores(tmp_path: Path) -> None:
     assert max(differences) <= 1e-4
 
 
+@pytest.mark.soak
+@pytest.mark.extra("vllm")
+def test_two_ranks_of_vllm_share_three_vision_heads(tmp_path: Path) -> None:
+    rlctl(
+        *("train", "grpo", "--recipe", "shapes", "--name", "two", *SMALL, *VLLM),
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+        *("trainer.n_gpus_per_node=2", "trainer.total_training_steps=2", "trainer.save_freq=-1"),
+        cwd=tmp_path,
+    )
+    found = metrics(tmp_path / "runs" / "quickstart" / "two")
+    steps = [step for step in found if "training/rollout_probs_diff_max" in step]
+    assert len(steps) == 2
+    assert max(step["training/rollout_probs_diff_max"] for step in steps) <= 1e-4
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_replies_of_environments_have_pictures(engine: tuple[str, ...], tmp_path: Path) -> None:
     rollout = "actor_rollout_ref.rollout"

@@ -24,7 +24,8 @@ from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.model.vision import SeenPrompt, freeze_tower, image_processor
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
-from tests.vlm import CHATS, FAMILIES, ids_of, prompts_of, settings, write_vlm
+from rlctl.runtime.rollout.vllm_engine.images import tower_arguments, undivided_tower
+from tests.vlm import CHATS, FAMILIES, ids_of, prompts_of, settings, vlm_config, write_vlm
 
 ROWS = [(0, "abc"), (0, "de"), (1, "fghij"), (3, "k"), (1, "l"), (2, "mn"), (3, "opq")]
 STORAGE = RankStorage("cpu", torch.float32, torch.float32)
@@ -254,3 +255,18 @@ def test_a_frozen_tower_is_sent_once(folders: dict[str, Path], freezes: bool) ->
     )
     assert bool(frozen) is freezes
     assert [name for name, *_ in weights.rows(Selection.FROZEN, 0)] == frozen
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_ranks_of_vllm_divide_a_tower_or_its_images(kind: str) -> None:
+    config = vlm_config(kind)  # 2 heads
+    assert not tower_arguments(config, 2)
+    assert not undivided_tower(config, 2)
+    if kind == "gemma3":
+        (problem,) = undivided_tower(config, 4)
+        key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+        assert f"{key}=4 does not divide the 2 attention heads of the vision" in problem.message
+        assert f"{key}=2" in str(problem.hint)
+    else:
+        assert tower_arguments(config, 4) == {"mm_encoder_tp_mode": "data"}
+        assert not undivided_tower(config, 4)

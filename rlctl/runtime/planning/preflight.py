@@ -26,6 +26,7 @@ from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.auto import load_engine
 from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+from rlctl.runtime.rollout.vllm_engine.images import undivided_tower
 from rlctl.runtime.rollout.vllm_engine.versions import unlike_transformers
 from rlctl.runtime.rollout.weight_sync import uses_host_memory
 from rlctl.storage import local
@@ -130,7 +131,9 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> list[Problem]:
     with suppress(ConfigError):  # `check_software` reports an unknown engine
         engine = load_engine(config.actor_rollout_ref.rollout.name, device)
         if role is ACTOR and engine is VLLMEngine:
+            ranks = config.actor_rollout_ref.rollout.tensor_model_parallel_size
             problems += unlike_transformers(loaded, device == "cpu")
+            problems += undivided_tower(loaded, ranks)
     heads = getattr(text, "num_attention_heads", None)
     size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     if heads and heads % size:

@@ -13,8 +13,10 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from rlctl.data_prep.images import digest_of
+from rlctl.errors import Problem
 from rlctl.recipes import schema
 from rlctl.runtime.batch.images import (
     Inputs,
@@ -22,8 +24,10 @@ from rlctl.runtime.batch.images import (
     num_image_tokens,
     placeholder_ids,
     processor_of,
+    reads_images,
 )
 from rlctl.runtime.model.load import load_config
+from rlctl.runtime.model.tensor_parallel import divisors
 from rlctl.runtime.model.vision import check_count
 from rlctl.runtime.rollout.requests import Request
 
@@ -32,6 +36,34 @@ ARGUMENTS: Final = {  # of `vllm.LLM`
     "mm_processor_cache_gb": 0,
     "skip_mm_profiling": True,
 }
+
+
+# Types of models whose vision tower each rank of an engine can have whole: ranks divide images.
+_WHOLE_TOWERS = ("glm4v", "internvl", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl")
+
+
+def tower_arguments(config: PretrainedConfig, num_ranks: int) -> dict[str, Any]:
+    """Return the arguments of `vllm.LLM` for a vision tower whose heads ranks cannot divide."""
+    whole = config.model_type in _WHOLE_TOWERS and _tower_heads(config) % num_ranks
+    return {"mm_encoder_tp_mode": "data"} if whole else {}
+
+
+def undivided_tower(config: PretrainedConfig, num_ranks: int) -> list[Problem]:
+    """Return a problem if the ranks of an engine can neither divide a vision tower nor copy it."""
+    heads = _tower_heads(config)
+    if not heads % num_ranks or config.model_type in _WHOLE_TOWERS:
+        return []
+    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    message = f"{key}={num_ranks} does not divide the {heads} attention heads of the vision tower"
+    sizes = [size for size in divisors(heads) if size < num_ranks]
+    return [Problem(message, hint=f"vLLM needs a divisor, such as {key}={sizes[-1]}")]
+
+
+def _tower_heads(config: PretrainedConfig) -> int:
+    """Return the attention heads of the vision tower; 0 without one."""
+    vision = config.vision_config if reads_images(config) else None
+    names = ("num_heads", "num_attention_heads")
+    return next((getattr(vision, name) for name in names if hasattr(vision, name)), 0)
 
 
 class _Limits:

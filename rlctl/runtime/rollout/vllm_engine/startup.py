@@ -38,7 +38,7 @@ from rlctl.runtime.rollout.vllm_engine.cpu_states import (
     compute_delta_nets,
     import_without_torchvision,
 )
-from rlctl.runtime.rollout.vllm_engine.images import ARGUMENTS, replace_processors
+from rlctl.runtime.rollout.vllm_engine.images import ARGUMENTS, replace_processors, tower_arguments
 from rlctl.runtime.rollout.vllm_engine.versions import HF_HINT, unlike_transformers
 
 if TYPE_CHECKING:
@@ -179,7 +179,8 @@ def _arguments_of_model(spec: EngineSpec) -> dict[str, Any]:
 
     Raises ConfigError if vLLM would compute other log-probs than the trainer.
     """
-    config, found = load_config(spec.model, "policy"), dict[str, Any]()
+    config = load_config(spec.model, "policy")
+    found = tower_arguments(config, spec.rollout.tensor_model_parallel_size)
     raise_problems(unlike_transformers(config, spec.rank_info.device == "cpu"))
     if config.model_type in _WIDER_WINDOWS:
         window = {"sliding_window": config.sliding_window - 1}
