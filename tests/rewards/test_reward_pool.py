@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,9 @@ import os, sys, time
 
 def length(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": len(solution_str), "index": extra_info["index"]}
+
+def sees(images, **kwargs):
+    return {"score": len(images)}
 
 def who(solution_str, **kwargs):
     heavy = ("torch", "ray", "transformers", "numpy", "pyarrow", "typer")
@@ -64,6 +68,25 @@ def rows(count: int) -> list[PromptRow]:
         PromptRow("test", [{"role": "user", "content": "?"}], "truth", extra_info={"index": i})
         for i in range(count)
     ]
+
+
+def test_only_functions_that_take_images_get_them(
+    spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = [{"role": "user", "content": "<image>"}]
+    row = PromptRow("test", chat, "t", extra_info={"index": 1}, images=(b"x" * 1000,))
+    sent: list[list[tuple[bytes | str, ...]]] = []
+    with RewardPool([spec("length"), spec("sees")], timeout_s=300) as pool:
+        submit = pool.submit
+
+        def record(index: int, calls: Any) -> Any:
+            sent.append([call.images for call in calls])
+            return submit(index, calls)
+
+        monkeypatch.setattr(pool, "submit", record)
+        report = pool.score([row, row], ["a", "bb"])
+    assert report.scores == [2.0, 3.0]
+    assert sorted(sent) == [[()], [()], [row.images], [row.images]]
 
 
 def test_many_rows_keep_their_order_and_share_workers_that_import_nothing_heavy(spec: Spec) -> None:

@@ -16,13 +16,16 @@ from rlctl.quickstart import NAME, real_path
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.batch import Batch
+from rlctl.runtime.batch import images as batch_images
+from rlctl.runtime.batch.images import ImageProcessor, num_image_tokens
 from rlctl.runtime.data import row_table
+from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.planning.role_models import check_images
 from tests.configs import configured
-from tests.vlm import CHATS, noise, prompts_of, settings, write_vlm
+from tests.vlm import CHATS, noise, prompts_of, settings, vlm_config, write_vlm
 
 LONG = PromptRow("s", [{"role": "user", "content": "<image>long"}], "4", images=(noise(64, 64, 5),))
 
@@ -140,3 +143,35 @@ def test_what_takes_no_images_is_refused(
     check()
     with pytest.raises(ConfigError, match=f"{message} takes no rows with images"):
         check(setting)
+
+
+def test_lengths_are_counted_without_pixels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ImagePrompts(settings(folder), load_tokenizer(str(folder)))
+    process, sizes = ImageProcessor.process, list[Any]()
+    monkeypatch.setattr(
+        ImageProcessor, "process", lambda *args: sizes.append(args[1].size) or process(*args)
+    )
+    chat = [{"role": "user", "content": "<image>"}]
+    for size in [(64, 20), (17, 50), (300, 40)]:
+        image = noise(*size, 1)
+        text = reader.render(chat, [image])
+        assert sizes == [(112, 56)]  # an example
+        (inputs,) = reader.images.parts([image])
+        assert text.count("<|image_pad|>") == num_image_tokens(inputs, vlm_config("qwen2_5_vl"))
+        sizes.pop()
+
+
+def test_processed_images_are_kept_up_to_a_limit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = ImageProcessor(vlm_config("qwen2_5_vl"), str(folder))
+    first, *others = [noise(32, 32, seed) for seed in range(4)]
+    (one,) = processor.parts([first])
+    size = sum(value.nbytes for value in one.values())
+    monkeypatch.setattr(batch_images, "_CACHE_BYTES", 3 * size)
+    (again,) = processor.parts([first])
+    assert again is one
+    processor.parts([*others[:2], first, others[2]])  # drops the second image
+    assert processor.parts([first])[0] is one
+    processor.parts([others[0], others[1]])
+    assert processor.parts([first])[0] is one

@@ -29,7 +29,7 @@ from rlctl.storage import local
 Images = tuple[bytes, ...]  # the files of a row's images
 Inputs = dict[str, Tensor]  # arguments of a model's `forward`, along images or their patches
 
-_CACHE_BYTES = 2**29  # of processed images
+_CACHE_BYTES = 2**30  # of processed images
 _PLACEHOLDERS = tuple(
     f"{modality}_token_{ending}"
     for modality in ("image", "video", "audio")
@@ -105,6 +105,7 @@ class ImageProcessor:
         defaults = processor_class(config).valid_processor_kwargs._defaults
         self.kwargs: dict[str, Any] = dict(defaults.get("images_kwargs") or {})
         self._done: OrderedDict[bytes, Inputs] = OrderedDict()
+        self._num_bytes = 0  # of `_done`
 
     def process(self, image: Any) -> Inputs:
         """Return the inputs for an image of Pillow, or an array (H, W, 3) of 8 bits."""
@@ -122,12 +123,13 @@ class ImageProcessor:
         return [self._processed(image) for image in images]
 
     def _processed(self, image: bytes) -> Inputs:
-        found = self._done.pop(image, None)
+        found = self._done.get(image)
         if found is None:
-            found = self.process(opened(image))
-        self._done[image] = found
-        while len(self._done) > 1 and sum(map(_num_bytes, self._done.values())) > _CACHE_BYTES:
-            self._done.popitem(last=False)
+            found = self._done[image] = self.process(opened(image))
+            self._num_bytes += _num_bytes(found)
+        self._done.move_to_end(image)
+        while len(self._done) > 1 and self._num_bytes > _CACHE_BYTES:
+            self._num_bytes -= _num_bytes(self._done.popitem(last=False)[1])
         return found
 
 

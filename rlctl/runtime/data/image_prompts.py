@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
+import torch
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from rlctl.data_prep.images import (
@@ -76,6 +77,24 @@ class ImagePrompts:
 
     def _tokens_of_size(self, size: tuple[int, int]) -> str:
         """Return the placeholders, as text, of an image of `size`, width and height."""
+        tokens_of = self._tokens_by_count if self._counts_patches else self._tokens_of_blank
+        return tokens_of(size)
+
+    @cached_property
+    def _counts_patches(self) -> bool:
+        """True if the tokens of an image follow from its number of patches, for an example."""
+        size = (112, 56)
+        return hasattr(self.images.processor, "merge_size") and self._tokens_by_count(
+            size
+        ) == self._tokens_of_blank(size)
+
+    def _tokens_by_count(self, size: tuple[int, int]) -> str:
+        count = self.images.processor.get_number_of_image_patches(*size[::-1], self.images.kwargs)
+        inputs = {"image_grid_thw": torch.tensor([[1, 1, count]])}
+        return self._processor.replace_image_token(inputs, image_idx=0)
+
+    def _tokens_of_blank(self, size: tuple[int, int]) -> str:
+        """Process a blank image, which takes as long as any other."""
         from PIL import Image as Pillow
 
         inputs = self.images.process(Pillow.new("RGB", size))

@@ -224,7 +224,10 @@ class Scoring:
             if direct is not None:
                 self._record(index, rows, call_reward(direct, calls))
                 continue
-            self._open[self._pool.submit(index, calls)] = (index, rows)
+            needed = calls
+            if "images" not in traits.takes:  # files, which a worker would get for each response
+                needed = [call._replace(images=()) for call in calls]
+            self._open[self._pool.submit(index, needed)] = (index, rows)
 
     def _record(self, index: int, rows: list[int], results: Sequence[CallResult]) -> None:
         for row, result in zip(rows, results, strict=True):
