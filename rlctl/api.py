@@ -140,13 +140,15 @@ def generate(
     temperature: float = 0.0,
     max_tokens: int | None = None,
     seed: int = 0,
+    images: Sequence[str | bytes] = (),
     recipe: str | Path = "ppo",
     step: int | None = None,
     root: Path | None = None,
 ) -> list[Answer]:
     """Generate `n` responses to each prompt through the chat template of the model.
 
-    Temperature 0 is greedy. `target`, `recipe`, `step` and `root` are those of `evaluate`.
+    Temperature 0 is greedy. Each prompt has all `images`, files or their content, which it may
+    refer to by `<image>`. `target`, `recipe`, `step` and `root` are those of `evaluate`.
 
         rlctl.generate("quickstart", ["Tom has 2 apples and buys 3. How many has he?"])[0].text
     """
@@ -159,7 +161,7 @@ def generate(
     ]
     settings += [f"data.max_response_length={max_tokens}"] if max_tokens else []
     config = target_config(target, [*settings, *overrides], recipe, step, root)
-    return answer(config, [[{"role": "user", "content": prompt}] for prompt in prompts], seed)
+    return answer(config, prompts, seed, images)
 
 
 def sweep(

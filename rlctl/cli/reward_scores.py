@@ -73,6 +73,7 @@ def print_function_scores(config: Config, data: Path, responses: Path, as_json: 
         data,
         prompt_key=config.data.prompt_key,
         reward_fn_key=config.data.reward_fn_key,
+        image_key=config.data.image_key,
     )
     num_rows, sources = 0, dict[str, None]()
     for row in rows():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.data_prep.images import content_of
+from rlctl.data_prep.images import PLACEHOLDER, Image, content_of
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import VALIDATION
 from rlctl.errors import ConfigError, UsageError, raise_problems
@@ -23,8 +23,9 @@ from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm, request_settings
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.conversations import Conversations, Pairs
+from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.loader import PromptSet, check_tokens
-from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
+from rlctl.runtime.data.tokenizer import Chat, encode_prompt, encode_text, tokenizer_of
 from rlctl.runtime.planning.devices import inline_rank_info
 from rlctl.runtime.planning.evaluation import no_responses
 from rlctl.runtime.planning.preflight import check_model, check_vocabulary
@@ -75,7 +76,8 @@ def evaluate(config: schema.Config) -> Validation:
     data, model = config.data, config.actor_rollout_ref.model
     samples, files = data.val_max_samples, config.data.val_files
     prompts = PromptSet.load(files, data, tokenizer, samples, VALIDATION, model)
-    check_images(config, prompts.rows, None, Needs.ENGINE)
+    if prompts.has_images:
+        check_images(config, None, Needs.ENGINE)
     tokens, kinds = map(prompts.encode, prompts.rows), prompts.rows.first_of_each_kind(1)
     with _roles(config, tokenizer, tokens, kinds) as roles:
         return Validator(prompts, config.data.val_batch_size, tokenizer, config.trainer.seed).run(
@@ -165,13 +167,28 @@ def pair_summary(report: RewardReport) -> dict[str, float]:
     return {name: found.get(f"pairs/{name}", 0.0) for name in ("accuracy", "margin", "ece")}
 
 
-def answer(config: schema.Config, chats: Sequence[list[dict[str, str]]], seed: int) -> list[Answer]:
-    """Return n adjacent responses to each of `chats`, generated with `rollout.val_kwargs`."""
-    tokenizer = tokenizer_of(config.actor_rollout_ref.model)
-    rows = [PromptRow("chat", chat, None) for chat in chats]
-    ids = [
-        encode_prompt(tokenizer, chat, **config.data.apply_chat_template_kwargs) for chat in chats
-    ]
+def answer(
+    config: schema.Config, prompts: Sequence[str], seed: int, images: Sequence[Image] = ()
+) -> list[Answer]:
+    """Return n adjacent responses to each of `prompts`, generated with `rollout.val_kwargs`.
+
+    Each prompt has all `images`, at its start unless it refers to them.
+    """
+    model, kwargs = config.actor_rollout_ref.model, config.data.apply_chat_template_kwargs
+    tokenizer, reader = tokenizer_of(model), None
+    if images:
+        reader, start = ImagePrompts(model, tokenizer), PLACEHOLDER * len(images)
+        check_images(config, None, Needs.ENGINE)
+        prompts = [text if PLACEHOLDER in text else start + text for text in prompts]
+
+    def encode(chat: Chat) -> list[int]:
+        if reader is None:
+            return encode_prompt(tokenizer, chat, **kwargs)
+        return encode_text(tokenizer, reader.render(chat, images, **kwargs))
+
+    chats = [[{"role": "user", "content": text}] for text in prompts]
+    rows = [PromptRow("chat", chat, None, images=tuple(images)) for chat in chats]
+    ids = list(map(encode, chats))
     longest = max(map(len, ids))
     if config.actor_rollout_ref.rollout.multi_turn.enable:  # environment and tools add to a prompt
         longest = max(longest, config.data.max_prompt_length)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rlctl import api
 from rlctl.data_prep import images
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError, MissingExtraError
@@ -21,7 +22,6 @@ from rlctl.runtime.batch.images import ImageProcessor, num_image_tokens
 from rlctl.runtime.data import row_table
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.loader import PromptSet
-from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.planning.role_models import check_images
 from tests.configs import configured
@@ -138,7 +138,7 @@ def test_what_takes_no_images_is_refused(
         config: schema.Config = configured(
             "ppo", (), ["actor_rollout_ref.rollout.name=hf", model, critic, *values]
         )
-        check_images(config, Rows.load(tmp_path / "x.parquet", config.data), None, needs)
+        check_images(config, None, needs)
 
     check()
     with pytest.raises(ConfigError, match=f"{message} takes no rows with images"):
@@ -175,3 +175,20 @@ def test_processed_images_are_kept_up_to_a_limit(
     assert processor.parts([first])[0] is one
     processor.parts([others[0], others[1]])
     assert processor.parts([first])[0] is one
+
+
+def test_prompts_are_answered_about_images(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(noise(40, 30, 1))
+
+    def answers(*prompts: str, images: Sequence[str | bytes] = ()) -> list[Any]:
+        return api.generate(folder, prompts, max_tokens=4, images=images)
+
+    first, second = answers("<image>what?", "what?", images=[str(tmp_path / "a.png")])
+    assert first.prompt == second.prompt == "<image>what?"
+    assert first == second
+    (other,) = answers("what?", images=[noise(40, 30, 4)])
+    assert other.log_prob != first.log_prob
+    with pytest.raises(ConfigError, match="refer to 1 images, and the row has 2"):
+        answers("<image>what?", images=[noise(40, 30, 1)] * 2)
+    with pytest.raises(ConfigError, match="an image cannot be read"):
+        answers("what?", images=[str(tmp_path / "b.png")])

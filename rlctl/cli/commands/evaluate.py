@@ -113,6 +113,8 @@ Examples:
   rlctl generate quickstart "Tom has 12 apples. He buys 5 more. How many apples does he have?"
 
   rlctl generate @last "…" -n 4 --temperature 1
+
+  rlctl generate @last "What is it?" --image photo.jpg
 """
 
 
@@ -205,6 +207,15 @@ def generate(
         typer.Option(min=1, help="Maximum tokens of a response; by default the recipe's."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    images: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--image",
+            metavar="FILE",
+            help="Image that each prompt refers to by <image>, or has at its start; repeat for "
+            "several.",
+        ),
+    ] = None,
     overrides: Overrides = None,
     recipe: RecipeOption = "ppo",
     step: Step = None,
@@ -226,6 +237,7 @@ def generate(
         temperature=temperature,
         max_tokens=max_tokens,
         seed=seed,
+        images=images or [],
         recipe=recipe,
         step=step,
         root=root,

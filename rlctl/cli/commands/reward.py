@@ -112,8 +112,8 @@ def try_reward(
     if responses is not None and not config.reward.reward_model.enable:
         print_function_scores(config, data, responses, as_json)
         return
-    keys = {"prompt_key": config.data.prompt_key, "reward_fn_key": config.data.reward_fn_key}
-    prompts = read_rows(data, **keys)
+    keys = ("prompt_key", "reward_fn_key", "image_key")
+    prompts = read_rows(data, **{key: getattr(config.data, key) for key in keys})
     if responses is None:
         print_pair_scores(config, prompts, data, as_json)
         return

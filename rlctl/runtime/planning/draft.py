@@ -214,7 +214,8 @@ def _check_memory(draft: Draft) -> None:
 
 
 def _check_images(draft: Draft, rows: Rows) -> None:
-    check_images(draft.config, rows, draft.known_devices, draft.needs)
+    if rows.with_images().any():
+        check_images(draft.config, draft.known_devices, draft.needs)
 
 
 def _check_pairs(draft: Draft) -> None:

@@ -12,7 +12,6 @@ from rlctl.recipes.roles import ACTOR, REFERENCE, REWARD_MODEL, Role, needed_rol
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.references import RoutesRows, routed_models
 from rlctl.runtime.batch.images import processor_of
-from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.four_bit import check_bitsandbytes, check_unsharded, is_4bit
 from rlctl.runtime.model.load import compute_dtype, master_dtype
@@ -75,15 +74,13 @@ def check_routes(algorithm: object, rows: Iterable[PromptRow]) -> None:
             algorithm.reference_of(row)
 
 
-def check_images(config: schema.Config, rows: Rows, devices: Devices | None, needs: Needs) -> None:
+def check_images(config: schema.Config, devices: Devices | None, needs: Needs) -> None:
     """Raise ConfigError with what cannot be combined with rows that have images."""
-    if not rows.with_images().any():
-        return
     roles, rollout = needed_roles(config, needs), config.actor_rollout_ref.rollout
     found: list[tuple[str, str]] = []
     kind, model = devices.kind if devices else "cpu", config.actor_rollout_ref.model
     if Needs.ENGINE in needs and not reads_images(rollout, model, kind):
-        found.append((f"the engine {rollout.name}", "actor_rollout_ref.rollout.name=hf"))
+        found.append((f"the engine {rollout.name}", "actor_rollout_ref.rollout.name=hf or vllm"))
     if rollout.multi_turn.enable and rollout.agent.program is not None:
         found.append(("an agent program", "actor_rollout_ref.rollout.agent.program=null"))
     for role in roles:
