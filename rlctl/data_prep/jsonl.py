@@ -158,7 +158,7 @@ def rows_from_records(files: Sequence[Path], fields: Fields) -> Iterator[PromptR
                 row = row_of(record, index, fields)
                 if fields.image_key is not None:
                     images = value_at(record, fields.image_key)
-                    row = _with_images(row, fields.image_key, images, path.parent)
+                    row = with_images(row, fields.image_key, images, path.parent)
             except ValueError as error:
                 problems.append(Problem(str(error), where))
                 continue
@@ -217,7 +217,7 @@ def row_of(record: Any, index: int, fields: Fields) -> PromptRow:
     return PromptRow(fields.data_source, chat, truth, extra_info={"index": index, **extra_info})
 
 
-def _with_images(row: PromptRow, key: str, value: Any, folder: Path) -> PromptRow:
+def with_images(row: PromptRow, key: str, value: Any, folder: Path) -> PromptRow:
     """Return the row with its images. Raises ValueError if its prompt refers to others."""
     images = read_images(value, folder)
     if not any(PLACEHOLDER in turn["content"] for turn in row.prompt):
@@ -228,11 +228,18 @@ def _with_images(row: PromptRow, key: str, value: Any, folder: Path) -> PromptRo
     return replace(row, images=images)
 
 
+def as_texts(chat: Any) -> list[dict[str, Any]]:
+    """Return messages with `<image>` in their text in place of content parts."""
+    return [
+        turn | {"content": text_of(turn["content"])} if "content" in turn else turn for turn in chat
+    ]
+
+
 def _chat(prompt: Any, fields: Fields) -> Chat:
     """Return the messages of a prompt. Raises ValueError for one that cannot be read."""
     if is_chat(prompt):
         if fields.image_key is not None:  # content parts refer to images, too
-            prompt = [turn | {"content": text_of(turn.get("content"))} for turn in prompt]
+            prompt = as_texts(prompt)
         return read_chat(prompt, fields.prompt_key)
     if not isinstance(prompt, str) or not prompt.strip():
         raise ValueError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from rlctl.data_prep.arithmetic import NAME as ARITHMETIC
 from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
 from rlctl.data_prep.chats import FORMS, Chat, is_chat, read_chat, shortened
 from rlctl.data_prep.datasets import dataset, option
-from rlctl.data_prep.jsonl import split_off
+from rlctl.data_prep.images import require_pillow
+from rlctl.data_prep.jsonl import as_texts, split_off, with_images
 from rlctl.data_prep.records import raise_capped, read_records, value_at
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import name_of, record_files
@@ -55,6 +57,9 @@ class PreferencesParams(Params):
         "chosen", "KEY", "Key of the preferred response: a text, messages, or a conversation."
     )
     rejected_key: str = option("rejected", "KEY", "Key of the other response.")
+    image_key: str | None = option(
+        None, "KEY", "Key of the prompt's images, as of `rlctl prep jsonl`; needs Pillow."
+    )
     data_source: str | None = option(
         None, "NAME", "Name of the data in metrics; by default that of the file or the data set."
     )
@@ -82,6 +87,8 @@ def preferences(params: PreferencesParams) -> dict[str, list[PromptRow]]:
     """
     if params.source == ARITHMETIC:
         return arithmetic_pairs(params.train, params.val, params.seed)
+    if params.image_key is not None:
+        require_pillow("--image-key")
     files = record_files([params.source], params.split)
     rows, problems = rows_of(files, params)
     if params.skip_invalid:
@@ -108,6 +115,10 @@ def rows_of(files: list[Path], params: PreferencesParams) -> tuple[list[PromptRo
     for index, (where, record) in enumerate(records):
         try:
             prompt, chosen, rejected = pair_of(record, params)
+            row = PromptRow(source, prompt, "", style="model")
+            if params.image_key is not None:
+                images = value_at(record, params.image_key)
+                row = with_images(row, params.image_key, images, files[0].parent)
         except ValueError as error:
             hint = "--skip-invalid leaves such records out"
             problems.append(Problem(str(error), where, hint))
@@ -115,12 +126,15 @@ def rows_of(files: list[Path], params: PreferencesParams) -> tuple[list[PromptRo
         extra_info = {"index": index, "chosen": chosen, "rejected": rejected}
         if (margin := _margin(record)) is not None:
             extra_info["margin"] = margin
-        rows.append(PromptRow(source, prompt, "", style="model", extra_info=extra_info))
+        rows.append(replace(row, extra_info=extra_info))
     return rows, problems
 
 
 def pair_of(record: Any, params: PreferencesParams) -> tuple[Chat, str, str]:
     """Return the prompt and the texts of both responses. Raises ValueError for anything else."""
+    if params.image_key is not None:  # content parts refer to images, too
+        keys = params.prompt_key, params.chosen_key, params.rejected_key
+        record |= {key: as_texts(record[key]) for key in keys if is_chat(record.get(key))}
     chosen, rejected = (
         _conversation(value_at(record, key), key)
         for key in (params.chosen_key, params.rejected_key)

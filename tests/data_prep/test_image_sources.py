@@ -214,3 +214,23 @@ def test_drift_covers_images_that_rows_name(tmp_path: Path) -> None:
 def row_of_images(images: Any) -> PromptRow:
     chat = [{"role": "user", "content": "<image>" * len(images)}]
     return PromptRow("s", chat, "1", images=tuple(images))
+
+
+def test_pairs_have_the_images_of_their_prompt(tmp_path: Path) -> None:
+    said = [[{"role": "assistant", "content": [{"type": "text", "text": t}]}] for t in ("a", "b")]
+    pairs = [  # of TRL, and of RLAIF-V
+        {"prompt": [{"role": "user", "content": PARTS}], "chosen": said[0], "rejected": said[1]},
+        {"prompt": "Which colour?", "chosen": "a", "rejected": "b"},
+    ]
+    image = {"images": [data_url(picture())]}
+    source = tmp_path / "x.jsonl"
+    source.write_text("\n".join(json.dumps(pair | image) for pair in pairs))
+    words = ("preferences", source, "--image-key", "images", "--out", tmp_path / "out")
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    for row in read_rows(tmp_path / "out" / "train.parquet"):
+        assert row.prompt == [{"role": "user", "content": "<image>Which colour?"}]
+        assert row.images == (picture(),)
+        assert (row.extra_info["chosen"], row.extra_info["rejected"]) == ("a", "b")
+    source.write_text(json.dumps(pairs[0] | {"images": []}))
+    assert "refers to 1 images by <image>" in str(error(*words))
