@@ -70,6 +70,7 @@ def load_tokenizer(
             source, trust_remote_code=trust_remote_code, local_files_only=offline
         )
     except Exception as error:  # tokenizers raises this class itself for a broken tokenizer.json
+        check_own_code(error, source)
         hint = (
             None
             if folder.is_dir()
@@ -88,6 +89,17 @@ def load_tokenizer(
             "actor_rollout_ref.model.custom_chat_template",
         )
     return tokenizer
+
+
+def check_own_code(error: Exception, path: str, section: str = "actor_rollout_ref.model") -> None:
+    """Raise ConfigError if `error` says that the model at `path` needs code of its own folder."""
+    if "trust_remote_code=True" in str(error):
+        key = f"{section}.trust_remote_code"
+        raise ConfigError(
+            f"the model {path!r} needs Python code of its own, which has not been run",
+            where=key,
+            hint=f"read the *.py files there; {key}=true runs them",
+        ) from error
 
 
 def render_prompt(

@@ -20,6 +20,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLLOUT, Role, needed_roles, rollout_pool, trained_role
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.cluster.access import check_packages
+from rlctl.runtime.data.tokenizer import check_own_code
 from rlctl.runtime.model.compiled import check_compiler
 from rlctl.runtime.model.tensor_parallel import divisors
 from rlctl.runtime.planning.devices import Devices
@@ -105,6 +106,7 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
             **model.override_config,
         )
     except (OSError, ValueError) as error:
+        check_own_code(error, model.path, key.rpartition(".")[0])
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"the model {model.path!r} has no readable config.json: {reason}",

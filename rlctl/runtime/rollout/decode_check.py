@@ -9,16 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import Packing
+from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.kernels import Reach
+from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.mixers import Mixer
-from rlctl.runtime.model.probe import arbitrary_tokens
+from rlctl.runtime.model.padded_rows import has_padded_rows
+from rlctl.runtime.model.probe import arbitrary_tokens, check_model
 from rlctl.runtime.ops import log_probs_from_logits
 from rlctl.runtime.rollout.decoding import Decode, Prefill
+from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.fused import Passes
 from rlctl.runtime.rollout.kv_cache import KVCache
 
@@ -59,6 +64,16 @@ def check_decoding(passes: Passes) -> None:
             hint=_HINT,
         )
     setattr(passes.model, _CHECKED, True)
+
+
+def load_copy(spec: EngineSpec) -> PreTrainedModel:
+    """Load a model for an engine of its own, which finds as the trainer whether rows are padded."""
+    settings = spec.model.model_copy(update={"load_in_4bit": False})
+    model = load_model(settings, "policy", spec.dtype, spec.seed)
+    nn.Module.to(model, spec.rank_info.device).requires_grad_(False)
+    if not has_padded_rows(model):
+        check_model(PolicyModel(model, 1.0), None)
+    return model
 
 
 _HINT = "actor_rollout_ref.rollout.name=vllm"

@@ -20,11 +20,10 @@ from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
-from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.mixers import has_mixers
 from rlctl.runtime.model.padded_rows import has_padded_rows
 from rlctl.runtime.rollout.adapters import MERGES, merged_sync
-from rlctl.runtime.rollout.decode_check import check_decoding
+from rlctl.runtime.rollout.decode_check import check_decoding, load_copy
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
@@ -135,9 +134,7 @@ class HFEngine:
         """Build the engine around `policy`, or around a separate model if it is None."""
         model = policy
         if model is None:
-            whole = spec.model.model_copy(update={"load_in_4bit": False})
-            model = load_model(whole, "policy", spec.dtype, spec.seed)
-            nn.Module.to(model, spec.rank_info.device).requires_grad_(False)
+            model = load_copy(spec)
         capturer = capturer_of(spec)
         return cls(
             model,
