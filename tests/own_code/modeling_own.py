@@ -38,7 +38,7 @@ class OwnLayer(nn.Module):
 
 
 class OwnPreTrainedModel(PreTrainedModel):
-    """What both models have in common."""
+    """Config and names that both models have."""
 
     config_class = OwnConfig
     base_model_prefix = "model"
