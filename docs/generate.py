@@ -186,6 +186,7 @@ def memory() -> str:
 def models() -> str:
     """Return a table of transformers' causal language models: exact, exact but slow, refused."""
     from tests.miniatures import IN_VLLM, PADDED, REFUSED, TYPES
+    from tests.multimodal import TEXT_EXACT, TEXT_NOT_DECODED, TEXT_REFUSED
 
     packed = [kind for kind in TYPES if kind not in PADDED and kind not in REFUSED]
     groups = {"exact on packed rows": packed, "exact on padded rows": sorted(PADDED)}
@@ -201,7 +202,11 @@ def models() -> str:
         "‡ rounded there: log-probs differ by up to 1e-2",
         "all others are refused with vLLM on a CPU",
     )
-    return table(["", "types", "vLLM", ""], rows) + "\n\n" + "; ".join(notes) + "."
+    text = [code(kind) + (" \\*" if kind in TEXT_NOT_DECODED else "") for kind in TEXT_EXACT]
+    refused = ", ".join(map(code, TEXT_REFUSED))
+    of_text = f"Multimodal types on rows of text: {', '.join(text)}. Refused: {refused}."
+    found = table(["", "types", "vLLM", ""], rows)
+    return "\n\n".join((found, "; ".join(notes) + ".", of_text))
 
 
 def _marked(kinds: Iterable[str]) -> str:

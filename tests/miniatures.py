@@ -343,6 +343,11 @@ def miniature(kind: str, folder: Path, **fields: Any) -> PreTrainedModel:
     config = miniature_config(kind)
     for name, value in fields.items():
         setattr(config, name, value)
+    return with_random_weights(config, folder)
+
+
+def with_random_weights(config: PreTrainedConfig, folder: Path) -> PreTrainedModel:
+    """Load a model of `config`, which goes to `folder`: see `miniature`."""
     config.save_pretrained(folder)
     overrides = [f"actor_rollout_ref.model.{each}" for each in (f"path={folder}", "init=random")]
     settings = compose("grpo", overrides).config.actor_rollout_ref.model

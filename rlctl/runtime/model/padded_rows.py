@@ -51,6 +51,8 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     if decoder is model or not isinstance(decoder, PreTrainedModel):
         inner = (part for part in model.children() if isinstance(part, PreTrainedModel))
         decoder = next(inner, model)
+    if decoder is not model and decoder.get_output_embeddings() is not None:
+        return decoder_of(decoder)  # Llama 4 with images holds a model with a head
     return decoder
 
 

@@ -75,12 +75,12 @@ def freeze_tower(hf: PreTrainedModel, freezes: bool = True) -> None:
 
 
 def towers(hf: nn.Module) -> list[nn.Module]:
-    """Return the modules beside the language model; none for a model that reads no images."""
-    if image_processor(hf) is None:
-        return []
+    """Return the modules beside the language model, which rows of text do not use."""
     model: Any = hf
-    decoder = decoder_of(model)
-    return [module for module in model.base_model.children() if module is not decoder]
+    if not hasattr(model.config, "vision_config") or decoder_of(model) is model.base_model:
+        return []
+    own = {decoder_of(model), model.get_output_embeddings()}
+    return [part for part in model.base_model.children() if own.isdisjoint(part.modules())]
 
 
 def frozen_in_towers(hf: nn.Module) -> set[str]:
