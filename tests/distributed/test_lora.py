@@ -24,6 +24,7 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
 from tests.distributed.ranks import on_ranks, rank_info
+from tests.miniatures import miniature
 from tests.workers import LOSS, actor_of, experience, update
 
 LORA = ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora_alpha=8"]
@@ -104,6 +105,31 @@ def test_log_probs_and_gradients_are_those_of_peft(model: Path, kind: dict[str, 
             rtol=1e-4,
             atol=1e-4,
         )
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_5_moe_text"])
+def test_experts_are_refused_and_the_other_layers_are_exact(kind: str, tmp_path: Path) -> None:
+    """The error names targets that train, and merge as peft adds them."""
+    hf, plain = miniature(kind, tmp_path), miniature(kind, tmp_path)
+    for targets in ("all-linear", "[gate_up_proj]", "[q_proj,down_proj]"):
+        spec = config(tmp_path, f"actor_rollout_ref.model.target_modules={targets}")
+        with pytest.raises(ConfigError, match=f"experts of models of type {kind}") as raised:
+            add_adapters(hf, spec.actor_rollout_ref.model, seed=0)
+    [problem] = raised.value.problems
+    spec = config(tmp_path, f"actor_rollout_ref.model.{problem.hint}")
+    add_adapters(hf, spec.actor_rollout_ref.model, seed=0)
+    torch.manual_seed(1)
+    for name, parameter in hf.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    assert any("lora_" in name for name, _ in hf.named_parameters())
+    packed = sequences()
+    with torch.no_grad():
+        before, after = (PolicyModel(each, 1.0)(packed).log_probs for each in (plain, hf))
+        plain.load_state_dict(dict(merged_parameters(hf)), strict=False)
+        merged = PolicyModel(plain, 1.0)(packed).log_probs
+    assert (before - after).abs().max() > 1e-3
+    torch.testing.assert_close(merged, after, rtol=0, atol=1e-5)
 
 
 def test_unknown_or_nonlinear_target_modules_are_an_error(model: Path) -> None:

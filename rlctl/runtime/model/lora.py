@@ -22,6 +22,7 @@ from rlctl.errors import ConfigError
 from rlctl.files import apply_umask
 from rlctl.plugins import require
 from rlctl.recipes import schema
+from rlctl.runtime.model.expert_parallel import expert_layers
 from rlctl.runtime.model.pipeline_parallel import of_all_stages
 from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.model.vision import towers
@@ -45,7 +46,7 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
 
     Raises:
         MissingExtraError: peft is not installed.
-        ConfigError: target modules are missing from the model or not linear layers.
+        ConfigError: target modules are missing from the model, not linear layers, or experts.
     """
     if model.lora_rank == 0:
         return
@@ -53,6 +54,7 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     names, config = list(model.target_modules), cast(Any, hf.config)
+    _check_experts(hf, names)
     # Weights that are still in their files may have another dtype than the config.
     dtype = config.dtype
     if not isinstance(dtype, torch.dtype):
@@ -87,6 +89,28 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
         parameter.requires_grad_(is_adapter(name))
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
+
+
+def _check_experts(hf: nn.Module, names: list[str]) -> None:
+    """Raise ConfigError if adapters of layers `names` would be of experts, which are one tensor."""
+    layers = list(expert_layers(hf))
+    own = {name for layer in layers for name, _ in layer.named_parameters(recurse=False)}
+    # peft replaces the names that experts had as layers of their own.
+    own |= {"all-linear", "gate_proj", "up_proj", "w1", "w2", "w3"}
+    if layers and not own.isdisjoint(names):
+        others = (
+            name
+            for module in hf.modules()
+            if hasattr(module, "layer_idx")  # attention, and layers with states
+            for name, part in module.named_children()
+            if isinstance(part, nn.Linear)
+        )
+        kind = cast(Any, hf.config).model_type
+        raise ConfigError(
+            f"the experts of models of type {kind} are one tensor, which gets no adapters",
+            where="target_modules",
+            hint=f"target_modules=[{','.join(dict.fromkeys(others))}]",
+        )
 
 
 def _within(hf: nn.Module, modules: Sequence[nn.Module]) -> str | None:
