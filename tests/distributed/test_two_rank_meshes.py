@@ -28,12 +28,15 @@ from tests.distributed.test_gradient import gradient
 from tests.miniatures import miniature
 from tests.models import tiny_tokenizer
 
+REPLAY = (*EAGER, "actor_rollout_ref.actor.router_replay.mode=R3")
 OFFLOAD = "actor_rollout_ref.actor.fsdp_config.offload_policy=true"  # no-op on CPUs
 CASES = (
     Case("critic", stages(2), joins=((0, 1),)),
     Case("actor", mesh(tensor=2)),
     Case("actor", (*mesh(sequence=2), OFFLOAD)),
     Case("actor", mesh(experts=2), model="qwen3_moe", settings=EAGER),
+    Case("replay", mesh(tensor=2), model="qwen3_moe", settings=REPLAY),
+    Case("replay", stages(2), model="qwen3_moe", settings=REPLAY, joins=((0, 1),)),
     Case("actor", (), model="qwen3_5_text"),
     Case("actor", (), model="qwen3_5_text", settings=LORA),
     Case("actor", (), model="bloom"),  # padded rows: ranks call the decoder equally often

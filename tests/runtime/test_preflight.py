@@ -437,6 +437,9 @@ def test_router_replay_needs_a_record(model: Path, tmp_path: Path) -> None:
     assert "bypass_mode" in said(mixture, "R2", "algorithm.rollout_correction.bypass_mode=true")
     assert "raft has none" in said(mixture, "R2", "algorithm.name=raft")
     assert "sft samples no responses" in said(mixture, "R3", "algorithm.name=sft")
+    stages = "actor_rollout_ref.actor.fsdp_config.pipeline_model_parallel_size=2"
+    assert "no record of the experts in other stages" in said(mixture, "R2", stages)
+    assert said(mixture, "R3", stages) == ""
     override = "+actor_rollout_ref.model.override_config.router_aux_loss_coef"
     assert "terms of the routers" in said(mixture, "disabled", f"{override}=0.01")
     assert said(mixture, "disabled", f"{override}=0") == ""

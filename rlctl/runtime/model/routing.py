@@ -85,16 +85,26 @@ class Routing:
 
     def own(self) -> Tensor:
         """Return the model's own choices of the pass: (T, L, K)."""
-        return torch.stack([self._own[layer] for layer in sorted(self._own)], 1)
+        return torch.stack([self._own[layer] for layer in self.layers], 1)
 
-    def set_own(self, own: Tensor) -> None:
+    @property
+    def layers(self) -> list[int]:
+        """Numbers of the layers of the model's own choices; a stage of a pipeline has some."""
+        return sorted(self._own)
+
+    def set_own(self, own: Tensor, layers: list[int]) -> None:
         """Set the model's own choices (T, L, K), from those of several ranks."""
-        self._own = dict(enumerate(own.to(self.dtype).unbind(1)))
+        self._own = dict(zip(layers, own.to(self.dtype).unbind(1), strict=True))
 
     def agreement(self, tokens: Tensor) -> Metrics:
-        """Return the share of the given experts of `tokens` (N,) that the model would choose."""
+        """Return the share of the given experts of `tokens` (N,) that the model would choose.
+
+        A stage of a pipeline counts those of its own layers.
+        """
         assert self.given is not None, "nothing is replayed"
-        given, own = self.given[tokens], self.own()[tokens]
+        if not self.layers:
+            return {}
+        given, own = self.given[tokens][:, self.layers], self.own()[tokens]
         equal = (given[..., None] == own[..., None, :]).any(-1)
         num_given = int((given != OWN).sum())
         return {AGREEMENT: Mean(float(equal.sum()), num_given)} if num_given else {}

@@ -92,12 +92,13 @@ class Slice:
 
     def join_routing(self, routing: Routing) -> None:
         """Set the choices of all tokens in `routing` from those of each rank."""
-        assert self.sequences.routing is not None
-        own = self.sequences.routing.own().int()  # NCCL does not add int16
+        part = self.sequences.routing
+        assert part is not None
+        own = part.own().int()  # NCCL does not add int16
         first = self.group.rank * len(own)
         total = len(own) * self.group.size
         places = torch.arange(first, first + len(own), device=own.device)
-        routing.set_own(self._join(own, places, total))
+        routing.set_own(self._join(own, places, total), part.layers)
 
     def join_rows(self, own: Tensor) -> Tensor:
         """Return the values of all rows from those of each rank: (M, …) -> (B, …)."""

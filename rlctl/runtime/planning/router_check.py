@@ -65,10 +65,9 @@ def _reasons(
     if Needs.GROUPS not in algorithm.needs:
         found.append((f"{config.algorithm.name} samples no responses to replay", off))
     found += _of_model(config)
-    for size in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
-        if getattr(actor.fsdp_config, size) > 1:
-            message = f"experts are not replayed in layers that {size} divides over ranks"
-            found.append((message, f"{_SECTION}.fsdp_config.{size}=1"))
+    if actor.router_replay.mode == "R2" and actor.fsdp_config.pipeline_model_parallel_size > 1:
+        message = "the last stage of a pipeline has no record of the experts in other stages"
+        found.append((message, f"{_KEY}=R3, or pipeline_model_parallel_size=1"))
     if actor.use_torch_compile:
         message = "the choice of experts cannot be replaced in compiled layers"
         found.append((message, f"{_SECTION}.use_torch_compile=false"))
