@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams
+from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 
 STOP = 2
 
@@ -49,9 +50,52 @@ def full_forward(
     policy: PreTrainedModel, prompt: Tensor, response: Tensor, temperature: float
 ) -> Tensor:
     """Return log-probs (len(response),) computed by transformers."""
+    found = full_log_probs(policy, prompt, response, temperature)
+    return found.gather(1, response[:, None]).squeeze(1)
+
+
+def full_log_probs(
+    policy: PreTrainedModel, prompt: Tensor, response: Tensor, temperature: float
+) -> Tensor:
+    """Return log-probs of all tokens (len(response), V) computed by transformers."""
     with torch.no_grad():
         logits = policy(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
-    return (logits / temperature).log_softmax(-1).gather(1, response[:, None]).squeeze(1)
+    return (logits / temperature).log_softmax(-1)
+
+
+def assert_most_probable(
+    policy: PreTrainedModel, engine: RolloutEngine, temperature: float, atol: float
+) -> None:
+    """Ask for the 3, 0 and 20 most probable tokens, and compare them with those of `policy`."""
+    decoding = Decoding(temperature, 0.9, 9, ())
+    asked = {
+        key: Request(key, ids, decoding, (6, 4), (1, 2), num_top=num_top)
+        for ids, num_top in zip(prompts(9, 1, 40).rows(), (3, 0, 20), strict=True)
+        for key in (next_key(),)
+    }
+    engine.submit([*asked.values()])
+    done: list[Completion] = []
+    while engine.num_open:
+        done += engine.step()
+    assert len(done) == 6
+    for found in done:
+        request = asked[found.key]
+        if not request.num_top:
+            assert found.top == ()
+            continue
+        expected = full_log_probs(
+            policy, request.context_ids, found.response_ids, temperature or 1.0
+        )
+        ids, numbers = (torch.tensor(part) for part in zip(*map(_columns, found.top), strict=True))
+        assert ids.shape == (len(found.response_ids), request.num_top)
+        torch.testing.assert_close(expected.gather(1, ids), numbers, atol=atol, rtol=0)
+        best = expected.topk(request.num_top).values
+        torch.testing.assert_close(numbers, best, atol=atol, rtol=0)
+
+
+def _columns(top: tuple[tuple[int, float], ...]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    ids, numbers = zip(*top, strict=True)
+    return ids, numbers
 
 
 def echoed(prompts: Prompts) -> Rollouts:

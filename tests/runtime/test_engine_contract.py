@@ -38,7 +38,14 @@ from rlctl.runtime.rollout.running import RunningRows
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import Bucket
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
-from tests.generation import STOP, engine_spec, full_forward, prompts, sampling
+from tests.generation import (
+    STOP,
+    assert_most_probable,
+    engine_spec,
+    full_forward,
+    prompts,
+    sampling,
+)
 from tests.models import mixture_model, tiny_model
 from tests.runtime.test_weights import Arrived
 
@@ -188,6 +195,13 @@ def test_log_probs_cover_the_entire_vocabulary(shared: Shared, temperature: floa
     )
     assert responses.response_ids.lengths.max() == 130
     assert_agree(responses, prompt_ids, shared.policy, temperature or 1.0)
+
+
+@pytest.mark.parametrize("temperature", [0.6, 0.0])
+def test_the_most_probable_tokens(shared: Shared, temperature: float) -> None:
+    plain = copy.deepcopy(shared.policy).eval()
+    plain.set_attn_implementation("sdpa")
+    assert_most_probable(plain, shared.engine, temperature, atol=1e-4)
 
 
 def test_greedy_decoding_matches_a_naive_loop(shared: Shared) -> None:

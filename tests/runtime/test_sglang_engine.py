@@ -19,7 +19,7 @@ from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlErr
 from rlctl.runtime.rollout.engine import SamplingParams, to_requests
 from rlctl.runtime.rollout.sglang import SGLangEngine
 from tests.e2e.command import metrics
-from tests.generation import STOP, engine_spec, full_forward, prompts
+from tests.generation import STOP, assert_most_probable, engine_spec, full_forward, prompts
 from tests.generation import sampling as any_sampling
 from tests.models import tiny_model, write_tiny_model
 from tests.progress import wait_until
@@ -98,6 +98,7 @@ def test_log_probs_match_the_policy_after_each_weight_sync(
         engine.load_weights(policy.named_parameters())
         assert list(tmp_path.iterdir()) == []
         assert_log_probs_of(policy, engine, temperature)
+        assert_most_probable(policy, engine, temperature, atol=5e-5)
     assert not engine.sleep(), "a server on a CPU keeps its memory"
     engine.wake()
 

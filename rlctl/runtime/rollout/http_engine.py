@@ -86,9 +86,14 @@ class Call:
     index: int  # of the response among the request's n
     id: str  # the server's name of it
 
-    def completion(self, ids: Sequence[int], log_probs: Sequence[float]) -> Completion:
-        """Return the response with these tokens and their log-probs."""
-        return Completion.of(self.request, self.index, ids, log_probs)
+    def completion(
+        self,
+        ids: Sequence[int],
+        log_probs: Sequence[float],
+        top: Iterable[Iterable[tuple[int, float]]] = (),
+    ) -> Completion:
+        """Return the response with these tokens, their log-probs and the most probable tokens."""
+        return Completion.of(self.request, self.index, ids, log_probs, top)
 
 
 class HttpEngine(ABC):

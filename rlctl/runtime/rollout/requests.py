@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Self
@@ -63,6 +63,7 @@ class Request:
     # Requests with equal numbers go to the same engine while it lives; -1: to the least busy one.
     affinity: int = 0
     images: Images = ()  # files of the images of the context
+    num_top: int = 0  # most probable tokens that are reported in place of each token
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,18 @@ class Completion:
     # (P + T, L, K): experts of the tokens of context and response, where the engine records them;
     # `OWN` for tokens that this request did not compute, such as the last.
     routing: Tensor | None = None
+    # T: ids and log-probs of the `num_top` most probable tokens; none if not asked for, or from an
+    # engine that does not report them.
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     @classmethod
     def of(
-        cls, request: Request, index: int, ids: Sequence[int], log_probs: Sequence[float]
+        cls,
+        request: Request,
+        index: int,
+        ids: Sequence[int],
+        log_probs: Sequence[float],
+        top: Iterable[Iterable[tuple[int, float]]] = (),
     ) -> Self:
         """Return response `index` of `request`: T ≥ 1 tokens with their log-probs."""
         stopped = ids[-1] in request.decoding.stop_token_ids
@@ -101,6 +110,7 @@ class Completion:
             torch.tensor(ids, dtype=torch.int64),
             torch.tensor(log_probs, dtype=torch.float32),
             "stop" if stopped else "length",
+            top=tuple(map(tuple, top)) if request.num_top else (),
         )
 
     def shortened(self, num_tokens: int) -> Self:
@@ -117,6 +127,7 @@ class Completion:
             finish="stop",
             spans=tuple(span for span in spans if span[1]),
             routing=None if self.routing is None else self.routing[: len(self.routing) - dropped],
+            top=self.top[:num_tokens],
         )
 
     @property

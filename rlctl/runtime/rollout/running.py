@@ -18,6 +18,7 @@ from rlctl.runtime.rollout.kv_cache import KVCache, num_saved
 from rlctl.runtime.rollout.requests import Completion, Decoding
 from rlctl.runtime.rollout.rows import Finished, Part, Row, rows_of
 from rlctl.runtime.rollout.sampling import sample
+from rlctl.runtime.rollout.top_log_probs import TopLogProbs
 
 # Approximate limit of a forward pass over prompts: more tokens cost memory and save no time.
 _PREFILL_TOKENS = 8192
@@ -59,6 +60,7 @@ class RunningRows:
         self._log_probs = torch.empty(0, 0, device=self.device)  # (R, capacity)
         self._last = self._contexts  # (R,) last token of each row
         self._logits: Tensor | None = None  # (R, V) of each row's next token
+        self._tops = TopLogProbs()
 
     def __len__(self) -> int:
         """Return the number of running rows."""
@@ -80,6 +82,7 @@ class RunningRows:
         joined = torch.cat(logits).repeat_interleave(per_part.to(self.device), 0)
         self._logits = joined if self._logits is None else torch.cat([self._logits, joined])
         self.rows += rows
+        self._tops.join(rows)
         self._limits = torch.cat([self._limits, limits])
         # Positions go on after those of images, which may be fewer than their tokens.
         ends = lengths if not any(seen) else torch.tensor([s.next_position for s in seen if s])
@@ -92,6 +95,7 @@ class RunningRows:
         assert self._logits is not None
         num_own = self.cache.num_own
         tokens, log_probs = self._sample(self._logits, num_own)
+        self._tops.add(self.rows, self._logits)
         self._logits = None
         self._record(tokens, log_probs, num_own)
         stopped = self._stopped(tokens).cpu()
@@ -124,6 +128,8 @@ class RunningRows:
         if active.all():
             return
         assert self._logits is not None, "rows that joined have logits"
+        for number in (~active).nonzero().squeeze(1).tolist():
+            self._tops.pop(self.rows[number])
         kept = self._compact(active)
         self._logits = self._logits[kept.to(self.device)] if self.rows else None
 
@@ -240,7 +246,8 @@ class RunningRows:
             keeps = row.request.keep and not self.cache.states
             saved = self.cache.save(number) if keeps else None
             reason = "stop" if stop else "length"
-            completion = Completion(row.request.key, row.number, ids, log_prob, reason)
+            top = self._tops.pop(row)
+            completion = Completion(row.request.key, row.number, ids, log_prob, reason, top=top)
             finished.append(Finished(row, completion, saved))
         return finished
 

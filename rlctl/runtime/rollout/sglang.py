@@ -89,7 +89,7 @@ class SGLangEngine(HttpEngine):
         else:
             server = SGLangServer.launch(
                 arguments.python or sys.executable,
-                [*_launch_arguments(spec), *arguments.server_args],
+                [*_launch_arguments(spec), *map(str, arguments.server_args)],
                 spec.rank_info.device == "cpu",
                 arguments.start_timeout_s,
             )
@@ -165,6 +165,7 @@ class SGLangEngine(HttpEngine):
             "input_ids": request.context_ids.tolist(),
             "sampling_params": _params(request, index),
             "return_logprob": True,
+            "top_logprobs_num": request.num_top,
         }
         reply = self._post("/generate", body)
         meta = reply.get("meta_info", {}) if isinstance(reply, dict) else {}
@@ -175,7 +176,10 @@ class SGLangEngine(HttpEngine):
                 where=self.server.url,
             )
         ids, log_probs = [token for _, token, *_ in row], [log_prob for log_prob, *_ in row]
-        return call.completion(ids, log_probs)
+        tops = meta.get("output_top_logprobs") or ()
+        return call.completion(
+            ids, log_probs, [[(token, number) for number, token, *_ in top] for top in tops]
+        )
 
 
 def _check_python(arguments: SGLangArguments) -> None:

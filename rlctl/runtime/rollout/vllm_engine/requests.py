@@ -76,7 +76,7 @@ def vllm_arguments(request: Request, index: int) -> dict[str, Any]:
         "seed": request.seeds[index],
         "stop_token_ids": list(decoding.stop_token_ids),
         "ignore_eos": True,
-        "logprobs": 0,  # of the sampled token only
+        "logprobs": request.num_top,  # besides that of the sampled token
         "detokenize": False,
     }
 
@@ -84,5 +84,11 @@ def vllm_arguments(request: Request, index: int) -> dict[str, Any]:
 def to_completion(request: Request, index: int, output: RequestOutput) -> Completion:
     """Convert the output of a finished response."""
     completion = output.outputs[0]
-    log_probs = cast("FlatLogprobs", completion.logprobs).logprobs
-    return Completion.of(request, index, completion.token_ids, log_probs)
+    flat = cast("FlatLogprobs", completion.logprobs)
+    # Of each position: the sampled token, then the most probable ones.
+    log_probs = [flat.logprobs[start] for start in flat.start_indices]
+    tops = [
+        zip(flat.token_ids[start + 1 : end], flat.logprobs[start + 1 : end], strict=True)
+        for start, end in zip(flat.start_indices, flat.end_indices, strict=True)
+    ]
+    return Completion.of(request, index, completion.token_ids, log_probs, tops)
