@@ -25,7 +25,7 @@ from rlctl.recipes.roles import (
     is_adapter_base,
     needed_roles,
 )
-from rlctl.runtime.agents.programs.chat_api import new_key
+from rlctl.runtime.agents.programs.chat_request import new_key
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ScoreLoss, ValueLoss
 from rlctl.runtime.algorithms.references import ActorAsReference, RoutedReference, RoutesRows
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor

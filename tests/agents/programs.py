@@ -150,13 +150,17 @@ async def choices(task: Mapping[str, Any], client: Any) -> dict[str, float]:
     (first, _), (second, _), *_ = questions(task)
     messages: list[Any] = [{"role": "user", "content": first}]
     create = client.chat.completions.create
-    given = {"model": "policy", "messages": messages, "n": 3, "logprobs": True}
+    given = {"model": "policy", "messages": messages, "n": 3, "logprobs": True, "top_logprobs": 2}
     reply = await create(**given)
     assert [choice.index for choice in reply.choices] == [0, 1, 2]
     tokens = [choice.logprobs.content for choice in reply.choices]
     assert reply.usage.completion_tokens == sum(map(len, tokens))
     for choice, turn in zip(reply.choices, tokens, strict=True):
         assert "".join(token.token for token in turn).startswith(choice.message.content)
+        for token in turn:
+            best, next_best = token.top_logprobs
+            assert best.logprob >= next_best.logprob
+            assert token.logprob <= best.logprob + 1e-5
     streamed = [""] * 3
     async for chunk in await create(**given, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
@@ -167,6 +171,49 @@ async def choices(task: Mapping[str, Any], client: Any) -> dict[str, float]:
     more = await create(**{**given, "n": 1})
     tokens.append(more.choices[0].logprobs.content)
     return {"score": 1.0, "total": sum(token.logprob for turn in tokens for token in turn)}
+
+
+async def texts(task: Mapping[str, Any], client: Any) -> float:
+    """Continue token ids, and texts that the program renders itself."""
+    import openai
+
+    create, exact = client.completions.create, {"return_token_ids": True}
+    (first, _), (second, _), *_ = questions(task)
+    text = f"<|user|>{first}<|end|><|assistant|>"
+    reply = await create(model="policy", prompt=text, max_tokens=60, extra_body=exact, logprobs=1)
+    [choice] = reply.choices
+    ids = choice.prompt_token_ids + choice.token_ids
+    assert (len(choice.prompt_token_ids), len(choice.token_ids)) == (
+        reply.usage.prompt_tokens,
+        reply.usage.completion_tokens,
+    )
+    assert "".join(choice.logprobs.tokens).startswith(choice.text)
+    assert len(choice.logprobs.top_logprobs) == len(choice.token_ids)
+    asked = await create(
+        model="policy",
+        prompt=f"<|user|>{second}<|end|><|assistant|>",
+        max_tokens=1,
+        extra_body=exact,
+    )
+    more = asked.choices[0].prompt_token_ids
+    # The same row continues: ids after the last turn, twice, then a text that is tokenized alike.
+    cut = await create(
+        model="policy", prompt=[*ids, *more], max_tokens=2, extra_body=exact, stop=["never"]
+    )
+    assert cut.choices[0].finish_reason == "length"
+    ids = cut.choices[0].prompt_token_ids + cut.choices[0].token_ids
+    await create(model="policy", prompt=ids)
+    text = ""
+    async for chunk in await create(
+        model="policy", prompt=[text or first, second], n=2, stream=True
+    ):
+        assert chunk.choices[0].finish_reason in ("stop", "length")
+        text += chunk.choices[0].text
+    assert text
+    for prompt in ([10**6], "1" * 3_000_000, [3] * 1000):
+        with pytest.raises(openai.BadRequestError):
+            await create(model="policy", prompt=prompt)
+    return 1.0
 
 
 def blocking(task: Mapping[str, Any], client: Any) -> float:
@@ -188,7 +235,7 @@ async def refused(task: Mapping[str, Any], client: Any) -> float:
     named = {"type": "function", "function": {"name": "submit"}}
     for change, expected in (
         ({"n": 0}, (None, "n")),
-        ({"logprobs": True, "top_logprobs": 2}, ("unsupported_parameter", "top_logprobs")),
+        ({"top_logprobs": 2}, (None, "top_logprobs")),
         (
             {"response_format": {"type": "json_object"}},
             ("unsupported_parameter", "response_format"),

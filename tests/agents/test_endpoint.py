@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 
 from rlctl.runtime.agents.environments.protocol import Turn
-from rlctl.runtime.agents.programs.chat_api import ChatReply, ChatRequest
+from rlctl.runtime.agents.programs.chat_api import ChatReply
+from rlctl.runtime.agents.programs.chat_request import ChatRequest
 from rlctl.runtime.agents.programs.endpoint import Endpoint
 
 USER = {"role": "user", "content": "2 + 3?"}
@@ -50,6 +51,9 @@ def send(
         ({"stream_options": {"include_usage": 1}}, "include_usage must be true or false"),
         ({"functions": [{"name": "f"}]}, "use tools"),
         ({"messages": [USER, {"role": "assistant", "tool_calls": 5}]}, "tool_calls of a message"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "a whole number from 0 to 20, not 21"),
+        ({"response_format": {"type": "json_object"}}, "to force a form changes the distribution"),
     ],
 )
 def test_wrong_parameters_of_chat_completions_are_named(change: dict[str, Any], text: str) -> None:
@@ -91,7 +95,26 @@ def test_wrong_parameters_of_responses_are_named(change: dict[str, Any], text: s
     assert text in body["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/messages", "/responses"])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"prompt": None}, "prompt must be a text, a list of token ids, or a list of these"),
+        ({"prompt": []}, "prompt must be"),
+        ({"prompt": [[1, 2], [True]]}, "prompt must be"),
+        ({"prompt": ["a", ""]}, "prompt must be"),
+        ({"echo": True}, "echo=True is not supported"),
+        ({"best_of": 3, "n": 2}, "best_of=3 is not supported"),
+        ({"logprobs": -1}, "top_logprobs must be a whole number"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number"),
+    ],
+)
+def test_wrong_parameters_of_completions_are_named(change: dict[str, Any], text: str) -> None:
+    status, body = send("/completions", {"prompt": "2 + 3", **change})
+    assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+    assert text in body["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/messages", "/responses", "/completions"])
 def test_a_body_in_an_unknown_charset_is_refused(path: str) -> None:
     status, body = send(path, b"{}", f"{JSON}; charset=none")
     assert (status, body["error"]["message"]) == (400, "the body is not valid JSON")
@@ -99,7 +122,7 @@ def test_a_body_in_an_unknown_charset_is_refused(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("POST", "/completions", 404), ("GET", "/chat/completions", 405)],
+    [("POST", "/embeddings", 404), ("GET", "/chat/completions", 405)],
 )
 def test_other_paths_are_answered_with_those_that_exist(
     method: str, path: str, status: int
@@ -108,5 +131,5 @@ def test_other_paths_are_answered_with_those_that_exist(
     assert found == status
     assert body["error"]["message"] == (
         f"{method} /v1{path} is not served; served: POST /v1/chat/completions, "
-        "POST /v1/responses, POST /v1/messages, GET /v1/models"
+        "POST /v1/responses, POST /v1/completions, POST /v1/messages, GET /v1/models"
     )

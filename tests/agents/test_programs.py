@@ -23,7 +23,7 @@ from tests.agents.programs import TEMPLATE
 from tests.agents.quiz import write_quiz
 from tests.agents.test_episodes import ROLLOUT, N, episodes, generate
 
-PLAIN = ("chat", "stream", "fork", "refused", "fails", "silent", "choices")
+PLAIN = ("chat", "stream", "fork", "refused", "fails", "silent", "choices", "texts")
 WITH_TOOLS = (
     *("tools", "streamed_call", "messages_api", "responses_api", "stops", "documented"),
     "gives_up",
@@ -77,6 +77,7 @@ def test_programs_of_a_batch(tmp_path: Path) -> None:
     check_environment(file, batch)
     check_fork(fork)
     check_choices(played_by(batch, "choices"))
+    check_texts(played_by(batch, "texts"))
     assert len(validated) == 1, "validation has one row an episode"
     assert outcomes(played_by(batch, "refused")) == {("done", None)}
     for name, error in (
@@ -138,6 +139,15 @@ def check_choices(played: Rollouts) -> None:
     sums = torch.stack([row.sum() for row in played.rollout_log_probs.rows()]).view(N, 6).sum(1)
     totals = [episode.components["total"] for episode in played.episodes[::6]]
     assert torch.allclose(sums, torch.tensor(totals), atol=1e-4)
+
+
+def check_texts(played: Rollouts) -> None:
+    """Check that ids which extend a row continue it, and that others begin rows."""
+    assert outcomes(played) == {("done", None)}
+    assert num_retokenized(played) == 0
+    assert played.turn is not None
+    num_turns = torch.tensor([int(turns[-1]) + 1 for turns in played.turn.rows()]).view(N, 6)
+    assert num_turns.tolist() == [[3, 1, 1, 1, 1, 1]] * N
 
 
 def test_programs_with_tools(tmp_path: Path) -> None:

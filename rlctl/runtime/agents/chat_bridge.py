@@ -95,6 +95,11 @@ class ChatBridge:
         return self.tokenizer.name_or_path
 
     @property
+    def has_images(self) -> bool:
+        """True if messages may have images."""
+        return self._images is not None
+
+    @property
     def several_calls(self) -> bool:
         """True if the template has a form for several calls in one message."""
         return self._style.several

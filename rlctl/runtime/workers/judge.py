@@ -15,7 +15,8 @@ from rlctl.plugins import load
 from rlctl.quickstart import real_path
 from rlctl.recipes import schema
 from rlctl.runtime.agents.environments.protocol import Turn
-from rlctl.runtime.agents.programs.chat_api import ApiError, ChatReply, ChatRequest
+from rlctl.runtime.agents.programs.chat_api import ChatReply
+from rlctl.runtime.agents.programs.chat_request import ApiError, ChatRequest
 from rlctl.runtime.data.tokenizer import encode_prompt, stop_token_ids, tokenizer_of
 from rlctl.runtime.model.load import compute_dtype, load_model, with_local_path
 from rlctl.runtime.model.lora import engine_parameters
@@ -115,6 +116,8 @@ class JudgeWorker(Worker):
 
     async def complete(self, request: ChatRequest) -> ChatReply:
         """Continue a conversation greedily: see `Session`."""
+        if request.prompt is not None:
+            raise ApiError(400, "a judge has no completions, but chat completions", param="prompt")
         try:
             ids = encode_prompt(self.tokenizer, request.messages)
         except ConfigError as error:

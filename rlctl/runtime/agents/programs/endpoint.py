@@ -13,14 +13,12 @@ from typing import Any, Protocol, Self
 
 from aiohttp import web
 
-from rlctl.runtime.agents.programs.chat_api import (
-    MODEL,
-    ApiError,
-    ChatReply,
-    ChatRequest,
-    chunks,
-    completion,
-    new_key,
+from rlctl.runtime.agents.programs.chat_api import ChatReply, chunks, completion
+from rlctl.runtime.agents.programs.chat_request import MODEL, ApiError, ChatRequest, new_key
+from rlctl.runtime.agents.programs.completions_api import (
+    parse_completions,
+    text_chunks,
+    text_completion,
 )
 from rlctl.runtime.agents.programs.messages_api import (
     error_body,
@@ -36,8 +34,8 @@ from rlctl.runtime.agents.programs.responses_api import (
 
 LOOPBACK = "127.0.0.1"
 _CHAT, _MESSAGES, _MODELS = "/v1/chat/completions", "/v1/messages", "/v1/models"
-_RESPONSES = "/v1/responses"
-_SERVED = (f"POST {_CHAT}", f"POST {_RESPONSES}", f"POST {_MESSAGES}", f"GET {_MODELS}")
+_RESPONSES, _TEXTS = "/v1/responses", "/v1/completions"
+_SERVED = [f"POST {path}" for path in (_CHAT, _RESPONSES, _TEXTS, _MESSAGES)] + [f"GET {_MODELS}"]
 _MAX_BODY = 64 * 2**20  # bytes
 _SHUTDOWN_S = 1.0  # time that unfinished requests get at the end
 
@@ -61,6 +59,7 @@ class Endpoint:
         app = web.Application(middlewares=[_with_errors], client_max_size=_MAX_BODY)
         app.router.add_post(_CHAT, self._chat)
         app.router.add_post(_RESPONSES, self._response)
+        app.router.add_post(_TEXTS, self._text)
         app.router.add_post(_MESSAGES, self._message)
         app.router.add_get(_MODELS, self._models)
         app.router.add_get(f"{_MODELS}/{{name:.+}}", self._model)
@@ -118,9 +117,15 @@ class Endpoint:
         replies = await asyncio.gather(*(session.complete(asked) for _ in range(asked.n)))
         if not asked.stream:
             return web.json_response(completion(replies, asked.model))
-        parts = chunks(replies, asked.model, asked.include_usage)
-        events = [f"data: {json.dumps(chunk)}\n\n" for chunk in parts]
-        return await _streamed(request, [*events, "data: [DONE]\n\n"])
+        return await _streamed(request, _data(chunks(replies, asked.model, asked.include_usage)))
+
+    async def _text(self, request: web.Request) -> web.StreamResponse:
+        session, asked = self._session(request), parse_completions(await _body(request))
+        calls = [session.complete(one) for one in asked for _ in range(one.n)]
+        replies, first = await asyncio.gather(*calls), asked[0]
+        if not first.stream:
+            return web.json_response(text_completion(replies, first))
+        return await _streamed(request, _data(text_chunks(replies, first)))
 
     async def _message(self, request: web.Request) -> web.StreamResponse:
         session, asked = self._session(request), parse_messages(await _body(request))
@@ -139,6 +144,10 @@ class Endpoint:
 
 def _described(model: str) -> dict[str, Any]:
     return {"id": model, "object": "model", "created": 0, "owned_by": "rlctl"}
+
+
+def _data(chunks: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [*(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), "data: [DONE]\n\n"]
 
 
 def _named(events: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, to_call, to_schema
-from rlctl.runtime.agents.programs.chat_api import ApiError, ChatReply, ChatRequest
+from rlctl.runtime.agents.programs.chat_api import ChatReply
+from rlctl.runtime.agents.programs.chat_request import ApiError, ChatRequest
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 404: "not_found_error"}

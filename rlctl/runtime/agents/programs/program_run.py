@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from bisect import bisect_left
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.pool import EnvironmentFailed, Timeouts
 from rlctl.runtime.agents.environments.program import ENDPOINT
-from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn
+from rlctl.runtime.agents.environments.protocol import Message, Turn
 from rlctl.runtime.agents.episode import EpisodeRun, Sample, State, turn_seed
-from rlctl.runtime.agents.programs.chat_api import ApiError, ChatReply, ChatRequest, normalized
-from rlctl.runtime.agents.template_check import TOOL
+from rlctl.runtime.agents.programs.chat_api import ChatReply, LogProb
+from rlctl.runtime.agents.programs.chat_request import ApiError, ChatRequest, normalized
+from rlctl.runtime.agents.programs.conversations import Conversation, continued, stopped
 from rlctl.runtime.agents.tokens import Tokens
 from rlctl.runtime.rollout.requests import Completion, Request, next_key
 from rlctl.tracking import episodes
@@ -28,19 +27,6 @@ if TYPE_CHECKING:
     from rlctl.runtime.agents.programs.endpoint import Endpoint
 
 _TOO_LONG = "context_length_exceeded"  # OpenAI's code
-
-
-@dataclass
-class Conversation:
-    """One training row: a conversation that has only grown."""
-
-    tokens: Tokens
-    messages: list[Message]  # the last turn included
-    tools: list[ToolSchema]
-    turn: Turn = field(default_factory=lambda: Turn(""))  # the last
-    completion: Completion | None = None  # of the last turn
-    num_turns: int = 0
-    is_busy: bool = False  # its next turn is being generated
 
 
 class ProgramRun(EpisodeRun):
@@ -114,16 +100,13 @@ class ProgramRun(EpisodeRun):
         limit = self.settings.multi_turn.max_assistant_turns
         if self._num_requests == limit:
             raise ApiError(400, f"the policy has written its {limit} turns", "max_turns")
-        found = self._continued(request)
-        known = len(found.messages) if found else 0
-        fresh = request.messages[known:]
-        conversation = found or self._begun(request)
+        ids = self._text_ids(request)
+        kept, stops = self.settings.kept_roles or (), self.task.decoding.stop_token_ids
+        found = continued(self._conversations, request, ids, kept, stops)
+        conversation = found or self._begun(request, ids)
+        fresh, bridge = self._added(conversation, request, ids)
         room = self.settings.max_response_length - len(conversation.tokens.response_ids)
-        texts = "".join(message["content"] for message in fresh) if found else ""
-        has_room = not self.settings.bridge.is_longer(texts, room)
-        bridge = self._bridge(conversation, fresh) if has_room else []
-        room -= len(bridge)
-        if not has_room or room < 1:
+        if bridge is None or (room := room - len(bridge)) < 1:
             raise ApiError(
                 400,
                 f"the conversation has no room for a response: data.max_response_length="
@@ -144,38 +127,56 @@ class ProgramRun(EpisodeRun):
         seconds = time.monotonic() - began
         return self._record(conversation, request, completion, number, stop, seconds)
 
-    def _continued(self, request: ChatRequest) -> Conversation | None:
-        """Return the longest conversation that the request extends, or None."""
-        kept = self.settings.kept_roles or ()
-        found = [
-            conversation
-            for conversation in self._conversations
-            if not conversation.is_busy
-            and conversation.completion is not None
-            and int(conversation.completion.response_ids[-1]) in self.task.decoding.stop_token_ids
-            and conversation.tools == request.tools
-            and conversation.messages == request.messages[: len(conversation.messages)]
-            and len(conversation.messages) < len(request.messages)
-            and all(new["role"] in kept for new in request.messages[len(conversation.messages) :])
-            and (not conversation.tools or TOOL in kept)
-        ]
-        return max(found, key=lambda conversation: len(conversation.messages), default=None)
+    def _text_ids(self, request: ChatRequest) -> list[int] | None:
+        """Return the ids of a text to continue, None for messages. Raises ApiError."""
+        prompt, bridge = request.prompt, self.settings.bridge
+        if prompt is None:
+            return None
+        if bridge.has_images:
+            raise ApiError(400, "a model with images has no completions", param="prompt")
+        if isinstance(prompt, str):
+            longest = self.settings.max_prompt_length + self.settings.max_response_length
+            if bridge.is_longer(prompt, longest):
+                raise ApiError(400, f"the prompt has {len(prompt)} characters", _TOO_LONG)
+            return self.settings.tokenizer.encode(prompt)
+        if not 0 <= min(prompt) <= max(prompt) < len(self.settings.tokenizer):
+            raise ApiError(400, "prompt has an id that is no token of the policy", param="prompt")
+        return [*prompt]
 
-    def _begun(self, request: ChatRequest) -> Conversation:
+    def _begun(self, request: ChatRequest, ids: list[int] | None) -> Conversation:
         """Return a new conversation. Raises ApiError for messages without a valid prompt."""
-        bridge, limit = self.settings.bridge, self.settings.max_prompt_length
-        try:
-            rendered = bridge.render(request.messages, request.tools)
-            if request.tools and rendered == bridge.render(request.messages, []):
-                raise ApiError(400, "the chat template does not write tools", param="tools")
-        except ConfigError as error:
-            raise ApiError(400, str(error), param="messages") from None
-        ids = None if bridge.is_longer(rendered, limit) else bridge.encode(rendered)
+        bridge, limit, given = self.settings.bridge, self.settings.max_prompt_length, ""
+        if ids is None:
+            try:
+                rendered = bridge.render(request.messages, request.tools)
+                if request.tools and rendered == bridge.render(request.messages, []):
+                    raise ApiError(400, "the chat template does not write tools", param="tools")
+            except ConfigError as error:
+                raise ApiError(400, str(error), param="messages") from None
+            given = f"{len(rendered)} characters"
+            ids = None if bridge.is_longer(rendered, limit) else bridge.encode(rendered)
         if ids is None or len(ids) > limit:
-            given = f"{len(rendered)} characters" if ids is None else f"{len(ids)} tokens"
+            given = given if ids is None else f"{len(ids)} tokens"
             text = f"the prompt has {given}, more than data.max_prompt_length={limit} tokens"
             raise ApiError(400, text, _TOO_LONG)
         return Conversation(Tokens(ids), [], request.tools)
+
+    def _added(
+        self, conversation: Conversation, request: ChatRequest, ids: list[int] | None
+    ) -> tuple[list[Message], list[int] | None]:
+        """Return what a request adds: messages, and ids after the last turn; None: too many."""
+        is_new = conversation.completion is None
+        if ids is not None:
+            own = [] if is_new else conversation.ids
+            added = ids[len(own) :]
+            message = {"role": "user", "content": self._decode(added)}
+            return [message] if added else [], [] if is_new else added
+        fresh = request.messages[len(conversation.messages) :]
+        texts = "".join(message["content"] for message in fresh)
+        room = self.settings.max_response_length - len(conversation.tokens.response_ids)
+        if not is_new and self.settings.bridge.is_longer(texts, room):
+            return fresh, None
+        return fresh, self._bridge(conversation, fresh)
 
     def _bridge(self, conversation: Conversation, fresh: list[Message]) -> list[int]:
         """Return the ids between the last turn and the next; none before the first turn."""
@@ -213,40 +214,28 @@ class ProgramRun(EpisodeRun):
                 previous=None if last is None else last.key,
                 keep=True,
                 affinity=self.task.number,
+                num_top=request.num_top,
             )
         )
-        completion, stop = self._stopped(completion, request.stop)
+        if request.num_top and not completion.top:
+            engine = self.settings.sampling.rollout.name
+            text = f"the engine {engine} reports no top_logprobs"
+            raise ApiError(400, text, "unsupported_parameter", "top_logprobs")
+        stops = self.task.decoding.stop_token_ids
+        completion, stop = stopped(completion, request.stop, stops, self._decode)
         tokens.append_reply(bridge, conversation.num_turns - 1)
         tokens.append_turn(context, completion, conversation.num_turns)
         conversation.completion, conversation.num_turns = completion, conversation.num_turns + 1
         return completion, stop
 
-    def _stopped(
-        self, completion: Completion, stops: tuple[str, ...]
-    ) -> tuple[Completion, str | None]:
-        """Return a turn without the tokens after the first of the texts `stops`, and that text.
-
-        What remains is what an engine samples that stops there.
-        """
-
-        ids = completion.response_ids.tolist()
-        ids = ids[:-1] if ids[-1] in self.task.decoding.stop_token_ids else ids
-
-        def found(num_tokens: int) -> list[tuple[int, str]]:
-            text = self._decode(ids[:num_tokens])
-            return [(text.find(stop), stop) for stop in stops if stop in text]
-
-        if not stops or not found(len(ids)):
-            return completion, None
-        lengths = range(len(ids))
-        length = bisect_left(lengths, True, key=lambda length: bool(found(length)))
-        return completion.shortened(length), min(found(length))[1]
-
-    def _log_probs(self, completion: Completion) -> tuple[tuple[str, float], ...]:
-        """Return the text and the log-prob of each token of a turn, the stop token included."""
-        numbers = completion.log_probs.tolist()
+    def _log_probs(self, completion: Completion) -> tuple[LogProb, ...]:
+        """Return the log-prob of each token of a turn, the stop token included."""
         texts = [self._decode([token]) for token in completion.response_ids.tolist()]
-        return tuple(zip(texts, numbers, strict=True))
+        tops = [
+            tuple((self._decode([token]), number) for token, number in top)
+            for top in completion.top or [()] * len(texts)
+        ]
+        return tuple(map(LogProb, texts, completion.log_probs.tolist(), tops))
 
     def _record_messages(self, fresh: list[Message], num_ids: int) -> None:
         """Keep messages of the program, which have `num_ids` tokens."""
@@ -290,7 +279,14 @@ class ProgramRun(EpisodeRun):
             num_tokens,
             stop,
             self._log_probs(completion) if request.logprobs else (),
+            _split(conversation.ids, num_tokens) if request.return_ids else None,
         )
         conversation.turn = turn
-        conversation.messages = [*request.messages, normalized(reply.message)]
+        if request.prompt is None:
+            conversation.messages = [*request.messages, normalized(reply.message)]
         return reply
+
+
+def _split(ids: list[int], num_last: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens before the last ones, and the last ones."""
+    return tuple(ids[:-num_last]), tuple(ids[-num_last:])

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, to_call, to_schema
-from rlctl.runtime.agents.programs.chat_api import ApiError, ChatReply, ChatRequest
+from rlctl.runtime.agents.programs.chat_api import ChatReply
+from rlctl.runtime.agents.programs.chat_request import ApiError, ChatRequest
 
 _OTHER = ("input", "instructions", "tools", "max_output_tokens", "text")  # have another form
 _STORED = ("previous_response_id", "conversation", "background", "prompt")
