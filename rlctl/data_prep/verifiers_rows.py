@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -14,10 +15,13 @@ from typing import Any
 
 from rlctl.data_prep.datasets import dataset, option
 from rlctl.data_prep.rows import PromptRow
+from rlctl.data_prep.verifiers_range import check_release
 from rlctl.errors import UsageError
 from rlctl.plugins import Params
 
-_SCRIPT = """
+_SCRIPT = (
+    f"{inspect.getsource(check_release)}\ncheck_release()"
+    + """
 import json, sys
 import verifiers
 environment = verifiers.load_environment(sys.argv[1], **json.loads(sys.argv[2]))
@@ -27,6 +31,7 @@ with open(sys.argv[3], "w") as file:
         for row in rows or ():
             print(json.dumps([split, row], default=str), file=file)
 """
+)
 _LOAD_S = 3600.0  # of its data, which may be downloaded
 _NEEDS_VERIFIERS = re.compile(r"verifiers(?![\w.-])")
 

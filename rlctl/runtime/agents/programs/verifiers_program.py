@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from rlctl import plugins
+from rlctl.data_prep.verifiers_range import check_release
 from rlctl.errors import ConfigError, MissingExtraError
 
 # A policy that writes nothing: the rollout ends, and is scored as it is.
@@ -36,12 +37,13 @@ class VerifiersProgram:
     def __init__(self, params: VerifiersParams) -> None:
         """Load the environment. Raises MissingExtraError and ConfigError."""
         try:
+            check_release()
             import verifiers
             from verifiers.clients import OpenAIChatCompletionsClient
         except ImportError as error:
             raise MissingExtraError(
-                f"verifiers with classic environments, 0.1.14 to 0.3, cannot be imported: {error}",
-                hint="agent.python names an interpreter that has it and openai",
+                f"verifiers with classic environments cannot be imported: {error}",
+                hint="agent.python: an interpreter that has verifiers 0.1.14 to 0.3 and openai",
             ) from error
         self._new_client = OpenAIChatCompletionsClient
         self._environment = verifiers.load_environment(params.environment, **params.arguments)
