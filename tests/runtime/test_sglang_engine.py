@@ -18,6 +18,7 @@ from rlctl.__main__ import main
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
 from rlctl.runtime.rollout.engine import SamplingParams, to_requests
 from rlctl.runtime.rollout.sglang import SGLangEngine
+from rlctl.runtime.rollout.sglang_server import SGLangServer
 from tests.e2e.command import metrics
 from tests.generation import STOP, assert_most_probable, engine_spec, full_forward, prompts
 from tests.generation import sampling as any_sampling
@@ -158,11 +159,32 @@ def replace_timeout(engine: SGLangEngine, timeout_s: float) -> SGLangEngine:
     return SGLangEngine(engine.server, spec, None)
 
 
+def attached(url: str, folder: Path) -> SGLangEngine:
+    """Return a client that has not asked the server for its settings."""
+    return SGLangEngine(SGLangServer(url), engine_spec(folder), None)
+
+
 @real
 def test_another_model_is_named_at_the_start(started: SGLangEngine, tmp_path: Path) -> None:
     other = write_tiny_model(tmp_path / "other", "llama")
     with pytest.raises(ConfigError, match=r"has the model .*, and the run trains .*Llama"):
         attach(started, other)
+
+
+@real
+def test_a_tensor_parallel_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU its ranks need cores by name, unless each has a NUMA node."""
+    first, *_, last = sorted(os.sched_getaffinity(0))
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", f"{first}|{last}")
+    engine = SGLangEngine.from_spec(
+        engine_spec(folder, *STARTS, f"+{KWARGS}.server_args=[--tp-size,2]"), None
+    )
+    assert engine.server.call("GET", "/server_info", None, 60)["tp_size"] == 2
+    policy = tiny_model(seed=4, **SIZES)
+    engine.load_weights(policy.named_parameters())
+    assert_log_probs_of(policy, engine)
+    assert_most_probable(policy, engine, 1.0, atol=5e-5)
+    engine.close()
 
 
 @real
@@ -238,6 +260,23 @@ def test_check_refuses_unsupported_settings(
 ) -> None:
     with pytest.raises(kind, match=message):
         SGLangEngine.check(engine_spec(folder, *overrides).rollout, "cpu", ranks)
+
+
+@pytest.mark.parametrize("served", [None, [], ["Qwen2ForCausalLM"], ["LlamaForCausalLM"]])
+def test_the_model_of_a_server(
+    folder: Path, served: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang reports no architecture of some models."""
+    reply = {"architectures": served, "model_path": "other", "device": "cpu"}
+    reply |= {"enable_deterministic_inference": True}
+    monkeypatch.setattr(SGLangServer, "call", lambda *_: reply)
+    engine = attached("http://127.0.0.1:1", folder)
+    assert engine.architectures == ["Qwen2ForCausalLM"]
+    if served != ["LlamaForCausalLM"]:
+        engine._check_server()
+        return
+    with pytest.raises(ConfigError, match=r"has the model other \(LlamaForCausalLM\)"):
+        engine._check_server()
 
 
 def test_a_run_without_sglang_ends_before_it_begins(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import shutil
 import sys
 from dataclasses import dataclass
 from typing import Any, Self
@@ -31,6 +30,7 @@ from rlctl.runtime.rollout.http_engine import (
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 from rlctl.runtime.rollout.sglang_server import SGLangServer
+from rlctl.runtime.sandbox.user_code import check_interpreter
 
 LOG = logging.getLogger(__name__)
 
@@ -67,7 +67,11 @@ class SGLangEngine(HttpEngine):
             )
         check_urls(arguments.urls, num_ranks, SGLangServer)
         if arguments.python is not None:
-            _check_python(arguments)
+            key = f"{ENGINE_KWARGS}.python"
+            if arguments.urls:
+                message = "python starts servers, and url names running ones"
+                raise ConfigError(message, where=key, hint="give one")
+            check_interpreter(arguments.python, key)
         elif not arguments.urls and importlib.util.find_spec("sglang") is None:
             raise MissingExtraError(
                 "the engine sglang needs the package sglang, or the address of a server",
@@ -106,9 +110,10 @@ class SGLangEngine(HttpEngine):
         info = self.server.call("GET", "/model_info", None, timeout_s)
         settings = self.server.call("GET", "/server_info", None, timeout_s)
         problems: list[Problem] = []
-        if not set(info["architectures"]) & set(self.architectures):
+        served = info.get("architectures") or self.architectures  # null: SGLang does not know
+        if not set(served) & set(self.architectures):
             path = self.spec.model.path
-            has, trains = map(", ".join, (info["architectures"], self.architectures))
+            has, trains = map(", ".join, (served, self.architectures))
             message = (
                 f"the SGLang server has the model {info['model_path']} ({has}), and the run trains "
                 f"{path} ({trains})"
@@ -179,21 +184,6 @@ class SGLangEngine(HttpEngine):
         tops = meta.get("output_top_logprobs") or ()
         return call.completion(
             ids, log_probs, [[(token, number) for number, token, *_ in top] for top in tops]
-        )
-
-
-def _check_python(arguments: SGLangArguments) -> None:
-    """Raise ConfigError unless `python` is an interpreter that servers are started with."""
-    where = f"{ENGINE_KWARGS}.python"
-    if arguments.urls:
-        raise ConfigError(
-            "python starts servers, and url names running ones", where=where, hint="give one"
-        )
-    if shutil.which(arguments.python or "") is None:
-        raise ConfigError(
-            f"{arguments.python!r} is not a program",
-            where=where,
-            hint="give the path of the interpreter, such as ENVIRONMENT/bin/python",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import shutil
 import sys
 import traceback
 from pathlib import Path
@@ -14,6 +15,16 @@ from rlctl import plugins
 from rlctl.errors import ConfigError, RlctlError
 
 _PACKAGE = str(Path(__file__).parents[2])  # the folder of rlctl
+
+
+def check_interpreter(python: str, where: str) -> None:
+    """Raise ConfigError unless `python`, which the key `where` names, is a program."""
+    if shutil.which(python) is None:
+        raise ConfigError(
+            f"{python!r} is not a program",
+            where=where,
+            hint="give the path of the interpreter, such as ENVIRONMENT/bin/python",
+        )
 
 
 def load_named(kind: str, given: str, noun: str) -> Any:

@@ -415,7 +415,7 @@ def test_another_interpreter_that_does_not_fit_is_refused(tmp_path: Path) -> Non
     with pytest.raises(ResourceError, match="exited while starting") as caught:
         EnvironmentPool("gridworld", workers=WorkerSettings(python=bare))
     assert caught.value.problems[0].hint == f"{bare} must be Python 3.11 or later with pydantic"
-    with pytest.raises(ConfigError, match="no interpreter: nowhere/python"):
+    with pytest.raises(ConfigError, match="'nowhere/python' is not a program"):
         EnvironmentPool("gridworld", workers=WorkerSettings(python="nowhere/python"))
 
 

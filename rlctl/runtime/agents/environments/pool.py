@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from rlctl import plugins
-from rlctl.errors import ConfigError, RlctlError
+from rlctl.errors import RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.agents.environments.host import EnvironmentHost
 from rlctl.runtime.agents.environments.program import ProgramEnvironment
@@ -27,6 +26,7 @@ from rlctl.runtime.agents.environments.wire import step_from_json
 from rlctl.runtime.sandbox import worker_process
 from rlctl.runtime.sandbox.calls import CLOSE_S
 from rlctl.runtime.sandbox.limits import Limits, default_memory
+from rlctl.runtime.sandbox.user_code import check_interpreter
 from rlctl.runtime.sandbox.worker_pool import WorkerPool, WorkerSettings
 from rlctl.runtime.sandbox.worker_process import RequestFailed, Worker, WorkerLost
 
@@ -44,10 +44,7 @@ def _for_other(python: str, kind: str, name: str) -> str:
 
     Raises ConfigError if `python` is no program.
     """
-    if shutil.which(python) is None:
-        raise ConfigError(
-            f"no interpreter: {python}", where="actor_rollout_ref.rollout.agent.python"
-        )
+    check_interpreter(python, "actor_rollout_ref.rollout.agent.python")
     points = {point.name: f"{point.module}:{point.attr}" for point in plugins.entry_points_of(kind)}
     return points.get(name, name)
 
