@@ -1,12 +1,10 @@
 """Python API: what the `rlctl` command does, as functions. `import rlctl` offers all of them.
 
     import rlctl
-
     run = rlctl.train("ppo", ["trainer.total_training_steps=2"], inline=True)
     print(run.path, run.history()[-1]["critic/score/mean"])
 
-Functions raise the errors of `rlctl.errors` and print nothing. Remarks and warnings go to the
-`rlctl` logger: `logging.basicConfig(level="INFO")` shows them.
+Functions raise the errors of `rlctl.errors` and print nothing; the logger `rlctl` gets remarks.
 """
 
 from __future__ import annotations
