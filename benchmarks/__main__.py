@@ -32,6 +32,7 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "rollout": ("", "--runs 1 --sizes 1m"),
     "weight_sync": ("", "--runs 1 --sizes 1m --engines 1"),
     "weight_sync_memory": ("", "--meshes FSDP --hidden 64 --layers 2"),
+    "weight_sync_model": ("", ""),
     "adapter_sync": ("", "--runs 1 --sizes 1m"),
     "memory": ("", "--cases fp32 --hidden 128 --layers 2 --vocabulary 1024"),
     "fsdp_memory": ("", "--models 0.5B --ranks 8"),

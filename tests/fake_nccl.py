@@ -23,15 +23,17 @@ _POISON = 0xFF
 class FakeWork:
     """Work on a stream: `wait` lets later operations on its tensors wait, and not the host."""
 
-    def __init__(self, result: Future[Any], tensors: list[SecondTensor]) -> None:
-        self.result, self.tensors = result, tensors
+    def __init__(
+        self, result: Future[Any], received: list[tuple[SecondTensor, Future[list[torch.Tensor]]]]
+    ) -> None:
+        self.result, self.received = result, received
 
     def is_completed(self) -> bool:
         return self.result.done()
 
     def wait(self) -> bool:
-        for tensor in self.tensors:
-            tensor.arriving = self.result
+        for tensor, values in self.received:
+            tensor.arriving = values
         return True
 
 
@@ -72,7 +74,17 @@ class FakeNCCL:
             group.broadcast(received, source).wait()
             return [received]
 
-        return FakeWork(self._stream.submit(receive), [tensor])
+        result = self._stream.submit(receive)
+        return FakeWork(result, [(tensor, result)])
+
+    def allgather(self, outputs: list[Any], tensor: Any) -> FakeWork:
+        FakeNCCL.num_calls += 1
+        group = self._group(tensor)
+        received = [torch.empty_like(output.held) for output in outputs]
+
+        result = self._stream.submit(lambda: group.allgather(received, tensor.held).wait())
+        later = [self._stream.submit(lambda value=value: [value]) for value in received]
+        return FakeWork(result, list(zip(outputs, later, strict=True)))
 
     def abort(self) -> None:
         self._stream.shutdown(wait=False, cancel_futures=True)

@@ -1,9 +1,9 @@
 """Process group of the trainer's ranks and the engines: NCCL between GPUs, gloo between CPUs.
 
 Each rank that has a part of the weights broadcasts its part of a bucket, one after the other, so
-that all engines receive at once. A group lasts until one of its members is lost; all others then
-leave it, and the next weight sync forms another one. It is tested with gloo; **it has not been run
-with NCCL.**
+that all engines receive at once; their sizes are exchanged in one call before. A group lasts until
+one of its members is lost; all others then leave it, and the next weight sync forms another one. It
+is tested with gloo; **it has not been run with NCCL.**
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,6 +37,8 @@ from rlctl.runtime.workers.store import (
 
 _CONNECT_S = 60.0  # deadline for all members to connect
 _CHECK_S = 0.2  # between two looks at whether a member was lost
+# Pauses before looks at whether a broadcast is over; the last one repeats.
+POLLS_S = (2e-5, 5e-5, *(1e-4,) * 4, *(2e-4,) * 4, 5e-4, 1e-3)
 _BROKEN, _NUM_PARTS = "broken", "num-parts"  # keys of the store
 _END = -1  # in place of a header's size
 
@@ -100,35 +103,40 @@ class WeightGroup:
 
         Takes part in the broadcasts of the other parts. Raises BrokenGroupError.
         """
-        for index in range(part.count):
-            if index != part.index:
-                self.receive(index)
-            elif isinstance(message, Bucket):
-                header = torch.frombuffer(bytearray(message.header.to_json()), dtype=torch.uint8)
-                header = header.to(device=self.device)
-                for data in (self._sizes(len(header), len(message.data)), header, message.data):
-                    self._broadcast(data, index)
-            else:
-                self._broadcast(self._sizes(_END, message), index)
+        deque(self._take_turns(message, part.index), maxlen=0)
 
-    def receive(self, index: int) -> Bucket | int:
-        """Return what the part with this index broadcasts. Raises BrokenGroupError."""
-        self._broadcast(sizes := self._sizes(0, 0), index)
-        header_size, data_size = sizes.tolist()
-        if header_size == _END:
-            return data_size
-        header = torch.empty(header_size, dtype=torch.uint8, device=self.device)
-        data = torch.empty(data_size, dtype=torch.uint8, device=self.device)
-        self._broadcast(header, index)
-        self._broadcast(data, index)
-        return Bucket(BucketHeader.from_json(header.cpu().numpy().tobytes()), data)
+    def receive(self) -> Iterator[Bucket | int]:
+        """Yield what each part sends in this turn. Raises BrokenGroupError."""
+        return self._take_turns(None, -1)
+
+    def _take_turns(self, message: Bucket | int | None, own: int) -> Iterator[Bucket | int]:
+        """Exchange the sizes of all members' messages, and yield those of the other parts."""
+        header, sizes = b"", (0, 0)
+        if isinstance(message, Bucket):
+            header = message.header.to_json()
+            sizes = len(header), len(message.data)
+        elif message is not None:
+            sizes = _END, message
+        every = self._gather(torch.tensor(sizes, dtype=torch.int64, device=self.device))
+        for index, (header_size, data_size) in enumerate(every[: self.num_parts]):
+            if header_size == _END:
+                if index != own:
+                    yield data_size
+                continue
+            if index == own:
+                assert isinstance(message, Bucket)
+                tail = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+                self._broadcast(torch.cat([message.data, tail.to(device=self.device)]), index)
+                continue
+            size = data_size + header_size
+            data = torch.empty(size, dtype=torch.uint8, device=self.device)
+            self._broadcast(data, index)
+            text = data[data_size:].cpu().numpy().tobytes()
+            yield Bucket(BucketHeader.from_json(text), data[:data_size])
 
     def close(self) -> None:
         """Leave the group, aborting transfers in progress."""
         self.group.abort()
-
-    def _sizes(self, header: int, data: int) -> Tensor:
-        return torch.tensor([header, data], dtype=torch.int64, device=self.device)
 
     def _check_members(self, deadline: float) -> None:
         if time.monotonic() > deadline or self.store.check([_BROKEN]):
@@ -136,15 +144,23 @@ class WeightGroup:
 
     def _broadcast(self, data: Tensor, source: int) -> None:
         """Broadcast bytes (N,) from `source`, and wait until they have arrived here."""
-        if not data.numel():
-            return
-        pause, checked = 2e-5, time.monotonic()
+        self._wait(lambda: self.group.broadcast(data, source))
+
+    def _gather(self, sizes: Tensor) -> list[list[int]]:
+        """Return the sizes (2,) of each member."""
+        every = [torch.empty_like(sizes) for _ in range(self.num_parts + self.address.num_engines)]
+        self._wait(lambda: self.group.allgather(every, sizes))
+        return torch.stack(every).tolist()
+
+    def _wait(self, begin: Callable[[], Any]) -> None:
+        """Begin a call of the group and wait for its end. Raises BrokenGroupError."""
+        pauses, checked = iter(POLLS_S), time.monotonic()
         deadline = checked + self.timeout_s
         try:
-            work = self.group.broadcast(data, source)
+            work = begin()
             while not work.is_completed():
-                time.sleep(pause)
-                pause, now = min(2 * pause, 1e-3), time.monotonic()
+                time.sleep(next(pauses, POLLS_S[-1]))
+                now = time.monotonic()
                 if now > checked + _CHECK_S:
                     checked = now
                     self._check_members(deadline)
@@ -208,8 +224,7 @@ class Broadcast:
 
     def __iter__(self) -> Iterator[Bucket]:
         while self.version < 0:  # all parts end in the same turn
-            for index in range(self.group.num_parts):
-                message = self.group.receive(index)
+            for message in self.group.receive():
                 if isinstance(message, Bucket):
                     yield message
                 else:
