@@ -20,7 +20,6 @@ from typing import Any
 from benchmarks.gpu.recorder import NOTE, Recorder, Settings, read_rows
 
 GRACE_S = 5.0  # after its deadline, before a rung is killed
-_PRELOAD = ["benchmarks.gpu.work", "benchmarks.gpu.rungs"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,15 @@ RUNGS = (
 )
 
 
+def preloaded(device: str) -> list[str]:
+    """Return the modules that the process has imported which others are forked from.
+
+    torchao, which transformers imports, asks CUDA for its device: a fork could not use it any more.
+    """
+    may_import = device == "cpu" or find_spec("torchao") is None
+    return ["benchmarks.gpu.rungs", *(["benchmarks.gpu.work"] if may_import else [])]
+
+
 def run(rung: Rung, settings: Settings, seconds: float, out: Path) -> list[dict[str, Any]]:
     """Run a rung in its process; return its rows, also those of a rung that ends early.
 
@@ -67,7 +75,7 @@ def run(rung: Rung, settings: Settings, seconds: float, out: Path) -> list[dict[
     rows_file, log = out / f"{rung.name}.jsonl", out / f"{rung.name}.log"
     rows_file.unlink(missing_ok=True)
     context = get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context.set_forkserver_preload(preloaded(settings.device))
     process = context.Process(target=_work, args=(rung, settings, seconds, rows_file, log))
     process.start()
     try:

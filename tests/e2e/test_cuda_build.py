@@ -54,8 +54,12 @@ def test_torch_has_cuda_and_no_device(cuda: Mapping[str, str]) -> None:
 def test_processes_of_the_ladder_can_use_cuda_after_their_fork(cuda: Mapping[str, str]) -> None:
     code = """
 import os
+from importlib import import_module
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # as benchmarks.gpu does
-import torch, benchmarks.gpu.work
+import benchmarks.gpu.rungs
+for module in benchmarks.gpu.rungs.preloaded("cuda"):
+    import_module(module)
+import torch
 child = os.fork()
 if child == 0:
     os._exit(torch.cuda._is_in_bad_fork())
