@@ -26,8 +26,9 @@ from benchmarks.gpu.work import (
 )
 from benchmarks.memory import PEAK_METRIC
 from rlctl.runtime.cluster.pools import InlinePool
+from rlctl.runtime.model.costs import Costs
 from rlctl.runtime.workers.actor import ActorWorker
-from rlctl.runtime.workers.flops import DecoderShape, peak_flops
+from rlctl.runtime.workers.flops import peak_flops
 from rlctl.tracking.metrics import Metrics, to_floats
 
 LORA_RANK = 16
@@ -148,14 +149,14 @@ def _measure(worker: ActorWorker, rows: int, length: int, settings: Settings) ->
 
 def useful_flops(worker: ActorWorker, rows: int, length: int) -> float:
     """Return the FLOPs of an update as prime-rl counts them: without the embedding."""
-    shape = DecoderShape.from_config(worker.policy.hf.config)
+    shape = Costs.from_config(worker.policy.hf.config)
     assert shape is not None, "the shapes of the suite are dense decoders"
     return useful_flops_of(shape, rows, length)
 
 
-def useful_flops_of(shape: DecoderShape, rows: int, length: int) -> float:
+def useful_flops_of(shape: Costs, rows: int, length: int) -> float:
     """Return the FLOPs of forward and backward passes of `rows` rows of `length` tokens."""
-    embedding = 6 * shape.vocab_size * shape.hidden_size * rows * length
+    embedding = 6 * shape.embedding * rows * length
     return shape.training_flops([length] * rows) - embedding
 
 

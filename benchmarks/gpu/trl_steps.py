@@ -18,7 +18,8 @@ from benchmarks.gpu.shapes import write_config
 from benchmarks.gpu.throughput import useful_flops_of
 from benchmarks.gpu.work import settings as model_settings
 from benchmarks.trl import compare, response_lengths
-from rlctl.runtime.workers.flops import DecoderShape, peak_flops
+from rlctl.runtime.model.costs import Costs
+from rlctl.runtime.workers.flops import peak_flops
 
 SHAPE, KIND = "Qwen2.5-0.5B", "natural"
 _PASSES = 8  # of TRL on a GPU: it holds the logits of all tokens of a pass
@@ -31,7 +32,7 @@ def measure(settings: Settings, recorder: Recorder) -> None:
         shape = write_config(Path(folder), SHAPE, settings.tiny)
         overrides = model_settings(shape, settings.device)
         pairs = compare(KIND, rounds, Path(folder), overrides, passes)
-        decoder = DecoderShape.from_config(AutoConfig.from_pretrained(shape))
+        decoder = Costs.from_config(AutoConfig.from_pretrained(shape))
     assert decoder is not None, "the shape is a dense decoder"
     lengths = response_lengths(KIND).tolist()
     flops = sum(useful_flops_of(decoder, 1, length) for length in lengths)

@@ -21,7 +21,7 @@ from benchmarks.gpu.shapes import write_config
 from benchmarks.gpu.throughput import useful_flops_of
 from benchmarks.gpu.wheels import missing_packages
 from benchmarks.gpu.work import pool
-from rlctl.runtime.workers.flops import DecoderShape
+from rlctl.runtime.model.costs import Costs
 
 RUNG = """
 import os, sys, time
@@ -108,7 +108,7 @@ def test_shapes_are_those_of_the_published_models(
 def test_mfu_is_counted_as_in_the_published_table(tmp_path: Path) -> None:
     # prime-rl, Qwen3-0.6B, 1 x H100, 16k: 11,896 tokens/s are an MFU of 11.08 %.
     config = AutoConfig.from_pretrained(write_config(tmp_path, "Qwen3-0.6B", tiny=False))
-    shape = DecoderShape.from_config(config)
+    shape = Costs.from_config(config)
     assert shape is not None
     per_token = useful_flops_of(shape, 1, 16384) / 16384
     assert 11_896 * per_token / 989.4e12 == pytest.approx(0.1108, rel=2e-3)

@@ -1,12 +1,31 @@
-"""Tests of the FLOPs formula against golden numbers of verl, and of the table of devices."""
+"""Tests of costs of decoders: golden numbers of verl, exact counts, and the table of devices."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from transformers import AutoConfig, Qwen2Config
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
 
-from rlctl.runtime.workers.flops import DecoderShape, peak_flops
+from rlctl.runtime.model.attention import Packing
+from rlctl.runtime.model.costs import Costs
+from rlctl.runtime.model.padded_rows import use_own_attention
+from rlctl.runtime.rollout.decoding import Prefill
+from rlctl.runtime.rollout.fused import Passes
+from rlctl.runtime.rollout.kv_cache import KVCache, Saved
+from rlctl.runtime.workers.flops import peak_flops
+from tests.miniatures import PADDED, REFUSED, TYPES, miniature
 
+# A mixture, latent attention, and layers with states; the others are tested by `make soak`.
+SAMPLE = {"mixtral", "deepseek_v3", "qwen3_5_moe_text", "nemotron_h"}
+# Types whose code needs data: their costs are unknown.
+UNKNOWN = {
+    *("dbrx", "emu3", "gemma3n_text", "gpt-sw3", "gpt2", "jetmoe", "longcat_flash", "minimax"),
+    "mllama",
+}
 LLAMA_2_7B = AutoConfig.for_model(
     "llama",
     vocab_size=32000,
@@ -34,23 +53,63 @@ QWEN_2_5_7B = Qwen2Config(
         (QWEN_2_5_7B, [4096] * 3, 591.764889010176),
     ],
 )
-def test_golden(config: object, lengths: list[int], tera: float) -> None:
-    shape = DecoderShape.from_config(config)
-    assert shape is not None
-    assert shape.training_flops(lengths) / 1e12 == pytest.approx(tera, rel=1e-14)
+def test_golden(config: PretrainedConfig, lengths: list[int], tera: float) -> None:
+    costs = Costs.from_config(config)
+    assert costs is not None
+    assert costs.training_flops(lengths) / 1e12 == pytest.approx(tera, rel=1e-14)
 
 
 @pytest.mark.parametrize(
-    "model_type", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt2", "qwen3_5", "mamba2"]
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in SAMPLE else pytest.mark.soak)
+        for kind in TYPES
+        if kind not in PADDED and kind not in REFUSED
+    ],
 )
-def test_unsupported_architectures_have_no_shape(model_type: str) -> None:
-    assert DecoderShape.from_config(AutoConfig.for_model(model_type)) is None
+def test_costs_are_those_of_a_pass(kind: str, tmp_path: Path) -> None:
+    """Experts of a token, latent attention and states count as a pass with data does."""
+    model, length = miniature(kind, tmp_path), 64
+    costs = Costs.from_config(model.config)
+    if kind in UNKNOWN:
+        assert costs is None
+        return
+    assert costs is not None
+    ids = torch.arange(length) % 100
+    if kind in SAMPLE:
+        saved, states = cached(model, ids)
+        assert sum(part.numel() for pair in saved.values() for part in pair) == (
+            length * costs.cached
+        )
+        assert sum(state.numel() for state in states) == costs.states
+    use_own_attention(model, "eager")
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=ids[None], use_cache=False)
+    pairs = sum(layer.num_heads * layer.head_sizes for layer in costs.attention) * length**2
+    assert counter.get_total_flops() == costs.operations * length + 2 * pairs
 
 
-def test_head_size_of_the_config_is_used() -> None:
-    shape = DecoderShape.from_config(AutoConfig.for_model("qwen3", head_dim=32))
-    assert shape is not None
-    assert shape.head_dim == 32
+def cached(model: PreTrainedModel, ids: Tensor) -> tuple[Saved, list[Tensor]]:
+    """Return the keys and values that the engine keeps of a prompt (N,), and its states."""
+    cache, length = KVCache(), torch.tensor([len(ids)])
+    cache.join(length, torch.tensor([1]), 1)
+    packing = Packing.from_lengths(length, "cpu")
+    with torch.no_grad():
+        prefill = Prefill(cache, packing, 0)
+        Passes(model).logits(ids, packing.position_ids, prefill)
+    saved, states = cache.save(0) if cache.layers else {}, list[Tensor]()
+    held = cache.states._cache  # pyright: ignore[reportPrivateUsage]
+    for layer in held.layers if held else ():
+        for name in ("conv_states", "recurrent_states"):
+            parts = (getattr(layer, name, None) or {}).values()
+            states += [part for part in parts if part is not None]
+    return saved, states
+
+
+def test_costs_of_padded_rows_are_unknown() -> None:
+    assert Costs.from_config(AutoConfig.for_model("bloom", n_layer=2, hidden_size=64)) is None
 
 
 def test_peak_of_a_device_by_its_name() -> None:

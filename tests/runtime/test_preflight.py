@@ -22,6 +22,7 @@ from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.model.costs import Costs
 from rlctl.runtime.planning.capacity import check_capacity
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.memory import RoleMemory
@@ -32,6 +33,7 @@ from rlctl.runtime.planning.preflight import check_batches, check_model
 from rlctl.runtime.planning.role_memory import plan_memory
 from rlctl.runtime.planning.role_models import check_role_models
 from rlctl.runtime.planning.router_check import check_routers
+from tests.miniatures import miniature_config
 from tests.models import mixture_model, write_tiny_model
 
 NEEDS = Needs.GROUPS | Needs.CRITIC
@@ -224,6 +226,25 @@ def test_model_that_reads_values_while_it_is_built_is_left_out_with_a_warning(mo
     [warning] = memory.warnings
     assert "is unknown before it is loaded" in warning
     assert [each.role for each in memory.known()] == ["critic"]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_moe_text", "deepseek_v3"])
+def test_engines_have_caches_of_states_and_of_latent_attention(kind: str, tmp_path: Path) -> None:
+    built = miniature_config(kind)
+    built.save_pretrained(tmp_path)
+    costs = Costs.from_config(built)
+    assert costs is not None
+    sizes = ("data.train_batch_size=2", "actor_rollout_ref.rollout.n=3")
+    name, more = "actor_rollout_ref.rollout.name", (*sizes, "actor_rollout_ref.model.dtype=bf16")
+    needs = Needs.GROUPS | Needs.ENGINE
+    plain = actor_memory(tmp_path, f"{name}=hf", *more, device="cuda", needs=needs).engine
+    tokens = 2 * (8 + 3 * 8)  # two prompts with three responses each
+    assert plain.cache == 2 * tokens * costs.cached + 4 * 6 * costs.states
+    assert plain.row_cache == 2 * 16 * costs.cached + 4 * costs.states
+    vllm = actor_memory(tmp_path, f"{name}=vllm", *more, device="cuda", needs=needs).engine
+    latent = 2 * 4 * (16 + 4)  # bytes of a token: four layers, rank 16 and 4 rotary channels
+    expected = 16 * latent if kind == "deepseek_v3" else plain.row_cache
+    assert vllm.row_cache == expected
 
 
 def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -12,12 +12,15 @@ from transformers import PretrainedConfig, PreTrainedModel
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.model.attention import head_size
+from rlctl.runtime.model.costs import Costs
 from rlctl.runtime.model.load import Kind, build_empty, load_config
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.ops import ceil_div
 
 # Names of the width of the feed-forward layer, by architecture.
 _INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "d_ff")
+# Names of the number of experts of a token.
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 
 
 class UnknownSizeError(RlctlError):
@@ -39,6 +42,9 @@ class ModelSize:
     query: int  # heads × head size
     key_value: int
     vocab: int
+    cached: int  # numbers of a token in the cache of the engine hf, in all layers
+    latent: int  # numbers of a token in vLLM's cache of latent attention; 0: as in `cached`
+    states: int  # numbers of a row in the cache, of layers with states
 
     @classmethod
     def from_config(cls, model: schema.Model, kind: Kind) -> Self:
@@ -49,6 +55,7 @@ class ModelSize:
         """
         config = load_config(model, kind)
         built, text = build_on_meta(config, model, kind), config.get_text_config()
+        costs = Costs.of(built) if kind == "policy" else None
         with torch.device("meta"):
             add_adapters(built.base_model if kind == "new_classifier" else built, model, 0)
         names = set(built._no_split_modules or ())
@@ -57,6 +64,7 @@ class ModelSize:
         total = _count(built) + head
         heads = getattr(text, "num_attention_heads", None) or 1
         head_dim = head_size(text) or text.hidden_size // heads
+        key_value = (getattr(text, "num_key_value_heads", None) or heads) * head_dim
         return cls(
             num_parameters=total,
             num_trained=sum(
@@ -71,13 +79,13 @@ class ModelSize:
             ),
             num_layers=text.num_hidden_layers,
             hidden=text.hidden_size,
-            intermediate=next(
-                (size for name in _INTERMEDIATE if (size := getattr(text, name, None))),
-                4 * text.hidden_size,
-            ),
+            intermediate=_intermediate(text),
             query=heads * head_dim,
-            key_value=(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
+            key_value=key_value,
             vocab=text.vocab_size,
+            cached=2 * text.num_hidden_layers * key_value if costs is None else costs.cached,
+            latent=_latent(text, text.num_hidden_layers if costs is None else len(costs.attention)),
+            states=0 if costs is None else costs.states,
         )
 
     def split(self, ranks: int) -> Self:
@@ -115,6 +123,20 @@ class ModelSize:
         (gate, its activation, up, their product).
         """
         return 6 * self.hidden + 2 * self.query + 2 * self.key_value + 4 * self.intermediate
+
+
+def _intermediate(text: PretrainedConfig) -> int:
+    """Return the channels of the feed-forward layer, or those of the experts of a token."""
+    given = (size for name in _INTERMEDIATE if (size := getattr(text, name, None)))
+    dense = next(given, 4 * text.hidden_size)
+    top_k = next((k for name in _TOP_K if (k := getattr(text, name, None))), 0)
+    return max(dense, top_k * (getattr(text, "moe_intermediate_size", None) or dense))
+
+
+def _latent(text: PretrainedConfig, num_layers: int) -> int:
+    """Return the numbers of a token in a cache of latent attention (DeepSeek-V2); 0 without."""
+    rank, rotary = getattr(text, "kv_lora_rank", None), getattr(text, "qk_rope_head_dim", None)
+    return num_layers * (rank + (rotary or 0)) if rank else 0
 
 
 def build_on_meta(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrainedModel:

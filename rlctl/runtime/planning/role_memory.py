@@ -21,6 +21,7 @@ from rlctl.runtime.workers.optimizers import bytes_per_parameter
 from rlctl.runtime.workers.passes import most_in_run
 
 _CONTEXT = GIB // 2  # of CUDA and the kernels that a process loads
+_STATE = 4  # bytes of a number of a state: float32
 _COMMUNICATOR = GIB // 4  # buffers of NCCL in a group
 
 
@@ -225,12 +226,14 @@ def _engine(
     # The weights of an engine in a pool of its own are those of its role.
     copies = storage.wrapped or size.num_trained < size.num_parameters or is_vllm
     alone = rollout_pool(config, needs) is not None
-    per_token = 2 * size.num_layers * size.key_value * compute
+    has_latent = is_vllm and size.latent > 0  # which each rank has
+    per_token = size.latent * ranks if has_latent else size.cached
     longest = data.max_prompt_length + data.max_response_length
+    rows, tokens = _cached_rows(config, devices.kind, num_ranks, needs)
     engine = EngineMemory(
         ceil_div(size.num_parameters * compute, ranks) if copies and not alone else 0,
-        ceil_div(per_token * _kv_tokens(config, devices.kind, num_ranks, needs), ranks),
-        ceil_div(per_token * longest, ranks),
+        ceil_div(per_token * tokens * compute + size.states * rows * _STATE, ranks),
+        ceil_div(per_token * longest * compute + size.states * _STATE, ranks),
         # On a CPU engines keep no cache, with or without the setting.
         keeps_cache=not rollout.free_cache_engine and devices.kind != "cpu",
     )
@@ -241,8 +244,13 @@ def _engine(
     return vllm_memory(size, compute, rollout, engine, share)
 
 
-def _kv_tokens(config: schema.Config, device: str, num_ranks: int, needs: Needs) -> int:
-    """Return the tokens that an engine caches at a time, for responses of the longest length."""
+def _cached_rows(
+    config: schema.Config, device: str, num_ranks: int, needs: Needs
+) -> tuple[int, int]:
+    """Return the responses of the longest length that an engine caches at a time, and the tokens.
+
+    The tokens of a prompt count once.
+    """
     data, rollout, n = (
         config.data,
         config.actor_rollout_ref.rollout,
@@ -254,4 +262,4 @@ def _kv_tokens(config: schema.Config, device: str, num_ranks: int, needs: Needs)
     prompts = min(
         ceil_div(data.train_batch_size, parts), max(1, rows_at_a_time(rollout, device) // n)
     )
-    return prompts * (data.max_prompt_length + n * data.max_response_length)
+    return prompts * n, prompts * (data.max_prompt_length + n * data.max_response_length)
