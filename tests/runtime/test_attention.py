@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import varlen
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, InternalError
@@ -195,6 +196,25 @@ def test_kernels_are_chosen_by_what_they_compute(monkeypatch: pytest.MonkeyPatch
     assert [choose_kernel(query, each) for each in limits] == ["dense"] + ["flex"] * 3
     monkeypatch.setattr(kernels, "has_varlen_kernel", lambda _: True)
     assert [choose_kernel(query, each) for each in limits] == ["varlen"] * 2 + ["flex"] * 2
+
+
+def test_flash_attention_gets_values_as_large_as_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latent attention has smaller ones."""
+    draw = torch.Generator().manual_seed(1)
+    query, key = (torch.randn(5, 4, 12, generator=draw) for _ in range(2))
+    value, ends = torch.randn(5, 4, 8, generator=draw), torch.tensor([0, 5])
+
+    def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        rows = (each.transpose(0, 1)[None] for each in (query, key, value))
+        return kernels.attend_dense(*rows, Reach(0.3), None)[0].transpose(0, 1)
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        assert key.shape == value.shape
+        return dense(query, key, value)
+
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    found = kernels.attend_varlen(query, key, value, Reach(0.3), (ends, ends), (5, 5))
+    torch.testing.assert_close(found, dense(query, key, value))
 
 
 def test_float32_on_gpus_has_as_many_heads_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,19 +117,20 @@ def attend_varlen(
     ends: tuple[Tensor, Tensor],
     longest: tuple[int, int],
 ) -> Tensor:
-    """Run flash attention: (T, H, D), (N, K, D), (N, K, D) -> (T, H, D), half precision.
+    """Run flash attention: (T, H, D), (N, K, D), (N, K, V) -> (T, H, V), half precision, V ≤ D.
 
     `ends` are the boundaries (B + 1,) int32 of queries and of keys, `longest` the longest sequence
     of each. The last query of a sequence attends to all its keys that the window permits; sinks
-    and soft caps are not supported.
+    and soft caps are not supported. The kernel takes values as large as keys, so others are padded.
     """
     from torch.nn.attention.varlen import varlen_attn
 
     # Before torch 2.13 the same kernel takes fewer heads of keys without being asked to.
     takes_it = "enable_gqa" in inspect.signature(varlen_attn).parameters
     options: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if takes_it else {}
+    size, missing = value.shape[-1], key.shape[-1] - value.shape[-1]
     out = varlen_attn(
-        *(query, key, value),
+        *(query, key, F.pad(value, (0, missing)) if missing else value),
         *(*ends, *longest),
         scale=reach.scale,
         window_size=(
@@ -139,7 +140,7 @@ def attend_varlen(
         **options,
     )
     assert isinstance(out, Tensor)  # a pair only if auxiliary outputs are requested
-    return out
+    return out[..., :size]
 
 
 def attend_dense(
