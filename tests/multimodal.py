@@ -46,8 +46,7 @@ TEXT_REFUSED = {
 def multimodal_config(kind: str) -> PreTrainedConfig:
     """Return the config of a miniature, which names its class as a checkpoint does."""
     config = miniature_config(kind)
-    rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    if "rope_type" in rope:
-        rope["mrope_section"] = [1, 1, 2]  # half of a head
+    if kind.startswith(("glm", "paddleocr", "qwen2")):  # half of a head
+        config.get_text_config(decoder=True).rope_parameters["mrope_section"] = [1, 1, 2]
     config.architectures = [MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[kind]]
     return config

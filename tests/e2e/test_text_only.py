@@ -12,7 +12,7 @@ from tests.e2e.command import metrics, rlctl
 from tests.miniatures import with_random_weights
 from tests.models import tiny_tokenizer
 from tests.multimodal import multimodal_config
-from tests.vlm import vlm_config
+from tests.vlm import FAMILIES, vlm_config
 
 pytestmark = pytest.mark.soak
 VLLM = pytest.mark.extra("vllm")
@@ -34,13 +34,14 @@ def write(config: PreTrainedConfig, folder: Path) -> Path:
     ("kind", "engine"),
     [
         *((kind, "hf") for kind in ("qwen3_5", "gemma3", "llama4", "mistral3")),
-        *(pytest.param(kind, "vllm", marks=VLLM) for kind in ("qwen3_5", "gemma3")),
+        *(pytest.param(kind, "vllm", marks=VLLM) for kind in ("qwen3_5", "gemma3", "mistral3")),
     ],
 )
 def test_rows_of_text_train_a_multimodal_checkpoint(
     kind: str, engine: str, settings: list[str], tmp_path: Path
 ) -> None:
-    config = multimodal_config(kind) if engine == "hf" else vlm_config(kind)  # sizes of its kernels
+    has_sizes = engine == "vllm" and kind in FAMILIES  # of its kernels
+    config = vlm_config(kind) if has_sizes else multimodal_config(kind)
     model = write(config, tmp_path / "model")
     (tmp_path / "length.py").write_text(
         "def score(data_source, solution_str, ground_truth, extra_info):\n"

@@ -26,7 +26,7 @@ def import_without_torchvision() -> None:
     """
     if find_spec("torchvision") is not None:
         return
-    for family in ("qwen2_vl", "glm4v", "got_ocr2", "gemma3"):
+    for family in ("qwen2_vl", "glm4v", "got_ocr2", "gemma3", "pixtral"):
         module = import_module(f"transformers.models.{family}.image_processing_pil_{family}")
         for name in [name for name in vars(module) if name.endswith("ProcessorPil")]:
             setattr(module, name.removesuffix("Pil"), getattr(module, name))
