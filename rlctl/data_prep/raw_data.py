@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -12,6 +13,7 @@ from typing import Any
 
 from rlctl.data_prep.chats import ends_with_response, is_chat
 from rlctl.data_prep.contract import CHATS, row_faults
+from rlctl.data_prep.images import images_of, require_pillow
 from rlctl.data_prep.jsonl import Fields, SplitRows, row_of, rows_from_records, split_source
 from rlctl.data_prep.records import read_records
 from rlctl.data_prep.rows import PromptRow, RowSource, stream_rows
@@ -33,6 +35,7 @@ _ANSWERS = (
     *("reward_model.ground_truth", "ground_truth", "final_answer", "answer", "solution"),
     *("target", "label", "expected", "output", "response", "completion"),
 )
+_IMAGES = ("images", "image")
 _NUMBER = re.compile(r"\s*[-+]?[$€£]?\d[\d,]*(?:\.\d+)?%?\s*")
 _MARK, _BOXED = "####", "\\boxed{"
 
@@ -63,6 +66,16 @@ class RawData:
                 if values.get(name) is None:
                     values[name] = value
         return [Column(name, kind_of(value), value) for name, value in values.items()]
+
+    @property
+    def image_key(self) -> str | None:
+        """Column of the images, by its name and values, or None."""
+        for name in _IMAGES:
+            with suppress(ValueError):
+                if any(images_of(record.get(name)) for record in self.records):
+                    require_pillow(f"the column {name!r}")
+                    return name
+        return None
 
     def suggest_prompt(self) -> str | None:
         """Return the column that holds the prompts, by its name, or None."""

@@ -22,9 +22,11 @@ from typer.testing import CliRunner, Result
 from rlctl.__main__ import main
 from rlctl.cli.commands import new
 from rlctl.cli.console import stderr, stdout
+from rlctl.data_prep.images import pattern
 from rlctl.data_prep.raw_data import final_answer, find_raw
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
+from rlctl.quickstart import VISION
 from rlctl.recipes.compose import compose
 from rlctl.runtime.project.files import reward_source
 from rlctl.runtime.sandbox.user_code import import_file
@@ -278,3 +280,17 @@ def test_questions_are_asked_on_a_terminal() -> None:
         found = re.search(expected, shown)
         assert found is not None, (expected, shown)
         shown = shown[found.end() :]
+
+
+def test_images_of_records_are_in_the_project(here: Path) -> None:
+    (here / "a.png").write_bytes(pattern(16, 16))
+    records = [{"q": f"What is it? {number}", "a": "red", "image": "a.png"} for number in range(20)]
+    (here / "seen.jsonl").write_text("\n".join(map(json.dumps, records)))
+    columns = ("--prompt-key", "q", "--answer-key", "a")
+    done = run("mine", "--data", "seen.jsonl", "--yes", *columns)
+    assert done.exit_code == 0, done.output
+    assert compose("mine/mine.yaml", []).config.actor_rollout_ref.model.path == VISION
+    (row, *_) = read_rows("mine/train.parquet")
+    assert row.images == (pattern(16, 16),)
+    assert row.prompt[0]["content"].startswith("<image>What is it? 0")
+    assert "image" not in row.extra_info

@@ -53,12 +53,14 @@ class Project:
 
     def write(self, answers: Answers, rows: RowMaker) -> None:
         """Write data, reward and recipe; nothing unless all records can be converted."""
-        from rlctl.runtime.data.tokenizer import encode_prompt  # imports transformers
+        from rlctl.runtime.data.image_prompts import row_renderer
+        from rlctl.runtime.data.tokenizer import encode_text  # imports transformers
 
         assert answers.tokenizer is not None, "nothing is missing"
         splits = rows.splits()
         measured = rows.first(_NUM_MEASURED)
-        longest = max(len(encode_prompt(answers.tokenizer, row.prompt)) for row in measured)
+        render = row_renderer(answers.tokenizer)
+        longest = max(len(encode_text(answers.tokenizer, render(row))) for row in measured)
         batch = min(_MAX_BATCH, 2 ** (len(splits["train"]).bit_length() - 1))
         for name, split in splits.items():
             write_rows(self.files[name], split)

@@ -13,7 +13,7 @@ from rlctl.data_prep.raw_data import RawData, RowMaker, find_raw, is_number, kin
 from rlctl.data_prep.records import value_at
 from rlctl.errors import UsageError
 from rlctl.plugins import require
-from rlctl.quickstart import NAME
+from rlctl.quickstart import NAME, VISION
 from rlctl.runtime.project.rewards import OWN, REWARDS
 from rlctl.suggest import did_you_mean
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+_HUB_VISION = "Qwen/Qwen3-VL-2B-Instruct"
 
 Ask = Callable[[str, str | None, Callable[[str], Any]], Any]  # text, suggestion, parser
 
@@ -130,6 +131,12 @@ class Answers:
             require("math_verify", "rewards for mathematics need math-verify", "math")
         return text
 
+    def suggest_model(self) -> str:
+        """Return a model that fits the devices and the data."""
+        if self.raw is not None and self.raw.image_key is not None:
+            return _HUB_VISION if _num_gpus() else VISION
+        return _HUB_MODEL if _num_gpus() else NAME
+
     def read_model(self, text: str) -> str:
         """Load the tokenizer of a model, unless options are missing. Raises ConfigError."""
         if not self._missing:
@@ -152,7 +159,8 @@ class Answers:
     @property
     def _rows(self) -> RowMaker:
         assert self.raw is not None, "asked for first"
-        fields = Fields(self.prompt_key or "", self.answer_key, self.raw.name, None, None)
+        keys = self.prompt_key or "", self.answer_key, self.raw.name
+        fields = Fields(*keys, None, None, self.raw.image_key)
         return RowMaker(self.raw, fields)
 
 
@@ -208,7 +216,7 @@ QUESTIONS = (
     Question(
         *("model", "--model DIR"),
         "Model: a folder, owner/name on the hub, or quickstart (small, inside rlctl)",
-        lambda _: _HUB_MODEL if _num_gpus() else NAME,
+        Answers.suggest_model,
         Answers.read_model,
     ),
     Question(
