@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from rlctl.runtime.model.vision import SeenPrompt, freeze_tower, image_processor
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.vllm_engine.images import tower_arguments, undivided_tower
+from rlctl.runtime.workers.micro_batches import count_tokens
 from tests.vlm import CHATS, FAMILIES, ids_of, prompts_of, settings, vlm_config, write_vlm
+from tests.workers import experience
 
 ROWS = [(0, "abc"), (0, "de"), (1, "fghij"), (3, "k"), (1, "l"), (2, "mn"), (3, "opq")]
 STORAGE = RankStorage("cpu", torch.float32, torch.float32)
@@ -270,3 +273,30 @@ def test_ranks_of_vllm_divide_a_tower_or_its_images(kind: str) -> None:
     else:
         assert tower_arguments(config, 4) == {"mm_encoder_tp_mode": "data"}
         assert not undivided_tower(config, 4)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_patch_counts_as_a_token_of_the_budget(folders: dict[str, Path], kind: str) -> None:
+    hf, prompts = loaded(folders[kind]), prompts_of(folders[kind])
+    batch = experience()
+    ids = batch.response_ids.values
+    batch = replace(
+        batch,
+        response_ids=batch.response_ids.like(torch.where(ids < 20, ids + 20, ids)),
+        prompt_ids=Ragged.from_rows([prompts[i % 4] for i in range(8)], torch.int64),
+        images=[CHATS[i % 4][1] for i in range(8)],
+    )
+    counts, processor = count_tokens(PolicyModel(hf, 1.0), batch), image_processor(hf)
+    assert processor is not None
+    for i, (_, own) in enumerate(CHATS):
+        patches = sum(_num_patches(part["pixel_values"], hf) for part in processor.parts(own))
+        assert int(counts.prompt_lengths[i]) == len(prompts[i]) + patches
+        assert int(counts.lengths[i]) == int(batch.num_tokens[i]) + patches
+    assert counts.prompt[0] == counts.prompt[4]
+
+
+def _num_patches(pixels: Tensor, hf: Any) -> int:
+    """Return the patches of an image: rows (P, C), or tiles (N, 3, H, W) of patches of 8 pixels."""
+    size = hf.config.vision_config.patch_size
+    size = size if isinstance(size, int) else size[0]
+    return len(pixels) if pixels.dim() == 2 else len(pixels) * (pixels.shape[-1] // size) ** 2

@@ -77,6 +77,8 @@ def patches_per_token(config: Any) -> int:
     vision = config.vision_config
     if hasattr(vision, "spatial_merge_size"):
         return vision.spatial_merge_size**2
+    if hasattr(config, "mm_tokens_per_image"):
+        return (vision.image_size // vision.patch_size) ** 2 // config.mm_tokens_per_image
     return round(1 / getattr(config, "downsample_ratio", 1.0) ** 2)
 
 
