@@ -84,9 +84,8 @@ class ImagePrompts:
     def _counts_patches(self) -> bool:
         """True if the tokens of an image follow from its number of patches, for an example."""
         size = (112, 56)
-        return hasattr(self.images.processor, "merge_size") and self._tokens_by_count(
-            size
-        ) == self._tokens_of_blank(size)
+        has_count = hasattr(self.images.processor, "merge_size")
+        return has_count and self._tokens_by_count(size) == self._tokens_of_blank(size)
 
     def _tokens_by_count(self, size: tuple[int, int]) -> str:
         count = self.images.processor.get_number_of_image_patches(*size[::-1], self.images.kwargs)

@@ -18,7 +18,7 @@ from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.model.lora import check_peft
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.model_files import check_architecture, check_tokenizer
-from rlctl.runtime.planning.preflight import read_model_config
+from rlctl.runtime.planning.preflight import is_missing, read_model_config
 from rlctl.runtime.rewards.model_reward import scale_of_model
 from rlctl.runtime.rollout.auto import reads_images
 from rlctl.runtime.workers.optimizers import check_optimizer
@@ -85,7 +85,7 @@ def check_images(config: schema.Config, devices: Devices | None, needs: Needs) -
         found.append(("an agent program", "actor_rollout_ref.rollout.agent.program=null"))
     for role in roles:
         own = role.model(config)
-        if processor_of(own.path, own.trust_remote_code) is None:
+        if not is_missing(own.path) and processor_of(own.path, own.trust_remote_code) is None:
             what = f"{own.path}, the model of the {role.name}, reads text alone and"
             found.append((what, "a vision-language model with its preprocessor_config.json"))
         fsdp = role.fsdp(config)
