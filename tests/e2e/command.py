@@ -39,11 +39,13 @@ VERBS = {each: each for each in ("sft", "dpo", "online_dpo", "distill", "raft", 
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a shell, without the variables that Ray set in this process.
+    """Return the environment of a shell, without the variables that rlctl and Ray set here.
 
-    A forked process must not inherit them: Ray reads its authentication mode before the fork.
+    A forked process must not inherit them: Ray reads its authentication mode before the fork, and
+    another machine has other network interfaces.
     """
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    set_here = ("RAY_", "GLOO_SOCKET_IFNAME")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(set_here)}
     return own | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
