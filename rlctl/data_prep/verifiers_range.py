@@ -7,8 +7,11 @@ def check_release() -> None:
     Its source also runs in other interpreters, which lack rlctl.
     """
     import re
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
-    found = version("verifiers")
+    try:
+        found = version("verifiers")
+    except PackageNotFoundError:
+        raise ImportError("No module named 'verifiers'") from None
     if not (0, 1, 14) <= tuple(map(int, re.findall(r"\d+", found)[:3])) < (0, 4):
         raise ImportError(f"its release is {found}, and rlctl plays environments of 0.1.14 to 0.3")

@@ -19,7 +19,7 @@ from rlctl.errors import InternalError
 from rlctl.runs.labels import read_labels, set_note
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
-from rlctl.sweeps.record import SweepDir, SweepRecord
+from rlctl.sweeps.record import SweepDir, SweepRecord, TrialTable
 from tests.board.serving import Served, serving
 from tests.browser import chromium, problems_of
 from tests.progress import wait_until
@@ -247,6 +247,7 @@ def test_sweep_shows_trials_importance_and_pruned_ones(
         assert trial is not None
         made.report(trial, 1, float(number))
         made.tell(trial, *(("pruned",) if number == 0 else ("finished", float(number))))
+    sweep.write_table(TrialTable(made.outcomes(), made.importances()))
     page.goto(board.url)
     page.get_by_role("link", name="Sweeps").click()
     page.get_by_role("link", name="demo/s", exact=True).click()

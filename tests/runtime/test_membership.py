@@ -21,16 +21,20 @@ def test_a_request_that_ray_refuses_has_failed_and_reserves_nothing(
     """Refuse the second of two placement groups."""
     made, removed, events = [], [], []
 
-    def request_group(spec: Any) -> str:
+    def request_devices() -> str:
         if made:
             raise ValueError("no such resource")
         made.append("first")
         return "first"
 
-    monkeypatch.setattr(membership, "request_group", request_group)
     monkeypatch.setattr(membership, "remove_placement_group", removed.append)
     monkeypatch.setattr(Membership, "_serve", lambda _: None)  # the test calls `advance`
-    pool: Any = SimpleNamespace(joined=[], engines=[], spec=SimpleNamespace(start_timeout_s=60.0))
+    pool: Any = SimpleNamespace(
+        joined=[],
+        engines=[],
+        spec=SimpleNamespace(start_timeout_s=60.0),
+        request_devices=request_devices,
+    )
     spec: Any = SimpleNamespace()
     members = Membership(pool, spec, tmp_path, lambda kind, **_: events.append(kind))
     (tmp_path / REQUESTS).mkdir()
