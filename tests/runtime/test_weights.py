@@ -17,7 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlctl.errors import RlctlError
 from rlctl.runtime.model.sharding import full_tensor
+from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, Joined, Part, to_buckets, whole
+from tests.distributed.ranks import in_a_process
 
 SHAPES = {
     "embedding": (300, 64),
@@ -176,16 +178,20 @@ class Gathered(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_shards_are_converted_before_they_are_gathered() -> None:
+def gather(where: RankInfo) -> list[torch.dtype]:
+    """Return the types that are gathered of shards of numbers, with and without a conversion."""
+    del where
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        mesh = init_device_mesh("cpu", (2,))
-        shards = distribute_tensor(torch.randn(8, 4), mesh, [Shard(0)])
-        numbers = distribute_tensor(torch.arange(8), mesh, [Shard(0)])
-        with Gathered() as gathered:
-            assert full_tensor(shards, torch.bfloat16).dtype == torch.bfloat16
-            assert full_tensor(shards).dtype == torch.float32
-            assert full_tensor(numbers, torch.bfloat16).dtype == torch.int64
-    finally:
-        dist.destroy_process_group()
-    assert gathered.dtypes == [torch.bfloat16, torch.float32, torch.int64]
+    mesh = init_device_mesh("cpu", (2,))
+    shards = distribute_tensor(torch.randn(8, 4), mesh, [Shard(0)])
+    numbers = distribute_tensor(torch.arange(8), mesh, [Shard(0)])
+    with Gathered() as gathered:
+        assert full_tensor(shards, torch.bfloat16).dtype == torch.bfloat16
+        assert full_tensor(shards).dtype == torch.float32
+        assert full_tensor(numbers, torch.bfloat16).dtype == torch.int64
+    return gathered.dtypes
+
+
+def test_shards_are_converted_before_they_are_gathered() -> None:
+    found = in_a_process(gather)  # other tests may have a process group in this one
+    assert found == [torch.bfloat16, torch.float32, torch.int64]
