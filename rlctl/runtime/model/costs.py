@@ -7,10 +7,9 @@ not among them, because its operations grow with the length of a row.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -29,7 +28,7 @@ from rlctl.runtime.model.padded_rows import has_padded_rows
 _TOKENS = 64  # a chunk of gated delta nets
 # Errors of a model's own code, which may need data.
 _OWN_CODE = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, AssertionError)
-_KNOWN: dict[str, Costs | None] = {}  # by config
+_KNOWN: dict[tuple[str, bool], Costs | None] = {}  # by config, and if its builder was given
 
 
 class _Attention(NamedTuple):
@@ -51,24 +50,30 @@ class Costs:
     states: int  # numbers of a row, of recurrences and convolutions
 
     @classmethod
-    def from_config(cls, config: PretrainedConfig) -> Costs | None:
-        """Measure a policy of `config`, once per process: see `of`."""
-        key = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    def from_config(
+        cls, config: PretrainedConfig, build: Callable[[], PreTrainedModel] | None = None
+    ) -> Costs | None:
+        """Measure a policy of `config`, once per process: see `_measure`.
+
+        `build` returns one on the meta device, from code of its own if need be.
+        """
+        key = json.dumps(config.to_dict(), sort_keys=True, default=str), build is not None
         if key not in _KNOWN:
             try:
                 with torch.device("meta"):
-                    _KNOWN[key] = cls.of(class_for("policy", config).from_config(config))
+                    hf = build() if build else class_for("policy", config).from_config(config)
+                _KNOWN[key] = cls._measure(hf.eval())
             except (ImportError, *_OWN_CODE):
                 _KNOWN[key] = None  # its own code is not trusted here
         return _KNOWN[key]
 
     @classmethod
-    def of(cls, hf: PreTrainedModel) -> Self | None:
-        """Measure a model on the meta device.
+    def _measure(cls, hf: PreTrainedModel) -> Self | None:
+        """Measure a model on the meta device, which it changes.
 
         Returns None for one that computes padded rows, or whose code needs data.
         """
-        hf, meter = copy.deepcopy(hf).eval(), _Meter()
+        meter = _Meter()
         with torch.device("meta"), torch.no_grad():
             ids = torch.zeros(1, _TOKENS, dtype=torch.int64)
             places = torch.arange(_TOKENS)[None]

@@ -75,7 +75,7 @@ def as_plain(hf: PreTrainedModel) -> None:
 
 
 def dense(parameter: Tensor) -> Tensor:
-    """Return a parameter (N, ...); one stored in 4 bits as the weight that it stands for."""
+    """Return a parameter (N, ...); one stored in 4 bits is dequantized."""
     state: Any = getattr(parameter, "quant_state", None)
     if state is None:
         return parameter

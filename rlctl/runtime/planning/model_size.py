@@ -55,7 +55,9 @@ class ModelSize:
         """
         config = load_config(model, kind)
         built, text = build_on_meta(config, model, kind), config.get_text_config()
-        costs = Costs.of(built) if kind == "policy" else None
+        costs = None
+        if kind == "policy":
+            costs = Costs.from_config(config, lambda: build_on_meta(config, model, kind))
         with torch.device("meta"):
             add_adapters(built.base_model if kind == "new_classifier" else built, model, 0)
         names = set(built._no_split_modules or ())
