@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +89,11 @@ class ChatRequest:
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise ApiError(400, "messages must be a list with a message", param="messages")
+        return cls.with_options(messages, body)
+
+    @classmethod
+    def with_options(cls, messages: Sequence[Any], body: Mapping[str, Any]) -> ChatRequest:
+        """Read all parameters but messages and prompt. Raises ApiError as `parse`."""
         _check_parameters(body)
         options = body.get("stream_options")
         if options is not None and not isinstance(options, Mapping):

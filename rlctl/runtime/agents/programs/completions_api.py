@@ -17,12 +17,12 @@ def parse_completions(body: Any) -> list[ChatRequest]:
         raise ApiError(400, "the body must be a JSON object")
     num_top = body.get("logprobs")
     given = {key: value for key, value in body.items() if key not in ("prompt", "tools")}
-    given |= {"messages": [{"role": "user"}], "logprobs": num_top is not None}
-    request = ChatRequest.parse({**given, "top_logprobs": num_top})
+    given |= {"logprobs": num_top is not None, "top_logprobs": num_top}
+    request = ChatRequest.with_options([], given)
     prompt = body.get("prompt")
     several = isinstance(prompt, list) and not all(map(_is_id, prompt))
     prompts = prompt if isinstance(prompt, list) and several else [prompt]
-    return [replace(request, messages=[], prompt=_prompt(prompt)) for prompt in prompts]
+    return [replace(request, prompt=_prompt(prompt)) for prompt in prompts]
 
 
 def _is_id(part: Any) -> bool:
