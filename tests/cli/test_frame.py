@@ -62,7 +62,8 @@ def chatter():
 def wait():
     try:
         print("ready", flush=True)
-        time.sleep(3600)
+        while True:
+            time.sleep(0.1)  # Python sleeps on if a signal comes just before the system call
     finally:
         time.sleep(0.3)
         print("cleaned up", flush=True)
