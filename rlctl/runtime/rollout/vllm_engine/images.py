@@ -1,4 +1,4 @@
-"""Images in vLLM 0.32.0, processed by the trainer's own processor.
+"""Images in vLLM 0.31 and 0.32, processed by the trainer's own processor.
 
 Its engine takes processed images. So its own processors, which need a tokenizer and torchvision and
 write placeholders again, are neither loaded nor asked.

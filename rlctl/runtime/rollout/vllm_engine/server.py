@@ -1,7 +1,7 @@
 """Engine `vllm_server`: a running vLLM server, reached at a URL.
 
 It uses vLLM's endpoint for token ids (`/inference/v1/generate`) and its development endpoints for
-weights, as in vLLM 0.32.0. The server reads weights from a folder that it shares with the trainer.
+weights, as in vLLM 0.31 and 0.32. The server reads weights from a folder shared with the trainer.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def unlike_transformers(config: PretrainedConfig, on_cpu: bool) -> list[Problem]
         return []
     return [
         Problem(
-            f"vLLM 0.32.0 {'on a CPU ' if on_cpu else ''}computes models of type "
+            f"vLLM {'on a CPU ' if on_cpu else ''}computes models of type "
             f"{config.model_type} unlike transformers, which trains them",
             "actor_rollout_ref.rollout.name",
             HF_HINT,
