@@ -151,6 +151,8 @@ class Packing:
 
     def mix(self, hidden: Tensor, mixer: Mixer) -> Tensor:
         """See `TokenAttention`: (T, ...) -> (T, C)."""
+        if mixer.packed is not None and int(self.lengths.min()) > 0:
+            return mixer.packed(hidden, self.boundaries, self.token_map.prompt)
         rectangles = self.rectangles
         if mixer.is_sharded:
             device = self.position_ids.device

@@ -4,6 +4,7 @@ Gated delta nets, Mamba layers and short convolutions read a sequence from its s
 state from token to token. On a packed row, the state of one sequence would leak into the next. So
 each such module, here a mixer, gets complete sequences: the object `packing` of a pass pads them on
 the right to rectangles, which a causal mixer never reads, and the engine `hf` keeps their states.
+Kernels read the packed row and where its sequences start, if `check_model` finds them exact.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from types import MethodType
 from typing import Any, Protocol
 
@@ -37,6 +39,19 @@ class _Slot:
     config: PreTrainedConfig
     packing: Any = None
     is_set: bool = False  # the model, and not its decoder, was called with the packing
+    fused: bool = False  # the kernels take the boundaries of sequences
+
+
+class PackedMix(Protocol):
+    """Pass of B sequences in one row, none of them empty."""
+
+    def __call__(self, tokens: Tensor, boundaries: Tensor, sequence: Tensor) -> Tensor:
+        """Mix (T, C) -> (T, C).
+
+        `boundaries` (B + 1,) int32 has the starts of sequences and the end of the last, `sequence`
+        (T,) the number of each token's sequence.
+        """
+        ...
 
 
 class Mixer(Protocol):
@@ -45,6 +60,11 @@ class Mixer(Protocol):
     @property
     def is_sharded(self) -> bool:
         """True if ranks must call it equally often, because each call gathers its weights."""
+        ...
+
+    @property
+    def packed(self) -> PackedMix | None:
+        """Call for sequences of a packed row, if there are kernels that keep them apart."""
         ...
 
     def __call__(self, tokens: Tensor, states: DynamicCache | None = None) -> Tensor:
@@ -67,10 +87,26 @@ class LayerMixer:
 
     is_sharded = False
 
+    @property
+    def packed(self) -> PackedMix | None:
+        """See `Mixer`."""
+        return self._mix_packed if self.slot.fused else None
+
     def __call__(self, tokens: Tensor, states: DynamicCache | None = None) -> Tensor:
         """See `Mixer`: (B, L, C) -> (B, L, C)."""
-        states_and_mask = {self.slot.states: states, "attention_mask": None}
-        output = type(self.module).forward(self.module, tokens, **self.arguments | states_and_mask)
+        return self._call(tokens, {self.slot.states: states})
+
+    def _mix_packed(self, tokens: Tensor, boundaries: Tensor, sequence: Tensor) -> Tensor:
+        # Arguments of the kernels of flash-linear-attention, causal-conv1d and mamba-ssm.
+        starts = {"cu_seq_lens_q": boundaries, "seq_idx": sequence.int()[None]}
+        known = inspect.signature(type(self.module).forward).parameters
+        if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
+            starts = {name: starts[name] for name in starts.keys() & known.keys()}
+        return self._call(tokens[None], starts | {self.slot.states: None})[0]
+
+    def _call(self, tokens: Tensor, more: dict[str, Any]) -> Tensor:
+        arguments = self.arguments | more | {"attention_mask": None}
+        output = type(self.module).forward(self.module, tokens, **arguments)
         if isinstance(output, tuple):
             output, *others = output
             self.other_outputs = tuple(others)
@@ -107,6 +143,17 @@ def install_mixers(model: PreTrainedModel) -> None:
         if model is not decoder:  # some classes do not pass unknown arguments on
             model.register_forward_pre_hook(_enter, with_kwargs=True)
             model.register_forward_hook(_leave, always_call=True)
+
+
+def fuse_mixers(model: PreTrainedModel, fused: bool) -> None:
+    """Let the mixers of `model` read packed rows in one call, or rectangles, in place."""
+    for slot in getattr(model, _SLOTS, ()):
+        slot.fused = fused
+
+
+def may_have_kernels() -> bool:
+    """Return True if a package with kernels is installed that transformers uses for mixers."""
+    return any(find_spec(name) for name in ("fla", "causal_conv1d", "mamba_ssm"))
 
 
 def has_mixers(model: PreTrainedModel) -> bool:

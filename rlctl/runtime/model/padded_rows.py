@@ -25,6 +25,8 @@ _PADDED = "_rlctl_padded"  # attribute of a model
 class PaddedDecoder:
     """Model without head that mixes token ids; implements `Mixer`."""
 
+    packed = None
+
     def __init__(self, decoder: nn.Module) -> None:
         self.decoder = decoder
         self.output: Any = None  # of the last call

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +24,7 @@ from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel, predicting, run_backbone
 from rlctl.runtime.model.mapped import RankStorage
+from rlctl.runtime.model.mixers import fuse_mixers, has_mixers, may_have_kernels
 from rlctl.runtime.model.padded_rows import (
     has_padded_rows,
     use_own_attention,
@@ -35,6 +37,7 @@ from rlctl.runtime.model.sharding import decoder_layers
 from rlctl.runtime.model.vision import INEXACT, image_processor
 from rlctl.runtime.ops import log_probs_from_logits
 
+LOG = logging.getLogger(__name__)
 M = TypeVar("M", PolicyModel, ValueModel, RewardModel)
 
 _LENGTHS = (7, 36, 4)
@@ -88,7 +91,8 @@ def _number_of_kinds(hf: PreTrainedModel, layers: nn.ModuleList) -> int:
 def check_model(model: M, storage: RankStorage | None) -> None:
     """Run `check_packing` on the first layers of `model`; on all, where they are, with None.
 
-    A model that packed rows change computes padded rows from then on, if these are right.
+    A model that packed rows change computes padded rows from then on, if these are right. Fused
+    kernels of layers with states are used if they are right.
     """
 
     def checked() -> M:
@@ -102,6 +106,13 @@ def check_model(model: M, storage: RankStorage | None) -> None:
         use_padded_rows(model.hf)
         check_packing(checked())
         warn_of_padding(model.hf, f"packed rows change it ({error.problems[0].message})")
+    if has_mixers(model.hf) and may_have_kernels():
+        fuse_mixers(model.hf, True)
+        try:
+            check_packing(checked())
+        except ConfigError as error:
+            fuse_mixers(model.hf, False)
+            LOG.info("layers with states compute padded rows: %s", error.problems[0].message)
     if image_processor(model.hf) is None:
         return
     try:  # an error is raised by the first pass with images: a run may have none
