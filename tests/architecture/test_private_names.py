@@ -51,6 +51,7 @@ SEEN = {
     ("vllm", "0.32.0"): """
         vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method.UnquantizedFusedMoEMethod._setup_kernel
         vllm.model_executor.models.registry._run_in_subprocess
+        vllm.transformers_utils.config._register_config_class
         vllm.utils.torch_utils._resolve_layer_name
         vllm.v1.core.kv_cache_utils._max_memory_usage_bytes_from_groups
         vllm.v1.core.kv_cache_utils._pool_bytes_per_block

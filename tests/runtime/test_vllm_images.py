@@ -87,6 +87,8 @@ def largest_difference(kind: str, folder: Path) -> tuple[float, list[int]]:
 @pytest.mark.usefixtures("vllm")
 def test_log_probs_are_those_of_the_trainer(kind: str, tmp_path: Path) -> None:
     """An image of a group is encoded once for each weights."""
-    worst, encoded = measured(largest_difference, kind, tmp_path)
+    found = measured(largest_difference, kind, tmp_path)
+    assert not isinstance(found, str), found
+    worst, encoded = found
     assert worst <= 1e-5
     assert sum(encoded) == 2 * len({image for images in IMAGES for image in images})

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
@@ -139,6 +140,17 @@ def test_log_probs_are_those_of_the_trainer(kind: str, shares: bool, tmp_path: P
     else:
         assert kind in IN_VLLM
         assert found <= 1e-4
+
+
+@pytest.mark.usefixtures("vllm")
+def test_configs_of_transformers_are_not_replaced() -> None:
+    from vllm.transformers_utils import config
+
+    for kind in ("deepseek_v32", "own_of_vllm"):
+        register = type("Config", (PreTrainedConfig,), {"model_type": kind})
+        config._register_config_class(kind, register)
+    assert "transformers" in CONFIG_MAPPING["deepseek_v32"].__module__
+    assert CONFIG_MAPPING["own_of_vllm"].__name__ == "Config"
 
 
 @pytest.mark.soak

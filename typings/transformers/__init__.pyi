@@ -11,6 +11,7 @@ from transformers.generation.stopping_criteria import StoppingCriteria as Stoppi
 from transformers.generation.stopping_criteria import StoppingCriteriaList as StoppingCriteriaList
 from transformers.modeling_utils import AttentionInterface as AttentionInterface
 from transformers.modeling_utils import PreTrainedModel as PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING as CONFIG_MAPPING
 from transformers.models.auto.configuration_auto import AutoConfig as AutoConfig
 from transformers.models.auto.modeling_auto import AutoModel as AutoModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM as AutoModelForCausalLM

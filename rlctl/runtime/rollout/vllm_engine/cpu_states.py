@@ -1,4 +1,4 @@
-"""Layers with states in vLLM 0.31 and 0.32 on a CPU: gated delta nets of any dtype, Qwen's import.
+"""Gated delta nets in vLLM 0.31 and 0.32 on a CPU, of any dtype and with heads of any size.
 
 Axes: T tokens of a pass, B sequences, L tokens of each, C channels, H heads, K and V their sizes.
 """
@@ -7,34 +7,12 @@ Axes: T tokens of a pass, B sequences, L tokens of each, C channels, H heads, K 
 # (an extra: types are checked where it is installed)
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-
-def import_without_torchvision() -> None:
-    """Give vLLM's classes the image processors for Pillow where others need torchvision.
-
-    They import these also for models of text, and installations for CPUs often lack torchvision.
-    """
-    if find_spec("torchvision") is not None:
-        return
-    for family in ("qwen2_vl", "glm4v", "got_ocr2", "gemma3", "pixtral"):
-        module = import_module(f"transformers.models.{family}.image_processing_pil_{family}")
-        for name in [name for name in vars(module) if name.endswith("ProcessorPil")]:
-            setattr(module, name.removesuffix("Pil"), getattr(module, name))
-        sys.modules.setdefault(module.__name__.replace("_pil_", "_"), module)
-    video = "transformers.models.internvl.video_processing_internvl"
-    sys.modules.setdefault(video, ModuleType(video)).__dict__.setdefault(
-        "InternVLVideoProcessor", object
-    )
 
 
 def compute_delta_nets() -> None:

@@ -27,6 +27,11 @@ from rlctl.runtime.ops import any_algorithms
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 from rlctl.runtime.rollout.vllm_engine.adapters import MERGE_HINT, adapter_arguments, takes_adapters
+from rlctl.runtime.rollout.vllm_engine.classes import (
+    import_without_torchvision,
+    inspect_models_in_process,
+    keep_classes,
+)
 from rlctl.runtime.rollout.vllm_engine.cpu import (
     apply_one_adapter,
     keep_weights_unpacked,
@@ -34,10 +39,7 @@ from rlctl.runtime.rollout.vllm_engine.cpu import (
     pad_attention_heads,
     size_cache,
 )
-from rlctl.runtime.rollout.vllm_engine.cpu_states import (
-    compute_delta_nets,
-    import_without_torchvision,
-)
+from rlctl.runtime.rollout.vllm_engine.cpu_states import compute_delta_nets
 from rlctl.runtime.rollout.vllm_engine.images import ARGUMENTS, replace_processors, tower_arguments
 from rlctl.runtime.rollout.vllm_engine.versions import HF_HINT, unlike_transformers
 
@@ -74,8 +76,8 @@ def prepare(spec: EngineSpec) -> None:
     with _quiet(spec):
         from vllm import LLM  # noqa: F401
 
-        _inspect_models_in_process()
-        _keep_classes()
+        inspect_models_in_process()
+        keep_classes()
         replace_processors()
         if on_cpu:
             keep_weights_unpacked()
@@ -234,27 +236,6 @@ def _unlink_shared_memory() -> None:
     if group := os.environ.get("VLLM_DIST_IDENT"):  # set on a CPU
         for file in Path("/dev/shm").glob(f"{group}-*"):
             file.unlink(missing_ok=True)
-
-
-def _inspect_models_in_process() -> None:
-    """Patch vLLM to inspect model classes in this process.
-
-    On first use vLLM inspects them in a subprocess, to avoid initializing a GPU early. That takes
-    ten seconds or more, and this process is about to use the device anyway.
-    """
-    from vllm.model_executor.models import registry
-
-    registry._run_in_subprocess = lambda fn: fn()
-
-
-def _keep_classes() -> None:
-    """Patch vLLM to leave the classes of transformers alone, which the trainer has, too.
-
-    It runs models that it does not know by their own classes, and changes those for compilation.
-    """
-    from vllm.model_executor.models.transformers.base import Base
-
-    setattr(Base, "_decorate_for_torch_compile", lambda _: None)  # noqa: B010
 
 
 @contextmanager

@@ -1,0 +1,60 @@
+"""Patches of vLLM 0.31 and 0.32 in how they import and inspect classes of models."""
+
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+# (an extra: types are checked where it is installed)
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+
+def inspect_models_in_process() -> None:
+    """Patch vLLM to inspect model classes in this process.
+
+    On first use vLLM inspects them in a subprocess, to avoid initializing a GPU early. That takes
+    ten seconds or more, and this process is about to use the device anyway.
+    """
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda fn: fn()
+
+
+def keep_classes() -> None:
+    """Patch vLLM to leave the classes of transformers alone, which the trainer has, too.
+
+    It runs models that it does not know by their own classes, and changes those for compilation.
+    Its own configs replace those of the same type in `AutoConfig`.
+    """
+    from vllm.model_executor.models.transformers.base import Base
+    from vllm.transformers_utils import config
+
+    setattr(Base, "_decorate_for_torch_compile", lambda _: None)  # noqa: B010
+    register, known = config._register_config_class, {*CONFIG_MAPPING}
+
+    def add(model_type: str, config_class: type[PreTrainedConfig]) -> None:
+        if model_type not in known:
+            register(model_type, config_class)
+
+    config._register_config_class = add
+
+
+def import_without_torchvision() -> None:
+    """Give vLLM's classes the image processors for Pillow where others need torchvision.
+
+    They import these also for models of text, and installations for CPUs often lack torchvision.
+    """
+    if find_spec("torchvision") is not None:
+        return
+    for family in ("qwen2_vl", "glm4v", "got_ocr2", "gemma3", "pixtral"):
+        module = import_module(f"transformers.models.{family}.image_processing_pil_{family}")
+        for name in [name for name in vars(module) if name.endswith("ProcessorPil")]:
+            setattr(module, name.removesuffix("Pil"), getattr(module, name))
+        sys.modules.setdefault(module.__name__.replace("_pil_", "_"), module)
+    video = "transformers.models.internvl.video_processing_internvl"
+    sys.modules.setdefault(video, ModuleType(video)).__dict__.setdefault(
+        "InternVLVideoProcessor", object
+    )
