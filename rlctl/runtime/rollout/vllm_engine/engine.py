@@ -48,6 +48,7 @@ from rlctl.runtime.rollout.vllm_engine.routing import RoutedExperts
 from rlctl.runtime.rollout.vllm_engine.startup import prepare, start
 from rlctl.runtime.rollout.vllm_engine.versions import check_installed
 from rlctl.runtime.rollout.vllm_engine.weights import (
+    ExpertStacks,
     as_in_files,
     converted_model,
     model_runner,
@@ -97,6 +98,7 @@ class VLLMEngine:
             self.shared = share_parameters(runner.get_model(), policy)
         self.uses_policy = self.shared is not None
         self.converted = None if self.shared else converted_model(spec.model)
+        self.stacks = ExpertStacks(self.llm, self.converted)
 
     @classmethod
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
@@ -233,7 +235,7 @@ class VLLMEngine:
 
     def _load_base(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         if self.shared is None:
-            reload(self.llm, as_in_files(self.converted, weights))
+            reload(self.llm, as_in_files(self.converted, self.stacks, weights))
             self.llm.llm_engine.reset_encoder_cache()  # of images
             return
         for name, value in weights:

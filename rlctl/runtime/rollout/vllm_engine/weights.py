@@ -23,6 +23,12 @@ from rlctl.runtime.rollout.vllm_engine.versions import HF_HINT
 if TYPE_CHECKING:
     from vllm import LLM
 
+# Operations by which transformers stacks the experts of files: gate above up, and down.
+_STACKED = {
+    "gate_up_proj": [("MergeModulelist", 0), ("Concatenate", 1)],
+    "down_proj": [("MergeModulelist", 0)],
+}
+
 
 def model_runner(llm: LLM) -> Any:
     """Return vLLM's model runner of this rank."""
@@ -43,17 +49,73 @@ def converted_model(model: schema.Model) -> PreTrainedModel | None:
 
 
 def as_in_files(
-    model: PreTrainedModel | None, weights: Iterable[tuple[str, Tensor]]
+    model: PreTrainedModel | None, stacks: ExpertStacks, weights: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield `weights` by names and shapes (N, ...) of the model's files, which vLLM's loaders know.
 
-    `model` is that of `converted_model`.
+    `model` is that of `converted_model`. What `stacks` can load is loaded at once.
     """
     for name, value in weights:
         if model is None:
             yield name, value
-        else:
+        elif not stacks.load(name, value):
             yield from revert_weight_conversion(model, {name: value}).items()
+
+
+class ExpertStacks:
+    """Layers of vLLM that load all their experts in three calls.
+
+    By names of files, vLLM's loaders take one matrix of one expert at a time: 18,432 for 48 layers
+    of 128 experts. Quantized experts, and those of which this process has a part, are left to them.
+    """
+
+    def __init__(self, llm: LLM, model: PreTrainedModel | None) -> None:
+        """Find the layers of `llm`, and the parameters of `model` that are stacks of experts."""
+        from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+        from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+            UnquantizedFusedMoEMethod,
+        )
+
+        conversions = getattr(model, "_weight_conversions", ())
+        self.names = {
+            target
+            for conversion in conversions
+            for target in conversion.target_patterns
+            if _operations(conversion) == _STACKED.get(target.rpartition(".")[2])
+        }
+        self.layers: dict[str, Any] = {
+            _layer_number(module.layer_name): module
+            for module in model_runner(llm).get_model().modules()
+            if isinstance(module, RoutedExperts)
+            and isinstance(module.quant_method, UnquantizedFusedMoEMethod)
+            and module.moe_config.is_act_and_mul
+        }
+
+    def load(self, name: str, value: Tensor) -> bool:
+        """Load the experts (E, N, K) of a layer within a reload; return False for other weights."""
+        experts = self.layers.get(_layer_number(name))
+        if experts is None or not name.endswith(tuple(self.names)):
+            return False
+        gate_up = name.endswith("gate_up_proj")
+        kind = "w13_weight" if gate_up else "w2_weight"
+        parameter = getattr(experts, kind)
+        if len(parameter) != len(value):
+            return False
+        parts = (
+            zip(("w1", "w3"), value.chunk(2, dim=1), strict=True) if gate_up else [("w2", value)]
+        )
+        for shard, part in parts:
+            parameter.weight_loader(parameter, part, kind, shard_id=shard, expert_id=0)
+        return True
+
+
+def _layer_number(name: str) -> str:
+    return name.rpartition("layers.")[2].partition(".")[0]
+
+
+def _operations(conversion: Any) -> list[tuple[str, int]]:
+    operations = getattr(conversion, "operations", ())
+    return [(type(operation).__name__, getattr(operation, "dim", -1)) for operation in operations]
 
 
 def reload(llm: LLM, weights: Iterable[tuple[str, Tensor]]) -> None:
