@@ -147,7 +147,9 @@ def own_experts(policy: PreTrainedModel, prompt: Tensor, response: Tensor) -> Te
 
 
 @pytest.mark.extra("vllm")
-def test_weights_and_experts_of_mixtures(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_weights_and_experts_of_mixtures(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Comes first: vLLM makes groups for experts only with the first model of a process."""
     kind = Kind("vllm", tmp_path_factory.mktemp("mixtral"))
     old, new = mixture_model("mixtral", seed=2), mixture_model("mixtral", seed=3)
@@ -155,8 +157,17 @@ def test_weights_and_experts_of_mixtures(tmp_path_factory: pytest.TempPathFactor
     mixture_model("mixtral").save_pretrained(kind.folder)
     spec = replace(kind.spec(), routing=routing_shape(old))
     engine = load("engines", kind.name).from_spec(spec, None)
+    stacks: dict[str, bool] = {}
+    load_stack = type(engine.stacks).load
+    monkeypatch.setattr(
+        type(engine.stacks),
+        "load",
+        lambda self, name, value: stacks.setdefault(name, load_stack(self, name, value)),
+    )
     try:
         engine.load_weights(weights(old))
+        assert all(stacks[name] for name in stacks if ".experts." in name)
+        assert sum(stacks.values()) == 2 * old.config.num_hidden_layers
         found = engine.generate(prompt_ids, sampling())
         assert_agree(found, prompt_ids, old)
         assert found.routing is not None

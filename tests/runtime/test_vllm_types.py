@@ -100,7 +100,7 @@ def outcome(function: Callable[..., Any], args: tuple[Any, ...], answer: Connect
     try:
         answer.send(function(*args))
     except Exception as error:  # no class of vLLM for it, or one that fails
-        answer.send(str(error))
+        answer.send(str(error) or type(error).__name__)
 
 
 @pytest.fixture(scope="module")
@@ -143,14 +143,17 @@ def test_log_probs_are_those_of_the_trainer(kind: str, shares: bool, tmp_path: P
 
 
 @pytest.mark.usefixtures("vllm")
-def test_configs_of_transformers_are_not_replaced() -> None:
+def test_configs_of_transformers_are_restored() -> None:
     from vllm.transformers_utils import config
 
-    for kind in ("deepseek_v32", "own_of_vllm"):
-        register = type("Config", (PreTrainedConfig,), {"model_type": kind})
-        config._register_config_class(kind, register)
-    assert "transformers" in CONFIG_MAPPING["deepseek_v32"].__module__
-    assert CONFIG_MAPPING["own_of_vllm"].__name__ == "Config"
+    from rlctl.runtime.rollout.vllm_engine.classes import restore_configs
+
+    kind = "deepseek_v32"
+    before, other = CONFIG_MAPPING[kind], type("Config", (PreTrainedConfig,), {"model_type": kind})
+    config._register_config_class(kind, other)
+    assert CONFIG_MAPPING[kind] is other
+    restore_configs()
+    assert CONFIG_MAPPING[kind] is before
 
 
 @pytest.mark.soak

@@ -9,7 +9,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+
+_replaced: dict[str, type[PreTrainedConfig]] = {}  # by type
 
 
 def inspect_models_in_process() -> None:
@@ -27,19 +29,27 @@ def keep_classes() -> None:
     """Patch vLLM to leave the classes of transformers alone, which the trainer has, too.
 
     It runs models that it does not know by their own classes, and changes those for compilation.
-    Its own configs replace those of the same type in `AutoConfig`.
+    Its own configs replace those of the same type in `AutoConfig` until `restore_configs`.
     """
     from vllm.model_executor.models.transformers.base import Base
     from vllm.transformers_utils import config
 
     setattr(Base, "_decorate_for_torch_compile", lambda _: None)  # noqa: B010
-    register, known = config._register_config_class, {*CONFIG_MAPPING}
+    register = config._register_config_class
 
-    def add(model_type: str, config_class: type[PreTrainedConfig]) -> None:
-        if model_type not in known:
-            register(model_type, config_class)
+    def replace(model_type: str, config_class: type[PreTrainedConfig]) -> None:
+        if model_type in CONFIG_MAPPING:
+            _replaced.setdefault(model_type, CONFIG_MAPPING[model_type])
+        register(model_type, config_class)
 
-    config._register_config_class = add
+    config._register_config_class = replace
+
+
+def restore_configs() -> None:
+    """Register the configs of transformers again that vLLM has replaced."""
+    for model_type, config_class in _replaced.items():
+        AutoConfig.register(model_type, config_class, exist_ok=True)
+    _replaced.clear()
 
 
 def import_without_torchvision() -> None:

@@ -31,6 +31,7 @@ from rlctl.runtime.rollout.vllm_engine.classes import (
     import_without_torchvision,
     inspect_models_in_process,
     keep_classes,
+    restore_configs,
 )
 from rlctl.runtime.rollout.vllm_engine.cpu import (
     apply_one_adapter,
@@ -125,6 +126,7 @@ def start(spec: EngineSpec) -> LLM:
                 f"vLLM failed to start: {error}", where="actor_rollout_ref.rollout"
             ) from error
         finally:
+            restore_configs()
             torch.set_num_threads = set_num_threads  # vLLM replaces it by a no-op
 
 
