@@ -28,7 +28,7 @@ class _PipeConsole(SafeConsole):
     """Console for a pipe: tables are as wide as needed, without trailing spaces."""
 
     def __init__(self) -> None:
-        super().__init__(width=10_000, highlight=False, soft_wrap=True)
+        super().__init__(width=10_000, soft_wrap=True)
 
     def print(self, *objects: Any, **options: Any) -> None:
         if not any(isinstance(item, Table) for item in objects):
@@ -42,13 +42,13 @@ class _PipeConsole(SafeConsole):
 @functools.cache
 def stdout() -> Console:
     """Return the console for data."""
-    return SafeConsole(highlight=False) if sys.stdout.isatty() else _PipeConsole()
+    return SafeConsole() if sys.stdout.isatty() else _PipeConsole()
 
 
 @functools.cache
 def stderr() -> Console:
     """Return the console for messages: progress, notices, errors."""
-    return SafeConsole(stderr=True, highlight=False, soft_wrap=True)
+    return SafeConsole(stderr=True, soft_wrap=True)
 
 
 @contextmanager

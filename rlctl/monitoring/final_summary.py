@@ -47,7 +47,7 @@ def print_summary(
     # A run that starts from the checkpoint of another one first validates it, without a step.
     trained = [row for row in rows if any(not name.startswith(("step", "val")) for name in row)]
     steps = plural(len(trained), "step")
-    console = SafeConsole(stderr=True, highlight=False)
+    console = SafeConsole(stderr=True)
     tokens = f", {count(head.tokens)} tokens" if head.tokens else ""
     colour = "bold green" if state == "finished" else "bold yellow"
     console.print(

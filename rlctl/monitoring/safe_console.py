@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -13,8 +14,12 @@ from rlctl.terminal import visible
 class SafeConsole(Console):
     """Console whose own control codes, such as colours, are the only ones that reach the terminal.
 
-    Text that should show its escapes must pass `visible` first: rich drops some characters.
+    Text that should show its escapes must pass `visible` first: rich drops some characters. Words
+    in brackets are text, not rich's markup.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "highlight": False} | options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -202,10 +202,11 @@ def _open_ray_pools(
         log_path = (logs / f"{name}.log").absolute()
         # As many processes on each node, so that no group of ranks is divided between nodes.
         is_spread = trainer.nnodes > 1 and name not in (plan.rollout_pool, JUDGE_POOL)
+        device = plan.device_of(name)
         spec = PoolSpec(
             name,
             size,
-            replace(_first_rank(plan), world_size=size, log_path=log_path),
+            replace(_first_rank(plan), world_size=size, log_path=log_path, device=device),
             trainer.timeouts.worker_start(plan.devices.kind),
             call_limit(trainer.timeouts.call_s),
             trainer.balance_batch,

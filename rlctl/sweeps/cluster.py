@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 from rlctl.errors import ResourceError
@@ -10,7 +11,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster.gpus import cluster_gpus
-from rlctl.runtime.planning.devices import Devices, pool_sizes
+from rlctl.runtime.planning.devices import Devices, pool_device, pool_sizes
 from rlctl.runtime.rank_info import default_threads, process_resources
 from rlctl.sweeps.record import SweepRecord, Trial
 
@@ -87,11 +88,14 @@ class RayCluster:
 
 def run_resources(config: schema.Config) -> dict[str, float]:
     """Return the Ray resources of one run: those of a process times the number of processes."""
-    one = process_resources(
-        Devices.from_config(config.trainer, cluster_gpus(config)).kind,
-        config.trainer.placement.device_fraction,
-    )
-    return {name: num_processes(config) * amount for name, amount in one.items()}
+    devices = Devices.from_config(config.trainer, cluster_gpus(config))
+    needs, total = load_algorithm(config, 1).needs, defaultdict[str, float](float)
+    for pool, size in pool_sizes(config, devices, needs).items():
+        device = pool_device(config, devices, needs, pool)
+        one = process_resources(device, config.trainer.placement.device_fraction)
+        for name, amount in one.items():
+            total[name] += size * amount
+    return dict(total)
 
 
 def num_processes(config: schema.Config) -> int:

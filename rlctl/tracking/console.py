@@ -23,7 +23,7 @@ class ConsoleTracker:
     """Tracker that shows startup phases, then the panel; other output appears above it."""
 
     def __init__(self) -> None:
-        self.console = SafeConsole(stderr=True, highlight=False)
+        self.console = SafeConsole(stderr=True)
         self.panel = Panel(doing=self._doing)
         self.phase_began = time.monotonic()
         self.phase_name: str | None = None
@@ -53,7 +53,6 @@ class ConsoleTracker:
         elif not self.started:
             self.console.print(
                 f"[{self.phase_began - self.panel.began:6.1f} s] {name}",
-                markup=False,
                 soft_wrap=True,
             )
 
@@ -67,7 +66,7 @@ class ConsoleTracker:
         if self.live:
             self._show()
         else:
-            self.console.print(self.panel.line(), markup=False, soft_wrap=True)
+            self.console.print(self.panel.line(), soft_wrap=True)
 
     def alarm(self, alarm: Alarm) -> None:
         """Show an alarm in the panel, and print it permanently above."""

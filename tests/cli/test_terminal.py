@@ -95,6 +95,12 @@ def test_a_console_on_a_terminal_keeps_only_its_own_codes() -> None:
     assert FORBIDDEN.findall(re.sub(r"\x1b\[\d*m", "", stream.getvalue())) == []
 
 
+def test_words_in_brackets_are_printed_as_they_are() -> None:
+    stream, words = io.StringIO(), "trainer.logger=[console,jsonl] x=[/a] [bold]b"
+    SafeConsole(file=stream, width=400).print(words)
+    assert stream.getvalue() == f"{words}\n"
+
+
 def test_alarms_on_the_console_and_logged_lines_are_escaped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

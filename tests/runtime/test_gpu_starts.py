@@ -20,7 +20,7 @@ from rlctl.runtime.cluster.pool import PoolSpec, RayPool
 from rlctl.runtime.cluster.session import _options
 from rlctl.runtime.planning import devices
 from rlctl.runtime.planning.capacity import memory_of
-from rlctl.runtime.planning.devices import Devices
+from rlctl.runtime.planning.devices import Devices, pool_device
 from rlctl.runtime.planning.placement import check_placement
 from rlctl.runtime.planning.role_memory import plan_memory
 from rlctl.runtime.rank_info import RankInfo
@@ -131,6 +131,21 @@ def test_two_ranks_of_a_pool_share_no_gpu(
     config = compose("ppo", [f"trainer.placement.device_fraction={fraction}"]).config
     problems = check_placement(config, Devices(kind, 1, per_node), ["main"], None)
     assert [each.where for each in problems] == ["trainer.placement.device_fraction"] * refused
+
+
+@pytest.mark.parametrize("is_client", [True, False])
+def test_clients_of_servers_need_no_gpu(is_client: bool) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    url = [f"+{rollout}.engine_kwargs.url=[http://a:1, http://b:1]"] * is_client
+    pools = ["trainer.placement.rollout=engines", "trainer.placement.pools.engines=2"]
+    words = [*pools, f"{rollout}.name=vllm_server", *url, "trainer.device=cuda"]
+    config, one = compose("grpo", words).config, Devices("cuda", 1, 1)
+    needs = load_algorithm(config, 1).needs
+    problems = check_placement(config, one, ["main", "engines"], "engines")
+    assert [problem.where for problem in problems] == ["trainer.placement"] * (not is_client)
+    found = [pool_device(config, one, needs, pool) for pool in ("main", "engines")]
+    assert found == ["cuda", "cpu" if is_client else "cuda"]
+    assert rows_at_a_time(config.actor_rollout_ref.rollout, found[1]) == 1024
 
 
 ACTOR = "actor_rollout_ref.actor.fsdp_config"

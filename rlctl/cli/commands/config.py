@@ -148,9 +148,9 @@ def why(
     setting = selected_setting(name, found.container)
     entry = setting.key if setting else known_key(name)
     shown = setting.default if setting and not chain else as_text(value)
-    stdout().print(f"{name} = {shown}", markup=False)
+    stdout().print(f"{name} = {shown}")
     if entry is not None:
-        stdout().print(f"  {entry.help}; {entry.type}", markup=False, style="dim")
+        stdout().print(f"  {entry.help}; {entry.type}", style="dim")
     if chain:
         stdout().print(
             table(
@@ -158,11 +158,9 @@ def why(
             )
         )
     if unused is not None:
-        stdout().print(f"no effect here: {unused}", markup=False)
+        stdout().print(f"no effect here: {unused}")
     if chain and isinstance(chain[0].value, str) and chain[0].value.startswith("${"):
-        stdout().print(
-            f"refers to another key: rlctl config why {chain[0].value[2:-1]}", markup=False
-        )
+        stdout().print(f"refers to another key: rlctl config why {chain[0].value[2:-1]}")
 
 
 @app.command(epilog="Example: rlctl config keys '*.lr'")

@@ -246,4 +246,4 @@ def generate(
         print_json([dataclasses.asdict(response) for response in responses])
         return
     for response in responses:
-        stdout().print(visible(response.text), markup=False)
+        stdout().print(visible(response.text))

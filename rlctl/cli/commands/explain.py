@@ -63,8 +63,8 @@ def explain(
         if number:
             stdout().print()
         stdout().print(Text.assemble((entry.name, "bold"), f"  {entry.kind}"))
-        stdout().print(f"  {entry.text}", markup=False)
+        stdout().print(f"  {entry.text}")
         for label, text in entry.facts.items():
-            stdout().print(f"  {label:{width}}  {text}", markup=False)
+            stdout().print(f"  {label:{width}}  {text}")
     if problems:
         raise NotFoundError(*problems)

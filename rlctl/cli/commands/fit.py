@@ -268,7 +268,6 @@ def show_fits(
     stdout().print(
         f"\nestimated, per device; {usable / _GIB:.1f} GiB of {device} are used, the rest is left "
         "for the framework",
-        markup=False,
     )
     if chosen is not None:
         stdout().print(f"\n{command} \\\n  " + " \\\n  ".join(map(shlex.quote, chosen.overrides)))
@@ -281,5 +280,4 @@ def show_trial(trial: Trial, fit: Fit, memory: int) -> None:
         f"\ntried: one step with micro-batches of {fit.rows:,} rows took {trial.seconds:.0f} s and "
         f"{trial.peak / _GIB:.2f} GiB at its peak, of {memory / _GIB:.1f} GiB "
         f"(estimated: {fit.peak / _GIB:.2f} GiB without the framework)",
-        markup=False,
     )

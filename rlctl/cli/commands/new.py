@@ -163,8 +163,8 @@ def new(
         print_json({**made, "dry_run": report})
     else:
         files = project.files
-        stdout().print(f"\nchange     {files['recipe']}, {files['reward']}", markup=False)
-        stdout().print(f"start      {project.command}", markup=False)
+        stdout().print(f"\nchange     {files['recipe']}, {files['reward']}")
+        stdout().print(f"start      {project.command}")
 
 
 def _answer(

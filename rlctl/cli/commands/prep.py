@@ -228,7 +228,6 @@ def print_summary(
         stderr().print(
             f"{entry['file']}: {plural(entry['num_rows'], 'row')}"
             f"{dropped if max_prompt_length else ''}, sha256 {entry['sha256'][:12]}",
-            markup=False,
         )
         if split in lengths:
             _print_histogram(lengths[split])

@@ -130,7 +130,7 @@ def check(
         print_problems(result.problems)
         for line in result.unused:
             warn(f"{name}: {line}")
-        stdout().print(f"{'ok' if not result.problems else 'wrong':6}{name}", markup=False)
+        stdout().print(f"{'ok' if not result.problems else 'wrong':6}{name}")
     code = max((result.exit_code for _, result in checks), default=0)
     if code:
         raise typer.Exit(code)

@@ -159,14 +159,14 @@ def _print_memory(report: DryRun) -> None:
         parts = [f"pool {pool}: {_size(peak)} at its peak"]
         parts += [f"with {_size(overhead)} for CUDA and NCCL"] if overhead else []
         parts += [f"of {_size(size)}"] if size else []
-        stdout().print(", ".join(parts), markup=False)
+        stdout().print(", ".join(parts))
     if report.host:
         of = "for offloaded state and the copy of a checkpoint; mapped files do not count"
-        stdout().print(f"host memory of a node: {_size(report.host)} {of}", markup=False)
+        stdout().print(f"host memory of a node: {_size(report.host)} {of}")
 
 
 def _heading(text: str) -> None:
-    stdout().print(f"\n{text}", style="bold", markup=False)
+    stdout().print(f"\n{text}", style="bold")
 
 
 def _size(count: int) -> str:

@@ -216,6 +216,11 @@ class Rollout(Section):
     multi_turn: Annotated[MultiTurn, _NO_EPISODES]
     agent: Annotated[Agent, _NO_EPISODES]
 
+    @property
+    def is_client(self) -> bool:
+        """True if engines are clients of running servers, which `engine_kwargs.url` names."""
+        return self.engine_kwargs.get("url") is not None
+
     def memory_fraction(self, alone: bool) -> float:
         """Return the fraction of a device for the engine, which may be `alone` on a GPU."""
         return self.gpu_memory_utilization or (MOST_OF_A_GPU if alone else 0.5)

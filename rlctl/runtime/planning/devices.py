@@ -15,7 +15,7 @@ import torch
 
 from rlctl.errors import ResourceError
 from rlctl.recipes import schema
-from rlctl.recipes.roles import pool_names
+from rlctl.recipes.roles import pool_names, rollout_pool
 from rlctl.runtime.cluster.gpus import ClusterGpus, own_gpus
 from rlctl.runtime.planning.gpus import GPUS, MIB
 from rlctl.runtime.planning.machine import check_torch
@@ -111,6 +111,12 @@ def pool_sizes(config: schema.Config, devices: Devices, needs: Flag) -> Mapping[
         name: placement.pools.get(name, devices.per_node) * devices.num_nodes
         for name in pool_names(config, needs)
     }
+
+
+def pool_device(config: schema.Config, devices: Devices, needs: Flag, pool: str) -> str:
+    """Return the device of the processes of `pool`, "cpu" or "cuda"."""
+    is_client = config.actor_rollout_ref.rollout.is_client and pool == rollout_pool(config, needs)
+    return "cpu" if is_client else devices.kind
 
 
 def inline_rank_info(trainer: schema.Trainer) -> RankInfo:

@@ -41,6 +41,8 @@ def check_placement(
     problems += _check_judge(config, devices, sum(sizes.values()))
     problems += _check_fraction(config.trainer.placement, devices, sizes)
     problems += _check_nodes(config, devices, sizes, rollout_pool)
+    if rollout_pool is not None and config.actor_rollout_ref.rollout.is_client:
+        del sizes[rollout_pool]
     if devices.kind != "cuda" or sum(sizes.values()) <= devices.per_node:
         return problems
     listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())

@@ -16,7 +16,7 @@ from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.loader import PromptLoader
-from rlctl.runtime.planning.devices import Devices, pool_sizes
+from rlctl.runtime.planning.devices import Devices, pool_device, pool_sizes
 from rlctl.runtime.planning.draft import CHECKS, Draft, first_scored_rows
 from rlctl.runtime.planning.evaluation import with_models
 from rlctl.runtime.planning.role_memory import MemoryPlan
@@ -50,6 +50,10 @@ class Plan:
     def rollout_pool(self) -> str | None:
         """Pool of the rollout engines; None where they run in the actor's processes."""
         return rollout_pool(self.config, self.algorithm.needs)
+
+    def device_of(self, pool: str) -> str:
+        """Return the device of the processes of `pool`, "cpu" or "cuda"."""
+        return pool_device(self.config, self.devices, self.algorithm.needs, pool)
 
     @property
     def pool_sizes(self) -> Mapping[str, int]:

@@ -212,12 +212,14 @@ def check_software(config: schema.Config, devices: Devices, inline: bool) -> Non
         check_compiler(devices.kind)
     rollout, placement = config.actor_rollout_ref.rollout, config.trainer.placement
     num_ranks = placement.pools.get(placement.actor, devices.per_node) * devices.num_nodes
+    device = devices.kind
     if placement.rollout not in (None, placement.actor):
         num_ranks = rollout.tensor_model_parallel_size  # each engine has processes of its own
+        device = "cpu" if rollout.is_client else device
     engine = load("engines", rollout.name)
     parse_params(engine, rollout.name, rollout.params, "actor_rollout_ref.rollout.params")
-    engine.check(rollout, devices.kind, num_ranks)
-    uses_host_memory(rollout, devices.kind)
+    engine.check(rollout, device, num_ranks)
+    uses_host_memory(rollout, device)
 
 
 def check_disk(config: schema.Config, root: Path) -> None:

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR, REFERENCE, Role, built_roles, engine_role, rollout_pool
+from rlctl.recipes.roles import (
+    ACTOR,
+    REFERENCE,
+    ROLLOUT,
+    Role,
+    built_roles,
+    engine_role,
+    rollout_pool,
+)
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.ops import ceil_div
@@ -85,7 +93,10 @@ def plan_memory(
     """
     roles: list[PlannedRole] = []
     warnings: list[str] = []
+    is_client = config.actor_rollout_ref.rollout.is_client
     for role, name, model in _models(config, needs, references or {}):
+        if role is ROLLOUT and is_client:
+            continue
         pool = role.pool(config.trainer.placement)
         assert pool is not None, f"the role {role.name} is built, so it has a pool"
         storage = _storage(role, config, devices, ranks[pool])
@@ -93,7 +104,7 @@ def plan_memory(
         try:
             size = (size_of or read_size)(model, role)
             engine = EngineMemory()
-            if role is engine_role(config, needs):
+            if role is engine_role(config, needs) and not is_client:
                 engine = _engine(config, devices, ranks[pool], needs, size, storage)
             work = _work(role, config, devices.kind, ranks[pool], needs, engine)
             memory = role_memory(name, size, storage, work)
@@ -130,7 +141,8 @@ def _communicators(config: schema.Config, ranks: Mapping[str, int], needs: Needs
     pool, actors = rollout_pool(config, needs), ACTOR.pool(config.trainer.placement) or ""
     if engine is ACTOR and rollout.tensor_model_parallel_size > 1:
         found[actors] += _COMMUNICATOR
-    if pool is not None and rollout.checkpoint_engine.backend != "object_store":
+    is_group = rollout.checkpoint_engine.backend != "object_store" and not rollout.is_client
+    if pool is not None and is_group:
         found[pool] += _COMMUNICATOR
         found[actors] += _COMMUNICATOR
     return found

@@ -38,7 +38,8 @@ def num_requests(rollout: schema.Rollout, num_prompts: int, num_engines: int) ->
 
 def rows_at_a_time(rollout: schema.Rollout, device: str) -> int:
     """Return `max_num_seqs`; for null the most rows that an engine decodes at a time by default."""
-    return rollout.max_num_seqs or (_ROWS_OF_GPU if device == "cuda" else DEFAULT_ROWS)
+    on_gpu = device == "cuda" or rollout.is_client
+    return rollout.max_num_seqs or (_ROWS_OF_GPU if on_gpu else DEFAULT_ROWS)
 
 
 def max_in_flight(rollout: schema.Rollout, device: str) -> int:
