@@ -24,7 +24,7 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.routing import AGREEMENT, OWN, Routers
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rollout.engine import Responses, SamplingParams
-from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.hf import HFEngine, Steps
 from rlctl.runtime.rollout.recorded_rows import RecordedRows
 
 SIZES = {
@@ -58,7 +58,7 @@ def engine_of(model: PreTrainedModel, dtype: torch.dtype, noise: float) -> HFEng
         for each in own.parameters():
             each.mul_(1 + noise * torch.randn_like(each))
     own = cast("PreTrainedModel", torch.nn.Module.to(own, dtype))
-    return HFEngine(own, max_num_seqs=None, kind_of_rows=RecordedRows)
+    return HFEngine(own, max_num_seqs=None, steps=Steps(rows=RecordedRows))
 
 
 def log_probs(

@@ -36,7 +36,7 @@ from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rollout.engine import SamplingParams
-from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.hf import HFEngine, Steps
 
 _NOISE = 2.0  # multiple of the error of transformers' own attention
 _TYPES = (torch.float32, torch.bfloat16)
@@ -195,7 +195,7 @@ def sharded_error(device: str, dtype: torch.dtype) -> tuple[float, float]:
 def decoding_error(device: str, dtype: torch.dtype) -> tuple[float, float]:
     """Return the error of log-probs that `hf` reports of its recorded steps, and its limit."""
     model = _model_on(device, dtype)
-    engine = HFEngine(model, None, capturer=capturer_of(device))
+    engine = HFEngine(model, None, steps=Steps(capturer_of(device)))
     prompts = Ragged.from_rows([ids[:40] for ids in _ids()]).to(device)
     sampling = SamplingParams(
         temperature=1.0, top_p=1.0, top_k=0, max_tokens=80, stop_token_ids=(), seed=1, n=2

@@ -26,7 +26,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams
-from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.hf import HFEngine, Steps
 
 SHAPE = "Qwen2.5-0.5B"
 PROMPT, GROUP = 128, 8
@@ -67,7 +67,7 @@ def _measure_hf(settings: Settings, recorder: Recorder, shape: Path) -> None:
     spec = _spec(settings, shape)
     with torch.device(settings.device):
         model = load_model(spec.model, "policy", spec.dtype, spec.seed)
-    fixed = HFEngine(model, None, spec.max_length, capturer=capturer_of(settings.device))
+    fixed = HFEngine(model, None, spec.max_length, steps=Steps(capturer_of(settings.device)))
     name = "hf, CUDA graphs" if settings.device == "cuda" else "hf, fixed shapes"
     _measure(fixed, name, settings, recorder)
     if fixed.static is not None and fixed.static.reason is not None:

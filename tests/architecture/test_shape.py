@@ -114,6 +114,32 @@ def test_functions_are_short():
     }
 
 
+MAX_PARAMETERS = 6
+# Functions that may have more, and why. Commands have a parameter for each option.
+MAY_HAVE_MORE_PARAMETERS = {
+    "rlctl/api.py::train": "keywords for the options of the command",
+    "rlctl/api.py::resume": "likewise",
+    "rlctl/api.py::generate": "likewise",
+    "rlctl/runtime/cluster/programs.py::ResourcePool.__init__": "keywords of the Python API",
+    "rlctl/runtime/model/attention.py::_attention": "transformers' signature",
+    "rlctl/runtime/model/score_kernels.py::_forward": "a kernel takes addresses and numbers",
+    "rlctl/runtime/model/score_kernels.py::_backward": "likewise",
+    "rlctl/runtime/rollout/vllm_engine/log_probs.py::_patch_runner_v2.sample_random": "vLLM's",
+}
+
+
+def test_functions_have_few_parameters():
+    found = set[str]()
+    for path in FILES:
+        for name, node in functions(path):
+            given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+            named = [each.arg for each in given if each.arg not in ("self", "cls")]
+            is_command = "cli/commands" in name_of(path) and node.decorator_list
+            if len(named) > MAX_PARAMETERS and not is_command:
+                found.add(f"{name_of(path)}::{name}")
+    assert found == set(MAY_HAVE_MORE_PARAMETERS)
+
+
 # Unpickling runs code, so files are not unpickled except with a list of classes.
 MAY_UNPICKLE = {
     "rlctl/runtime/sandbox/messages.py": "a worker reads requests of the controller",

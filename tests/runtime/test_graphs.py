@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from transformers import PreTrainedModel
 
-from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.hf import HFEngine, Steps
 from tests.generation import full_forward, prompts, sampling
 from tests.models import ARCHS, LIMITED, Arch, limited_model, tiny_model
 
@@ -69,7 +69,7 @@ LIMITS = torch.tensor([3, 40, 1, 33, 5, 2, 31, 32, 9, 8, 6, 4])
 
 def generate(model: PreTrainedModel, max_num_seqs: int | None, tapes: Tapes | None) -> Any:
     params = sampling(max_tokens=LIMITS, stop_token_ids=(), temperature=1.0)
-    engine = HFEngine(model, max_num_seqs, capturer=tapes)
+    engine = HFEngine(model, max_num_seqs, steps=Steps(tapes))
     return engine.generate(prompts(9, 1, 40, 17), params)
 
 
@@ -107,7 +107,7 @@ def test_windows_and_sinks(kind: str, tapes: Tapes | None) -> None:
 
 def test_steps_are_recorded_once_for_many_batches() -> None:
     tapes, model = Tapes(), tiny_model()
-    engine = HFEngine(model, None, capturer=tapes, keeps_cache=True)
+    engine = HFEngine(model, None, steps=Steps(tapes, keeps_cache=True))
     params = sampling(max_tokens=6, stop_token_ids=())
     first = engine.generate(prompts(9, 4), params)
     captured = tapes.num_captured
@@ -123,7 +123,7 @@ def test_new_weights_are_used(owned: bool, num_captured: int) -> None:
     """Steps are recorded again only if the weights have moved, instead of being overwritten."""
     tapes, model, other = Tapes(), tiny_model(), tiny_model(seed=1)
     params = sampling(max_tokens=6, stop_token_ids=())
-    engine = HFEngine(model, None, owned=owned, capturer=tapes)
+    engine = HFEngine(model, None, owned=owned, steps=Steps(tapes))
     engine.generate(prompts(9, 4), params)
     if owned:
         engine.load_weights((name, each.detach()) for name, each in other.named_parameters())
@@ -137,7 +137,7 @@ def test_new_weights_are_used(owned: bool, num_captured: int) -> None:
 
 def test_sleep_frees_steps_and_cache() -> None:
     tapes = Tapes()
-    engine = HFEngine(tiny_model(), None, capturer=tapes)
+    engine = HFEngine(tiny_model(), None, steps=Steps(tapes))
     engine.generate(prompts(9, 4), sampling(max_tokens=3, stop_token_ids=()))
     static = engine.static
     assert static is not None

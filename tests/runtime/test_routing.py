@@ -18,7 +18,7 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.routing import OWN, SUPPORTED, RoutingShape
 from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.rollout.engine import Responses
-from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.hf import HFEngine, Steps
 from rlctl.runtime.rollout.recorded_rows import RecordedRows
 from rlctl.runtime.rollout.requests import Completion
 from rlctl.tracking.metrics import Mean
@@ -68,7 +68,7 @@ def test_recorded_experts_are_replayed(kind: str) -> None:
     hf, prompt_ids = mixture_model(kind), prompts(9, 1, 40)
     plain = copy.deepcopy(hf)
     use_rlctl_attention(plain)
-    engine = HFEngine(hf, max_num_seqs=4, kind_of_rows=RecordedRows)  # several join and leave
+    engine = HFEngine(hf, max_num_seqs=4, steps=Steps(rows=RecordedRows))  # several join and leave
     found = engine.generate(prompt_ids, sampling(max_tokens=12))
     routing = found.routing
     assert routing is not None
@@ -122,7 +122,7 @@ def test_recorded_experts_are_replayed(kind: str) -> None:
 def test_experts_get_the_replayed_choice(kind: str, tmp_path: Path) -> None:
     """For each type of router: the engine's record gives the same bits, another one is used."""
     hf, prompt_ids = miniature(kind, tmp_path), prompts(9, 1, 40)
-    engine = HFEngine(hf, max_num_seqs=4, kind_of_rows=RecordedRows)
+    engine = HFEngine(hf, max_num_seqs=4, steps=Steps(rows=RecordedRows))
     found = engine.generate(prompt_ids, sampling(max_tokens=6))
     assert found.routing is not None
     policy, received = PolicyModel(hf, 1.0), list[Tensor]()

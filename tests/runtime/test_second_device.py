@@ -14,7 +14,7 @@ from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, LogProbs, Prompts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.rollout.hf import HFEngine, Steps
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.tracking.metrics import to_floats
@@ -170,7 +170,7 @@ def test_recorded_steps_wait_for_nothing() -> None:
         with torch.no_grad():
             model.lm_head.weight.copy_(model.get_input_embeddings().weight)
         torch.nn.Module.to(model, NAME)
-        engine = HFEngine(model, None, capturer=Recorder())
+        engine = HFEngine(model, None, steps=Steps(Recorder()))
         found = engine.generate(prompts.to(NAME), params)
         assert engine.static is not None
         assert len(engine.static) == 1

@@ -9,6 +9,7 @@ and the LM head runs on last positions only. Requests join and leave between dec
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -40,6 +41,19 @@ from rlctl.runtime.rollout.running import RunningRows
 from rlctl.runtime.rollout.sampling_params import DEFAULT_ROWS
 
 
+@dataclass(frozen=True)
+class Steps:
+    """Decoding steps: the kind of running `rows`, of which `RecordedRows` record experts.
+
+    With a `capturer` they have fixed shapes and are recorded, unless the model has states. The
+    records and the memory of the KV cache are kept when asleep if `keeps_cache`.
+    """
+
+    capturer: Capturer | None = None
+    keeps_cache: bool = False
+    rows: type[RunningRows] = RunningRows
+
+
 class HFEngine:
     """Engine that samples in batches from `model`, whose parameters are used in place.
 
@@ -51,11 +65,8 @@ class HFEngine:
             others finish. After an out-of-memory error it is halved and running ones restart.
         max_length: limit of prompt plus response, None for the model's context length.
         owned: the model is the engine's own copy, which `load_weights` fills.
-        max_parked_gigabytes: limit of the KV caches that are kept between the turns of episodes.
-        capturer: recorder of decoding steps, which then have fixed shapes; None for exact shapes.
-        keeps_cache: keep the recorded steps and the memory of the KV cache when asleep.
+        steps: how tokens are decoded.
         on_oom: called when the batch size is reduced.
-        kind_of_rows: `RecordedRows` records the experts of tokens, without a `capturer`.
     """
 
     adapter_sync, records_routing, reads_images = staticmethod(merged_sync), True, True
@@ -77,11 +88,8 @@ class HFEngine:
         max_length: int | None = None,
         *,
         owned: bool = False,
-        max_parked_gigabytes: float = 1.0,
-        capturer: Capturer | None = None,
-        keeps_cache: bool = False,
+        steps: Steps = Steps(),
         on_oom: Callable[[OomRetry], None] = log_oom_retry,
-        kind_of_rows: type[RunningRows] = RunningRows,
     ) -> None:
         use_rlctl_attention(model)
         self.model = model
@@ -93,14 +101,14 @@ class HFEngine:
         self.max_length = context if max_length is None else min(max_length, context)
         self.owned, self.uses_policy = owned, not owned
         self._waiting: list[Part] = []
-        if has_mixers(model) or has_padded_rows(model):
-            capturer = None  # their states change with the rows
-        self.static = StaticDecoder(model, capturer) if capturer is not None else None
-        self._keeps_cache = keeps_cache
-        self._new_rows = kind_of_rows
+        has_states = has_mixers(model) or has_padded_rows(model)  # which change with the rows
+        capturer = None if has_states else steps.capturer
+        self.static = None if capturer is None else StaticDecoder(model, capturer)
+        self._keeps_cache = steps.keeps_cache
+        self._new_rows = steps.rows
         self._passes = Passes(model)
-        self._running = kind_of_rows(self._passes, self.static)
-        self._parked = ParkedCaches(int(max_parked_gigabytes * 2**30))
+        self._running = steps.rows(self._passes, self.static)
+        self._parked = ParkedCaches(2**30)  # bytes, between the turns of episodes
         self._training: list[nn.Module] | None = None  # modules to set back to training mode
 
     @classmethod
@@ -132,20 +140,14 @@ class HFEngine:
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
         """Build the engine around `policy`, or around a separate model if it is None."""
-        model = policy
-        if model is None:
-            model = load_copy(spec)
+        model = load_copy(spec) if policy is None else policy
         capturer = capturer_of(spec)
-        return cls(
-            model,
-            spec.rollout.max_num_seqs or DEFAULT_ROWS,
-            spec.max_length,
-            owned=policy is None,
-            capturer=capturer,
-            keeps_cache=capturer is not None and not spec.rollout.free_cache_engine,
-            on_oom=spec.on_oom,
-            kind_of_rows=RunningRows if spec.routing is None else RecordedRows,
-        )
+        keeps_cache = capturer is not None and not spec.rollout.free_cache_engine
+        rows = RunningRows if spec.routing is None else RecordedRows
+        steps = Steps(capturer, keeps_cache, rows)
+        max_num_seqs = spec.rollout.max_num_seqs or DEFAULT_ROWS
+        owned, on_oom = policy is None, spec.on_oom
+        return cls(model, max_num_seqs, spec.max_length, owned=owned, steps=steps, on_oom=on_oom)
 
     def progress(self) -> dict[tuple[int, int], int]:
         """See `InFlightEngine`."""
