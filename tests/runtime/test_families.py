@@ -1,4 +1,7 @@
-"""Layers with states or capped scores, on packed rows and in the engine `hf`."""
+"""Layers with states: kernels that read packed rows, and what is refused.
+
+Log-probs, gradients and responses of each family are in test_model_types.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
@@ -25,106 +28,7 @@ from rlctl.runtime.planning.mesh import check_meshes
 from rlctl.runtime.planning.preflight import check_model
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
-
-COMMON: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-}
-DELTA: dict[str, Any] = {
-    "head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention"] * 2,
-}
-EXPERTS: dict[str, Any] = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}
-MAMBA: dict[str, Any] = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 8,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 1,
-    "mamba_chunk_size": 4,
-}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3_next": DELTA | EXPERTS,
-    "qwen3_5_text": DELTA,
-    "qwen3_5_moe_text": DELTA | EXPERTS,
-    "olmo_hybrid": DELTA,
-    "gemma2": {
-        "head_dim": 8,
-        "attn_logit_softcapping": 0.5,
-        "sliding_window": 6,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-    },
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
-    "bamba": MAMBA | {"attn_layer_indices": [1, 3]},
-    "falcon_h1": MAMBA | {"mamba_d_ssm": 64},
-    "granitemoehybrid": MAMBA
-    | {
-        "shared_intermediate_size": 32,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "layer_types": ["mamba", "attention"] * 2,
-    },
-    "jamba": {
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "expert_layer_period": 2,
-        "expert_layer_offset": 1,
-        "num_experts": 4,
-        "mamba_d_state": 8,
-        "use_mamba_kernels": False,
-    },
-    "nemotron_h": {
-        "layers_block_type": ["mamba", "attention", "moe", "attention"],
-        "head_dim": 8,
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 8,
-        "ssm_state_size": 8,
-        "n_groups": 1,
-        "chunk_size": 4,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "moe_shared_expert_intermediate_size": 16,
-        "n_group": 1,
-        "topk_group": 1,
-    },
-    "mamba": {"state_size": 8},
-    "mamba2": {
-        "num_heads": 8,
-        "head_dim": 8,
-        "state_size": 8,
-        "n_groups": 1,
-        "chunk_size": 4,
-    },
-}
-
-
-def miniature(family: str) -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = CONFIG_MAPPING[family](**COMMON | {**FAMILIES, "minimax": MINIMAX}[family])
-    return AutoModelForCausalLM.from_config(config).float().eval()
-
-
-MINIMAX = DELTA | {"num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 4}
-
-
-@pytest.fixture(params=FAMILIES)
-def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    return miniature(request.param)
+from tests.miniatures import miniature, miniature_config
 
 
 def rows(*lengths: int) -> Ragged:
@@ -132,11 +36,6 @@ def rows(*lengths: int) -> Ragged:
     return Ragged.from_rows(
         [torch.randint(3, 128, (length,), generator=generator) for length in lengths]
     )
-
-
-def test_packed_rows_are_computed_as_rows_alone(model: PreTrainedModel) -> None:
-    use_rlctl_attention(model)
-    check_packing(PolicyModel(model, 1.0))
 
 
 def gradients(hf: PreTrainedModel, *packed: Sequences) -> dict[str, Tensor]:
@@ -148,32 +47,6 @@ def gradients(hf: PreTrainedModel, *packed: Sequences) -> dict[str, Tensor]:
         for name, parameter in hf.named_parameters()
         if parameter.grad is not None
     }
-
-
-def test_gradients_are_those_of_rows_alone_also_with_shared_prompts(
-    model: PreTrainedModel,
-) -> None:
-    use_rlctl_attention(model)
-    prompt = rows(5).values
-    prompts = Ragged.from_rows([prompt, rows(9).values, prompt])
-    responses = rows(7, 3, 12)
-    alone = [
-        Sequences.from_ragged(prompts.select(number), responses.select(number))
-        for number in torch.arange(3)[:, None]
-    ]
-    expected = gradients(model, *alone)
-    numbers = torch.tensor([0, 1, 0])
-    # The backward pass computes the layers again, with the packing of the last pass.
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.train()
-    for packed in (
-        Sequences.from_ragged(prompts, responses),
-        Sequences.from_ragged(prompts, responses, prompt_of_row=numbers),
-    ):
-        found = gradients(model, packed)
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, atol=2e-5, rtol=1e-3)
 
 
 def delta_kernel(chunk: Any) -> Any:
@@ -209,9 +82,9 @@ def convolution_kernel(convolve: Any) -> Any:
 
 @pytest.mark.parametrize("works", [True, False])
 def test_kernels_read_packed_rows_if_they_keep_sequences_apart(
-    works: bool, monkeypatch: pytest.MonkeyPatch
+    works: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    hf = miniature("qwen3_5_text")
+    hf = miniature("qwen3_5_text", tmp_path)
     use_rlctl_attention(hf)
     monkeypatch.setattr(probe, "may_have_kernels", lambda: True)
     module = import_module(type(hf).__module__)
@@ -244,7 +117,7 @@ def test_kernels_read_packed_rows_if_they_keep_sequences_apart(
 
 
 def test_sizes_that_divide_tokens_or_layers_are_refused(tmp_path: Path) -> None:
-    CONFIG_MAPPING["qwen3_5_text"](**COMMON | DELTA).save_pretrained(tmp_path)
+    miniature_config("qwen3_5_text").save_pretrained(tmp_path)
     overrides = [
         f"actor_rollout_ref.model.path={tmp_path}",
         "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
@@ -255,33 +128,16 @@ def test_sizes_that_divide_tokens_or_layers_are_refused(tmp_path: Path) -> None:
         "layers of qwen3_5_text carry a state from token to token, which "
         "ulysses_sequence_parallel_size cannot divide"
     ]
-    bloom = CONFIG_MAPPING["bloom"](hidden_size=32, n_head=4, n_layer=2, vocab_size=64)
-    bloom.save_pretrained(tmp_path)
+    miniature_config("bloom").save_pretrained(tmp_path)
     config = compose("grpo", [*overrides, "actor_rollout_ref.model.init=random"]).config
     messages = [problem.message for problem in check_model(config)]
     assert any("models of type bloom compute padded rows" in message for message in messages)
 
 
-def test_the_engine_refuses_states_that_it_cannot_keep() -> None:
-    model = miniature("minimax")
+def test_the_engine_refuses_states_that_it_cannot_keep(tmp_path: Path) -> None:
+    model = miniature("minimax", tmp_path)
     use_rlctl_attention(model)
     check_packing(PolicyModel(model, 1.0))
     sampling = SamplingParams(1.0, 1.0, -1, (), torch.tensor([4]), 7, 1)
     with pytest.raises(ConfigError, match="engine hf cannot decode models of type minimax"):
         HFEngine(model, 3).generate(rows(5), sampling)
-
-
-def test_the_engine_samples_from_the_model(model: PreTrainedModel) -> None:
-    """Rows of several lengths join and leave; log-probs are those of a pass of each row."""
-    prompts = rows(5, 9, 5, 3, 5)
-    limits = torch.tensor([4, 9, 1, 7, 12, 3, 5, 8, 2, 6])
-    sampling = SamplingParams(1.0, 1.0, -1, (), limits, 7, 2)
-    responses = HFEngine(model, 3).generate(prompts, sampling)
-    assert responses.response_ids.lengths.tolist() == limits.tolist()
-    found = zip(responses.response_ids.rows(), responses.log_probs.rows(), strict=True)
-    for number, (ids, log_probs) in enumerate(found):
-        prompt = prompts.rows()[number // 2]
-        model.set_attn_implementation("eager")
-        logits = model(torch.cat([prompt, ids])[None], use_cache=False).logits[0]
-        own = logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, ids[:, None])[:, 0]
-        torch.testing.assert_close(log_probs, own, atol=1e-4, rtol=0)

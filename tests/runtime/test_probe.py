@@ -35,30 +35,21 @@ from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
 from tests.distributed.ranks import rank_info
 from tests.models import TINY, tiny_model, write_tiny_model
 
-FULL = {"layer_types": ["full_attention"] * 2}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-# Heads that scale or cap the logits come first.
+# Heads that scale or cap the logits come first; test_model_types.py has every type.
 RIGHT: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 8.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5},
     "granitemoe": {"logits_scaling": 8.0, **EXPERTS},
     "cohere": {"logit_scale": 0.25},
-    "cohere2": {"logit_scale": 0.25, **FULL},
     "gemma2": {
         "head_dim": 8,
         "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 5.0,
-        **FULL,
+        "layer_types": ["full_attention"] * 2,
     },
-    "gemma3_text": {"head_dim": 8, "final_logit_softcapping": 5.0, **FULL},
-    "nanochat": {"final_logit_softcapping": 5.0},
-    "llama": {},
-    "qwen2": {},
-    "qwen3": {"head_dim": 8},
     "gpt2": {},
     "gpt_neox": {},
     "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
-    "phi3": {},
-    "olmo2": {},
     "mixtral": EXPERTS,
     "qwen3_moe": {
         "head_dim": 8,
@@ -71,7 +62,6 @@ RIGHT: dict[str, dict[str, Any]] = {
 PADDED: dict[str, dict[str, Any]] = {
     "bloom": {"n_layer": 2, "n_head": 4},
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
-    "gptj": {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 8},
     "falcon": {"alibi": True},
     "rwkv": {"attention_hidden_size": 32},
 }
