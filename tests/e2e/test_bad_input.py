@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -79,6 +80,18 @@ def test_existing_run_name_is_refused(
     (tmp_path / "runs" / "quickstart" / "mine").mkdir(parents=True)
     assert main(["train", "ppo", "--name", "mine", *settings]) == 5
     assert "mine-2" in capsys.readouterr().err
+
+
+def test_missing_package_of_a_logger_exits_6_with_the_install_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    # An earlier test may have imported the tracker while its package was there.
+    monkeypatch.delitem(sys.modules, "rlctl.tracking.wandb", raising=False)
+    assert main(["train", "ppo", "-l", "wandb"]) == 6
+    assert "pip install 'rlctl[wandb]'" in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "quickstart").exists()
 
 
 def test_inline_refuses_several_processes(settings: list[str], capsys: Capsys) -> None:

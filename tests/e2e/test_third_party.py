@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from rlctl.runs.sync import Sent
 from tests.forks import completed
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "plugins"
@@ -32,9 +33,10 @@ SETTINGS = [
     "data.train_batch_size=4",
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     "trainer.total_training_steps=2",
-    "trainer.test_freq=-1",
+    "trainer.test_freq=2",
+    "trainer.log_val_generations=2",
     "trainer.val_before_train=false",
-    "data.val_files=null",
+    "data.val_max_samples=4",
     "data.max_response_length=12",
     "actor_rollout_ref.rollout.n=4",
     "trainer.num_threads=1",
@@ -43,20 +45,12 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return an environment with the package on its path; `test_wheel.py` installs it by pip."""
-    site = tmp_path_factory.mktemp("site")
-    shutil.copy(EXAMPLE / "rlctl_example.py", site)
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    installed = site / "rlctl_example_plugins-1.0.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text(f"Name: {project['name']}\nVersion: 1.0\n")
-    entry_points = [
-        f"[{group}]\n{name} = {target}\n"
-        for group, points in project["entry-points"].items()
-        for name, target in points.items()
-    ]
-    (installed / "entry_points.txt").write_text("".join(entry_points))
-    path = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+    """Install the example package, and return an environment with it on the path."""
+    site = str(tmp_path_factory.mktemp("site"))
+    install = ("-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target")
+    done = run_python(*install, site, EXAMPLE)
+    assert done.returncode == 0, done.stderr
+    path = [site, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
@@ -71,13 +65,23 @@ def test_run_uses_the_plugins_and_their_settings(environment, tmp_path):
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "quickstart" / "one"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines = (run / "lines.tsv").read_text().splitlines()
-    assert len([line for line in lines if not line.startswith("#")]) == len(rows)
+    lines = [line.split("\t") for line in (run / "lines.tsv").read_text().splitlines()]
+    assert (lines[0], lines[-1]) == (["#", "quickstart/one", "2 steps"], ["#", "finished"])
+    assert ["step 2", "2 samples"] in [line[1:3] for line in lines if line[0] == "#"]
+    logged = [len(line) for line in lines if line[0] != "#"]
+    assert logged == [len([value for value in row.values() if value is not None]) for row in rows]
+    assert json.loads((run / "run.json").read_text())["trackers"] == {"tsv": "lines.tsv"}
     assert all("actor/leash" in row for row in rows)
     assert {row["critic/score/max"] for row in rows} <= {0.0, 0.25}
     done = rlctl(environment, tmp_path, "lengths", "--run", "one")
     means = [f"{row['step']}\t{row['response_length/mean']:.1f}" for row in rows]
     assert done.stdout.splitlines() == means, done.stderr
+    done = rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "tsv")
+    assert "nothing is missing" in done.stderr
+    done = rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "tensorboard", "--json")
+    sent = Sent("tensorboard", "tensorboard", num_steps=len(rows), full_replay=True)
+    assert json.loads(done.stdout) == [asdict(sent)]
+    assert list((run / "tensorboard").glob("events*"))
 
 
 def test_its_command_is_in_the_help(environment, tmp_path):
