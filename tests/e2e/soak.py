@@ -3,10 +3,9 @@
 A case is `<setup>/<moment>/<signal>`; all of them take hours. Every recorded and learned byte is
 compared, or the metrics within 1e-5 where the number of ranks changes. `<setup>/leaks` measures
 what an undisturbed run of 210 steps holds (`tests.e2e.leaks`), `<setup>/engine` kills engines and
-compares the responses, `engines/…` (`tests.e2e.soak_engines`) and `data-plane/…`
-(`tests.e2e.soak_data_plane`) compare two runs, `wheel/train` is a step from an environment with the
-wheel alone, `wheel/lm-eval` a task of lm-eval there, `eager/…` count the prompts of a run with
-random faults (`tests.e2e.faults`). Prints the seed and the command that repeats a failed case.
+compares the responses, `engines/vllm-server` trains on servers (`tests.e2e.soak_engines`),
+`data-plane/…` (`tests.e2e.soak_data_plane`) compare two runs, `eager/…` count the prompts of a run
+with random faults (`tests.e2e.faults`). Prints the seed and the command that repeats a failed case.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from pathlib import Path
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from tests.agents.quiz import write_quiz
-from tests.e2e import faults, leaks, soak_data_plane, soak_engines, soak_lm_eval, wheel
+from tests.e2e import faults, leaks, soak_data_plane, soak_engines
 from tests.e2e.command import reproducible
 from tests.e2e.killed_runs import (
     LOGGER,
@@ -244,10 +243,7 @@ def _same_on_a_mesh(mesh: list[str], folder: Path) -> str | None:
 
 # Proofs of their own: each returns None, or what is wrong.
 PROOFS: dict[str, Callable[[Path], str | None]] = {
-    "engines/elastic": partial(soak_engines.join_and_leave, [*SETTINGS, *GRPO]),
     "engines/vllm-server": partial(soak_engines.train_on_servers, [*SETTINGS, *GRPO]),
-    "wheel/train": partial(wheel.train_one_step, [*SETTINGS, *GRPO]),
-    "wheel/lm-eval": partial(soak_lm_eval.evaluate_task, [*SETTINGS, *GRPO]),
     "mesh/one-rank": partial(_same_on_a_mesh, MESH),
     "pipeline/one-rank": partial(_same_on_a_mesh, PIPELINE),
     "data-plane/grpo": partial(_same_on_both_planes, "grpo", GRPO, True),

@@ -1,4 +1,4 @@
-"""Soak cases of engine pools: engines that join and leave, and a vLLM server as an engine."""
+"""Soak case of vLLM servers as the engines of a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.e2e.command import environment, metrics, reproducible, rlctl, start, wait_for_steps
-from tests.e2e.killed_runs import events, learned, responses
+from tests.e2e.command import environment, metrics, rlctl, start, wait_for_steps
 from tests.progress import wait_until
 
 LONG = ["trainer.total_training_steps=80", "trainer.total_epochs=100", "trainer.save_freq=80"]
-SLOTS = "ray_kwargs.ray_init.num_cpus=4"  # two for engines that join
+SLOTS = "ray_kwargs.ray_init.num_cpus=4"  # one for an engine that joins
 POOL = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 1}", SLOTS]
 SERVER = [
     *("--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", "100000000"),
@@ -28,28 +27,6 @@ SERVER = [
     "--worker-extension-cls",
     "rlctl.runtime.rollout.vllm_engine.server_extension.UnpackedWeights",
 ]
-
-
-def join_and_leave(settings: list[str], folder: Path) -> str | None:
-    """Add two engines to a run and drain the first; return what differs from a plain run.
-
-    With overlap, batches of engines would depend on their number, and the metrics by rounding.
-    """
-    runs = [folder / "runs" / "quickstart" / name for name in ("plain", "elastic")]
-    command = ["train", "grpo", *settings, *POOL, *LONG, "reward.overlap=false", "--name"]
-    rlctl(*command, "plain", cwd=folder)
-    process = start(*command, "elastic", cwd=folder)
-    wait_for_steps(process, runs[1], 3)
-    rlctl("engines", "add", "elastic", "--count", 2, cwd=folder)
-    rlctl("engines", "drain", "elastic", 0, cwd=folder)
-    process.communicate()
-    if process.returncode:
-        return "the exit code"
-    kinds = ("engine_added", "engine_drained", "engine_lost")
-    if [len(events(runs[1], kind)) for kind in kinds] != [2, 1, 0]:
-        return "the events"
-    parts = {"metrics": reproducible, "weights": learned, "responses": responses}
-    return next((part for part, read in parts.items() if read(runs[0]) != read(runs[1])), None)
 
 
 def train_on_servers(settings: list[str], folder: Path) -> str | None:

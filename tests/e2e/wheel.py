@@ -67,17 +67,6 @@ def install_packages(
     )
 
 
-def train_one_step(settings: Sequence[str], folder: Path) -> str | None:
-    """Return None if `rlctl train ppo` on Ray makes a step of `settings`, which soak passes."""
-    del settings  # the quickstart's own: they need no file of the checkout
-    (folder / "wheel").mkdir()
-    command = ["train", "ppo", "trainer.total_training_steps=1", "--name", "one"]
-    place = folder / "wheel"
-    run(install(build(place), place) / "rlctl", *command, cwd=place)
-    rows = (folder / "wheel/runs/quickstart/one/metrics.jsonl").read_text().splitlines()
-    return None if len(rows) == 2 else f"{len(rows)} rows of metrics"
-
-
 def _copy_bytecode(environment: Path) -> None:
     """Link bytecode of this environment's packages into another one; copy it to another disk.
 
