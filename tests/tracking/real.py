@@ -1,33 +1,25 @@
-"""Attempts of a run with real trackers, and readers of their files, each in its own process.
-
-The processes are forks of one that has imported the loggers: together they take 4 s to import.
-"""
+"""Attempts of a run with real trackers, and readers of their files, each in its own process."""
 
 from __future__ import annotations
 
-import atexit
-import gc
 import json
 import math
 import os
 import struct
 import subprocess
 import sys
-import tempfile
-import threading
-import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any
 
 from rlctl.errors import RlctlError
 from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.loggers import preflight
 from rlctl.tracking.tracker import RunInfo, Sample
+from tests.processes import run_python
 
+ROOT = Path(__file__).parents[2]
 LOGGERS = ("swanlab", "wandb", "tensorboard", "mlflow", "trackio")
 STEP = "training/global_step"  # W&B's axis
 Curves = dict[str, dict[int, float]]
@@ -261,92 +253,24 @@ def mode_of(name: str, mode: str | None = None) -> str:
 
 def in_a_home(folder: Path) -> dict[str, str]:
     """Return an environment with its own home and without API keys."""
-    kept = ("PATH", "TMPDIR", "PYTHONPATH")
-    return {name: os.environ[name] for name in kept if name in os.environ} | {"HOME": str(folder)}
+    kept = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return kept | {"HOME": str(folder), "PYTHONPATH": path}
 
 
-class Forks:
-    """Process that has imported the loggers and forks for each call. Trackio writes to `home`."""
+def call(function: Callable[..., Any], *arguments: Any, home: Path, **environment: str) -> Any:
+    """Call a function of this module in a process whose home and working directory is `home`.
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tracking.real"],
-            cwd=Path(__file__).parents[2],
-            env=in_a_home(home) | {"TRACKIO_DIR": str(home / "trackio")},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.communicate()  # its input ends, and then the process
-
-    def call(
-        self,
-        function: Callable[..., Any],
-        *arguments: Any,
-        home: Path | None = None,
-        **environment: str,
-    ) -> Any:
-        """Call a function of this module in a fork whose home and working directory is `home`.
-
-        Returns what it returns as JSON. The fork must print nothing else to stdout.
-        """
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        variables = {"HOME": str(home or self.home)} | environment
-        request = json.dumps([function.__name__, arguments, variables], default=str)
-        self.process.stdin.write(request + "\n")
-        self.process.stdin.flush()
-        code, out, err = json.loads(self.process.stdout.readline())
-        assert code == 0, err
-        return json.loads(out)
-
-
-def _serve() -> None:
-    """Fork for each line on stdin: a function, its arguments and variables of the environment."""
-    warnings.simplefilter("ignore")
-    # Not W&B: at exit it deletes a folder that it has created when it was imported.
-    for logger in ("tensorboard", "trackio", "mlflow", "swanlab"):
-        import_module(f"rlctl.tracking.{logger}")
-    for name in ("sqlalchemy", "alembic.command", "cryptography.fernet"):  # mlflow needs them later
-        import_module(name)
-    gc.freeze()  # a collection in a fork would copy the pages of these objects
-    for line in iter(sys.stdin.readline, ""):
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            if (pid := os.fork()) == 0:
-                _run(line, out.fileno(), err.fileno())
-            _, status = os.waitpid(pid, 0)
-            out.seek(0)
-            err.seek(0)
-            done = (os.waitstatus_to_exitcode(status), out.read(), err.read())
-        print(json.dumps(done), flush=True)
-
-
-def _run(line: str, out: int, err: int) -> NoReturn:
-    """Call the function of the request and exit as Python would, but without deleting modules."""
-    os.dup2(out, 1)
-    os.dup2(err, 2)
-    code = 1
-    try:
-        name, arguments, variables = json.loads(line)
-        os.environ.update(variables)
-        os.chdir(variables["HOME"])
-        arguments = [Path(each) if str(each).startswith("/") else each for each in arguments]
-        print(json.dumps(globals()[name](*arguments)))
-        code = 0
-    except Exception:
-        traceback.print_exc()
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    Returns what it returns as JSON; it must print nothing to stdout.
+    """
+    words = ("-m", __spec__.name, function.__name__, json.dumps(arguments, default=str))
+    variables = in_a_home(home) | {"TRACKIO_DIR": str(home / "trackio")} | environment
+    done = run_python(*words, cwd=home, env=variables)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 if __name__ == "__main__":
-    _serve()
+    _name, _given = sys.argv[1], json.loads(sys.argv[2])
+    _paths = (Path(each) if str(each).startswith("/") else each for each in _given)
+    print(json.dumps(globals()[_name](*_paths)))

@@ -17,7 +17,7 @@ from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 from tests.tracking.real import (
     LOGGERS,
     STEP,
-    Forks,
+    call,
     curves,
     in_a_home,
     mode_of,
@@ -39,24 +39,19 @@ WATCHED = (ACC, "val/generations")
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("house")) as forks:
-        yield forks
-
-
-@pytest.fixture(scope="module")
-def kept(forks: Forks) -> dict[str, Any]:
+def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run to step 5 with a checkpoint at step 3, then resume from there to step 7."""
-    first = forks.call(write, forks.home, 0, 5, 0)
-    metrics = forks.home / "runs" / "house" / "first" / METRICS_FILE
+    home = tmp_path_factory.mktemp("house")
+    first = call(write, home, 0, 5, 0, home=home)
+    metrics = home / "runs" / "house" / "first" / METRICS_FILE
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[: CHECKPOINT + 1]))
-    second = forks.call(write, forks.home, CHECKPOINT + 1, LAST, CHECKPOINT, LOGGERS, first)
+    second = call(write, home, CHECKPOINT + 1, LAST, CHECKPOINT, LOGGERS, first, home=home)
     rows = {int(each["step"]): each for each in read_metrics(metrics)}
     return {
         "ids": (first, second),
         "rows": rows,
         "run": metrics.parent,
-        **forks.call(read, metrics.parent),
+        **call(read, metrics.parent, home=home),
     }
 
 
@@ -144,34 +139,34 @@ def test_wandb_sync_joins_the_parts_to_one_run(kept):
     assert [line[STEP] for line in lines if "lr" in line] == [0, 1, 2, 3, 4, 5, 4, 5, 6, 7]
 
 
-def two_attempts(forks: Forks, folder: Path, logger: str, ids: int = 1, **environment: str) -> Path:
+def two_attempts(folder: Path, logger: str, **environment: str) -> Path:
     """Run two attempts, the second one after the checkpoint; check their ids and return the run."""
-    first = forks.call(write, folder, 0, 5, 0, [logger], home=folder, **environment)
+    first = call(write, folder, 0, 5, 0, [logger], home=folder, **environment)
     run = folder / "runs" / "house" / "first"
     lines = (run / METRICS_FILE).read_text().splitlines(keepends=True)
     (run / METRICS_FILE).write_text("".join(lines[: CHECKPOINT + 1]))
     again = (folder, CHECKPOINT + 1, LAST, CHECKPOINT, [logger], first)
-    second = forks.call(write, *again, home=folder, **environment)
+    second = call(write, *again, home=folder, **environment)
     assert (first == second == {logger: "abc123"}) == ("online" in environment.values())
     return run
 
 
-def test_wandb_online_continues_its_run(forks, tmp_path):
+def test_wandb_online_continues_its_run(tmp_path):
     with wandb_server() as (address, runs):
         account = {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": address}
-        two_attempts(forks, tmp_path, "wandb", WANDB_MODE="online", **account)
+        two_attempts(tmp_path, "wandb", WANDB_MODE="online", **account)
     lines = [line for _, line in sorted(runs["abc123"].items())]
     assert [line["_step"] for line in lines] == list(range(len(lines)))
     assert [line[STEP] for line in lines if "lr" in line] == [0, 1, 2, 3, 4, 5, 4, 5, 6, 7]
     assert wandb_curves(lines) == expected()
 
 
-def test_swanlab_online_continues_its_experiment(forks, tmp_path):
+def test_swanlab_online_continues_its_experiment(tmp_path):
     """Check also that no step is sent twice."""
     with swanlab_server() as (address, experiments):
         hosts = {"SWANLAB_API_HOST": address, "SWANLAB_WEB_HOST": address}
         account = hosts | {"SWANLAB_API_KEY": "k" * 21}
-        two_attempts(forks, tmp_path, "swanlab", SWANLAB_MODE="online", **account)
+        two_attempts(tmp_path, "swanlab", SWANLAB_MODE="online", **account)
     kept = experiments["abc123"]
     assert {
         name: {str(step): value for step, value in points} for name, points in kept.curves.items()
@@ -234,22 +229,22 @@ def test_trackio_has_one_run(kept):
     ],
 )
 def test_preflight_reports_modes_and_problems_without_prompts(
-    forks, tmp_path, arguments, environment, message
+    tmp_path, arguments, environment, message
 ):
-    assert forks.call(mode_of, *arguments, home=tmp_path, **environment).startswith(message)
+    assert call(mode_of, *arguments, home=tmp_path, **environment).startswith(message)
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")]
 
 
-def test_disabled_swanlab_writes_nothing(forks, tmp_path):
-    forks.call(write, tmp_path, 1, 2, 0, ["swanlab"], home=tmp_path, SWANLAB_MODE="disabled")
+def test_disabled_swanlab_writes_nothing(tmp_path):
+    call(write, tmp_path, 1, 2, 0, ["swanlab"], home=tmp_path, SWANLAB_MODE="disabled")
     assert not list(tmp_path.rglob("*.swanlab"))
 
 
 @pytest.fixture(scope="module")
-def watch(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
+def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
     """Yield SwanLab's dashboard with a resumed run."""
     home = tmp_path_factory.mktemp("watched")
-    run = two_attempts(forks, home, "swanlab", SWANLAB_MODE="local")
+    run = two_attempts(home, "swanlab", SWANLAB_MODE="local")
     with Watch(run.parent / "swanlog", in_a_home(home)) as watch:
         yield watch
 
