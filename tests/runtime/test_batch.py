@@ -21,8 +21,8 @@ def test_ragged_matches_a_list_of_lists(rows: list[list[int]]) -> None:
     assert [row.tolist() for row in ragged.rows()] == rows
     assert ragged.sums().tolist() == [sum(row) for row in rows]
     width = max(map(len, rows))
-    assert ragged.padded(fill=-1).tolist() == [row + [-1] * (width - len(row)) for row in rows]
-    back = Ragged.from_padded(ragged.padded(fill=-1), ragged.lengths)
+    assert ragged.padded().tolist() == [row + [0] * (width - len(row)) for row in rows]
+    back = Ragged.from_padded(ragged.padded(), ragged.lengths)
     assert torch.equal(back.values, ragged.values)
     assert [row.tolist() for row in concat_ragged(ragged, ragged).rows()] == [
         row + row for row in rows

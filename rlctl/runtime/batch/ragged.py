@@ -68,11 +68,11 @@ class Ragged:
             raise ValueError(f"expected {len(self.values)} values, got {len(values)}")
         return Ragged(values, self.lengths)
 
-    def padded(self, fill: float = 0.0) -> Tensor:
-        """Return a rectangle (B, R, ...), right-padded with `fill`."""
+    def padded(self) -> Tensor:
+        """Return a rectangle (B, R, ...), right-padded with 0."""
         longest = int(self.lengths.max()) if len(self) else 0
         keep = torch.arange(longest) < self.lengths[:, None]  # (B, R)
-        out = self.values.new_full((*keep.shape, *self.values.shape[1:]), fill)
+        out = self.values.new_zeros((*keep.shape, *self.values.shape[1:]))
         out[keep.to(out.device)] = self.values
         return out
 
