@@ -1,4 +1,7 @@
-"""Actor with a vLLM engine, on one and two ranks: engine and trainer agree after updates."""
+"""Actor with a vLLM engine: it agrees with the trainer after updates, and loads and exports.
+
+tests/e2e/test_vllm.py has two ranks that share an engine.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,9 @@ from transformers import AutoModelForCausalLM
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Experience, Prompts, Ragged, Rollouts
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.requests import Request, Slice
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
-from tests.distributed.ranks import in_a_process, on_ranks, rank_info
+from tests.distributed.ranks import in_a_process, rank_info
 from tests.models import write_tiny_model
 from tests.workers import LOSS, actor_of
 
@@ -42,10 +44,9 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def actor(where: RankInfo, model: Path, ranks_per_engine: int) -> ActorWorker:
+def actor(where: RankInfo, model: Path) -> ActorWorker:
     rollout = [
         "actor_rollout_ref.rollout.name=vllm",
-        f"actor_rollout_ref.rollout.tensor_model_parallel_size={ranks_per_engine}",
         "actor_rollout_ref.rollout.max_num_seqs=16",
     ]
     config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *rollout]).config
@@ -86,14 +87,8 @@ def with_advantages(rollouts: Rollouts, log_probs: Ragged) -> Experience:
 
 @dataclass(frozen=True)
 class Observed:
-    """Behaviour of an actor: its responses, and |π_engine − π_trainer| per token.
+    """Differences |π_engine − π_trainer| per token, before and after the updates."""
 
-    `completed` are responses to requests in slices of steps, `responses` the first ones to prompts.
-    The differences are those before and after the updates.
-    """
-
-    completed: list[list[int]]
-    responses: list[list[int]]
     before: torch.Tensor
     after: torch.Tensor
 
@@ -102,14 +97,13 @@ def observe(
     where: RankInfo,
     model: Path,
     updates: int,
-    ranks_per_engine: int,
     checkpoint: Path | None = None,
 ) -> Observed:
     """Observe an actor in this process, which can build no other engine afterwards.
 
     With a folder `checkpoint`, the actor first trains and loads its initial state from there.
     """
-    worker = actor(where, model, ranks_per_engine)
+    worker = actor(where, model)
     if checkpoint is not None:
         load_and_export(worker, model, checkpoint)
     shared = [
@@ -119,35 +113,17 @@ def observe(
         "files in shared memory would outlive a killed process"
     )
     worker.update_weights()
-    completed = exchanged(worker)
-    responses: list[list[int]] = []
     found: list[torch.Tensor] = []
     for step in range(updates + 1):
         worker.update_weights()
         rollouts = worker.generate_sequences(prompts(worker.rank_info), seed=step)
         log_probs = worker.compute_log_probs(rollouts).log_probs
         found.append((log_probs.values.exp() - rollouts.rollout_log_probs.values.exp()).abs())
-        responses = responses or [row.tolist() for row in rollouts.response_ids.rows()]
         if step < updates:
             worker.update(with_advantages(rollouts, log_probs), lr=1e-2)
     assert worker.engine is not None
     worker.engine.close()
-    return Observed(completed, responses, found[0], found[-1])
-
-
-def exchanged(worker: ActorWorker) -> list[list[int]]:
-    """Return the responses to four requests, of which one is cancelled after a slice of steps."""
-    decoding = worker.spec.sampling.params(torch.arange(1), 0, False, False).decoding()
-    ids = prompts(rank_info()).prompt_ids.rows()
-    requests = [Request(i, ids[i], decoding, (20,), (i,), affinity=i) for i in range(4)]
-    found = list(worker.exchange([requests], Slice(2))[0])
-    while len(found) < 3:
-        found += worker.exchange([[]], Slice(8), [1])[0]
-    worker.end_exchange()
-    assert worker.engine is not None
-    assert worker.engine.num_open == 0
-    assert {each.version for each in found} == {worker.learner.num_updates}
-    return [each.response_ids.tolist() for each in sorted(found, key=lambda each: each.key)]
+    return Observed(found[0], found[-1])
 
 
 def load_and_export(worker: ActorWorker, model: Path, folder: Path) -> None:
@@ -179,7 +155,7 @@ def load_and_export(worker: ActorWorker, model: Path, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def alone(tied: Path, tmp_path_factory: pytest.TempPathFactory) -> Observed:
     """Return what one rank does, where vLLM shares the policy's weights."""
-    return in_a_process(observe, tied, 4, 1, tmp_path_factory.mktemp("checkpoint"))
+    return in_a_process(observe, tied, 4, tmp_path_factory.mktemp("checkpoint"))
 
 
 def assert_agrees(observed: Observed) -> None:
@@ -191,19 +167,4 @@ def assert_agrees(observed: Observed) -> None:
 @pytest.mark.soak
 def test_engine_and_trainer_agree_after_updates(alone: Observed, untied: Path) -> None:
     assert_agrees(alone)
-    assert len(alone.completed) == 3
-    assert_agrees(in_a_process(observe, untied, 3, 1))
-
-
-@pytest.mark.soak  # tests/e2e/test_vllm.py has two ranks with an engine
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks_per_engine", [1, 2])
-def test_two_ranks_generate_the_responses_of_one(
-    alone: Observed, tied: Path, ranks_per_engine: int
-) -> None:
-    """Each rank has an engine, or both share one; they complete the same turns."""
-    ranks = on_ranks(2, observe, tied, 3, ranks_per_engine)
-    for each in ranks:
-        assert_agrees(each)
-        assert each.completed == alone.completed
-    assert [row for each in ranks for row in each.responses] == alone.responses
+    assert_agrees(in_a_process(observe, untied, 3))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -58,17 +60,28 @@ def relative(value: Tensor, reference: Tensor) -> float:
     return float(((value - reference).norm() / reference.norm()).detach())
 
 
-@pytest.mark.parametrize(
-    ("arch", "heads"), [*((arch, (4, 2)) for arch in ARCHS), ("llama", (4, 1)), ("llama", (2, 2))]
-)
-def test_values_and_gradients_match_single_sequences(arch: Arch, heads: tuple[int, int]) -> None:
-    model = tiny_model(arch, num_attention_heads=heads[0], num_key_value_heads=heads[1])
+def with_heads(arch: Arch, heads: int, groups: int) -> Callable[[], PreTrainedModel]:
+    return partial(tiny_model, arch, num_attention_heads=heads, num_key_value_heads=groups)
+
+
+# Architectures, numbers of heads, and models with windows and sinks.
+MODELS = {
+    **{arch: with_heads(arch, 4, 2) for arch in ARCHS},
+    "one head of keys": with_heads("llama", 4, 1),
+    "equal heads": with_heads("llama", 2, 2),
+    **{f"limited {kind}": partial(limited_model, kind) for kind in LIMITED},
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_values_and_gradients_match_single_sequences(kind: str) -> None:
+    model = MODELS[kind]()
     expected = one_by_one(model, token_ids())
     expected_gradient = gradient(model, expected)
     use_rlctl_attention(model)
     log_probs = packed(model, token_ids())
-    assert relative(log_probs, expected) < 1e-6
-    assert relative(gradient(model, log_probs), expected_gradient) < 1e-6
+    assert relative(log_probs, expected) < 2e-6
+    assert relative(gradient(model, log_probs), expected_gradient) < 1e-5
 
 
 PROMPTS = [[7, 8, 9, 10, 11], [12], [7, 8, 9, 13]]
@@ -82,12 +95,12 @@ def shared_rows() -> tuple[Ragged, Ragged]:
     return prompts, Ragged.from_rows(responses, torch.int64)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("kind", [*ARCHS, "limited qwen2", "limited gpt_oss"])
 @pytest.mark.parametrize("max_mask", [2**22, 1])
-def test_prompts_computed_once(arch: Arch, max_mask: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_computed_once(kind: str, max_mask: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare with rows that have a copy of the prompt each: values, gradients, last tokens."""
     monkeypatch.setattr(shared_prompts, "_MAX_MASK", max_mask)
-    hf = tiny_model(arch, num_attention_heads=4, num_key_value_heads=2)
+    hf = MODELS[kind]()
     use_rlctl_attention(hf)
     model, (prompts, responses) = PolicyModel(hf, 0.7), shared_rows()
     numbers = prompt_numbers(prompts)
@@ -100,7 +113,7 @@ def test_prompts_computed_once(arch: Arch, max_mask: int, monkeypatch: pytest.Mo
         assert torch.equal(of_tokens(shared)[shared.predictors], of_tokens(apart)[apart.predictors])
     found, expected = (model(each).log_probs for each in (shared, apart))
     assert relative(found, expected) < 1e-6
-    assert relative(gradient(hf, found), gradient(hf, expected)) < 1e-6
+    assert relative(gradient(hf, found), gradient(hf, expected)) < 1e-5
 
 
 def test_attend_is_causal_softmax_attention() -> None:
@@ -120,33 +133,6 @@ def test_attend_is_causal_softmax_attention() -> None:
                     out[token, head], weights @ value[start : token + 1, head // 2]
                 )
         start += length
-
-
-@pytest.mark.parametrize("kind", LIMITED)
-def test_windows_and_sinks_match_single_sequences(kind: str) -> None:
-    model = limited_model(kind)
-    expected = one_by_one(model, token_ids())
-    expected_gradient = gradient(model, expected)
-    use_rlctl_attention(model)
-    log_probs = packed(model, token_ids())
-    assert relative(log_probs, expected) < 2e-6
-    assert relative(gradient(model, log_probs), expected_gradient) < 1e-5
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "gpt_oss"])
-@pytest.mark.parametrize("max_mask", [2**22, 1])
-def test_windows_and_sinks_with_shared_prompts(
-    kind: str, max_mask: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_prompts, "_MAX_MASK", max_mask)
-    hf = limited_model(kind)
-    use_rlctl_attention(hf)
-    model, (prompts, responses) = PolicyModel(hf, 0.7), shared_rows()
-    apart = Sequences.from_ragged(prompts, responses)
-    shared = Sequences.from_ragged(prompts, responses, prompt_of_row=prompt_numbers(prompts))
-    found, expected = (model(each).log_probs for each in (shared, apart))
-    assert relative(found, expected) < 1e-6
-    assert relative(gradient(hf, found), gradient(hf, expected)) < 1e-5
 
 
 @pytest.mark.parametrize(
