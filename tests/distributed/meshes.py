@@ -20,7 +20,7 @@ from tests.distributed.ranks import rank_info
 from tests.distributed.test_gradient import gradient
 from tests.models import MIXTURES, mixture_model, tiny_tokenizer, write_tiny_model
 from tests.numerics.test_reward_model import gradient as reward_gradient
-from tests.workers import actor, experience, update, weights
+from tests.workers import actor, update, weights
 
 NUM_RANKS = 4
 SECTIONS = ("actor_rollout_ref.actor", "critic", "reward.reward_model")
@@ -141,12 +141,11 @@ def check_gradients(
 class Trained(NamedTuple):
     saved: Tensor  # weights after an update
     engine: dict[str, Tensor]  # in the form of rollout engines
-    base: Tensor  # log-probs without adapters
     updated: Tensor  # weights after another update
     resumed: Tensor  # after the same update of what was saved
 
 
-def train(where: RankInfo, model: str, folder: Path, settings: tuple[str, ...] = ()) -> Trained:
+def train(where: RankInfo, model: str, folder: Path, settings: tuple[str, ...]) -> Trained:
     """Update an actor, save it to `folder`, update it again, and do so again from the file."""
     worker = actor(where, model, settings)
     update(worker)
@@ -154,17 +153,15 @@ def train(where: RankInfo, model: str, folder: Path, settings: tuple[str, ...] =
     await_written([folder], timeout_s=60)
     saved, engine = weights(worker), dict(merged_parameters(worker.policy.hf))
     update(worker)
-    updated, base = weights(worker), worker.compute_log_probs(experience(), "base")
+    updated = weights(worker)
     worker.load(folder)
     update(worker)
-    return Trained(saved, engine, base.log_probs.values, updated, weights(worker))
+    return Trained(saved, engine, updated, weights(worker))
 
 
-def check_trained(
-    found: list[Trained], model: str, folder: Path, settings: tuple[str, ...] = ()
-) -> None:
+def check_trained(found: list[Trained], model: str, folder: Path) -> None:
     """Check that all ranks resume exactly, and that one process loads and sends the same."""
-    loaded = actor(rank_info(), model, settings)
+    loaded = actor(rank_info(), model)
     loaded.load(folder)
     alone, engine = weights(loaded), dict(merged_parameters(loaded.policy.hf))
     for rank in found:

@@ -1,43 +1,35 @@
 """Four ranks that share rows (Ulysses), layers, stages, experts or several of them.
 
-They give the gradient, metrics, weights and state of one process.
+They give the gradient and metrics of one process; `tests.e2e.soak` trains and resumes on meshes.
 """
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from rlctl.runtime.model.attention import Packing
-from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.model.kernels import Reach
-from rlctl.runtime.model.lora import merged_parameters
 from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.sharding import shard_of
 from rlctl.runtime.model.vocabulary import Vocabulary
 from rlctl.runtime.ops import sum_of_squared_probs
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.weight_sync import Bucket, Joined, Part, to_buckets
-from rlctl.runtime.workers.actor import ActorWorker
-from rlctl.runtime.workers.background import await_written, begin_writing
+from rlctl.runtime.workers.background import begin_writing
 from tests.distributed.meshes import (
     EAGER,
     EXACT,
     LORA,
     NUM_RANKS,
-    PASSES,
     Case,
     Trained,
     check_gradients,
     check_trained,
-    float64,
     gradients_of,
     mesh,
     stages,
@@ -45,7 +37,7 @@ from tests.distributed.meshes import (
     write_models,
 )
 from tests.distributed.ranks import on_ranks, rank_info
-from tests.workers import actor, experience, update, weights
+from tests.workers import actor, experience, weights
 
 R2, R3 = (f"actor_rollout_ref.actor.router_replay.mode={mode}" for mode in ("R2", "R3"))
 PAIRS = ((0, 1), (2, 3))  # ranks of two stages
@@ -83,13 +75,6 @@ CASES = (
     Case("actor", stages(4, "gpipe"), 1, model="deep", joins=((0, 1, 2, 3),)),
     Case("actor", stages(2, ulysses_sequence=2), 1, model="deep", joins=((0, 2), (1, 3))),
     Case("actor", stages(2, tensor_model=2), model="deep", settings=LORA, joins=((0, 2), (1, 3))),
-)
-# Model, settings on the mesh, and settings of one process as well.
-TRAINED = (
-    ("two_kv_heads", mesh(1, 2), ()),
-    ("dense", mesh(2), ()),
-    ("dense", mesh(2), (*LORA, *PASSES)),
-    ("qwen3_moe", mesh(experts=2), ()),
 )
 HALVES = torch.arange(8).chunk(2)  # of the rows
 
@@ -135,62 +120,25 @@ def logits() -> Tensor:
     return torch.randn(5, 16, generator=torch.Generator().manual_seed(0)) * 3
 
 
-def buckets(worker: ActorWorker) -> list[Bucket]:
-    """Return a copy of what a rank sends to engines, in buckets of 8 KiB."""
-    shard = shard_of(worker.policy.hf, worker.rank_info.rank)
-    assert shard is not None
-    part = Part(*shard)
-    rows = worker.engine_weights.rows(Selection.ALL, part.index)
-    return pickle.loads(pickle.dumps(list(to_buckets(rows, part, torch.float32, 2**13))))
-
-
-class Staged(NamedTuple):
-    trained: Trained  # by two stages; the base are the log-probs after the first update
-    buckets: list[Bucket]
-
-
-def train_stages(where: RankInfo, model: str, folder: Path) -> Staged:
-    """Update an actor and save it; resume with another schedule, and update both again."""
-    first = actor(where, model, stages(2))
-    update(first)
-    first.save(folder)
-    await_written([folder], timeout_s=60)
-    saved, engine, sent = weights(first), dict(merged_parameters(first.policy.hf)), buckets(first)
-    log_probs = first.compute_log_probs(experience()).log_probs.values
-    update(first)
-    second = actor(where, model, stages(2, "gpipe"))
-    second.load(folder)
-    update(second)
-    return Staged(Trained(saved, engine, log_probs, weights(first), weights(second)), sent)
-
-
 class Found(NamedTuple):
     attention: list[Tensor]
     squares: Tensor  # Σ p² of random logits
     best: Tensor  # their three largest
-    trained: list[Trained]  # as `TRAINED` says
-    loaded: Tensor  # weights of the mixture on another mesh
+    trained: Trained  # a mixture whose experts are divided
+    loaded: Tensor  # its weights on another mesh
     chosen: list[Tensor]  # experts of the tokens of the rows that two ranks share
-    staged: Staged
 
 
 def on_mesh(where: RankInfo, models: Path, folder: Path) -> Found:
     group = torch.distributed.group.WORLD
     assert group is not None
     vocabulary, own = Vocabulary(group), logits().chunk(NUM_RANKS, -1)[where.rank]
-    trained: list[Trained] = []
-    for number, (model, divided, settings) in enumerate(TRAINED):
-        if settings:
-            with float64():
-                found = train(where, str(models / model), folder / "2", (*divided, *settings))
-        else:
-            found = train(where, str(models / model), folder / str(number), divided)
-        trained.append(found)
     mixture = str(models / "qwen3_moe")
+    trained = train(where, mixture, folder / "state", mesh(experts=2))
     recording = actor(where, mixture, (*mesh(tensor=2), R2))
     routing = recording.compute_log_probs(experience().chunk(HALVES)[where.rank // 2]).routing
     second = actor(where, mixture, mesh(tensor=2, experts=2))
-    second.load(folder / "3")
+    second.load(folder / "state")
     return Found(
         attend(SequenceGroup(group, where.rank, NUM_RANKS)),
         vocabulary.sum_of_squared_probs(own, 0.7),
@@ -198,7 +146,6 @@ def on_mesh(where: RankInfo, models: Path, folder: Path) -> Found:
         trained,
         weights(second),
         [] if routing is None else routing.rows(),
-        train_stages(where, str(models / "deep"), folder / "stages"),
     )
 
 
@@ -215,52 +162,10 @@ def test_states_of_four_ranks_are_those_of_one_process(models: Path, tmp_path: P
             torch.testing.assert_close(mine, whole)
         torch.testing.assert_close(rank.squares, sum_of_squared_probs(logits(), 0.7))
         assert torch.equal(rank.best, logits().topk(3).indices)
-        assert (rank.loaded == rank.trained[3].saved).all()
+        assert torch.equal(rank.loaded, rank.trained.saved)
         for row, mine in zip(HALVES[number // 2].tolist(), rank.chosen, strict=True):
             assert torch.equal(routing.rows()[row], mine)
     metrics = recording.update(replace(batch, routing=routing), lr=1e-3)
     assert metrics["training/router_agreement"].value == 1
-    for number, (model, _, settings) in enumerate(TRAINED):
-        given: Any = [rank.trained[number] for rank in found], str(models / model)
-        if not settings:
-            check_trained(*given, tmp_path / str(number))
-            continue
-        with float64():
-            check_trained(*given, tmp_path / str(number), settings)
-            check_adapters(given[0], train(rank_info(), given[1], tmp_path / "alone", settings))
-    check_stages([rank.staged for rank in found], str(models / "deep"), tmp_path / "stages")
-
-
-def check_adapters(found: list[Trained], expected: Trained) -> None:
-    """Compare log-probs and weights after two updates of 1e-3: of A, the first gradient is 0."""
-    for rank in found:
-        for mine, alone in zip(rank[2:], expected[2:], strict=True):
-            torch.testing.assert_close(mine, alone, rtol=0, atol=1e-6)
-        for name, alone in expected.engine.items():
-            torch.testing.assert_close(rank.engine[name], alone, rtol=0, atol=1e-6)
-
-
-def check_stages(found: list[Staged], model: str, folder: Path) -> None:
-    """Check that one process loads, computes and sends what the stages do."""
-    loaded = actor(rank_info(), model)
-    loaded.load(folder)
-    alone, engine = weights(loaded), dict(merged_parameters(loaded.policy.hf))
-    log_probs = loaded.compute_log_probs(experience()).log_probs.values
-    first, last = (rank.trained.saved for rank in found[:2])
-    tied = engine["model.embed_tokens.weight"].numel()
-    assert torch.equal(torch.cat([first, last[tied:]]), alone)
-    together = Joined()
-    sent = [
-        each
-        for buckets in zip(*(rank.buckets for rank in found), strict=True)
-        for bucket in buckets
-        for each in together.add(bucket) or ()
-    ]
-    assert {name for name, _ in sent} == engine.keys()
-    assert all(torch.equal(value, engine[name]) for name, value in sent)
-    for rank, _ in found:
-        assert rank.engine.keys() == engine.keys()
-        assert all(torch.equal(rank.engine[name], engine[name]) for name in engine)
-        assert (log_probs - rank.base).norm() <= 1e-6 * log_probs.norm() > 0
-        assert torch.equal(rank.updated, rank.resumed)
-        assert not torch.equal(rank.updated, rank.saved)
+    mixture = str(models / "qwen3_moe")
+    check_trained([rank.trained for rank in found], mixture, tmp_path / "state")

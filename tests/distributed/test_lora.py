@@ -8,13 +8,10 @@ from typing import Any
 import peft
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers import AutoModelForCausalLM
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection
 from rlctl.runtime.model.load import load_model
@@ -22,10 +19,8 @@ from rlctl.runtime.model.lora import add_adapters, merged_parameters, without_ad
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.actor import ActorWorker
-from rlctl.runtime.workers.background import await_written, begin_writing
-from tests.distributed.ranks import on_ranks, rank_info
 from tests.miniatures import miniature
-from tests.workers import LOSS, actor_of, experience, update
+from tests.workers import LOSS, actor_of, experience
 
 LORA = ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora_alpha=8"]
 
@@ -141,81 +136,6 @@ def test_unknown_or_nonlinear_target_modules_are_an_error(model: Path) -> None:
     ).actor_rollout_ref.model
     with pytest.raises(ConfigError, match="linear layers"):
         add_adapters(load_model(spec, "policy", torch.float32, 0), spec, 0)
-
-
-def update_and_resume(where: RankInfo, model: str, folder: Path, dora: bool) -> dict[str, Any]:
-    """Update twice, generate, save, and resume in another worker; return what the test checks."""
-    more = f"actor_rollout_ref.model.use_dora={dora}"
-    worker = actor(where, model, more)
-    batch = experience()
-    untrained = worker.compute_log_probs(batch).log_probs.values
-    worker.update_weights()
-    update(worker, lr=1e-2)
-    folder.mkdir(exist_ok=True)
-    begin_writing(folder)
-    worker.save(folder / "actor", folder / "huggingface")
-    update(worker, lr=1e-2)
-    await_written([folder / "actor"], timeout_s=60)
-    prompts = Ragged(torch.tensor([5, 6, 7, 8, 9]), torch.tensor([2, 3]))
-    worker.update_weights()
-    rollouts = worker.generate_sequences(Prompts(prompts, torch.arange(2), [None, None]), seed=3)  # type: ignore[list-item]
-    mismatch = (
-        (rollouts.rollout_log_probs.values - worker.compute_log_probs(rollouts).log_probs.values)
-        .abs()
-        .max()
-    )
-    again = actor(where, model, more)
-    again.load(folder / "actor")
-    update(again, lr=1e-2)
-    trained = worker.compute_log_probs(batch).log_probs.values
-    return {
-        "moved": float((trained - untrained).abs().max()),
-        "base moved": float(
-            (worker.compute_log_probs(batch, "base").log_probs.values - untrained).abs().max()
-        ),
-        "mismatch": float(mismatch),
-        "resumed": float((again.compute_log_probs(batch).log_probs.values - trained).abs().max()),
-        "log_probs": trained,
-        "in optimizer": len(worker.learner.optimizer.param_groups[0]["params"])
-        if worker.learner.optimizer
-        else 0,
-        "saved bytes": worker.state_bytes(),
-    }
-
-
-@pytest.mark.soak
-def test_adapters_train_sync_resume_and_export(model: Path, tmp_path: Path) -> None:
-    """LoRA on one rank, and DoRA, which has more parameters, on two."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    check(model, one, [update_and_resume(rank_info(), str(model), one, False)], dora=False)
-    check(model, two, on_ranks(2, update_and_resume, str(model), two, True), dora=True)
-
-
-def check(model: Path, folder: Path, results: list[dict[str, Any]], *, dora: bool) -> None:
-    """Check what `update_and_resume` returned, and the files that it wrote."""
-    num_parameters = (3 if dora else 2) * 7 * 2
-    for result in results:
-        assert result["moved"] > 1e-2
-        assert result["base moved"] == 0
-        assert result["mismatch"] < 1e-4
-        assert result["resumed"] == 0
-        # A, B and magnitude of seven linear layers in each of two blocks
-        assert result["in optimizer"] == num_parameters
-    saved = FileSystemReader(folder / "actor").read_metadata().state_dict_metadata
-    assert sum(name.startswith("model.") for name in saved) == num_parameters
-    assert all("lora_" in name for name in saved if name.startswith(("model.", "optimizer.state.")))
-    adapter = load_file(folder / "adapter" / "adapter_model.safetensors")
-    assert len(adapter) == num_parameters
-    merged = AutoModelForCausalLM.from_pretrained(folder / "huggingface")
-    loaded = peft.PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(model), str(folder / "adapter")
-    )
-    ids = torch.tensor([[1, 5, 9, 20, 3]])
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(ids).logits, merged(ids).logits, rtol=1e-4, atol=1e-4)
-        assert not torch.allclose(
-            merged(ids).logits, AutoModelForCausalLM.from_pretrained(model)(ids).logits, atol=1e-3
-        )
 
 
 @pytest.mark.parametrize("sync", list(AdapterSync))

@@ -16,11 +16,10 @@ import torch.distributed as dist
 from rlctl.errors import DeviceMemoryError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.balance import TokenCounts
-from rlctl.runtime.batch import Experience, Ragged
+from rlctl.runtime.batch import Experience
 from rlctl.runtime.budget import Budget, OomRetry
 from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.engine import Responses, SamplingParams
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.process_memory import MMAP_THRESHOLD, TOP_PAD, TRIM_THRESHOLD
 from tests import workers
@@ -79,20 +78,6 @@ def update(worker: ActorWorker) -> tuple[torch.Tensor, list[OomRetry]]:
     return gradients[0], worker.pop_oom_retries()
 
 
-def generate(worker: ActorWorker) -> Responses:
-    """Generate two short responses to each of 96 prompts, whose logits are large blocks too."""
-    assert worker.engine is not None
-    draw = torch.Generator().manual_seed(5)
-    asked = Ragged.from_rows(
-        [torch.randint(3, 60, (2 + row % 5,), generator=draw) for row in range(96)],
-        dtype=torch.int64,
-    )
-    # Of 98,304 equally likely tokens, the rounding of another batch could choose a neighbor.
-    return worker.engine.generate(
-        asked, SamplingParams(1.0, 1.0, 8, (2,), max_tokens=4, seed=1, n=2)
-    )
-
-
 def return_freed_memory() -> None:
     """Undo `keep_freed_memory`: the limits below are on all memory of the process."""
     libc = ctypes.CDLL(None)
@@ -104,33 +89,22 @@ def passes_with_limits(where: RankInfo, model: str) -> dict[str, Any]:
     """Run passes with enough memory, with memory for half of a batch, and with too little."""
     return_freed_memory()
     plenty = actor(where, model)
-    plenty.start_engine()
-    enough: dict[str, Any] = {
-        "responses": generate(plenty),
-        "log_probs": plenty.compute_log_probs(experience()),
-        "update": update(plenty),
-    }
+    log_probs, enough = plenty.compute_log_probs(experience()), update(plenty)
     worker = actor(where, model)
-    worker.start_engine()
     try:
-        leave(150)  # of 230 and 90
-        little = {"responses": generate(worker), "at_a_time": worker.pop_oom_retries()}
         leave(130)  # of 190 for everything and 90 for half
-        log_probs, retries = worker.compute_log_probs(experience()), worker.pop_oom_retries()
+        scored = worker.compute_log_probs(experience()), worker.pop_oom_retries()
         leave(275)  # of 340 and 205
-        little |= {
-            "log_probs": log_probs,
-            "retries": retries,
-            "update": update(worker),
-            "again": update(worker),
-        }
+        little, again = update(worker), update(worker)
         worker = actor(where, model)
         leave(30)
         with pytest.raises(DeviceMemoryError) as error:
             worker.update(experience(), lr=1e-3)
     finally:
         leave(None)  # error reports need memory, too
-    return {"enough": enough, "little": little, "nothing": pickle.dumps(error.value)}
+    nothing = pickle.dumps(error.value)
+    passes = {"log_probs": log_probs, "scored": scored}
+    return passes | {"enough": enough, "little": little, "again": again, "nothing": nothing}
 
 
 @pytest.fixture(scope="module")
@@ -140,31 +114,19 @@ def seen(model: str) -> dict[str, Any]:
 
 def test_gradient_is_unchanged_by_oom_retries(seen: dict[str, Any]) -> None:
     """Half a batch fits; later updates use the reduced budget without a retry."""
-    expected, none = seen["enough"]["update"]
-    gradient, retries = seen["little"]["update"]
+    expected, none = seen["enough"]
+    gradient, retries = seen["little"]
     assert retries == [OomRetry(KEY, TOKENS, TOKENS // 2, "tokens")]
-    assert none == seen["little"]["again"][1] == []
+    assert none == seen["again"][1] == []
     assert expected.norm() > 1e-3
     assert (gradient - expected).norm() <= 1e-6 * expected.norm()
 
 
 def test_log_probs_are_unchanged_by_oom_retries(seen: dict[str, Any]) -> None:
-    expected, found = seen["enough"]["log_probs"], seen["little"]["log_probs"]
-    assert [each.key for each in seen["little"]["retries"]] == [INFER_KEY]
+    expected, (found, retries) = seen["log_probs"], seen["scored"]
+    assert [each.key for each in retries] == [INFER_KEY]
     torch.testing.assert_close(
         found.log_probs.values, expected.log_probs.values, rtol=1e-6, atol=1e-6
-    )
-
-
-def test_responses_are_unchanged_by_oom_retries(seen: dict[str, Any]) -> None:
-    """Fewer rows are generated at a time; each row has its own random stream."""
-    expected, found = seen["enough"]["responses"], seen["little"]["responses"]
-    assert seen["little"]["at_a_time"] == [
-        OomRetry("actor_rollout_ref.rollout.max_num_seqs", 192, 96, "rows")
-    ]
-    assert torch.equal(found.response_ids.values, expected.response_ids.values)
-    torch.testing.assert_close(
-        found.log_probs.values, expected.log_probs.values, rtol=1e-6, atol=1e-5
     )
 
 

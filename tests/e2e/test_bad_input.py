@@ -7,26 +7,12 @@ import shutil
 import sys
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from rlctl.__main__ import main
 from tests.e2e.command import rlctl
 
 Capsys = pytest.CaptureFixture[str]
-
-
-def corrupt_parquet(folder: Path) -> str:
-    pq.write_table(pa.table({"data_source": ["a"], "question": ["b"]}), folder / "spoilt.parquet")
-    return f"data.train_files={folder}/spoilt.parquet"
-
-
-def no_template(folder: Path) -> str:
-    from transformers import LlamaConfig
-
-    LlamaConfig(vocab_size=64).save_pretrained(folder / "bare")
-    return f"actor_rollout_ref.model.path={folder}/bare"
 
 
 def broken_reward(folder: Path) -> str:
@@ -41,14 +27,12 @@ def not_parquet(folder: Path) -> str:
 
 CASES = {
     "not parquet": (not_parquet, 3, "text.parquet"),
-    "missing column": (corrupt_parquet, 3, "prompt"),
     "long prompts": (
         ["data.max_prompt_length=8", "data.filter_overlong_prompts=false"],
         3,
         "data.max_prompt_length=8",
     ),
     "all too long": ("data.max_prompt_length=8", 3, "no prompt is left"),
-    "no tokenizer": (no_template, 3, "no tokenizer"),
     "reward file": (broken_reward, 3, "broken.py"),
     "no GPU": ("trainer.device=cuda", 7, "GPU"),
 }

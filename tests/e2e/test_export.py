@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rlctl.runs.run import Run
@@ -89,6 +90,10 @@ def test_lora_run_learns_and_uses_its_base_as_reference(
     for row in rows[1:]:
         assert row["training/rollout_probs_diff_max"] < 1e-4
         assert row["actor/grad_norm"] > 0
+    actor = trained / "checkpoints" / "step_000003" / "actor"
+    saved = [*FileSystemReader(actor).read_metadata().state_dict_metadata]
+    assert any(name.startswith("model.") for name in saved)
+    assert all("lora_" in name for name in saved if name.startswith(("model.", "optimizer.state.")))
 
 
 def test_exported_model_scores_as_the_run_did(trained: Path, folder: Path, shelf: Path) -> None:

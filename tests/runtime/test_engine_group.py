@@ -67,7 +67,7 @@ class Handle:
 
     def __init__(self, script: Script, number: int, synced: list[list[int]]) -> None:
         self.script, self.number, self.synced = script, number, synced
-        self.call = SimpleNamespace(remote=self._call)
+        self.call = SimpleNamespace(remote=self._call, options=lambda **_: self.call)
         self.load_stored = SimpleNamespace(remote=self._load)
 
     def _load(self, *args: Any) -> Ref:
@@ -211,6 +211,14 @@ def test_requests_of_a_lost_engine_are_reassigned_and_it_restarts(
     assert setup.selections == [Selection.ALL] * 2
     assert_complete(setup.generate())
     assert [engine.num_failures for engine in setup.pool.engines] == [0, 0]
+
+
+def test_an_engine_in_mode_async_gets_prompts_until_its_rows_are_busy() -> None:
+    setup = Setup(dying, healthy)
+    asynchronous = {"mode": "async", "max_num_seqs": 3}
+    setup.group.rollout = setup.group.rollout.model_copy(update=asynchronous)
+    assert_complete(setup.generate())
+    assert setup.events[0][1]["requests"] == 4  # one for each row, and one that waits
 
 
 def test_turns_of_a_lost_engine_move_to_another() -> None:

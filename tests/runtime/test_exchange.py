@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.rollout.exchange import WeightVersions, exchange
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
@@ -35,7 +36,12 @@ def test_responses_that_finish_before_memory_runs_out_are_complete(
 
     def run(out_of_memory: bool) -> list[Completion]:
         versions, advance = WeightVersions(), RunningRows.advance
-        engine = HFEngine(tiny_model(), None, on_oom=lambda _: versions.restart())
+
+        def restart(retry: OomRetry) -> None:
+            assert retry == OomRetry("actor_rollout_ref.rollout.max_num_seqs", 2, 1, "rows")
+            versions.restart()
+
+        engine = HFEngine(tiny_model(), None, on_oom=restart)
         limits = (num_steps + 1, 6, 6)
         request = Request(5, torch.arange(4), Decoding(1.0, 1.0, -1, ()), limits, (1, 2, 3))
         exchange(engine, [request], Slice(num_steps), (), versions)
