@@ -14,7 +14,7 @@ import pytest
 
 from rlctl.data_prep.chats import FORMS
 from rlctl.data_prep.jsonl import Fields, JsonlParams, jsonl, rows_from_records, split_off
-from rlctl.data_prep.lengths import Lengths, drop_overlong
+from rlctl.data_prep.lengths import Lengths
 from rlctl.data_prep.records import read_records
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, UsageError
@@ -213,19 +213,6 @@ def test_splits_are_disjoint_complete_and_seeded() -> None:
     for count, fraction in ((3, 0.1), (3, 0.9), (3, 1.0), (3, -0.1)):
         with pytest.raises(UsageError):
             split_off(numbered(count), fraction, seed=1)
-
-
-def test_overlong_prompts_are_dropped_and_counted() -> None:
-    kept, lengths = drop_overlong(numbered(31), lambda row: len(row.prompt[0]["content"]), limit=24)
-    assert [row.extra_info["index"] for row in kept] == list(range(25))
-    assert lengths.num_dropped == 6
-    assert (lengths.quantile(0), lengths.quantile(0.5), lengths.quantile(1)) == (0, 15, 30)
-    assert (
-        drop_overlong(numbered(31), lambda row: len(row.prompt[0]["content"]), limit=None)[
-            1
-        ].num_dropped
-        == 0
-    )
 
 
 @pytest.mark.parametrize(

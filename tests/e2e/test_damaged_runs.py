@@ -12,7 +12,6 @@ import pytest
 from rlctl.errors import ConfigError, ConflictError, NotFoundError
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.store import CheckpointStore
 from rlctl.runtime.resume import ResumeOptions, ResumePlan, compose_resumed, plan_resume
 from rlctl.runtime.training.run_folder import input_hashes, open_run
 from tests.e2e.command import metrics, rlctl
@@ -217,10 +216,3 @@ def test_disk_without_inodes_costs_the_checkpoint_alone(run: Path, tmp_path: Pat
         assert [row["step"] for row in metrics(copied)] == [1, 2, 3, 4]
         assert json.loads((copied / "run.json").read_text())["state"] == "failed"
         assert not list(copied.glob("checkpoints/.*"))
-
-
-def write_manifest(checkpoint: Path) -> None:
-    """Replace the manifest by one that fits the files."""
-    (checkpoint / "manifest.json").unlink()
-    checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.partial"))
-    CheckpointStore(checkpoint.parent).finish(2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -114,24 +113,6 @@ def test_estimator_equals_an_independent_loop(name: str, seed: int, norm_by_std:
     assert returns.shape == advantages.shape == rows.mask.shape
     if name not in ("gae", "vapo", "remax"):  # these do not zero masked entries, as in verl
         assert torch.equal(advantages[~keep], torch.zeros_like(advantages[~keep]))
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_order_of_rows_does_not_matter(name: str) -> None:
-    rows = random_rows(7, rows=6)
-    order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
-
-    fields: dict[str, Any] = {
-        name: value[order] if isinstance(value, torch.Tensor) else value
-        for name, value in vars(rows).items()
-    }
-    fields["components"] = {key: value[order] for key, value in rows.components.items()}
-    shuffled = AdvantageInputs(**fields)
-    expected, got = (
-        get_estimator(name)(rows, PLAIN)[0][order],
-        get_estimator(name)(shuffled, PLAIN)[0],
-    )
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -17,7 +17,6 @@ from rlctl.runtime.algorithms.kl import (
     make_kl_controller,
 )
 
-LOG_PROBS = [-1, -2, -0.5, -3, -0.2, -1.5, -9, -9]
 REF = [-1.1, -1, -0.5, -3, -4.2, -1.5, -9, -9]
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rlctl.errors import ConfigError
 from rlctl.plugins import names
-from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.aggregate import aggregate, count
 from rlctl.runtime.algorithms.policy_losses.base import (
     ClipRange,
@@ -19,7 +18,6 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     TokenLoss,
     load_policy_loss,
 )
-from rlctl.runtime.algorithms.ppo import PPO
 from tests.numerics import loss_formulas
 from tests.numerics.batches import golden_tokens, random_tokens
 from tests.numerics.loss_formulas import FORMULAS, SETTINGS, Plain
@@ -191,34 +189,6 @@ def test_losses_are_found_and_pickled_by_name() -> None:
     assert pickle.loads(pickle.dumps(sapo)) == sapo
     with pytest.raises(ConfigError, match="did you mean 'vanilla'"):
         get_policy_loss("vanila")
-
-
-def from_config(*settings: str) -> PPO:
-    files = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
-    return PPO.from_config(compose("ppo_trainer", [*files, *settings]).config, 1)
-
-
-FLAT_KEYS = {
-    "sapo": {"tau_pos": "tau_pos", "tau_neg": "tau_neg"},
-    "clip_cov": {
-        f"policy_loss.{key}": key for key in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")
-    },
-    "kl_cov": {f"policy_loss.{key}": key for key in ("kl_cov_ratio", "ppo_kl_coef")},
-    "dro": {"policy_loss.dro_beta": "beta"},
-}
-
-
-@pytest.mark.parametrize("name", FLAT_KEYS)
-def test_flat_keys_and_params_set_the_same_settings(name: str) -> None:
-    actor = "actor_rollout_ref.actor"
-    values = {key: (i + 1) / 16 for i, key in enumerate(FLAT_KEYS[name])}
-    params = {FLAT_KEYS[name][key]: value for key, value in values.items()}
-    mode = f"{actor}.policy_loss.loss_mode={name}"
-    flat = from_config(mode, *(f"{actor}.{key}={value}" for key, value in values.items()))
-    listed = ", ".join(f"{key}: {value}" for key, value in params.items())
-    nested = from_config(mode, f"{actor}.policy_loss.params={{{listed}}}")
-    assert flat.policy_loss == nested.policy_loss == load_policy_loss(name, params)
-    assert from_config(mode).policy_loss == load_policy_loss(name, {})
 
 
 def test_weights_of_a_loss_per_row_are_averaged_geometrically() -> None:

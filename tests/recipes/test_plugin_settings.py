@@ -82,6 +82,12 @@ def test_settings_of_user_code_are_left_to_its_process(name: str) -> None:
         ([f"{LOSS}.loss_mode=sapo", "actor_rollout_ref.actor.tau_neg=3"], "tau_neg", 3),
         ([f"{LOSS}.loss_mode=dro", f"{LOSS}.dro_beta=0.1"], "beta", 0.1),
         ([f"{LOSS}.loss_mode=kl_cov", f"{LOSS}.ppo_kl_coef=0.5"], "ppo_kl_coef", 0.5),
+        ([f"{LOSS}.loss_mode=kl_cov", f"{LOSS}.kl_cov_ratio=0.5"], "kl_cov_ratio", 0.5),
+        ([f"{LOSS}.loss_mode=sapo", "actor_rollout_ref.actor.tau_pos=3"], "tau_pos", 3),
+        *(
+            ([f"{LOSS}.loss_mode=clip_cov", f"{LOSS}.{key}=0.5"], key, 0.5)
+            for key in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")
+        ),
     ],
 )
 def test_flat_keys_of_verl_set_the_selected_plugin(
