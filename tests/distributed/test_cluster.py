@@ -16,22 +16,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import ray
-from ray._private import parameter, services, utils
 from ray.cluster_utils import Cluster
 
-from rlctl.data_prep.arithmetic import train_and_validation
-from rlctl.data_prep.rows import write_rows
 from rlctl.workers import ResourcePool, Worker, dispatch, session, spawn
 from tests.e2e.command import environment, metrics, rlctl
+from tests.e2e.conftest import small, write_shelf
 from tests.forks import ONE_MACHINE, read_ray_variables
-from tests.models import write_tiny_model
 from tests.ports import free_port
 from tests.progress import wait_until
 
@@ -48,11 +44,6 @@ def address() -> Iterator[str]:
     shell = pytest.MonkeyPatch()
     for name, value in TOKEN.items():
         shell.setenv(name, value)
-    # Dashboard, autoscaler and monitors of logs: processes that no test here uses.
-    plain = partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
-    shell.setattr(parameter, "RayParams", plain)
-    shell.setattr(services, "start_api_server", lambda *_, **__: (None, None))
-    shell.setattr(utils, "get_dashboard_dependency_error", lambda: ImportError("it is off"))
     read_ray_variables()
     node = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 100_000_000}
     cluster = Cluster(
@@ -69,25 +60,10 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory, address: str) -> list[str]:
-    folder = tmp_path_factory.mktemp("folder")
-    write_tiny_model(folder / "model")
-    train, val = train_and_validation(32, 4, seed=1, level=1, careless=0.0)
-    write_rows(folder / "train.parquet", train)
-    write_rows(folder / "val.parquet", val)
     return [
-        f"data.train_files={folder}/train.parquet",
-        f"data.val_files={folder}/val.parquet",
-        f"actor_rollout_ref.model.path={folder}/model",
-        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
-        "data.max_prompt_length=160",
-        "data.max_response_length=8",
-        "data.train_batch_size=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "trainer.total_training_steps=1",
-        "trainer.test_freq=1",
-        "trainer.val_before_train=false",
-        "trainer.project_name=two",
-        "trainer.num_threads=1",
+        *small(write_shelf(tmp_path_factory.mktemp("folder"))),
+        *("data.train_batch_size=4", "trainer.total_training_steps=1", "trainer.test_freq=1"),
+        *("trainer.val_before_train=false", "trainer.project_name=two"),
         f"ray_kwargs.ray_init.address={address}",
     ]
 

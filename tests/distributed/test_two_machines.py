@@ -21,10 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.data_prep.arithmetic import train_and_validation
-from rlctl.data_prep.rows import write_rows
 from tests.e2e.command import TIMEOUT_S, environment
-from tests.models import write_tiny_model
+from tests.e2e.conftest import small, write_shelf
 from tests.progress import wait_until
 
 pytestmark = [pytest.mark.soak, pytest.mark.slow]
@@ -142,11 +140,7 @@ def machines() -> Iterator[list[Machine]]:
 def write_files(machines: list[Machine]) -> None:
     """Copy a model to both machines and rows to the first, which has the driver."""
     with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        write_tiny_model(folder / "model")
-        train, val = train_and_validation(32, 4, seed=1, level=1, careless=0.0)
-        write_rows(folder / "train.parquet", train)
-        write_rows(folder / "val.parquet", val)
+        folder = write_shelf(Path(made))
         for machine in machines:
             root = f"/proc/{machine.anchor.pid}/root{machine.folder}"
             shutil.copytree(folder / "model", f"{root}/model")
@@ -155,22 +149,14 @@ def write_files(machines: list[Machine]) -> None:
 
 
 def settings(machine: Machine, steps: int) -> list[str]:
-    folder = machine.folder
     return [
-        f"data.train_files={folder}/train.parquet",
-        f"data.val_files={folder}/val.parquet",
-        f"actor_rollout_ref.model.path={folder}/model",
-        "data.max_prompt_length=160",
-        "data.max_response_length=8",
-        "data.train_batch_size=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.rollout.n=2",
+        *small(machine.folder),
+        *("data.train_batch_size=4", "actor_rollout_ref.rollout.n=2"),
         f"trainer.total_training_steps={steps}",
         "trainer.val_before_train=false",
         "trainer.project_name=two",
         "trainer.save_freq=1",
-        "trainer.num_threads=1",
-        f"trainer.run_dir={folder}/runs",
+        f"trainer.run_dir={machine.folder}/runs",
         f"ray_kwargs.ray_init.address={machine.address}:6379",
     ]
 

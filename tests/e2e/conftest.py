@@ -11,8 +11,11 @@ from tests.models import write_tiny_model
 
 @pytest.fixture(scope="session")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with `model/`, `train.parquet` and `val.parquet`."""
-    folder = tmp_path_factory.mktemp("shelf")
+    return write_shelf(tmp_path_factory.mktemp("shelf"))
+
+
+def write_shelf(folder: Path) -> Path:
+    """Write `model/`, `train.parquet` and `val.parquet` to a folder, and return it."""
     write_tiny_model(folder / "model")
     train, val = train_and_validation(64, 8, seed=1, level=1, careless=0.0)
     write_rows(folder / "train.parquet", train)

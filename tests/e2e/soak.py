@@ -24,11 +24,10 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from rlctl.data_prep.arithmetic import train_and_validation
-from rlctl.data_prep.rows import write_rows
 from tests.agents.quiz import write_quiz
 from tests.e2e import faults, leaks, soak_data_plane, soak_engines
 from tests.e2e.command import reproducible
+from tests.e2e.conftest import write_shelf
 from tests.e2e.killed_runs import (
     LOGGER,
     SCORE,
@@ -40,7 +39,7 @@ from tests.e2e.killed_runs import (
     run,
     state,
 )
-from tests.models import write_mixture_model, write_tiny_model
+from tests.models import write_mixture_model
 
 SETTINGS = [
     "data.train_files=train.parquet",
@@ -274,11 +273,8 @@ def main() -> int:
         folder = Path(scratch)
         (folder / "score.py").write_text(SCORE)
         (folder / "mortal.py").write_text(MORTAL)
-        write_tiny_model(folder / "model")
+        write_shelf(folder)
         write_mixture_model(folder / "mixture")
-        train, val = train_and_validation(64, 8, seed=1, level=1, careless=0.0)
-        write_rows(folder / "train.parquet", train)
-        write_rows(folder / "val.parquet", val)
         write_quiz(folder, 40)
         failed = [case for case in chosen if not _proves(case, folder, wanted.seed)]
     print(f"{len(chosen) - len(failed)} of {len(chosen)} cases hold")
