@@ -1,4 +1,7 @@
-"""Processes on GPUs that only Ray counts: on this machine, and on four nodes with eight each."""
+"""Processes on GPUs that only Ray counts, on four nodes with eight each.
+
+tests/runtime/test_gpu_starts.py starts one in the process of the tests.
+"""
 
 from __future__ import annotations
 
@@ -16,51 +19,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster.gpus import ClusterGpus, cluster_gpus
 from rlctl.runtime.cluster.pool import PoolSpec, nodes_of, process_options, reserve
-from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.model.sharding import _mesh
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.workers.process import Process
 
 NODES, GPUS, PER_NODE = 4, 8, 4
 
-several_nodes = pytest.mark.soak
-
-
-class Probe:
-    """Worker that tells how its process was started."""
-
-    def __init__(self, rank_info: RankInfo) -> None:
-        self.rank_info = rank_info
-
-    def environment(self) -> dict[str, str]:
-        return dict(os.environ)
-
-    def has_compiler(self) -> bool:
-        return hasattr(torch.compile(lambda x: x, fullgraph=True), "aot_compile")
-
-
-@pytest.mark.slow
-def test_processes_have_a_gpu_each_and_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
-        monkeypatch.setenv(name, "eth1")
-    init = compose("ppo", [f"ray_kwargs.ray_init.num_gpus={GPUS}"]).config.ray_kwargs.ray_init
-    pool = PoolSpec("main", 2, RankInfo(0, 2, "cuda", 1, 60.0, False, None), 600, 600, False, 1.0)
-    with ray_session(init, GPUS, 1, 600):
-        group = reserve(pool)
-        options = [process_options(pool, group, rank, rank) for rank in range(2)]
-        processes = [
-            ray.remote(Process).options(**given).remote(pool.rank_info) for given in options
-        ]
-        ray.get([process.build.remote("probe", Probe) for process in processes], timeout=600)
-        calls = [process.call.remote("probe", "environment", (), {}) for process in processes]
-        environments = ray.get(calls, timeout=600)
-        call = processes[0].call.remote("probe", "has_compiler", (), {})
-        assert ray.get(call, timeout=600) is True
-    assert len({environment["CUDA_VISIBLE_DEVICES"] for environment in environments}) == 2
-    for environment in environments:
-        assert (environment["NCCL_SOCKET_IFNAME"], environment["NCCL_IB_HCA"]) == ("eth1", "eth1")
-        assert "TORCHDYNAMO_DISABLE" not in environment
-        assert not environment["TORCHINDUCTOR_CACHE_DIR"].startswith(environment["TMPDIR"])
+pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +59,6 @@ def spec(name: str, per_node: int) -> PoolSpec:
     return PoolSpec(name, size, rank_info, 60.0, 60.0, False, 1.0, (per_node,) * NODES)
 
 
-@several_nodes
 def test_a_driver_without_a_gpu_finds_those_of_the_cluster(
     cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +84,6 @@ def places(cluster: str) -> list[tuple[str, str]]:
     return ray.get([rank.place.remote() for rank in ranks], timeout=600)
 
 
-@several_nodes
 def test_pools_have_adjacent_ranks_on_each_node_and_a_gpu_each(
     places: list[tuple[str, str]],
 ) -> None:
@@ -131,7 +93,6 @@ def test_pools_have_adjacent_ranks_on_each_node_and_a_gpu_each(
     assert len(set(places)) == len(places), "no GPU has two ranks"
 
 
-@several_nodes
 @pytest.mark.parametrize(
     ("key", "dimension"),
     [("tensor_model_parallel_size", "tensor"), ("fsdp_size", "shard")],

@@ -143,7 +143,7 @@ def check(combination: Combination, folder: Path, generator: random.Random) -> N
         words += ["--fork", "again"] if resume == "fork" else []
         succeed(run(*words, cwd=folder), folder)
     for each in folder.glob("runs/[!.]*/*"):
-        check_records(each)
+        check_records(each, combination)
         if combination.options["async"] != "eager":
             for row in reproducible(each):
                 wanted = rows[row["step"] - rows[0]["step"]]
@@ -163,13 +163,16 @@ def succeed(ended: Ended, folder: Path) -> None:
     assert (ended.code, words) == (0, []), f"exit code {ended.code}\n{talk[-3000:]}"
 
 
-def check_records(folder: Path) -> None:
-    """Check the state of a run and its metrics."""
+def check_records(folder: Path, combination: Combination) -> None:
+    """Check the state of a run and its metrics; engine and trainer agree on the same weights."""
     assert json.loads((folder / "run.json").read_text())["state"] == "finished"
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if row["step"]][-1] == STEPS
     values = [each for row in rows for each in row.items() if not math.isfinite(each[1])]
     assert not values, values
+    if combination.options["async"] == "" and combination.options["memory"] != "half":
+        largest = max(row.get("training/rollout_probs_diff_max", 0.0) for row in rows)
+        assert largest <= 1e-3, f"probabilities of engine and trainer differ by {largest}"
 
 
 def check_counts(combination: Combination, folder: Path) -> None:

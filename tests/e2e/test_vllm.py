@@ -53,26 +53,3 @@ def test_vllm_inline_and_shared_by_two_ranks(tmp_path: Path, settings: list[str]
     one, two = metrics(runs / "inline")[1], metrics(runs / "two")[1]
     for name in ("critic/score/mean", "response_length/mean"):  # the same responses
         assert two[name] == pytest.approx(one[name])
-
-
-@pytest.mark.soak
-def test_vllm_receives_merged_weights_of_dora(tmp_path: Path, settings: list[str]) -> None:
-    """After the first step they come without the parameters that no adapter changes."""
-    settings = [
-        *settings,
-        *LORA,
-        "actor_rollout_ref.model.use_dora=true",
-        "actor_rollout_ref.actor.entropy_coeff=-1",
-        "trainer.total_training_steps=3",
-        "actor_rollout_ref.rollout.name=vllm",
-        "actor_rollout_ref.rollout.n=4",
-    ]
-    rlctl("train", "grpo", "--inline", "--name", "lora", *settings, cwd=tmp_path)
-    steps = metrics(tmp_path / "runs" / "quickstart" / "lora")[1:]
-    assert len(steps) == 3
-    for step in steps:
-        assert step["actor/grad_norm"] > 0
-        assert 0 < step["training/rollout_probs_diff_max"] < 1e-4
-    assert (
-        abs(steps[-1]["actor/entropy"] - steps[0]["actor/entropy"]) > 0.01
-    )  # it has learned: outdated weights would show

@@ -342,17 +342,6 @@ def test_a_request_that_is_lost_with_three_engines_ends_the_run() -> None:
     assert not any(engine.in_flight for engine in setup.pool.engines)
 
 
-def test_the_run_ends_when_all_engines_are_down_for_too_long() -> None:
-    def last_words(method: str, args: tuple[Any, ...]) -> Any:
-        return RayActorError() if method == "load_stored" else None
-
-    setup = Setup(last_words, last_words, broken_start)
-    begin = time.monotonic()
-    with pytest.raises(RlctlError, match=r"none could be started again within 0\.3 s"):
-        setup.generate()
-    assert time.monotonic() - begin >= 0.3
-
-
 def test_repeated_failures_of_an_engine_delay_its_restart() -> None:
     pool = Processes([healthy], num_engines=1)
     [engine] = pool.engines
