@@ -47,6 +47,17 @@ class Axis:
     values: tuple[str, ...] = ()
     interval: Interval | None = None
 
+    @property
+    def bounds(self) -> tuple[str, str]:
+        """Ends of the interval, as overrides write them."""
+        assert self.interval is not None, "an axis has values or an interval"
+        return str(self.interval.low), str(self.interval.high)
+
+    @property
+    def first(self) -> str:
+        """First value, or the lower end of the interval."""
+        return self.values[0] if self.values else self.bounds[0]
+
 
 def split_axes(overrides: Sequence[str], recipe: str | Path) -> tuple[list[str], list[Axis]]:
     """Split overrides into those with one value and axes.
@@ -73,6 +84,11 @@ def split_axes(overrides: Sequence[str], recipe: str | Path) -> tuple[list[str],
             problems += error.problems
     raise_problems(problems)
     return fixed, axes
+
+
+def with_first_values(fixed: Sequence[str], axes: Sequence[Axis]) -> list[str]:
+    """Return the overrides of a first trial, in which every required key is set."""
+    return [*fixed, *(f"{axis.key}={axis.first}" for axis in axes)]
 
 
 def axes_of(params: Mapping[str, Any], recipe: str | Path) -> list[Axis]:

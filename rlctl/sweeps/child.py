@@ -69,7 +69,7 @@ class Child:
             words = ["resume", str(self.folder), *overrides]
         else:
             record = sweep.record
-            own = [*record.fixed, *self.trial.overrides, f"trainer.seed={self.seed}", *overrides]
+            own = [*record.fixed, f"trainer.seed={self.seed}", *self.trial.overrides, *overrides]
             words = ["train", record.verb, "--recipe", record.recipe, "--name", self.name, *own]
         with sweep.log(self.name).open("ab") as log:
             # Ctrl-C reaches only the sweep, which then stops its runs.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlctl.errors import ConflictError
 from rlctl.recipes import schema
-from rlctl.recipes.axes import Axis, split_axes
+from rlctl.recipes.axes import Axis, split_axes, with_first_values
 from rlctl.recipes.compose import compose
 from rlctl.recipes.search_path import level_of
 from rlctl.runs.naming import fresh_name
@@ -56,7 +56,7 @@ def start(plan: SweepPlan, view: View) -> SweepDir:
         fixed=fixed,
         axes=[axis.text for axis in plan.axes],
         settings=plan.settings.model_dump(),
-        config_sha256=config_digest(compose(plan.source, fixed)),
+        config_sha256=config_digest(compose(plan.source, with_first_values(fixed, plan.axes))),
         total_steps=plan.total_steps,
         first_seed=trainer.seed,
         command=["rlctl", *sys.argv[1:]],
@@ -79,14 +79,14 @@ def resume(sweep: SweepDir, view: View) -> SweepDir:
             f"the sweep {record.name} is running",
             hint=f"process {record.process.pid} on {record.process.host}",
         )
-    recipe = compose(record.recipe, record.fixed)
+    _, axes = split_axes(record.axes, record.recipe)
+    recipe = compose(record.recipe, with_first_values(record.fixed, axes))
     if config_digest(recipe) != record.config_sha256:
         raise ConflictError(
             f"the recipe {record.recipe} has changed since the sweep started",
             where=str(recipe.path),
             hint="undo the change, or start a new sweep: trials of two recipes are not comparable",
         )
-    _, axes = split_axes(record.axes, record.recipe)
     sweep.update(state="running", process=DriverProcess.current(), exit_code=None, ended=None)
     return _run(sweep, recipe.config, axes, view)
 

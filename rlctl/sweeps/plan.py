@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlctl.errors import Problem, RlctlError, raise_problems
 from rlctl.recipes import schema
-from rlctl.recipes.axes import Axis, axes_of, split_axes
+from rlctl.recipes.axes import Axis, axes_of, split_axes, with_first_values
 from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.layers import leaves
 from rlctl.recipes.unused_keys import report_unused_keys
@@ -61,15 +61,14 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
     Starts no process and writes nothing. Raises all problems at once.
     """
     fixed, axes = split_axes(overrides, source)
-    base = compose(source, fixed)
+    base = compose(source, with_first_values(fixed, axes))
     given = {axis.key for axis in axes}
     axes = [
         axis for axis in axes_of(base.config.sweep.params, source) if axis.key not in given
     ] + axes
     settings = base.config.sweep
     check_axes(axes, settings)
-    first = {axis.key: _first_value(axis) for axis in axes}
-    recipe = compose(source, [*fixed, *_overrides(first)])
+    recipe = compose(source, with_first_values(fixed, axes))
     raise_problems(_literal_secrets(recipe))
     plan = make_plan(recipe, inline=False)
     for line in report_unused_keys(recipe, plan.roles, strict=False):
@@ -84,7 +83,7 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
             "set trainer.test_freq=N",
         )
         raise_problems([problem])
-    needs = _resources(source, fixed, axes, settings, first)
+    needs = _resources(source, fixed, axes, settings)
     return SweepPlan(verb, source, fixed, axes, recipe, plan.num_steps, needs)
 
 
@@ -139,7 +138,6 @@ def _resources(
     fixed: Sequence[str],
     axes: Sequence[Axis],
     settings: schema.Sweep,
-    first: Mapping[str, str],
 ) -> list[tuple[Sequence[str], Mapping[str, float]]]:
     """Compose configs and return the resources of their runs.
 
@@ -148,8 +146,9 @@ def _resources(
     """
     grid = points(axes, settings)
     if grid is None or len(grid) > _MAX_CHECKED_POINTS:
+        first = {axis.key: axis.first for axis in axes}
         grid = [
-            {**first, axis.key: value} for axis in axes for value in (axis.values or _bounds(axis))
+            {**first, axis.key: value} for axis in axes for value in (axis.values or axis.bounds)
         ]
     checked = [
         list(overrides) for overrides in dict.fromkeys(tuple(_overrides(point)) for point in grid)
@@ -174,12 +173,3 @@ def _resources(
 
 def _overrides(point: Mapping[str, str]) -> list[str]:
     return [f"{key}={value}" for key, value in point.items()]
-
-
-def _first_value(axis: Axis) -> str:
-    return axis.values[0] if axis.values else _bounds(axis)[0]
-
-
-def _bounds(axis: Axis) -> tuple[str, str]:
-    assert axis.interval is not None, "an axis has values or an interval"
-    return str(axis.interval.low), str(axis.interval.high)

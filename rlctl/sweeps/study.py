@@ -48,6 +48,7 @@ _PRUNERS: dict[str, Callable[[int], optuna.pruners.BasePruner]] = {
 }
 
 
+_NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.run_dir")
 _STATES = {
     TrialState.WAITING: "waiting",
     TrialState.RUNNING: "running",
@@ -203,6 +204,16 @@ def check_axes(axes: Sequence[Axis], settings: Sweep) -> None:
         )
         raise ConfigError("there is nothing to search: every key has one value", hint=hint)
     num_trials(axes, settings)
+    own = dict.fromkeys(_NAMES, "the sweep names its runs")
+    if settings.seeds > 1:
+        own["trainer.seed"] = f"--seeds {settings.seeds} sets it"
+    raise_problems(
+        [
+            Problem(f"{axis.key} cannot be searched: {own[axis.key]}", axis.text)
+            for axis in axes
+            if axis.key in own
+        ]
+    )
     if settings.sampler == "cmaes":
         hint = "use an interval(…) or a range(…) of numbers, or --sampler tpe"
         raise_problems(

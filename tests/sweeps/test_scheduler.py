@@ -11,6 +11,7 @@ import pytest
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
+from rlctl.sweeps import child
 from rlctl.sweeps.record import SweepDir, SweepRecord, Trial
 from rlctl.sweeps.results import best, overview, results, runs_of
 from rlctl.sweeps.scheduler import Scheduler
@@ -63,6 +64,19 @@ def write_run(folder: Path, trial: int, rows: str) -> RunDir:
     run = RunDir.create(folder, "p", f"s-{trial:03d}", "ppo")
     run.metrics.write_text(rows)
     return run
+
+
+def test_a_searched_seed_is_that_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(child, "start_rlctl", lambda words, *_, **__: started.append(words))
+    monkeypatch.setattr(FreeCluster, "overrides", lambda _: [])
+    monkeypatch.setattr(FreeCluster, "environment", lambda _: {})
+    made = scheduler(tmp_path, "trainer.seed=7,8")
+    made._add(Trial(0, ["trainer.seed=7"]))
+    made.children[0].start(made.sweep, cast(Any, FreeCluster()))
+    assert [word for word in started[0] if word.startswith("trainer.seed")][-1] == "trainer.seed=7"
 
 
 def test_unknown_metric_ends_the_sweep_after_the_first_trial(

@@ -11,6 +11,7 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.axes import split_axes
 from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Sweep
+from rlctl.sweeps.plan import make_sweep_plan
 from rlctl.sweeps.study import Study, check_axes
 
 
@@ -104,11 +105,24 @@ def test_importances_find_the_relevant_axis(tmp_path: Path) -> None:
 def test_invalid_axes_are_rejected() -> None:
     _, numbers = split_axes(["a=interval(0,1)"], "ppo")
     _, choices = split_axes(["a=x,y"], "ppo")
+    _, seeds = split_axes(["trainer.seed=1,2"], "ppo")
+    _, names = split_axes(["trainer.experiment_name=x,y"], "ppo")
+    check_axes(seeds, settings())
     for axes, changes, message in (
         ([], {}, "nothing to search"),
         (numbers, {}, "is an interval"),
         (numbers, {"sampler": "tpe"}, "needs the number of trials"),
         (choices, {"sampler": "cmaes", "trials": 3}, "searches numbers"),
+        (seeds, {"seeds": 2}, "cannot be searched: --seeds 2 sets it"),
+        (names, {}, "cannot be searched: the sweep names its runs"),
     ):
         with pytest.raises(ConfigError, match=message):
             check_axes(axes, settings(**changes))
+
+
+def test_sweep_over_a_required_key_that_nothing_else_sets() -> None:
+    fixed = ["data.train_files=quickstart", "data.val_files=quickstart", "trainer.test_freq=1"]
+    fixed += ["data.train_batch_size=32", "actor_rollout_ref.actor.ppo_mini_batch_size=32"]
+    axis = "actor_rollout_ref.model.path=quickstart,other"
+    plan = make_sweep_plan("grpo", "grpo_trainer", [*fixed, "data.max_prompt_length=64", axis])
+    assert plan.num_runs == 2

@@ -147,7 +147,7 @@ def _add(verb: str, help: str) -> None:
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [*common_settings(overrides, name), *options]
         if recipe is not None and verb != DEFAULT:  # which may not have been given
-            check_algorithm(verb, recipe, _without_axes(source, settings))
+            check_algorithm(verb, recipe, _compose_first(source, settings))
         if address is None:
             _sweep(verb, source, settings, dry_run, as_json)
         else:
@@ -215,12 +215,12 @@ def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: 
     sweep_view.print_sweep(done.sweep)
 
 
-def _without_axes(source: str, settings: list[str]) -> Recipe:
-    """Compose the settings that all trials share."""
-    from rlctl.recipes.axes import split_axes
+def _compose_first(source: str, settings: list[str]) -> Recipe:
+    """Compose the settings of the first trial."""
+    from rlctl.recipes.axes import split_axes, with_first_values
     from rlctl.recipes.compose import compose
 
-    return compose(source, split_axes(settings, source)[0])
+    return compose(source, with_first_values(*split_axes(settings, source)))
 
 
 def _submit(verb: str, source: str, settings: list[str], address: str, detach: bool) -> None:
@@ -229,4 +229,4 @@ def _submit(verb: str, source: str, settings: list[str], address: str, detach: b
     Only the grammar and the fixed settings are validated here; the cluster validates the trials.
     """
     words = ["sweep", verb, "--recipe", source, *settings]
-    remote.submit(address, detach, words, _without_axes(source, settings))
+    remote.submit(address, detach, words, _compose_first(source, settings))
