@@ -41,7 +41,7 @@ def find_recipe(recipe: str | Path) -> Path:
     if isinstance(recipe, str) and text in library_recipes():
         return library_recipes()[text]
     path = Path(local(text)).expanduser()
-    for candidate in (path, *(path.with_name(path.name + end) for end in (".yaml", ".yml"))):
+    for candidate in (path, *(Path(f"{path}{end}") for end in (".yaml", ".yml"))):
         if candidate.is_file():
             return candidate.resolve()
     names = list(library_recipes())

@@ -119,5 +119,5 @@ def _hint(index: Index, runs: Sequence[Run], term: Term) -> str | None:
         return None
     return (
         did_you_mean(term.name, names)
-        or "`rlctl show RUN --json` has all metrics, `rlctl config show RUN` all keys"
+        or "`rlctl show RUN --json` has all metrics, `rlctl config show -r RUN` all keys"
     )

@@ -270,6 +270,8 @@ def test_incomplete_part_is_reported(tmp_path: Path) -> None:
 def test_unknown_recipe_is_reported_with_suggestions() -> None:
     with pytest.raises(NotFoundError, match="did you mean grpo"):
         compose("grop")
+    with pytest.raises(NotFoundError, match=r"no recipe '\.'"):
+        compose(".")
     with pytest.raises(NotFoundError, match=r"shipped recipes: .*gridworld, grpo"):
         compose("some/where.yaml")
 

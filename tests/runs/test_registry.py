@@ -67,6 +67,9 @@ def test_where_over_fields_metrics_and_settings(root):
     with pytest.raises(UsageError, match="no run has a field or key 'seed'") as caught:
         names(store, "seed == 1")
     assert caught.value.problems[0].hint == "did you mean trainer.seed?"
+    with pytest.raises(UsageError, match="no run has a field or key 'zzz'") as caught:
+        names(store, "zzz == 1")
+    assert "`rlctl config show -r RUN`" in (caught.value.problems[0].hint or "")
 
 
 def test_order_columns_and_the_best(root):

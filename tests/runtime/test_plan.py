@@ -77,6 +77,22 @@ def test_each_teacher_is_planned_and_each_row_needs_one(folder: Path) -> None:
     assert "/none/here" in raised.value.problems[0].message
 
 
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [("quikstart", "did you mean quickstart?"), ("actor.jsonl", None), ("nothing", None)],
+)
+def test_help_for_a_wrong_model(
+    model: str, hint: str | None, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "actor.jsonl").write_text("{}\n{}\n")
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(ConfigError, match=r"has no readable config\.json") as raised:
+        plan(folder, f"actor_rollout_ref.model.path={model}")
+    assert raised.value.problems[0].hint == hint
+
+
 def test_a_teacher_that_follows_the_policy_is_a_copy_of_its_weights(folder: Path) -> None:
     own = ["algorithm.name=self_distill", "data.response_key=extra_info.answer"]
     memory = [

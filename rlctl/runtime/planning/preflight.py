@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from rlctl import quickstart
 from rlctl.data_prep.hub import hub_answers
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import existing_parent, free_space
@@ -31,6 +32,7 @@ from rlctl.runtime.rollout.vllm_engine.images import undivided_tower
 from rlctl.runtime.rollout.vllm_engine.versions import unlike_transformers
 from rlctl.runtime.rollout.weight_sync import uses_host_memory
 from rlctl.storage import local
+from rlctl.suggest import did_you_mean
 
 LOG = logging.getLogger(__name__)
 
@@ -111,7 +113,10 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
         raise ConfigError(
             f"the model {model.path!r} has no readable config.json: {reason}",
             where=key,
-            hint="without a network, give a local folder, or set HF_HUB_OFFLINE=1 to use the hub's "
+            hint=None
+            if Path(path).exists()
+            else did_you_mean(model.path, quickstart.FOLDERS)
+            or "without a network, give a local folder, or set HF_HUB_OFFLINE=1 to use the hub's "
             "cache; HF_ENDPOINT=URL selects a mirror of the hub",
         ) from error
 
