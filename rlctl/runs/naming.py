@@ -6,7 +6,6 @@ import glob
 import os
 import random
 import secrets
-import shlex
 import shutil
 import socket
 import string
@@ -67,7 +66,7 @@ def taken(path: Path) -> ConflictError:
         for number in range(2, sys.maxsize)
         if not (path.parent / (name := f"{path.name}-{number}")).exists()
     )
-    hint = f"--name {shlex.quote(free)} is free; without a name each run gets a new one"
+    hint = f"the name {free} is free"
     return ConflictError(f"a run named {path.name!r} already exists", where=str(path), hint=hint)
 
 

@@ -227,7 +227,7 @@ class RunDir:
         """
         number = self.record.attempts + 1
         folder = self.path / "attempts" / str(number)
-        folder.mkdir(exist_ok=True)  # an earlier process may have been killed right here
+        folder.mkdir(parents=True, exist_ok=True)  # a killed process made it; a copy has none
         aside = folder.with_name(".latest")
         aside.unlink(missing_ok=True)
         aside.symlink_to(folder.name)

@@ -76,7 +76,7 @@ def wait(target: StopTarget, timeout_s: float) -> str:
             raise RlctlError(
                 f"{target.name} is still {state} {timeout_s:g} s after the request to stop",
                 where=place,
-                hint="--now",
+                hint="--now interrupts the step, --timeout S waits longer",
             )
         time.sleep(POLL_S)
     return state

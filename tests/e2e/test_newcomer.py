@@ -107,7 +107,7 @@ FILES = (
 
 # `first` is a finished run now.
 RUNS = (
-    mistake(f"train ppo --dry-run --name first {SMALL}", 5, "--name first-2 is free"),
+    mistake(f"train ppo --dry-run --name first {SMALL}", 5, "the name first-2 is free"),
     mistake("show frist", 4, "→ show first"),
     mistake("show", 2, "for example `rlctl show"),
     mistake("resume first", 0, "trainer.total_training_steps=2 trains on"),

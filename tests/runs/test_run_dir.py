@@ -58,6 +58,14 @@ def test_new_run_has_folders_record_and_attempt(tmp_path):
     assert run.metrics == run.path / "metrics.jsonl"
 
 
+def test_a_copy_without_empty_folders_starts_an_attempt(tmp_path):
+    run = RunDir.create(tmp_path, "p", "first", "ppo")
+    run.attempt.rmdir()
+    (run.path / "attempts" / "latest").unlink()
+    run.attempt.parent.rmdir()
+    assert run.new_attempt() == run.path / "attempts" / "2"
+
+
 def test_record_and_events_follow_the_run(tmp_path):
     run = RunDir.create(tmp_path, "p", "first", "ppo")
     run.update(state="running", total_steps=40, seeds={"trainer": 1})
@@ -116,7 +124,7 @@ def test_existing_name_is_a_conflict_with_a_suggestion(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ConflictError, match="'r' already exists") as caught:
         RunDir.create(tmp_path, "p", "r", "ppo")
-    assert "--name r-3 is free" in (caught.value.problems[0].hint or "")
+    assert "the name r-3 is free" in (caught.value.problems[0].hint or "")
     assert sorted(tmp_path.rglob("*")) == before
     RunDir.create(tmp_path, "other", "r", "ppo")  # the same name in another project is another run
 
