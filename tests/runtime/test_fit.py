@@ -107,6 +107,7 @@ def test_a_missing_head_is_no_problem_for_a_backbone(tmp_path: Path) -> None:
     missing, unexpected = problems(folder)
     assert "missing for Qwen2ForCausalLM of config.json: lm_head.weight" in missing.message
     assert "score.weight" in unexpected.message
+    assert "a reward model writes no text" in (unexpected.hint or "")
 
 
 def test_shards_are_read_through_the_index(folder: Path) -> None:

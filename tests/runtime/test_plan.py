@@ -93,6 +93,12 @@ def test_help_for_a_wrong_model(
     assert raised.value.problems[0].hint == hint
 
 
+def test_a_selector_is_no_model(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no model folder '@last'") as raised:
+        plan(folder, "actor_rollout_ref.model.path=@last")
+    assert "give the run's name" in (raised.value.problems[0].hint or "")
+
+
 def test_a_teacher_that_follows_the_policy_is_a_copy_of_its_weights(folder: Path) -> None:
     own = ["algorithm.name=self_distill", "data.response_key=extra_info.answer"]
     memory = [

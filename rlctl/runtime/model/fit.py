@@ -68,7 +68,9 @@ def misfits(
         Problem(
             f"{_count(found)} {problem} {type(built).__name__} of config.json: {_some(found)}",
             where,
-            "config.json and the weights belong to different models: download the model again",
+            "a reward model writes no text: give the model that it was trained from"
+            if unexpected == [f"{HEAD}.weight"]
+            else "config.json and the weights belong to different models: download the model again",
         )
         for problem, found in (
             ("missing for", missing),

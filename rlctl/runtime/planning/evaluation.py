@@ -129,6 +129,12 @@ def _path(path: str, root: Path, key: str) -> str:
     folder = Path(path).expanduser()
     if is_url(path) or (folder.exists() and not _is_run(folder)):
         return path
+    if path.startswith("@"):
+        raise ConfigError(
+            f"there is no model folder {path!r}",
+            where=f"{key}.path",
+            hint="give the run's name: a resumed run must find the same model",
+        )
     found = [folder] if folder.exists() else _runs(path, root)
     if len(found) > 1:
         raise ConfigError(
