@@ -189,11 +189,14 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
     with _opened(path, newline="") as file:
         reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         try:
+            names = list(reader.fieldnames or ())
+            if twice := next((name for name in names if name and names.count(name) > 1), None):
+                raise ConfigError(f"two columns are named {twice!r}", where=f"{path}:1")
             for record in reader:
                 where = f"{path}:{reader.line_num}"
                 if None in record or None in record.values():  # too many fields, or too few
-                    names = ", ".join(reader.fieldnames or ())
-                    problems.append(Problem(f"the line does not have the fields {names}", where))
+                    text = f"the line does not have the fields {', '.join(names)}"
+                    problems.append(Problem(text, where))
                 else:
                     yield where, {name: text or None for name, text in record.items()}
         except csv.Error as error:

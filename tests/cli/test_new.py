@@ -81,6 +81,14 @@ def test_suggestions_make_a_project_that_is_ready_to_start(here: Path) -> None:
     assert read_rows("mine/train.parquet")[0].prompt[0]["content"].endswith("1? Be brief.")
 
 
+def test_the_current_folder_gives_its_name(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "sub").mkdir()
+    monkeypatch.chdir(here / "sub")
+    done = run(".", "--data", "../sums.jsonl", "--yes", "--json")
+    assert done.exit_code == 0, done.output
+    assert compose("sub.yaml", []).config.trainer.project_name == "sub"
+
+
 def test_the_command_quotes_the_name_of_the_folder() -> None:
     done = run("my sums", "--data", "sums.jsonl", "--yes")
     assert done.exit_code == 0, done.output
@@ -140,6 +148,7 @@ def test_chats_of_both_forms_are_split(here: Path) -> None:
         (["--data", "none.csv"], NotFoundError, "the data does not exist"),
         (["--data", "mine.txt"], ConfigError, r"unknown kind, '\.txt'"),
         (["--data", "empty.jsonl"], ConfigError, "no records"),
+        (["--data", "twice.csv"], ConfigError, "two columns are named 'a'"),
         (["--prompt-key", "question"], UsageError, r"no column 'question'\n.*Question"),
         (["--prompt-key", "n"], UsageError, "'n' has no text or chat\n.*id, Question"),
         (["--answer-key", "tags"], UsageError, "'tags' has no text or number"),
@@ -154,6 +163,7 @@ def test_a_wrong_answer_names_what_works(
     (here / "sums.jsonl").write_text("\n".join(map(json.dumps, records)))
     (here / "mine.txt").touch()
     (here / "empty.jsonl").touch()
+    (here / "twice.csv").write_text("q,a,a,,\nx,1,2,,\n")
     with pytest.raises(kind, match=message):
         raise error("mine", "--data", "sums.jsonl", "--yes", *arguments)
     assert not (here / "mine").exists()

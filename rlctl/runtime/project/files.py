@@ -32,9 +32,14 @@ class Project:
     algorithm: str
 
     @property
+    def name(self) -> str:
+        """Name of the folder, also of `.`."""
+        return self.folder.resolve().name
+
+    @property
     def files(self) -> dict[str, Path]:
         """Files of the recipe, the reward function, and the rows of each split."""
-        names = {"recipe": f"{self.folder.name}.yaml", "reward": "reward.py"}
+        names = {"recipe": f"{self.name}.yaml", "reward": "reward.py"}
         names |= {split: f"{split}.parquet" for split in ("train", "val")}
         return {part: self.folder / name for part, name in names.items()}
 
