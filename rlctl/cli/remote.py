@@ -33,6 +33,17 @@ Detach = Annotated[
 ]
 
 
+def check_options(address: str | None, detach: bool, local: bool) -> None:
+    """Refuse --detach without --address, and with it options of this machine (`local`)."""
+    if address is None and detach:
+        raise UsageError("--detach needs --address", hint="leave out --detach")
+    if address is not None and local:
+        raise UsageError(
+            "--address cannot be combined with --inline, --dry-run or --json",
+            hint="leave out --address",
+        )
+
+
 def submit(address: str, detach: bool, words: Sequence[str], recipe: Recipe) -> None:
     """Run `rlctl WORDS` on the cluster, with an absolute run folder and a name chosen here."""
     from rlctl.runs.naming import fresh_name

@@ -132,6 +132,8 @@ def test_retries_restart_a_crashed_run(settings: list[str], tmp_path: Path) -> N
     done = rlctl(*command, cwd=tmp_path, more={KILL_AT: "26:0"})
     assert "harried failed with exit code 137; retry 1 of 1" in done.stderr
     assert [event["exit_code"] for event in events(run, "retry")] == [137]
+    recorded = json.loads((run / "run.json").read_text())["command"]
+    assert sum(word.startswith("trainer.experiment_name=") for word in recorded) == 1
     assert [event["step"] for event in events(run, "resume")] == [1]
     assert [row["step"] for row in metrics(run)] == [0, 1, 2]
     wrong = ["train", "grpo", "--inline", "--retries", "3", "trainer.nodes=2"]

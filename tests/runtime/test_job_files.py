@@ -12,10 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RpcError
 from ray.job_submission import JobStatus
 
 from rlctl.__main__ import main
-from rlctl.errors import ConflictError
+from rlctl.errors import ConflictError, ResourceError
 from rlctl.runtime.cluster import jobs
 from rlctl.runtime.cluster.jobs import _files
 
@@ -111,6 +112,15 @@ def test_unreachable_cluster_is_an_error(
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert main(["train", "grpo", "--address", address]) == 7
     assert "no Ray cluster replied" in capsys.readouterr().err
+
+
+def test_a_cluster_without_its_controller_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(address: str) -> None:
+        raise RpcError("Timed out while waiting for GCS to become available.")
+
+    monkeypatch.setattr(jobs, "JobSubmissionClient", refuse)
+    with pytest.raises(ResourceError, match="no Ray cluster replied: Timed out"):
+        jobs.follow("auto", "job", print)
 
 
 def test_network_interfaces_of_this_machine_reach_the_job(

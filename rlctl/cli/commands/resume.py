@@ -86,6 +86,7 @@ def resume(
     root: Root = None,
 ) -> None:
     """Resume from the latest complete checkpoint."""
+    remote.check_options(address, detach, inline)
     announce("checking the run")
     from rlctl import api
     from rlctl.runs.run import Run

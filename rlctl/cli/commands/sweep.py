@@ -143,6 +143,7 @@ def _add(verb: str, help: str) -> None:
             parallel=parallel,
             seeds=seeds,
         )
+        remote.check_options(address, detach, dry_run or as_json)
         announce("checking the configuration")
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [*common_settings(overrides, name), *options]

@@ -128,6 +128,7 @@ def _add(verb: str, facts: Verb) -> None:
                 "--json needs --dry-run",
                 hint="a run writes its metrics to metrics.jsonl in its folder",
             )
+        remote.check_options(address, detach, inline or dry_run or as_json)
         announce("checking the configuration")
         if config_path is not None or config_name is not None:
             recipe, defaults = _verls_recipe(verb, recipe, config_path, config_name)
@@ -140,11 +141,6 @@ def _add(verb: str, facts: Verb) -> None:
             check_algorithm(verb, recipe, composed)
         words = ["train", verb, "--recipe", source, *(["--strict"] if strict else []), *settings]
         if address is not None:
-            if inline or dry_run or as_json:
-                raise UsageError(
-                    "--address cannot be combined with --inline, --dry-run or --json",
-                    hint="leave out --address",
-                )
             remote.submit(address, detach, [*words, *limits.words], composed)
         elif retries and not dry_run:
             _train_with_retries(words, settings, composed, inline, limits)
@@ -244,7 +240,8 @@ def _train_with_retries(
     name = trainer.experiment_name or fresh_name(recipe.name.removesuffix("_trainer"))
     folder = Path(trainer.run_dir) / trainer.project_name / name
     named = hydra_text("trainer.experiment_name", name)
-    limits.supervise([*words, named], folder, inline, settings)
+    own = [] if trainer.experiment_name else [named]
+    limits.supervise([*words, *own], folder, inline, settings)
 
 
 def _train(

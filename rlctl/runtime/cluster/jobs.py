@@ -20,7 +20,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import TypeVar
 
-from ray.exceptions import AuthenticationError
+from ray.exceptions import AuthenticationError, RpcError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 import rlctl
@@ -196,7 +196,7 @@ def _with_deadline(call: Callable[[], T], address: str) -> T:
     except AuthenticationError as error:
         hint = "set RAY_AUTH_MODE=token; put the token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
         raise ResourceError("the cluster requires Ray's token", where=address, hint=hint) from error
-    except (OSError, FutureTimeoutError) as error:  # also those of `requests`
+    except (OSError, FutureTimeoutError, RpcError) as error:  # also those of `requests`
         first_line = next(iter(str(error).strip().splitlines()), None)
         raise ResourceError(
             f"no Ray cluster replied: {first_line or f'no reply within {_REPLY_S:.0f} s'}",
