@@ -19,7 +19,7 @@ class SafeConsole(Console):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"markup": False, "highlight": False} | options)
+        super().__init__(markup=False, highlight=False, **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

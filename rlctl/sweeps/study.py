@@ -204,7 +204,7 @@ def check_axes(axes: Sequence[Axis], settings: Sweep) -> None:
         )
         raise ConfigError("there is nothing to search: every key has one value", hint=hint)
     num_trials(axes, settings)
-    own = dict.fromkeys(_NAMES, "the sweep names its runs")
+    own: dict[str, str] = dict.fromkeys(_NAMES, "the sweep names its runs")
     if settings.seeds > 1:
         own["trainer.seed"] = f"--seeds {settings.seeds} sets it"
     raise_problems(
