@@ -288,7 +288,8 @@ def with_random_weights(config: PreTrainedConfig, folder: Path) -> PreTrainedMod
     model = load_model(settings, "policy", torch.float32, seed=0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for weight in (*model.parameters(), *saved_buffers(model).values()):
-            if weight.is_floating_point():
+        for name, weight in {**dict(model.named_parameters()), **saved_buffers(model)}.items():
+            is_fixed = name.endswith(("_decay", "slope_rate"))  # MiniMax: functions of positions
+            if weight.is_floating_point() and not is_fixed:
                 weight += 0.1 * torch.randn(weight.shape, generator=generator)
     return model.eval()
