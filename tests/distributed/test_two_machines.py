@@ -1,6 +1,6 @@
 """Runs on two machines: network namespaces with host names and no folder in common.
 
-Each machine has its own address on a bridge, its own processes, shared memory and working folder;
+Each machine has its own address on a bridge, its own shared memory and its own working folder;
 only the installed packages are the same.
 """
 
@@ -42,7 +42,7 @@ class Machine:
 
     number: int
     folder: Path  # a file system of its own
-    anchor: subprocess.Popen[str]  # its child is the first process of the machine
+    anchor: subprocess.Popen[str]
 
     @property
     def address(self) -> str:
@@ -56,9 +56,7 @@ class Machine:
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
-        anchor = self.anchor.pid
-        first = Path(f"/proc/{anchor}/task/{anchor}/children").read_text().strip()
-        enter = ["nsenter", "-t", first, "-n", "-u", "-m", "-p"]
+        enter = ["nsenter", "-t", str(self.anchor.pid), "-n", "-u", "-m"]
         there = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.folder)]
         return subprocess.Popen(
             [*enter, *there, *map(str, words)],
@@ -112,9 +110,7 @@ def machines() -> Iterator[list[Machine]]:
                 f"mount -t tmpfs tmpfs /dev/shm && mkdir {folder}/tmp && echo ready && "
                 "exec sleep infinity"
             )
-            # `ray stop` must not find the processes of other machines.
-            apart = ["unshare", "-um", "--pid", "--fork", "--kill-child", "--mount-proc"]
-            command = ["ip", "netns", "exec", name, *apart, "sh", "-c", script]
+            command = ["ip", "netns", "exec", name, "unshare", "-um", "sh", "-c", script]
             anchor = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             assert anchor.stdout is not None
             assert anchor.stdout.readline() == "ready\n"
