@@ -87,7 +87,7 @@ class RayCluster:
 
 
 def run_resources(config: schema.Config) -> dict[str, float]:
-    """Return the Ray resources of one run: those of a process times the number of processes."""
+    """Return the Ray resources of one run: the sum of those of its processes."""
     devices = Devices.from_config(config.trainer, cluster_gpus(config))
     needs, total = load_algorithm(config, 1).needs, defaultdict[str, float](float)
     for pool, size in pool_sizes(config, devices, needs).items():

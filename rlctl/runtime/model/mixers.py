@@ -99,9 +99,9 @@ class LayerMixer:
     def _mix_packed(self, tokens: Tensor, boundaries: Tensor, sequence: Tensor) -> Tensor:
         # Arguments of the kernels of flash-linear-attention, causal-conv1d and mamba-ssm.
         starts = {"cu_seq_lens_q": boundaries, "seq_idx": sequence.int()[None]}
-        known = inspect.signature(type(self.module).forward).parameters
-        if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
-            starts = {name: starts[name] for name in starts.keys() & known.keys()}
+        known = _known_arguments(type(self.module))
+        if known is not None:
+            starts = {name: starts[name] for name in starts.keys() & known}
         return self._call(tokens[None], starts | {self.slot.states: None})[0]
 
     def _call(self, tokens: Tensor, more: dict[str, Any]) -> Tensor:
@@ -187,6 +187,14 @@ def _argument_for_states(module: nn.Module) -> str | None:
 def _takes_states(kind: type[nn.Module]) -> bool:
     """Return True if modules of a class take hidden states and an argument `cache_params`."""
     return {_STATES[0], "hidden_states"} <= inspect.signature(kind.forward).parameters.keys()
+
+
+@cache
+def _known_arguments(kind: type[nn.Module]) -> frozenset[str] | None:
+    """Return the arguments of modules of a class; None if they take any."""
+    known = inspect.signature(kind.forward).parameters
+    takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in known.values())
+    return None if takes_any else frozenset(known)
 
 
 def _enter(module: PreTrainedModel, _: Any, arguments: dict[str, Any]) -> None:

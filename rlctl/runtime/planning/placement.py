@@ -26,6 +26,8 @@ def check_placement(
     A pool of rollout engines may hold no other role, because a failed engine is restarted.
     """
     sizes = {name: config.trainer.placement.pools.get(name, devices.per_node) for name in pools}
+    if rollout_pool is not None and config.actor_rollout_ref.rollout.is_client:
+        del sizes[rollout_pool]  # its processes have no device
     problems = [] if rollout_pool is None else _check_rollout_pool(config, rollout_pool)
     problems += _check_async(config, devices.kind, rollout_pool)
     unknown = [name for name in config.trainer.placement.pools if name not in pools]
@@ -41,8 +43,6 @@ def check_placement(
     problems += _check_judge(config, devices, sum(sizes.values()))
     problems += _check_fraction(config.trainer.placement, devices, sizes)
     problems += _check_nodes(config, devices, sizes, rollout_pool)
-    if rollout_pool is not None and config.actor_rollout_ref.rollout.is_client:
-        del sizes[rollout_pool]
     if devices.kind != "cuda" or sum(sizes.values()) <= devices.per_node:
         return problems
     listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())

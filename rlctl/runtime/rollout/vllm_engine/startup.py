@@ -103,7 +103,9 @@ def start(spec: EngineSpec) -> LLM:
     arguments = engine_arguments(spec) | _arguments_of_model(spec)
     arguments |= dict(spec.rollout.engine_kwargs)
     set_num_threads = torch.set_num_threads
-    with _quiet(spec), any_algorithms():
+    # vLLM 0.31 needs a file, which a notebook's output is not.
+    stdout = os.fdopen(1, "w", closefd=False)
+    with redirect_stdout(stdout), _quiet(spec), any_algorithms():
         try:
             llm = LLM(**arguments)
             if spec.rollout.tensor_model_parallel_size > 1:
@@ -259,11 +261,7 @@ def _captured() -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [os.dup(1), os.dup(2)]
-    with (
-        tempfile.TemporaryFile() as log,
-        open(1, "w", closefd=False) as stdout,
-        redirect_stdout(stdout),  # vLLM 0.31 needs a file, which a notebook's output is not
-    ):
+    with tempfile.TemporaryFile() as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         failed = True
