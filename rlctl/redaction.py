@@ -73,7 +73,7 @@ _registered: set[str] = set()
 def is_secret_name(name: str) -> bool:
     """Return True for a name such as `api_key`, `hfToken` or `password`; False for `max_tokens`."""
     words = [word.lower() for word in _WORD.findall(name)]
-    if not words or words[-1] in _ABOUT:
+    if not words or words[-1] in _ABOUT or name == "PWD":  # the folder of a shell
         return False
     if words[-1] == "token":
         return len(words) == 1 or words[-2] not in _TEXT_TOKENS

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 import pytest
 
 import rlctl.runtime  # noqa: F401  # collects less often while the tests import
+from rlctl import redaction
+from rlctl.runtime.cluster.session import INTERFACES
 from tests.skips import EXTRAS, may_skip
 
 # A shell's background job and `nohup` ignore them, and so would every process of the tests.
@@ -67,3 +69,11 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     ):
         patch.setenv("TMPDIR", folder)
         yield
+
+
+@pytest.fixture(autouse=True)
+def untouched_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test a process that knows no secrets and no network interfaces of other tests."""
+    monkeypatch.setattr(redaction, "_registered", set())
+    for name in INTERFACES:
+        monkeypatch.delenv(name, raising=False)

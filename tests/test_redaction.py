@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-from rlctl import redaction
 from rlctl.errors import ConfigError, Problem
 from rlctl.log import StderrHandler
 from rlctl.recipes.compose import base_settings
@@ -29,13 +28,8 @@ SECRETS = (
 HARMLESS = (
     "max_tokens stop_tokens tokenizer tokenizer_path token_budget pad_token eos_token key "
     "prompt_key reward_fn_key author auth_mode password_file secretary loss_agg_mode "
-    "train_batch_size"
+    "train_batch_size PWD"
 ).split()
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction, "_registered", set())
 
 
 @pytest.mark.parametrize("name", SECRETS)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlctl import redaction
 from rlctl.errors import ConfigError, UsageError
 from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.layers import Origin
@@ -21,7 +20,6 @@ READ = [f"+{SECTION}.a=${{oc.env:PLANTED}}", f"+{SECTION}.b=x-${{{SECTION}.a}}"]
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction, "_registered", set())
     monkeypatch.setenv("PLANTED", "planted-3")
 
 

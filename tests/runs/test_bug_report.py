@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from rlctl import redaction
 from rlctl.__main__ import main
 from rlctl.errors import ConflictError, NotFoundError, ResourceError
 from rlctl.runs import bug_report
@@ -23,9 +22,8 @@ CHECKS = [{"check": "python", "state": "ok", "message": "3.11", "remedy": None}]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(tmp_path: Path) -> Run:
     """Return a finished run with secrets planted in all of its files."""
-    monkeypatch.setattr(redaction, "_registered", set())
     made = RunDir.create(tmp_path / "runs", "p", "r", "ppo")
     settings = f"trainer:\n  seed: 1\nreward:\n  judge:\n    api_key: {PLAIN}\n    url: {TOKEN}\n"
     (made.path / "config.yaml").write_text(settings)
