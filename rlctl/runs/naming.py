@@ -23,7 +23,7 @@ _LONGEST_NAME = 200  # bytes: file systems allow 255, and temporary names are lo
 
 def check_free(root: Path, project: str, name: str | None) -> None:
     """Raise the error that `RunDir.creating` would raise for these names; write nothing."""
-    _check_root(root)
+    check_writable(root, "trainer.run_dir")
     for what, given in (("project", project), ("run", name)):
         if given is not None and len(os.fsencode(given)) > _LONGEST_NAME:
             raise UsageError(
@@ -47,16 +47,13 @@ def check_free(root: Path, project: str, name: str | None) -> None:
         raise taken(root / project / name)
 
 
-def _check_root(root: Path) -> None:
-    """Raise ResourceError if `root` is not a writable folder and cannot become one."""
+def check_writable(root: Path, key: str, what: str = "the run's folder") -> None:
+    """Raise ResourceError, at `key`, if `root` is not a writable folder and cannot become one."""
     parent = existing_parent(root)
     problem = "not a folder" if not parent.is_dir() else "not writable"
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ResourceError(
-            f"cannot create the run's folder: {parent} is {problem}",
-            where="trainer.run_dir",
-            hint="trainer.run_dir=DIR selects another folder",
-        )
+        hint = f"{key}=DIR selects another folder"
+        raise ResourceError(f"cannot create {what}: {parent} is {problem}", where=key, hint=hint)
 
 
 def taken(path: Path) -> ConflictError:

@@ -100,8 +100,8 @@ def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> ResumePlan
         if not (options.fork and change.key == "trainer.experiment_name")
     ]
     files = changed_files(record, plan.config)
-    if not (options.fork or options.force):
-        refuse_drift(run, differing, files)
+    if not options.fork:
+        refuse_drift(run, differing, files, options.force)
     if record.state == "finished" and options.fork is None and options.from_step is None:
         if plan.num_steps <= (record.total_steps or 0):
             return ResumePlan(plan, None, finished=True)

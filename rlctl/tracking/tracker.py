@@ -49,9 +49,9 @@ class Sample:
     """One validation response with its prompt and score.
 
     `length` counts response tokens, `finish` is the reason why generation ended, `components` are
-    the named parts of `score`, and `pred` is the answer that the reward function extracted. The
-    response of an `episode` is all that follows the prompt, with the replies to the policy.
-    `images` are the SHA-256 of the files of the prompt's images.
+    the named parts of `score`, and `pred` is the answer that the reward function extracted; if it
+    `failed`, the score is 0. The response of an `episode` is all that follows the prompt, with the
+    replies to the policy. `images` are the SHA-256 of the files of the prompt's images.
     """
 
     prompt: str
@@ -65,6 +65,12 @@ class Sample:
     pred: str | None = None
     episode: Episode | None = None
     images: Sequence[str] = ()
+    failed: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """`right`, `wrong` or `reward failed`."""
+        return "reward failed" if self.failed else "right" if self.right else "wrong"
 
     @property
     def right(self) -> bool:

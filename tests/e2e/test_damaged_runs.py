@@ -71,6 +71,8 @@ def test_edited_configuration_is_drift(run: Path) -> None:
     more = "trainer.total_training_steps=3"
     for accepted in (plan(run, force=True), plan(run, more, fork="other")):
         assert any(each.key.endswith("seed") for each in accepted.changes)
+    with pytest.raises(ConfigError, match="would change the run 'r'"):  # its folder has the name
+        plan(run, "trainer.experiment_name=other", force=True)
 
 
 def test_edit_of_a_free_key_is_a_change_and_needs_a_checkpoint_to_be_no_drift(run: Path) -> None:

@@ -259,7 +259,7 @@ def test_registry_commands(root, monkeypatch, capsys):
     assert compared["metrics"][ACC]["at"] == [0.5, 0.6]
     steps = [line.split() for line in rlctl("compare", "a", "b", "-m", ACC).splitlines()]
     assert steps[-2:] == [["2", "0.5", "0.6"], ["3", "-", "0.7"]]
-    for form, end in (("csv", "3,-,0.7"), ("markdown", "| 3 | - | 0.7 |")):
+    for form, end in (("csv", "3,,0.7"), ("markdown", "| 3 | - | 0.7 |")):
         printed = rlctl("compare", "a", "b", "-m", ACC, "--format", form)
         assert printed.splitlines()[-1] == end
     rlctl("compare", "a", "a", code=2)

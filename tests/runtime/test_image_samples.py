@@ -27,6 +27,8 @@ def test_an_image_is_one_word_of_the_prompt() -> None:
         scored,
         prompt_ids=Ragged.from_rows([ids[0], ids[0], ids[1], ids[1]], dtype=torch.int64),
         images=[own, own, (), ()],
+        scores=torch.zeros(4),
+        failed=torch.tensor([True, False, False, False]),
     )
     first, second, third, fourth = to_samples(batch, tokenizer)
     shown = "<|vision_start|><image><|vision_end|>"
@@ -35,4 +37,5 @@ def test_an_image_is_one_word_of_the_prompt() -> None:
     assert first.images == second.images == digests
     assert third.prompt == fourth.prompt == texts[1]
     assert third.images == ()
+    assert [first.verdict, second.verdict] == ["reward failed", "wrong"]
     assert [sample.images for sample in to_samples(scored, tokenizer)] == [()] * 4

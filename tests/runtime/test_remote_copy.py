@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlctl import storage
-from rlctl.errors import ConflictError
+from rlctl.errors import ConflictError, ResourceError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.remote_copy import RemoteCopy, _plain_files, check_remote_copy
 from rlctl.runtime.checkpoint.remote_fetch import pull
@@ -84,6 +84,12 @@ def test_a_folder_whose_copy_was_resumed_elsewhere_is_refused(tmp_path: Path) ->
     copied(second, url, EVERYTHING)
     with pytest.raises(ConflictError, match="was resumed from its copy on"):
         check_remote_copy(f"file://{tmp_path}/copies", "p", "r", run.path)
+
+
+def test_a_copy_that_cannot_be_written_is_refused_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError, match=r"copy of the run: .*/file is not a folder"):
+        check_remote_copy(f"file://{tmp_path}/file/copies", "p", None, None)
 
 
 def test_only_parts_of_a_run_may_be_links(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from tests.runtime.test_weights import num_bytes, parameters
 from tests.second_device import SecondDevice
 
 NUM_PARTS, NUM_ENGINES = 2, 2
-CPU = replace(rank_info(), timeout_s=60.0)
+CPU = replace(rank_info(), timeout_s=3600.0)
 GPU = replace(CPU, device="cuda")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 Form = Literal["table", "csv", "markdown"]
+Figure = Callable[[str, float | None], str]  # returns the value of a metric as text
 
 _EXAMPLES = """
 Examples:
@@ -103,7 +104,8 @@ def print_comparison(comparison: Comparison, changed: bool, form: Form) -> None:
         notice("the runs have the same settings")
     shown = [name for name in comparison.metrics if name.startswith("val-core/")]
     shown += [name for name in SHOWN_METRICS if name in comparison.metrics]
-    rows = [row for metric in shown for row in _metric_rows(comparison, metric, seeds)]
+    figure = _exact if form == "csv" else percent_or_number
+    rows = [row for metric in shown for row in _metric_rows(comparison, metric, seeds, figure)]
     if rows:
         if comparison.settings:
             stdout().print()
@@ -116,36 +118,47 @@ def print_comparison(comparison: Comparison, changed: bool, form: Form) -> None:
 
 def print_curves(comparison: Comparison, metrics: Sequence[str], form: Form) -> None:
     """Print one table per metric, with a row per step."""
-    names = _names(comparison)
+    names, figure = _names(comparison), _exact if form == "csv" else _rounded
     for metric in metrics:
         rows = [
-            [str(step), *("-" if value is None else f"{value:.5g}" for value in values)]
+            [str(step), *(figure(metric, value) for value in values)]
             for step, values in comparison.curves[metric].items()
         ]
         _print(table([metric, *names], rows, right=names), form)
 
 
-def _metric_rows(comparison: Comparison, metric: str, seeds: bool) -> list[list[str]]:
+def _exact(metric: str, value: float | None) -> str:  # noqa: ARG001
+    return "" if value is None else repr(value)
+
+
+def _rounded(metric: str, value: float | None) -> str:  # noqa: ARG001
+    return "-" if value is None else f"{value:.5g}"
+
+
+def _metric_rows(
+    comparison: Comparison, metric: str, seeds: bool, figure: Figure
+) -> list[list[str]]:
     row = comparison.metrics[metric]
     step = "-" if row.step is None else str(row.step)
-    rows = [[metric, "at step", step, *_figures(metric, row.at, seeds)]]
+    rows = [[metric, "at step", step, *_figures(metric, row.at, seeds, figure)]]
     if list(row.last) != list(row.at):
-        rows.append(["", "at the end", "", *_figures(metric, row.last, seeds)])
+        rows.append(["", "at the end", "", *_figures(metric, row.last, seeds, figure)])
     if metric.startswith(_WITH_BEST):
         steps = ["" if step is None else f" @{step}" for step in row.best_step]
-        best = [percent_or_number(metric, value) for value in row.best]
+        best = [figure(metric, value) for value in row.best]
         shown = list(map("".join, zip(best, steps, strict=True)))
-        rows.append(["", "best", "", *shown, *_figures(metric, row.best, seeds)[len(shown) :]])
+        spread = _figures(metric, row.best, seeds, figure)[len(shown) :]
+        rows.append(["", "best", "", *shown, *spread])
     return rows
 
 
-def _figures(metric: str, values: Sequence[float | None], seeds: bool) -> list[str]:
+def _figures(metric: str, values: Sequence[float | None], seeds: bool, figure: Figure) -> list[str]:
     """Return the values as text; with `seeds` also their mean and standard deviation."""
-    shown = [percent_or_number(metric, value) for value in values]
+    shown = [figure(metric, value) for value in values]
     known = [value for value in values if value is not None]
     if seeds:
         spread = [mean(known), stdev(known)] if len(known) > 1 else []
-        shown.append(" ± ".join(percent_or_number(metric, value) for value in spread) or "-")
+        shown.append(" ± ".join(figure(metric, value) for value in spread) or "-")
     return shown
 
 

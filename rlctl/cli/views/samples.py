@@ -51,7 +51,7 @@ def print_samples(
 
 def print_sample(sample: Sample, sought: str | None = None) -> None:
     """Print a sample, and an empty line."""
-    mark = ("right", "bold green") if sample.right else ("wrong", "bold red")
+    mark = (sample.verdict, "bold green" if sample.right else "bold red")
     parts = "".join(f"  {name} {value:g}" for name, value in sample.components.items())
     head = (
         f"  score {sample.score:g}{parts}  {plural(sample.length, 'token')}  {sample.finish}"

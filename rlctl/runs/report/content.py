@@ -234,6 +234,7 @@ def plain_sample(index: int, sample: Sample) -> dict[str, Any]:
         "truth": str(sample.ground_truth),
         "score": short(sample.score),
         "right": sample.right,
+        "verdict": sample.verdict,
         "components": {name: short(value) for name, value in sample.components.items()},
         "length": sample.length,
         "finish": sample.finish,

@@ -40,7 +40,7 @@ function sampleNode(sample, step, sought, asked, thumbnails) {
   const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${value}`).join("  ");
   const said = [`score ${sample.score}`, parts, `${sample.length} tokens`, `ended by ${sample.finish}`, sample.source, `step ${step}`,
                 `prompt ${sample.index + 1}`];
-  const head = el("div", { class: "head" }, el("b", {}, sample.right ? "right" : "wrong"),
+  const head = el("div", { class: "head" }, el("b", {}, sample.verdict),
                   ...said.filter(text => text).map(text => el("span", {}, text)));
   const node = el("article", { class: `sample ${sample.right ? "right" : "wrong"}` }, head);
   const texts = asked ? [] : [...turnsOf(sample.prompt).map(turn => [turn.who, turn.text]), ["truth", sample.truth]];

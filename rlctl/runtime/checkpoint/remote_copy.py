@@ -16,10 +16,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fsspec.implementations.local import LocalFileSystem
+
 from rlctl import storage
 from rlctl.errors import ConflictError, RlctlError
 from rlctl.files import step_name, step_of
 from rlctl.recipes import schema
+from rlctl.runs.naming import check_writable
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, RunDir
 from rlctl.runtime.checkpoint.store import (
@@ -183,14 +186,16 @@ class RemoteCopy:
 
 
 def check_remote_copy(mirror: str, project: str, name: str | None, run: Path | None) -> None:
-    """Check that the storage can be reached and has no other, or later, run of that name.
+    """Check that the storage can be written and has no other, or later, run of that name.
 
-    Raises `ConflictError`, and the errors of `storage.local`.
+    Raises ConflictError, ResourceError and the errors of `storage.local`.
     """
     with storage.explained(mirror):
         fs, root = storage.open_url(mirror)
         fs.invalidate_cache()
         fs.exists(root)
+        if isinstance(fs, LocalFileSystem):
+            check_writable(Path(root), "trainer.mirror", "the copy of the run")
         if name is None:
             return
         url = address(mirror, project, name)
@@ -199,10 +204,9 @@ def check_remote_copy(mirror: str, project: str, name: str | None, run: Path | N
         return
     local = RunRecord.read(run / RECORD_FILE) if run is not None else None
     if local is None or record.id != local.id:
+        message = f"trainer.mirror has a copy of another run named {name!r}"
         hint = f"another --name, or `rlctl resume {url}` to resume that one"
-        raise ConflictError(
-            f"trainer.mirror has a copy of another run named {name!r}", where=url, hint=hint
-        )
+        raise ConflictError(message, where=url, hint=hint)
     if record.attempts > local.attempts:
         raise ConflictError(
             f"{name!r} was resumed from its copy on {record.process.host}; the copy has attempt "

@@ -8,12 +8,13 @@ is tested with gloo; **it has not been run with NCCL.**
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -28,12 +29,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, BucketHeader, Part
-from rlctl.runtime.workers.store import (
-    connect_store,
-    listen,
-    open_store,
-    use_interface_to,
-)
+from rlctl.runtime.workers.store import connect_store, listen, open_store, use_interface_to
 
 _CONNECT_S = 60.0  # deadline for all members to connect
 _CHECK_S = 0.2  # between two looks at whether a member was lost
@@ -135,7 +131,9 @@ class WeightGroup:
             yield Bucket(BucketHeader.from_json(text), data[:data_size])
 
     def close(self) -> None:
-        """Leave the group, aborting transfers in progress."""
+        """Leave the group, aborting transfers in progress, and let the others leave it, too."""
+        with suppress(RuntimeError):  # the driver has closed the store
+            self.store.set(_BROKEN, "")
         self.group.abort()
 
     def _check_members(self, deadline: float) -> None:
@@ -167,6 +165,9 @@ class WeightGroup:
             work.wait()
         except RuntimeError as error:
             self.close()
+            if self.device != "cuda":
+                # Its destructor would wait for aborted calls, as long as they may last.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
             raise BrokenGroupError(str(error)) from error
 
 

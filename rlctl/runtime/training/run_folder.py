@@ -32,6 +32,8 @@ from rlctl.runtime.model.digest import model_hashes
 from rlctl.runtime.rewards.specs import code_hashes
 from rlctl.runtime.training.restore import ResumePoint
 
+_NAMES = ("trainer.experiment_name", "trainer.project_name")
+
 Hashes = Mapping[str, Mapping[str, str]]
 
 
@@ -173,16 +175,20 @@ def changed_keys(
     return list({change.key: change for change in reversed(found)}.values())[::-1]
 
 
-def refuse_drift(run: Path, differing: Sequence[Change], files: Sequence[str]) -> None:
-    """Raise `ConfigError` for config or files that changed, unless the change is harmless."""
-    hint = (
-        f"`rlctl resume {run.name} … --fork NAME` starts a new run from this state; "
-        "--force continues this one with the changes"
-    )
+def refuse_drift(run: Path, differing: Sequence[Change], files: Sequence[str], force: bool) -> None:
+    """Raise `ConfigError` for config or files that changed, unless the change is harmless.
+
+    With `force` only for another name, which the folder of the run would not have.
+    """
+    hint = f"`rlctl resume {run.name} … --fork NAME` starts a new run from this state"
+    if not force:
+        hint += "; --force continues this one with the changes"
     drift = [
-        f"{change} would change the run {run.name!r}" for change in differing if not change.free
+        f"{change} would change the run {run.name!r}"
+        for change in differing
+        if not change.free and (change.key in _NAMES or not force)
     ]
-    problems = [Problem(message) for message in [*drift, *files]]
+    problems = [Problem(message) for message in [*drift, *([] if force else files)]]
     if problems:
         raise ConfigError(*problems[:-1], Problem(problems[-1].message, hint=hint))
 

@@ -105,6 +105,7 @@ def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sampl
             pred=preds[i],
             episode=episodes[i],
             images=prompts[i][1],
+            failed=bool(scored.failed[i]),
         )
         for i, (row, score, length) in enumerate(
             zip(
