@@ -229,9 +229,9 @@ def test_runs_of_several_seeds_have_a_mean(tmp_path, capsys):
         "setting,seed-1,seed-2",
         "trainer.seed,1,2",
         "",
-        "metric,,step,seed-1,seed-2,mean ± std",
-        "critic/score/mean,at step,1,0.2,0.4,0.3 ± 0.141",
-        ",best,,0.2 @1,0.4 @1,0.3 ± 0.141",
+        "metric,,step,seed-1,seed-2,mean,std",
+        "critic/score/mean,at step,1,0.2,0.4,0.30000000000000004,0.1414213562373095",
+        ",best,,0.2 @1,0.4 @1,0.30000000000000004,0.1414213562373095",
     ]
 
 

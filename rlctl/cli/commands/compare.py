@@ -109,7 +109,7 @@ def print_comparison(comparison: Comparison, changed: bool, form: Form) -> None:
     if rows:
         if comparison.settings:
             stdout().print()
-        columns = [*names, *(["mean ± std"] if seeds else [])]
+        columns = [*names, *(["mean", "std"] if seeds else [])]
         _print(table(["metric", "", "step", *columns], rows, right=["step", *columns]), form)
     hidden = len(comparison.metrics) - len(shown)
     if hidden:
@@ -157,8 +157,8 @@ def _figures(metric: str, values: Sequence[float | None], seeds: bool, figure: F
     shown = [figure(metric, value) for value in values]
     known = [value for value in values if value is not None]
     if seeds:
-        spread = [mean(known), stdev(known)] if len(known) > 1 else []
-        shown.append(" ± ".join(figure(metric, value) for value in spread) or "-")
+        spread = [mean(known), stdev(known)] if len(known) > 1 else [None, None]
+        shown += [figure(metric, value) for value in spread]
     return shown
 
 
