@@ -18,8 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.results import record_rows
 from benchmarks.table import Row, parse_arguments, show
-from rlctl.runtime.cluster.weight_group import POLLS_S, WeightGroup
 from rlctl.runtime.rollout import weight_sync
+from rlctl.runtime.rollout.weight_group import POLLS_S, WeightGroup
 from rlctl.runtime.rollout.weight_sync import Bucket, Part, to_buckets
 
 QWEN2_5 = {"vocab_size": 152_064, "tie_word_embeddings": False, "num_key_value_heads": 4}

@@ -16,9 +16,9 @@ from benchmarks.gpu.machine import synchronize
 from benchmarks.gpu.recorder import Recorder, Settings, reason
 from benchmarks.gpu.work import rank_info
 from rlctl.recipes.compose import compose
-from rlctl.runtime.cluster.weight_group import Broadcast, GroupAddress, WeightGroup
+from rlctl.runtime.rollout.store import listen, open_store
+from rlctl.runtime.rollout.weight_group import Broadcast, GroupAddress, WeightGroup
 from rlctl.runtime.rollout.weight_sync import WHOLE, bucket_bytes, to_buckets, whole
-from rlctl.runtime.workers.store import listen, open_store
 
 _HOST = "127.0.0.1"
 _REPLY_S = 90.0

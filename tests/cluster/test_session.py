@@ -32,8 +32,8 @@ from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.session import _options, ray_session
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.store import use_interface_to
 from rlctl.runtime.workers.process import Process
-from rlctl.runtime.workers.store import use_interface_to
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.processes import words_of
 

@@ -26,8 +26,8 @@ from rlctl.runtime.cluster import membership
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
-from rlctl.runtime.cluster.weight_group import WeightGroup
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.rollout.weight_group import WeightGroup
 from rlctl.runtime.rollout.weight_sync import Bucket, Part, to_buckets
 from rlctl.runtime.workers import actor
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
@@ -42,7 +42,7 @@ from tests.warm_workers import warm_workers
 # during a weight sync in a group, or does not start ("full").
 ENGINE = '''
 import os, pathlib, signal, time
-from rlctl.runtime.cluster.weight_group import WeightGroup
+from rlctl.runtime.rollout.weight_group import WeightGroup
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.weight_sync import Bucket
 from rlctl.runtime.workers import rollout

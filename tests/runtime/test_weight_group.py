@@ -16,16 +16,16 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.cluster import weight_group
-from rlctl.runtime.cluster.weight_group import (
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout import weight_group
+from rlctl.runtime.rollout.store import listen, open_store
+from rlctl.runtime.rollout.weight_group import (
     Broadcast,
     BrokenGroupError,
     GroupAddress,
     WeightGroup,
 )
-from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, Part, to_buckets, uses_host_memory
-from rlctl.runtime.workers.store import listen, open_store
 from tests.distributed.ranks import rank_info
 from tests.fake_nccl import FakeNCCL
 from tests.runtime.test_weights import num_bytes, parameters
@@ -138,7 +138,7 @@ def test_all_leave_a_group_that_is_dissolved(store: TCPStore) -> None:
     with ThreadPoolExecutor(3) as executor:
         waiting = [executor.submit(send, address, 0, CPU)]
         waiting += [executor.submit(receive, address, number, CPU) for number in range(2)]
-        store.set(weight_group._BROKEN, "")
+        store.set(weight_group.BROKEN, "")
         for member in waiting:
             with pytest.raises(BrokenGroupError, match="another member of the group was lost"):
                 member.result(timeout=600)
@@ -148,7 +148,7 @@ def test_all_leave_a_group_that_is_dissolved(store: TCPStore) -> None:
 def test_waiting_for_an_absent_member_has_a_deadline(
     where: RankInfo, store: TCPStore, nccl: type[FakeNCCL], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_group, "_CONNECT_S", 0.5)
+    monkeypatch.setattr(weight_group, "CONNECT_S", 0.5)
     with pytest.raises(BrokenGroupError, match="no group could be formed"):
         WeightGroup(GroupAddress("127.0.0.1", store.port, 1), WHOLE, where)
 

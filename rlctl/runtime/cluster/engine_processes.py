@@ -24,14 +24,14 @@ from rlctl.runtime.cluster.pool import (
     request_group,
     wait_for_groups,
 )
-from rlctl.runtime.cluster.weight_group import (
+from rlctl.runtime.rollout.sampling_params import max_in_flight
+from rlctl.runtime.rollout.weight_group import (
     Broadcast,
     BrokenGroupError,
     GroupAddress,
     join_group,
     leave_group,
 )
-from rlctl.runtime.rollout.sampling_params import max_in_flight
 from rlctl.runtime.rollout.weight_sync import Bucket
 from rlctl.runtime.workers.process import Process
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker

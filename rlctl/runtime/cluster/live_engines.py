@@ -16,12 +16,13 @@ from rlctl.errors import InternalError, RlctlError
 from rlctl.runtime.cluster.channels import PublishedWeights, PublishingChannel
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
 from rlctl.runtime.cluster.engines import Engine, Request, failure_reason
+from rlctl.runtime.cluster.group_host import GroupHost
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import gather, nodes_of
 from rlctl.runtime.cluster.rolling import RollingUpdate, is_stale
-from rlctl.runtime.cluster.weight_group import GroupChannel, GroupHost
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.rollout.requests import Request as TurnRequest
+from rlctl.runtime.rollout.weight_group import GroupChannel
 from rlctl.runtime.rollout.weight_sync import WeightChannel, uses_host_memory
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event

@@ -26,9 +26,9 @@ from rlctl.runtime.batch.stored import PackedRows, detach
 from rlctl.runtime.model.compiled import enable_compiler
 from rlctl.runtime.model.kernels import use_flash_attention_3
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.store import connect_store, listen, open_store, use_interface_to
 from rlctl.runtime.workers.process_memory import PEAK, keep_freed_memory, use_expandable_segments
 from rlctl.runtime.workers.rng import seed_all
-from rlctl.runtime.workers.store import connect_store, listen, open_store, use_interface_to
 from rlctl.runtime.workers.trace import Trace, TraceSpec
 
 _LOOPBACK = "127.0.0.1"

@@ -10,32 +10,28 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import ray
 import torch
 import torch.distributed as dist
-from ray.exceptions import RayError
 from torch import Tensor
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.store import connect_store, use_interface_to
 from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, BucketHeader, Part
-from rlctl.runtime.workers.store import connect_store, listen, open_store, use_interface_to
 
-_CONNECT_S = 60.0  # deadline for all members to connect
-_CHECK_S = 0.2  # between two looks at whether a member was lost
+CONNECT_S = 60.0  # deadline for all members to connect
+CHECK_S = 0.2  # between two looks at whether a member was lost
 # Pauses before looks at whether a broadcast is over; the last one repeats.
 POLLS_S = (2e-5, 5e-5, *(1e-4,) * 4, *(2e-4,) * 4, 5e-4, 1e-3)
-_BROKEN, _NUM_PARTS = "broken", "num-parts"  # keys of the store
+BROKEN, _NUM_PARTS = "broken", "num-parts"  # keys of the store
 _END = -1  # in place of a header's size
 
 
@@ -65,7 +61,7 @@ class WeightGroup:
         try:
             use_interface_to(address.host)
             self.store = connect_store(
-                address.host, address.port, address.num_engines + 1, timedelta(seconds=_CONNECT_S)
+                address.host, address.port, address.num_engines + 1, timedelta(seconds=CONNECT_S)
             )
             if isinstance(member, Part):
                 self.store.set(_NUM_PARTS, str(member.count))
@@ -79,14 +75,12 @@ class WeightGroup:
         timeout = timedelta(seconds=self.timeout_s)
         # Neither backend looks for a lost member while it connects.
         self.store.set(f"member-{rank}", "")
-        deadline = time.monotonic() + _CONNECT_S
+        deadline = time.monotonic() + CONNECT_S
         while not self.store.check([f"member-{other}" for other in range(size)]):
             self._check_members(deadline)
             time.sleep(1e-2)
         if self.device != "cuda":
-            group: Any = dist.ProcessGroupGloo(
-                self.store, rank, size, timedelta(seconds=_CONNECT_S)
-            )
+            group: Any = dist.ProcessGroupGloo(self.store, rank, size, timedelta(seconds=CONNECT_S))
             group.set_timeout(timeout)
             return group
         with _no_nccl_abort():
@@ -133,11 +127,11 @@ class WeightGroup:
     def close(self) -> None:
         """Leave the group, aborting transfers in progress, and let the others leave it, too."""
         with suppress(RuntimeError):  # the driver has closed the store
-            self.store.set(_BROKEN, "")
+            self.store.set(BROKEN, "")
         self.group.abort()
 
     def _check_members(self, deadline: float) -> None:
-        if time.monotonic() > deadline or self.store.check([_BROKEN]):
+        if time.monotonic() > deadline or self.store.check([BROKEN]):
             raise RuntimeError("another member of the group was lost or is late")
 
     def _broadcast(self, data: Tensor, source: int) -> None:
@@ -159,7 +153,7 @@ class WeightGroup:
             while not work.is_completed():
                 time.sleep(next(pauses, POLLS_S[-1]))
                 now = time.monotonic()
-                if now > checked + _CHECK_S:
+                if now > checked + CHECK_S:
                     checked = now
                     self._check_members(deadline)
             work.wait()
@@ -230,57 +224,6 @@ class Broadcast:
                     yield message
                 else:
                     self.version = message
-
-
-class GroupHost:
-    """Driver's end: the store of a group, which lasts while the same engines are members."""
-
-    def __init__(self) -> None:
-        self._store: TCPStore | None = None
-        self._address = GroupAddress("", 0, 0)
-        self._members: list[Any] = []
-
-    def address_for(self, engines: Sequence[Any]) -> GroupAddress:
-        """Return the address of the group of `engines` (Ray handles), the last one if possible."""
-        members = [engine._actor_id for engine in engines]  # a restarted engine has another one
-        if self._store is None or members != self._members:
-            self.dissolve()
-            host = ray.util.get_node_ip_address()
-            listener = listen(host, len(members) + 1)
-            self._store = open_store(listener, len(members) + 1, timedelta(seconds=_CONNECT_S))
-            self._address = GroupAddress(host, self._store.port, len(members))
-            self._members = members
-        return self._address
-
-    def dissolve(self) -> None:
-        """Let all members leave the group."""
-        if self._store is not None:
-            self._store.set(_BROKEN, "")
-            self._members = []
-
-    @contextmanager
-    def watch(self, calls: Sequence[ray.ObjectRef]) -> Iterator[None]:
-        """Dissolve the group when one of the engines' `calls` fails or returns False."""
-        ended = threading.Event()
-
-        def look() -> None:
-            while not ended.wait(_CHECK_S):
-                for call in ray.wait([*calls], num_returns=len(calls), timeout=0)[0]:
-                    try:
-                        lost = not ray.get(call)
-                    except RayError:  # the caller reports it
-                        lost = True
-                    if lost:
-                        self.dissolve()
-                        return
-
-        thread = threading.Thread(target=look, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
 
 
 @contextmanager

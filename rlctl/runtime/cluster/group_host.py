@@ -1,0 +1,67 @@
+"""Driver's end of the process group in which engines get weights."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from rlctl.runtime.rollout.store import listen, open_store
+from rlctl.runtime.rollout.weight_group import BROKEN, CHECK_S, CONNECT_S, GroupAddress
+
+
+class GroupHost:
+    """Store of a group, which lasts while the same engines are members."""
+
+    def __init__(self) -> None:
+        self._store: TCPStore | None = None
+        self._address = GroupAddress("", 0, 0)
+        self._members: list[Any] = []
+
+    def address_for(self, engines: Sequence[Any]) -> GroupAddress:
+        """Return the address of the group of `engines` (Ray handles), the last one if possible."""
+        members = [engine._actor_id for engine in engines]  # a restarted engine has another one
+        if self._store is None or members != self._members:
+            self.dissolve()
+            host = ray.util.get_node_ip_address()
+            listener = listen(host, len(members) + 1)
+            self._store = open_store(listener, len(members) + 1, timedelta(seconds=CONNECT_S))
+            self._address = GroupAddress(host, self._store.port, len(members))
+            self._members = members
+        return self._address
+
+    def dissolve(self) -> None:
+        """Let all members leave the group."""
+        if self._store is not None:
+            self._store.set(BROKEN, "")
+            self._members = []
+
+    @contextmanager
+    def watch(self, calls: Sequence[ray.ObjectRef]) -> Iterator[None]:
+        """Dissolve the group when one of the engines' `calls` fails or returns False."""
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(CHECK_S):
+                for call in ray.wait([*calls], num_returns=len(calls), timeout=0)[0]:
+                    try:
+                        lost = not ray.get(call)
+                    except RayError:  # the caller reports it
+                        lost = True
+                    if lost:
+                        self.dissolve()
+                        return
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
