@@ -214,8 +214,8 @@ def _open_ray_pools(
             (size // trainer.nnodes,) * trainer.nnodes if is_spread else (),
         )
         if name == plan.rollout_pool:
-            tensor = plan.config.actor_rollout_ref.rollout.tensor_model_parallel_size
-            pool = engines = EnginePool(spec, trainer.timeouts.rollout_restart_s, event, tensor)
+            limit, bundles = trainer.timeouts.rollout_restart_s, plan.engine_bundles
+            pool = engines = EnginePool(spec, limit, event, bundles)
             stack.callback(engines.end_changes)
         elif name == JUDGE_POOL:
             pool = judges = RayPool(spec)

@@ -22,6 +22,7 @@ class RankInfo:
     log_path: Path | None  # stdout and stderr are redirected there; None: not redirected
     seed: int = 0  # global seed of the process is seed + rank
     access: Access = "owner"  # users who can read the files of a process with a log of its own
+    host: str = ""  # address at which the other processes reach this one, once they are connected
 
 
 def process_resources(device: str, fraction: float) -> dict[str, float]:

@@ -16,18 +16,29 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import ray
+import torch
 from ray.cluster_utils import Cluster
 
+from rlctl.recipes.compose import compose
+from rlctl.runtime.batch import Prompts, Ragged
+from rlctl.runtime.cluster.engine_group import EnginePool
+from rlctl.runtime.cluster.pool import PoolSpec
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.rollout.weight_sync import WHOLE, WeightChannel, to_buckets, whole
+from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.workers import ResourcePool, Worker, dispatch, session, spawn
+from tests.distributed.ranks import rank_info
 from tests.e2e.command import environment, metrics, rlctl
 from tests.e2e.conftest import small, write_shelf
 from tests.forks import ONE_MACHINE, read_ray_variables
+from tests.models import tiny_model, write_tiny_model
 from tests.ports import free_port
 from tests.progress import wait_until
 
@@ -98,6 +109,46 @@ def test_a_program_places_processes_on_each_node(address: str) -> None:
         ids = spawn(Where, pool).node()
         assert len(set(ids)) == 2
         assert [node[:8] for node in ids] == [node.split()[1] for node in pool.nodes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["object_store", "gloo"])
+def test_an_engine_is_divided_over_both_nodes(address: str, tmp_path: Path, backend: str) -> None:
+    """It gets weights and generates; when one of its processes is lost, all are started again."""
+    model = write_tiny_model(tmp_path / "model")
+    way = f"actor_rollout_ref.rollout.checkpoint_engine.backend={backend}"
+    config = compose("grpo", [f"actor_rollout_ref.model.path={model}", way]).config
+    policy, events = config.actor_rollout_ref, list[str]()
+    rollout = RolloutSpec(policy.model, SamplingConfig(policy.rollout, 12, (2,)), 40, seed=1)
+    where = replace(rank_info(), log_path=tmp_path / "engines.log")
+    spec = PoolSpec("engines", 2, where, 90.0, 60.0, False, 1.0)
+    rows = Ragged.from_rows([torch.arange(5, 5 + length) for length in (3, 9, 6)])
+    prompts = Prompts(rows, torch.arange(3), [])
+    with session(address):
+        pool = EnginePool(spec, 300.0, lambda kind, **_: events.append(kind), (1, 1))
+        engines = pool.spawn(rollout)
+        engines.wait()
+        [place] = pool.nodes
+        assert len(place.split(", ")) == 2
+        engines.update_weights(_send_weights)
+        rollouts = engines.generate_sequences(prompts, seed=3)
+        ray.kill(pool.engines.engines[0].followers[0])
+        again = engines.generate_sequences(prompts, seed=3)
+        pool.close()
+    assert events == ["engine_lost", "engine_restarted"]
+    assert torch.equal(rollouts.rollout_log_probs.values, again.rollout_log_probs.values)
+    ids = torch.cat([rows.rows()[0], rollouts.response_ids.rows()[0]])
+    with torch.no_grad():
+        logits = tiny_model(seed=5, vocab_size=259)(ids[None]).logits[0, 2:-1]
+    found = logits.log_softmax(-1).gather(1, ids[3:, None])[:, 0]
+    torch.testing.assert_close(rollouts.rollout_log_probs.rows()[0], found, atol=1e-4, rtol=0)
+
+
+def _send_weights(channel: WeightChannel[Any]) -> list[Any]:
+    weights = whole(tiny_model(seed=5, vocab_size=259).named_parameters())
+    for bucket in to_buckets(weights, WHOLE, torch.float32, 2**16):
+        channel.send(bucket)
+    return [channel.close(1)]
 
 
 @pytest.mark.soak

@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.e2e.command import TIMEOUT_S, environment
+from tests.e2e.command import TIMEOUT_S, environment, metrics, wait_for_steps
 from tests.e2e.conftest import small, write_shelf
+from tests.e2e.killed_runs import events
 from tests.progress import wait_until
 
 pytestmark = [pytest.mark.soak, pytest.mark.slow]
@@ -159,7 +161,7 @@ def write_files(machines: list[Machine]) -> None:
             shutil.copy(folder / name, f"/proc/{machines[0].anchor.pid}/root{machines[0].folder}")
 
 
-def settings(machine: Machine, steps: int) -> list[str]:
+def settings(machine: Machine, steps: int, root: Path | None = None) -> list[str]:
     return [
         *small(machine.folder),
         *("data.train_batch_size=4", "actor_rollout_ref.rollout.n=2"),
@@ -167,7 +169,7 @@ def settings(machine: Machine, steps: int) -> list[str]:
         "trainer.val_before_train=false",
         "trainer.project_name=two",
         "trainer.save_freq=1",
-        f"trainer.run_dir={machine.folder}/runs",
+        f"trainer.run_dir={root or machine.folder}/runs",
         f"ray_kwargs.ray_init.address={machine.address}:6379",
     ]
 
@@ -207,6 +209,44 @@ def test_ranks_without_a_common_folder_are_refused(machines: list[Machine]) -> N
     wide = ["trainer.nnodes=2", "trainer.n_gpus_per_node=1"]
     text = head.run("rlctl", "train", "grpo", "--name", "wide", *settings(head, 1), *wide, code=3)
     assert "trainer.run_dir" in text
+
+
+@pytest.mark.extra("vllm")
+@pytest.mark.parametrize("backend", ["object_store", "gloo"])
+def test_an_engine_is_divided_over_the_machines(
+    machines: list[Machine], backend: str, tmp_path: Path
+) -> None:
+    """Both machines see the folder of the run. The loss of a process does not end it."""
+    head, _ = machines
+    rollout = "actor_rollout_ref.rollout"
+    wide = [
+        *("trainer.nnodes=2", *ENGINES_AWAY, f"{rollout}.name=vllm"),
+        f"{rollout}.tensor_model_parallel_size=2",
+        f"{rollout}.checkpoint_engine.backend={backend}",
+    ]
+    process = head.start(
+        "rlctl", "train", "grpo", "--name", "a", *settings(head, 6, tmp_path), *wide
+    )
+    run = tmp_path / "runs" / "two" / "a"
+    wait_for_steps(process, run, 2)
+    log = run / "attempts" / "1" / "engines-0-rank-1.log"
+    second = next(each for each in psutil.process_iter() if has_open(each, log))
+    second.kill()
+    text, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, text
+    [placed] = events(run, "placed")
+    [engine] = placed["engines"]
+    assert len(engine.split(", ")) == 2
+    assert [event["node"] for event in events(run, "engine_restarted")] == [engine]
+    rows = metrics(run)
+    assert len(rows) == 6
+    assert max(row["training/rollout_probs_diff_max"] for row in rows) < 1e-4
+
+
+def has_open(process: psutil.Process, file: Path) -> bool:
+    with suppress(psutil.Error):
+        return str(file) in [each.path for each in process.open_files()]
+    return False
 
 
 def test_a_run_that_loses_a_machine_goes_on_and_is_stopped(machines: list[Machine]) -> None:

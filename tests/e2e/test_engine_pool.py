@@ -75,6 +75,21 @@ def test_invalid_engine_pools_are_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.extra("vllm")
+@pytest.mark.parametrize(("size", "where"), [(2, ""), (4, " on 2 nodes")])
+def test_dry_run_shows_the_nodes_of_an_engine(
+    settings: list[str], capsys: pytest.CaptureFixture[str], size: int, where: str
+) -> None:
+    wide = ["trainer.nnodes=2", "trainer.placement.pools={main: 1, engines: 2}"]
+    rollout = "actor_rollout_ref.rollout"
+    engines = [f"{rollout}.name=vllm", f"{rollout}.tensor_model_parallel_size={size}"]
+    words = ["train", "grpo", "--dry-run", "--json", *settings, SEPARATE[0], *wide, *engines]
+    assert main([*words, f"{rollout}.n=2"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    [engine] = [placed for placed in planned["placement"] if placed["role"] == "rollout"]
+    assert engine["strategy"] == f"{4 // size} engines of {size} processes each{where}"
+
+
 def test_dry_run_shows_the_engines(settings: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "grpo", "--dry-run", "--json", *settings, *SEPARATE]
     assert main([*words, "actor_rollout_ref.rollout.n=2"]) == 0

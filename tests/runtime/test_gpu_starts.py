@@ -170,6 +170,12 @@ ACTOR = "actor_rollout_ref.actor.fsdp_config"
             ["actor_rollout_ref.rollout.tensor_model_parallel_size=3"],
             ["actor_rollout_ref.rollout.tensor_model_parallel_size"],
         ),
+        (4, ["actor_rollout_ref.rollout.tensor_model_parallel_size=16"], []),
+        (
+            3,
+            ["actor_rollout_ref.rollout.tensor_model_parallel_size=12"],
+            ["actor_rollout_ref.rollout.tensor_model_parallel_size"],
+        ),
     ],
 )
 def test_no_group_of_ranks_straddles_a_node(

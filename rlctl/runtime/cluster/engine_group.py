@@ -162,13 +162,17 @@ class EngineGroup(LiveEngines):
 
 
 class EnginePool:
-    """Pool of rollout engines, each on `devices` of one node."""
+    """Pool of rollout engines, each in processes in the same `bundles`, one bundle for a node."""
 
     def __init__(
-        self, spec: PoolSpec, restart_timeout_s: float, event: Event, devices: int = 1
+        self,
+        spec: PoolSpec,
+        restart_timeout_s: float,
+        event: Event,
+        bundles: Sequence[int] = (1,),
     ) -> None:
         self.name = spec.name
-        self.engines = EngineProcesses(spec, restart_timeout_s, devices)
+        self.engines = EngineProcesses(spec, restart_timeout_s, bundles)
         self.event = event
         self._membership: Membership | None = None
 
@@ -191,7 +195,7 @@ class EnginePool:
 
     @property
     def nodes(self) -> list[str]:
-        """The machine of each engine."""
+        """The machines of each engine."""
         return [engine.node for engine in self.engines.engines]
 
     def close(self) -> None:

@@ -75,6 +75,10 @@ class EngineProcess(Process):
         """Make the calls of rank 0 of the engine, as another rank of it."""
         self.workers[ROLLOUT.name].follow()
 
+    def node_address(self) -> str:
+        """Return an address for the process group at which other nodes reach this one."""
+        return self.address(ray.util.get_node_ip_address())
+
     def watch(self, following: list[ray.ObjectRef]) -> None:
         """Exit soon after one of the other ranks has ended, for which NCCL would wait."""
         threading.Thread(target=_exit_after, args=(following,), daemon=True).start()
@@ -105,15 +109,18 @@ def _exit_after(following: list[ray.ObjectRef]) -> None:
 class EngineProcesses:
     """Engine slots of a pool and their processes. `EngineGroup` distributes the work.
 
-    Each engine has `devices` of one node.
+    Each engine has a process for each device, in `bundles` of as many as given; a bundle is on one
+    node, and Ray places those of an engine on as few nodes as it can.
 
     Only `join` may be called by another thread than that of the group.
     """
 
-    def __init__(self, spec: PoolSpec, restart_timeout_s: float, devices: int = 1) -> None:
-        self.spec, self.devices = spec, devices
+    def __init__(
+        self, spec: PoolSpec, restart_timeout_s: float, bundles: Sequence[int] = (1,)
+    ) -> None:
+        self.spec, self.bundles, self.devices = spec, bundles, sum(bundles)
         self.restart_timeout_s = restart_timeout_s  # for one to be ready again when all are down
-        self.num_configured = spec.num_processes // devices
+        self.num_configured = spec.num_processes // self.devices
         self.joined: deque[Engine] = deque()  # not in `engines` yet
         # One group for each, so that a drained engine releases its devices.
         groups = [self.request_devices() for _ in range(self.num_configured)]
@@ -128,15 +135,24 @@ class EngineProcesses:
 
     def request_devices(self) -> PlacementGroup:
         """Ask for the devices of another engine, without waiting for them."""
-        return request_group(self.spec, (self.devices,))
+        return request_group(self.spec, self.bundles)
+
+    def finish_start(self, engine: Engine) -> None:
+        """Note that an engine is built, and where: Ray replaces nodes that are lost."""
+        engine.start_result = None
+        if engine.group is not None:
+            engine.node = _nodes_of(engine.group)
 
     def start(self, engine: Engine, spec: RolloutSpec) -> None:
         """Start the engine's processes and build their workers, asynchronously."""
         spec = replace(spec, number=engine.number) if engine.url is None else spec.at(engine.url)
-        leader, *followers = [self._process(engine, rank, spec) for rank in range(self.devices)]
+        bundles = [index for index, size in enumerate(self.bundles) for _ in range(size)]
+        leader, *followers = [
+            self._process(engine, rank, bundle, spec) for rank, bundle in enumerate(bundles)
+        ]
         engine.handle, engine.followers = leader, followers
         if followers:
-            address = leader.address.remote()
+            address = (leader.address if len(self.bundles) == 1 else leader.node_address).remote()
             for process in (leader, *followers):
                 process.join.remote(address)
         built = [
@@ -149,15 +165,15 @@ class EngineProcesses:
         engine.start_result = built[-1]
         engine.started_at, engine.version = time.monotonic(), -1
 
-    def _process(self, engine: Engine, rank: int, spec: RolloutSpec) -> Any:
-        """Start the process of one rank of an engine."""
+    def _process(self, engine: Engine, rank: int, bundle: int, spec: RolloutSpec) -> Any:
+        """Start the process of one rank of an engine in a bundle of its group."""
         log = engine.logs[rank] if engine.logs else None
         rank_info = replace(self.spec.rank_info, rank=rank, world_size=self.devices, log_path=log)
         remote: Any = ray.remote  # Ray's stubs lack `concurrency_groups`
         generate = max_in_flight(spec.sampling.rollout, rank_info.device)
         process = remote(concurrency_groups={GENERATE: generate})(EngineProcess)
         assert engine.group is not None
-        options = process_options(self.spec, engine.group, engine.number, bundle=0)
+        options = process_options(self.spec, engine.group, engine.number, bundle)
         return process.options(**options).remote(rank_info)
 
     def stop(self, engine: Engine) -> None:
@@ -218,4 +234,8 @@ class EngineProcesses:
         log, name = self.spec.rank_info.log_path, f"{self.spec.name}-{number}"
         names = [f"{name}.log", *(f"{name}-rank-{rank}.log" for rank in range(1, self.devices))]
         logs = [log.with_name(name) for name in names] if log else []
-        return Engine(number, logs, group, nodes_of(group)[0])
+        return Engine(number, logs, group, _nodes_of(group))
+
+
+def _nodes_of(group: PlacementGroup) -> str:
+    return ", ".join(dict.fromkeys(nodes_of(group)))

@@ -39,7 +39,7 @@ class Engine:
     number: int
     logs: Sequence[Path]  # of its processes; none: they write to this terminal
     group: PlacementGroup | None = None  # its devices
-    node: str = ""
+    node: str = ""  # or nodes
     handle: Any = None  # of the process that gets its calls
     followers: Sequence[Any] = ()  # processes of its other devices
     following: Sequence[ray.ObjectRef] = ()  # their calls, which last as long as they live

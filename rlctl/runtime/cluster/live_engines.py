@@ -70,7 +70,7 @@ class LiveEngines:
         ]
         gather(starting, "building the rollout engines", pool.spec.start_timeout_s, pool.tail)
         for engine in pool.engines:
-            engine.start_result = None
+            pool.finish_start(engine)
 
     def mark_stale(self) -> None:
         """Require `update_weights` before the next `generate_sequences`: the policy changes."""
@@ -134,7 +134,7 @@ class LiveEngines:
             elif ray.wait([engine.start_result], timeout=0)[0]:
                 reason = failure_reason(engine.start_result, raise_rlctl_errors=False)
                 if reason is None:
-                    engine.start_result = None
+                    self.pool.finish_start(engine)
                     seconds = round(now - engine.started_at, 1)
                     kind = "engine_added" if engine.joining else "engine_restarted"
                     engine.joining = False

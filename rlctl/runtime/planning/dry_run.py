@@ -219,6 +219,8 @@ def _placement(plan: Plan) -> list[Placed]:
             strategy = "an engine in each process"
             if size > 1:
                 strategy = f"{ranks // size} engines of {size} processes each"
+                nodes = len(plan.engine_bundles)
+                strategy += f" on {nodes} nodes" if nodes > 1 else ""
         else:
             strategy = "fsdp2" if planned.storage.wrapped else "unsharded: one rank, one precision"
             fsdp = planned.role.fsdp(plan.config)

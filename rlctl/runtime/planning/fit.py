@@ -179,13 +179,14 @@ class Search:
                     yield settings | {_UTILIZATION: share}
 
     def _engine_ranks(self, mesh: Mesh) -> list[int]:
-        """Return the numbers of ranks that may share an engine: they divide a node and heads."""
+        """Return the numbers of ranks that may share an engine and its heads, on whole nodes."""
         if _TENSOR in self.fixed:
             return [self.config.actor_rollout_ref.rollout.tensor_model_parallel_size]
         text = read_model_config(ACTOR.model(self.config), ACTOR.model_key).get_text_config()
         heads = getattr(text, "num_attention_heads", None) or 1
         heads = math.gcd(heads, getattr(text, "num_key_value_heads", None) or heads)
-        return divisors(math.gcd(mesh.per_node, heads))
+        node, every = mesh.per_node, divisors(math.gcd(mesh.devices, heads))
+        return [ranks for ranks in every if node % ranks == 0 or ranks % node == 0]
 
     def with_rows(self, fit: Fit, rows: int) -> Fit:
         """Return the fit with another number of rows in a micro-batch."""

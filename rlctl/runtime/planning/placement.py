@@ -80,7 +80,7 @@ def _check_nodes(
 ) -> list[Problem]:
     """Return a problem for each size with which groups of adjacent ranks straddle a node.
 
-    A copy of the parameters may take several whole nodes.
+    A copy of the parameters, and an engine, may take several whole nodes.
     """
     if devices.num_nodes == 1:
         return []
@@ -99,15 +99,17 @@ def _check_nodes(
     if pool is not None and pool in sizes:
         tensor = config.actor_rollout_ref.rollout.tensor_model_parallel_size
         group = "engine", tensor, tensor, sizes[pool]
-        keys.setdefault(group, f"{ROLLOUT.section}.{_TENSOR}")
+        if tensor % sizes[pool]:
+            keys.setdefault(group, f"{ROLLOUT.section}.{_TENSOR}")
     return [
         Problem(
             f"{key}={size} gives groups of {width} ranks, which nodes with {number} processes of "
             "the pool would divide",
             where=key,
-            hint=f"groups of {', '.join(map(str, divisors(number)))} ranks stay on their node",
+            hint=f"groups of {', '.join(map(str, divisors(number)))} ranks stay on their node"
+            + (f", and {2 * number} are those of two nodes" if kind == "engine" else ""),
         )
-        for (_, size, width, number), key in keys.items()
+        for (kind, size, width, number), key in keys.items()
         if number % width
     ]
 

@@ -61,6 +61,14 @@ class Plan:
         return pool_sizes(self.config, self.devices, self.algorithm.needs)
 
     @property
+    def engine_bundles(self) -> tuple[int, ...]:
+        """Devices of an engine of the pool on each of its nodes: on one, or all of several."""
+        assert self.rollout_pool is not None
+        size = self.config.actor_rollout_ref.rollout.tensor_model_parallel_size
+        on_node = min(size, self.pool_sizes[self.rollout_pool] // self.devices.num_nodes)
+        return (on_node,) * (size // on_node)
+
+    @property
     def data_sources(self) -> list[str]:
         """Data sources of the rows that reward functions score."""
         return scored_sources(self.config, (row.data_source for row in self.scored_rows))

@@ -37,18 +37,19 @@ def connect_store(host: str, port: int, world_size: int, timeout: timedelta) -> 
     )
 
 
-def use_interface_to(host: str) -> None:
+def use_interface_to(host: str) -> str:
     """Let gloo in this process use the network interface that leads to `host`, unless one is set.
 
     Its own choice is that of the machine's name, which often is the loopback interface or unknown.
+    Returns the address of this machine on that interface.
     """
-    if os.environ.get("GLOO_SOCKET_IFNAME") or sys.platform != "linux":
-        return
     family, kind, *_, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # of a datagram socket: sends nothing
         local = probe.getsockname()[0]
+    if os.environ.get("GLOO_SOCKET_IFNAME") or sys.platform != "linux":
+        return local
     for name, addresses in psutil.net_if_addrs().items():
         if local in [one.address.partition("%")[0] for one in addresses]:
             os.environ["GLOO_SOCKET_IFNAME"] = name
-            return
+    return local

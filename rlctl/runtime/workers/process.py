@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class Process:
             backend = "cuda:nccl,cpu:gloo" if rank_info.device == "cuda" else "gloo"
             timeout = timedelta(seconds=rank_info.timeout_s)
             host, _, port = address.rpartition(":")
-            use_interface_to(host)
+            self.rank_info = replace(rank_info, host=use_interface_to(host))
             if listener is None:
                 store = connect_store(host, int(port), rank_info.world_size, timeout)
             else:

@@ -60,6 +60,7 @@ _REFUSALS = (
 # vLLM adds a token to their windows, and transformers does not.
 _WIDER_WINDOWS = ("cohere2", "cohere2_moe")
 _TOKENS_PER_PASS = 8192  # on a CPU
+_SHARED_MEMORY = Path("/dev/shm")
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run in this process: faster start, no serialization
@@ -71,6 +72,8 @@ _ENVIRONMENT = {
 def prepare(spec: EngineSpec) -> None:
     """Import vLLM and patch it for this process."""
     os.environ.update(_ENVIRONMENT)
+    if spec.rank_info.host:  # else vLLM looks for a way to the internet
+        os.environ.setdefault("VLLM_HOST_IP", spec.rank_info.host)
     on_cpu = spec.rank_info.device == "cpu"
     if on_cpu:
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # the engine compiles nothing on a CPU
@@ -208,15 +211,19 @@ def _allowed_bytes(spec: EngineSpec) -> int:
 
 
 def _executor(spec: EngineSpec) -> type:
-    """Return vLLM's executor class for ranks that exist already, in the actor's process group.
+    """Return vLLM's executor class for ranks that exist already, in their process group.
 
-    Consecutive ranks share an engine.
+    Consecutive ranks share an engine. On CPUs they exchange tensors in shared memory if all of them
+    have the same name for it.
     """
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
     name = [os.urandom(8).hex()]
-    dist.broadcast_object_list(name, src=0)  # names the shared memory of the ranks
+    dist.broadcast_object_list(name, src=0)
     rank_info = spec.rank_info
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    if rank_info.device == "cpu" and boot.exists():
+        name[0] += f"-{boot.read_text().strip()}-{os.stat(_SHARED_MEMORY).st_dev}"
 
     class ActorRanksExecutor(ExecutorWithExternalLauncher):
         def _distributed_args(self) -> tuple[str, int, int]:
@@ -234,11 +241,11 @@ def _unlink_shared_memory() -> None:
 
     dist.barrier()
     ring: Any = get_tp_group().mq_broadcaster.buffer  # pyright: ignore[reportOptionalMemberAccess]
-    if ring.is_creator:
+    if ring is not None and ring.is_creator:  # None: the ranks are on several nodes
         ring.shared_memory.unlink()
         ring.is_creator = False
     if group := os.environ.get("VLLM_DIST_IDENT"):  # set on a CPU
-        for file in Path("/dev/shm").glob(f"{group}-*"):
+        for file in _SHARED_MEMORY.glob(f"{group}-*"):
             file.unlink(missing_ok=True)
 
 
