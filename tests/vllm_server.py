@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from rlctl.errors import RlctlError
+from rlctl.runtime.rollout.weight_group import (
+    Broadcast,
+    BrokenGroupError,
+    GroupAddress,
+    WeightGroup,
+)
+from rlctl.runtime.rollout.weight_sync import join_buckets
+from tests.distributed.ranks import rank_info
 
 
 class Server(ThreadingHTTPServer):
@@ -36,6 +48,7 @@ class Server(ThreadingHTTPServer):
         self.api_key: str | None = None
         self.lock = threading.Lock()
         self.slow_s = 0.0
+        self.groups: list[WeightGroup] = []
         self.aborted: list[str] = []
         self.config: dict[str, Any] | None = {
             "model_config": {"logprobs_mode": "processed_logprobs", "max_model_len": 64},
@@ -43,7 +56,9 @@ class Server(ThreadingHTTPServer):
             "load_config": {"load_format": "auto"},
             "parallel_config": {
                 "worker_extension_cls": "rlctl.runtime.rollout.vllm_engine.server_extension."
-                "UnpackedWeights"
+                "WeightReceiver",
+                "world_size": 2,
+                "data_parallel_size": 1,
             },
             "scheduler_config": {"enable_chunked_prefill": False},
         }
@@ -100,6 +115,31 @@ class Server(ThreadingHTTPServer):
                 lacking.pop(name).data.copy_(value)
         return f"Failed to update weights: {len(lacking)} are missing" if lacking else None
 
+    def receive(
+        self, host: str, port: int, num_receivers: int, number: int, timeout_s: float
+    ) -> list[dict[str, Any]]:
+        """Get weights as two workers, of which the first has the model; return their replies."""
+
+        def work(worker: int) -> dict[str, Any]:
+            where = replace(rank_info(), timeout_s=timeout_s)
+            group = WeightGroup(GroupAddress(host, port, num_receivers), number + worker, where)
+            weights, problems, version = Broadcast(group), list[dict[str, Any]](), None
+            try:
+                received = dict(join_buckets(weights, "cpu"))
+                version = weights.version
+                if worker == 0:
+                    self.model.load_state_dict(received, strict=False)
+                self.groups.append(group)  # else the others may leave before the end
+            except BrokenGroupError:
+                pass
+            except RlctlError as error:
+                problems = [asdict(problem) for problem in error.problems]
+                group.close()
+            return {"version": version, "problems": problems}
+
+        with ThreadPoolExecutor(2) as executor:
+            return list(executor.map(work, range(2)))
+
 
 class Handler(BaseHTTPRequestHandler):
     """Request handler for vLLM's endpoints."""
@@ -136,6 +176,8 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(server.slow_s)
                 with server.lock:
                     self.generate(body)
+            case "/collective_rpc" if body["method"] == "receive_from_trainer":
+                self.reply(200, {"results": server.receive(**body["kwargs"])})
             case "/collective_rpc":
                 assert body["method"] == "reload_weights"
                 wrong = server.update(body["kwargs"]["weights_path"])

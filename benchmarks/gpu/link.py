@@ -29,7 +29,7 @@ def measure(settings: Settings, recorder: Recorder) -> None:
     megabytes = 8 if settings.tiny else 1024
     ours, theirs = get_context("spawn").Pipe()
     store = open_store(listen(_HOST, 2), 2, timedelta(seconds=_REPLY_S))
-    address = GroupAddress(_HOST, store.port, num_engines=1)
+    address = GroupAddress(_HOST, store.port, num_receivers=1)
     engine = get_context("spawn").Process(
         target=_receive, args=(theirs, address, settings.device), daemon=True
     )

@@ -215,7 +215,7 @@ def _open_ray_pools(
         )
         if name == plan.rollout_pool:
             limit, bundles = trainer.timeouts.rollout_restart_s, plan.engine_bundles
-            pool = engines = EnginePool(spec, limit, event, bundles)
+            pool = engines = EnginePool(spec, limit, event, bundles, plan.devices.kind)
             stack.callback(engines.end_changes)
         elif name == JUDGE_POOL:
             pool = judges = RayPool(spec)

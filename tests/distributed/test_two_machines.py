@@ -243,6 +243,19 @@ def test_an_engine_is_divided_over_the_machines(
     assert max(row["training/rollout_probs_diff_max"] for row in rows) < 1e-4
 
 
+@pytest.mark.extra("vllm")
+def test_an_engine_of_the_actor_is_divided_over_the_machines(
+    machines: list[Machine], tmp_path: Path
+) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    wide = ["trainer.nnodes=2", "trainer.n_gpus_per_node=1", f"{rollout}.name=vllm"]
+    words = [*settings(machines[0], 2, tmp_path), *wide, f"{rollout}.tensor_model_parallel_size=2"]
+    machines[0].run("rlctl", "train", "grpo", "--name", "a", *words)
+    rows = metrics(tmp_path / "runs" / "two" / "a")
+    assert len(rows) == 2
+    assert max(row["training/rollout_probs_diff_max"] for row in rows) < 1e-4
+
+
 def has_open(process: psutil.Process, file: Path) -> bool:
     with suppress(psutil.Error):
         return str(file) in [each.path for each in process.open_files()]

@@ -3,7 +3,7 @@
 A case is `<setup>/<moment>/<signal>`; all of them take hours. Every recorded and learned byte is
 compared, or the metrics within 1e-5 where the number of ranks changes. `<setup>/leaks` measures
 what an undisturbed run of 210 steps holds (`tests.e2e.leaks`), `<setup>/engine` kills engines and
-compares the responses, `engines/vllm-server` trains on servers (`tests.e2e.soak_engines`),
+compares the responses, `engines/vllm-server*` train on servers (`tests.e2e.soak_engines`),
 `data-plane/…` (`tests.e2e.soak_data_plane`) compare two runs, `eager/…` count the prompts of a run
 with random faults (`tests.e2e.faults`). Prints the seed and the command that repeats a failed case.
 """
@@ -243,6 +243,9 @@ def _same_on_a_mesh(mesh: list[str], folder: Path) -> str | None:
 # Proofs of their own: each returns None, or what is wrong.
 PROOFS: dict[str, Callable[[Path], str | None]] = {
     "engines/vllm-server": partial(soak_engines.train_on_servers, [*SETTINGS, *GRPO]),
+    "engines/vllm-server-group": partial(
+        soak_engines.train_on_servers, [*SETTINGS, *GRPO], group=True
+    ),
     "mesh/one-rank": partial(_same_on_a_mesh, MESH),
     "pipeline/one-rank": partial(_same_on_a_mesh, PIPELINE),
     "data-plane/grpo": partial(_same_on_both_planes, "grpo", GRPO, True),

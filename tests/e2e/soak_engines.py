@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.command import environment, metrics, rlctl, start, wait_for_steps
+from tests.e2e.killed_runs import events
 from tests.progress import wait_until
 
 LONG = ["trainer.total_training_steps=80", "trainer.total_epochs=100", "trainer.save_freq=80"]
@@ -25,34 +26,48 @@ SERVER = [
     *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
     *("--enable-scale-out", "--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096"),
     "--worker-extension-cls",
-    "rlctl.runtime.rollout.vllm_engine.server_extension.UnpackedWeights",
+    "rlctl.runtime.rollout.vllm_engine.server_extension.WeightReceiver",
 ]
 
 
-def train_on_servers(settings: list[str], folder: Path) -> str | None:
-    """Train with a vLLM server, and let a second one replace it; return what is wrong."""
+def train_on_servers(settings: list[str], folder: Path, *, group: bool = False) -> str | None:
+    """Train with a vLLM server, and let a second one replace it; return what is wrong.
+
+    Weights go through a folder. With `group` servers get them in a process group, and the first
+    one is killed instead of drained.
+    """
     run = folder / "runs" / "quickstart" / "served"
-    with vllm_server(folder) as first, vllm_server(folder) as second:
-        engine = [
-            "actor_rollout_ref.rollout.name=vllm_server",
-            f"+actor_rollout_ref.rollout.engine_kwargs.url={first}",
-        ]
+    rollout, options = "actor_rollout_ref.rollout", ("--tensor-parallel-size", "2") * group
+    with (
+        vllm_server(folder) as (first, server),
+        vllm_server(folder, *options) as (second, _),
+    ):
+        engine = [f"{rollout}.name=vllm_server", f"+{rollout}.engine_kwargs.url={first}"]
+        if group:
+            engine.append(f"{rollout}.checkpoint_engine.backend=gloo")
+            engine.append(f"+{rollout}.engine_kwargs.weights_dir={folder}/no-such-folder")
         command = ["train", "grpo", *settings, *POOL, *LONG, *engine, "--name", "served"]
         process = start(*command, cwd=folder)
         wait_for_steps(process, run, 3)
         rlctl("engines", "add", "served", "--url", second, cwd=folder)
-        rlctl("engines", "drain", "served", 0, cwd=folder)
+        if group:
+            os.killpg(server.pid, signal.SIGKILL)
+        else:
+            rlctl("engines", "drain", "served", 0, cwd=folder)
         process.communicate()
-    rows = metrics(run)[1:]
+    rows, losses = metrics(run)[1:], events(run, "engine_lost")
     largest = max(row["training/rollout_probs_diff_max"] for row in rows)
-    if process.returncode or largest > 1e-4:
-        return f"exit code {process.returncode}, |π_engine - π_trainer| up to {largest:.1e}"
+    if process.returncode or largest > 1e-4 or bool(losses) != group:
+        return (
+            f"exit code {process.returncode}, |π_engine - π_trainer| up to {largest:.1e}, "
+            f"{len(losses)} engines lost"
+        )
     return None
 
 
 @contextmanager
-def vllm_server(folder: Path) -> Iterator[str]:
-    """Yield the address of a vLLM server on the CPU with the model in `folder`."""
+def vllm_server(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Yield address and process of a vLLM server on the CPU with the model in `folder`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -65,7 +80,7 @@ def vllm_server(folder: Path) -> Iterator[str]:
     }
     with (folder / f"server-{port}.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, *words, "--host", "127.0.0.1", *SERVER],
+            [sys.executable, *words, "--host", "127.0.0.1", *SERVER, *options],
             cwd=folder,
             env=environment() | own,
             stdout=log,
@@ -84,7 +99,7 @@ def vllm_server(folder: Path) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     try:
         wait_until(ready, process.pid, "the vLLM server")
-        yield url
+        yield url, process
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -101,6 +101,15 @@ def test_vllm_of_32_billion_parameters_is_divided_over_ranks(tmp_path: Path) -> 
     assert "offload" in whole.savings
 
 
+def test_an_engine_is_on_one_node_or_on_several_whole_ones(tmp_path: Path) -> None:
+    heads = {"num_attention_heads": 48, "num_key_value_heads": 48, "layer_types": None}
+    Qwen2Config(**SEVEN_B.to_dict() | heads | {"hidden_size": 3072}).save_pretrained(tmp_path)
+    wanted = search(tmp_path, "H100")
+    assert wanted._engine_ranks(Mesh(1, 8)) == [1, 2, 4, 8]
+    assert wanted._engine_ranks(Mesh(2, 8)) == [1, 2, 4, 8, 16]
+    assert wanted._engine_ranks(Mesh(3, 8)) == [1, 2, 4, 8, 24]
+
+
 def test_nodes_share_one_copy_before_anything_is_offloaded(seven_b: Path, tmp_path: Path) -> None:
     response = "data.max_response_length=3072"
     large = search(write_32b(tmp_path), "H100", response).best(Mesh(4, 8))

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.runtime.rollout.engine import EngineSpec, random_streams, to_requests
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.rollout.vllm_engine.server import VLLMServerEngine
+from rlctl.runtime.rollout.vllm_engine.server import VLLMServer, VLLMServerEngine
 from rlctl.runtime.workers.rollout import RolloutSpec
 from tests.generation import engine_spec, full_forward, prompts, sampling
 from tests.models import tiny_model
@@ -127,6 +127,24 @@ def test_closed_endpoints_are_refused(server: Server, folder: Path) -> None:
     server.config = None
     with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1"):
         attach(server, folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("worker_extension_cls", ""), ("data_parallel_size", 2)],
+)
+def test_servers_that_cannot_join_a_group_get_weights_in_a_folder(
+    server: Server, folder: Path, key: str, value: object
+) -> None:
+    assert server.config is not None
+    engine = attach(server, folder)
+    here, elsewhere = "127.0.0.1", VLLMServer("http://node7:8000")
+    assert engine.num_receivers("cpu", here) == 2
+    engine.config["parallel_config"][key] = value
+    assert engine.num_receivers("cpu", "10.0.0.1") == 0
+    engine.config = server.config
+    engine.server = elsewhere
+    assert (engine.num_receivers("cpu", here), engine.num_receivers("cpu", "10.0.0.1")) == (0, 2)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 import ray
 
@@ -170,8 +171,9 @@ class EnginePool:
         restart_timeout_s: float,
         event: Event,
         bundles: Sequence[int] = (1,),
+        trainer_device: str | None = None,  # "cpu" or "cuda"; None: as the engines'
     ) -> None:
-        self.name = spec.name
+        self.name, self.trainer_device = spec.name, trainer_device
         self.engines = EngineProcesses(spec, restart_timeout_s, bundles)
         self.event = event
         self._membership: Membership | None = None
@@ -181,6 +183,7 @@ class EnginePool:
 
         From then on, engines are added and drained by requests in the folder of the log.
         """
+        spec = replace(spec, trainer_device=self.trainer_device)
         group = EngineGroup(self.engines, spec, self.event)
         log = self.engines.spec.rank_info.log_path
         if log is not None:

@@ -25,13 +25,7 @@ from rlctl.runtime.cluster.pool import (
     wait_for_groups,
 )
 from rlctl.runtime.rollout.sampling_params import max_in_flight
-from rlctl.runtime.rollout.weight_group import (
-    Broadcast,
-    BrokenGroupError,
-    GroupAddress,
-    join_group,
-    leave_group,
-)
+from rlctl.runtime.rollout.weight_group import GroupAddress
 from rlctl.runtime.rollout.weight_sync import Bucket
 from rlctl.runtime.workers.process import Process
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
@@ -61,6 +55,11 @@ class EngineProcess(Process):
     concurrency group of its own.
     """
 
+    def build_engine(self, spec: RolloutSpec) -> int:
+        """Build the engine, or a rank of it; return its number of receivers of weights."""
+        self.build(ROLLOUT.name, RolloutWorker, spec)
+        return self.workers[ROLLOUT.name].num_receivers(ray.util.get_node_ip_address())
+
     def load_stored(self, buckets: list[ray.ObjectRef], version: int) -> float:
         """Load weights from Ray's object store; return the seconds that it took.
 
@@ -84,19 +83,11 @@ class EngineProcess(Process):
         threading.Thread(target=_exit_after, args=(following,), daemon=True).start()
 
     def load_broadcast(self, address: GroupAddress, number: int) -> bool:
-        """Load the weights that the group at `address` gets, as its engine of this number.
+        """Load the weights that the group at `address` gets, as its receivers from `number` on.
 
         Returns False if the group breaks.
         """
-        try:
-            group = join_group(address, number, self.rank_info)
-            self.workers[ROLLOUT.name].load_weights(Broadcast(group))
-        except BaseException as error:
-            leave_group()  # so that the others leave it, too
-            if isinstance(error, BrokenGroupError):
-                return False
-            raise
-        return True
+        return self.workers[ROLLOUT.name].load_broadcast(address, number)
 
 
 def _exit_after(following: list[ray.ObjectRef]) -> None:
@@ -139,7 +130,9 @@ class EngineProcesses:
 
     def finish_start(self, engine: Engine) -> None:
         """Note that an engine is built, and where: Ray replaces nodes that are lost."""
-        engine.start_result = None
+        if engine.start_result is not None:
+            engine.num_receivers = ray.get(engine.start_result)
+            engine.start_result = None
         if engine.group is not None:
             engine.node = _nodes_of(engine.group)
 
@@ -155,10 +148,7 @@ class EngineProcesses:
             address = (leader.address if len(self.bundles) == 1 else leader.node_address).remote()
             for process in (leader, *followers):
                 process.join.remote(address)
-        built = [
-            process.build.remote(ROLLOUT.name, RolloutWorker, spec)
-            for process in (*followers, leader)
-        ]
+        built = [process.build_engine.remote(spec) for process in (*followers, leader)]
         engine.following = [process.follow.remote() for process in followers]
         if followers:
             leader.watch.options(concurrency_group=GENERATE).remote(engine.following)

@@ -17,6 +17,7 @@ from rlctl.recipes.roles import ROLLOUT
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.open_turns import OpenTurn
+from rlctl.runtime.rollout.http_server import LostServerError
 from rlctl.runtime.rollout.requests import Completion
 
 GENERATE = "generate"  # Ray concurrency group
@@ -46,6 +47,7 @@ class Engine:
     start_result: ray.ObjectRef | None = None
     started_at: float = 0.0
     version: int = -1  # of its weights; -1: none
+    num_receivers: int = 1  # processes in a group that gets weights; 0: it cannot join one
     num_failures: int = 0  # since its last result
     retry_at: float = 0.0
     in_flight: dict[ray.ObjectRef, Request] = field(default_factory=dict)
@@ -136,13 +138,14 @@ def failure_reason(
     """Return why an engine's call failed, or None if it succeeded.
 
     `late` describes a call that takes longer than `timeout_s`. Raises the call's RlctlError,
-    because every other engine would raise it too. Pass `raise_rlctl_errors=False` for errors of one
-    engine only, such as a failed start.
+    because every other engine would raise it too, unless its server is lost. Pass
+    `raise_rlctl_errors=False` for errors of one engine only, such as a failed start.
     """
     try:
         ray.get(result, timeout=timeout_s)
     except RayTaskError as error:
-        if raise_rlctl_errors and isinstance(error.cause, RlctlError):
+        is_lost = isinstance(error.cause, LostServerError)
+        if raise_rlctl_errors and isinstance(error.cause, RlctlError) and not is_lost:
             raise error.cause from error
         return f"{type(error.cause).__name__}: {error.cause}"
     except RayActorError as error:

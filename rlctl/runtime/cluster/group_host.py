@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayError
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from rlctl.runtime.cluster.engines import Engine
 from rlctl.runtime.rollout.store import listen, open_store
 from rlctl.runtime.rollout.weight_group import BROKEN, CHECK_S, CONNECT_S, GroupAddress
 
@@ -24,15 +25,16 @@ class GroupHost:
         self._address = GroupAddress("", 0, 0)
         self._members: list[Any] = []
 
-    def address_for(self, engines: Sequence[Any]) -> GroupAddress:
-        """Return the address of the group of `engines` (Ray handles), the last one if possible."""
-        members = [engine._actor_id for engine in engines]  # a restarted engine has another one
+    def address_for(self, engines: Sequence[Engine]) -> GroupAddress:
+        """Return the address of the group of `engines`, the last one if possible."""
+        members = [engine.handle._actor_id for engine in engines]  # another one after a restart
         if self._store is None or members != self._members:
             self.dissolve()
             host = ray.util.get_node_ip_address()
-            listener = listen(host, len(members) + 1)
-            self._store = open_store(listener, len(members) + 1, timedelta(seconds=CONNECT_S))
-            self._address = GroupAddress(host, self._store.port, len(members))
+            size = sum(engine.num_receivers for engine in engines)
+            listener = listen(host, size + 1)
+            self._store = open_store(listener, size + 1, timedelta(seconds=CONNECT_S))
+            self._address = GroupAddress(host, self._store.port, size)
             self._members = members
         return self._address
 

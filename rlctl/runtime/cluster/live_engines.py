@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import ray
@@ -48,6 +49,7 @@ class LiveEngines:
         self.pool = pool
         self.spec = spec
         self.rollout = spec.sampling.rollout
+        self.trainer_device = spec.trainer_device or pool.spec.rank_info.device
         self.event = event
         self.version = 0  # of the trainer's weights
         self.group = GroupHost()
@@ -179,7 +181,8 @@ class LiveEngines:
         are_new = any(engine.version < 0 for engine in stale)
         selection = Selection.ALL if are_new else Selection.CHANGING
         if not isinstance(weights, PublishedWeights):
-            if not uses_host_memory(self.rollout, self.pool.spec.rank_info.device):
+            can_join = all(engine.num_receivers for engine in stale)
+            if can_join and not uses_host_memory(self.rollout, self.trainer_device):
                 self._broadcast_to(stale, weights, selection)
                 return
             weights = PublishedWeights.join(weights(PublishingChannel(selection)))
@@ -198,12 +201,14 @@ class LiveEngines:
         If the group breaks, engines that are not lost remain stale.
         """
         timeout_s = self.pool.spec.call_timeout_s
-        address = self.group.address_for([engine.handle for engine in stale])
+        address = self.group.address_for(stale)
+        numbers = accumulate((engine.num_receivers for engine in stale), initial=0)
         loading = [
             (engine, engine.handle.load_broadcast.remote(address, number))
-            for number, engine in enumerate(stale)
+            for number, engine in zip(numbers, stale, strict=False)
         ]
-        rank_info = replace(self.pool.spec.rank_info, timeout_s=timeout_s)
+        rank_info = self.pool.spec.rank_info
+        rank_info = replace(rank_info, timeout_s=timeout_s, device=self.trainer_device)
         with self.group.watch([call for _, call in loading]):
             failures = send_weights(GroupChannel(address, rank_info, selection))
         reason = next((failure for failure in failures if failure is not None), None)

@@ -146,15 +146,13 @@ def _mapped(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> P
 
 def empty_model(model: schema.Model) -> PreTrainedModel:
     """Build a policy on the meta device: modules and shapes of parameters, without data."""
-    return build_empty(load_config(model, "policy"), model, "policy")
+    return build_empty(load_config(model, "policy"), model.trust_remote_code, "policy")
 
 
-def build_empty(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrainedModel:
+def build_empty(config: PretrainedConfig, has_own_code: bool, kind: Kind) -> PreTrainedModel:
     """Build a model of `config` on the meta device. Raises any error of the model's code."""
     with torch.device("meta"):
-        return class_for(kind, config).from_config(
-            config, trust_remote_code=model.trust_remote_code
-        )
+        return class_for(kind, config).from_config(config, trust_remote_code=has_own_code)
 
 
 def load_config(model: schema.Model, kind: Kind) -> PretrainedConfig:

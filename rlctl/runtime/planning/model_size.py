@@ -144,7 +144,7 @@ def _latent(text: PretrainedConfig, num_layers: int) -> int:
 def build_on_meta(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrainedModel:
     """Build a model without data. Raises `ConfigError` and `UnknownSizeError`: see `ModelSize`."""
     try:
-        return build_empty(config, model, kind)
+        return build_empty(config, model.trust_remote_code, kind)
     except (ValueError, ImportError) as error:  # no such class, or a package that it needs
         raise ConfigError(
             f"the model {model.path!r} cannot be built: {_first_line(error)}"

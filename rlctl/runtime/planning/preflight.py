@@ -224,7 +224,7 @@ def check_software(config: schema.Config, devices: Devices, inline: bool) -> Non
     engine = load("engines", rollout.name)
     parse_params(engine, rollout.name, rollout.params, "actor_rollout_ref.rollout.params")
     engine.check(rollout, device, num_ranks)
-    uses_host_memory(rollout, device)
+    uses_host_memory(rollout, devices.kind)
 
 
 def check_disk(config: schema.Config, root: Path) -> None:

@@ -141,9 +141,8 @@ def _communicators(config: schema.Config, ranks: Mapping[str, int], needs: Needs
     pool, actors = rollout_pool(config, needs), ACTOR.pool(config.trainer.placement) or ""
     if engine is ACTOR and rollout.tensor_model_parallel_size > 1:
         found[actors] += _COMMUNICATOR
-    is_group = rollout.checkpoint_engine.backend != "object_store" and not rollout.is_client
-    if pool is not None and is_group:
-        found[pool] += _COMMUNICATOR
+    if pool is not None and rollout.checkpoint_engine.backend != "object_store":
+        found[pool] += _COMMUNICATOR * (not rollout.is_client)
         found[actors] += _COMMUNICATOR
     return found
 

@@ -16,6 +16,10 @@ _POLL_S = 0.2
 _HEALTH_S = 10.0
 
 
+class LostServerError(RlctlError):
+    """A server has ended or does not reply; another one may."""
+
+
 @dataclass(frozen=True)
 class HttpServer:
     """Server at `url`. Subclasses name their `product` for errors.
@@ -36,6 +40,12 @@ class HttpServer:
                 where="engine_kwargs.url",
                 hint="use an address such as http://127.0.0.1:30000",
             )
+
+    @property
+    def is_local(self) -> bool:
+        """True if the server is on this machine, by its address."""
+        host = urlsplit(self.url).hostname or ""
+        return host in ("localhost", "::1") or host.startswith("127.")
 
     def wait_for(self, path: str, timeout_s: float) -> None:
         """Wait until `GET path` succeeds. Raises ResourceError after `timeout_s`."""
@@ -85,14 +95,14 @@ class HttpServer:
             if response.length:  # `read1` does not check it
                 raise http.client.IncompleteRead(b"".join(parts), response.length)
         except TimeoutError as error:
-            raise RlctlError(
+            raise LostServerError(
                 f"{self.product} did not reply to {path} within {timeout_s:g} s",
                 where=self.url,
                 hint=self.last_lines(),
             ) from error
         except (OSError, http.client.HTTPException) as error:
             why = f"{type(error).__name__}: {error}"
-            raise RlctlError(
+            raise LostServerError(
                 f"lost the connection to the {self.product} server during {path} ({why})",
                 where=self.url,
                 hint=self.last_lines(),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -45,14 +45,14 @@ class GroupAddress:
 
     host: str
     port: int
-    num_engines: int
+    num_receivers: int
 
 
 class WeightGroup:
-    """Membership of this process in a group; ranks are the parts and then the engines."""
+    """Membership of this process in a group; ranks are the parts and then the receivers."""
 
     def __init__(self, address: GroupAddress, member: Part | int, rank_info: RankInfo) -> None:
-        """Connect to the other members as the sender of a part, or as the engine of a number.
+        """Connect to the other members as the sender of a part, or as the receiver of a number.
 
         Raises BrokenGroupError if they do not connect within a minute.
         """
@@ -61,13 +61,13 @@ class WeightGroup:
         try:
             use_interface_to(address.host)
             self.store = connect_store(
-                address.host, address.port, address.num_engines + 1, timedelta(seconds=CONNECT_S)
+                address.host, address.port, address.num_receivers + 1, timedelta(seconds=CONNECT_S)
             )
             if isinstance(member, Part):
                 self.store.set(_NUM_PARTS, str(member.count))
             self.num_parts = int(self.store.get(_NUM_PARTS))
             rank = member.index if isinstance(member, Part) else self.num_parts + member
-            self.group = self._connected(rank, self.num_parts + address.num_engines)
+            self.group = self._connected(rank, self.num_parts + address.num_receivers)
         except RuntimeError as error:  # torch raises it for stores, sockets and NCCL alike
             raise BrokenGroupError(f"no group could be formed: {error}") from error
 
@@ -140,7 +140,8 @@ class WeightGroup:
 
     def _gather(self, sizes: Tensor) -> list[list[int]]:
         """Return the sizes (2,) of each member."""
-        every = [torch.empty_like(sizes) for _ in range(self.num_parts + self.address.num_engines)]
+        num_members = self.num_parts + self.address.num_receivers
+        every = [torch.empty_like(sizes) for _ in range(num_members)]
         self._wait(lambda: self.group.allgather(every, sizes))
         return torch.stack(every).tolist()
 
@@ -183,6 +184,40 @@ def leave_group() -> None:
     _joined, group = None, _joined
     if group is not None:
         group.close()
+
+
+def receive_weights(
+    address: GroupAddress, number: int, rank_info: RankInfo, load: Callable[[Broadcast], object]
+) -> int | None:
+    """Let `load` get the weights that the group at `address` gets, as its receiver of this number.
+
+    Returns their version, or None if the group breaks.
+    """
+    try:
+        group = join_group(address, number, rank_info)
+        load(weights := Broadcast(group))
+    except BaseException as error:
+        leave_group()
+        if isinstance(error, BrokenGroupError):
+            return None
+        raise
+    return weights.version
+
+
+@runtime_checkable
+class RemoteReceiver(Protocol):
+    """Engine in other processes, which are receivers of a group themselves."""
+
+    def num_receivers(self, device: str, host: str) -> int:
+        """Return the number of its processes; 0 if they cannot join a group of `device`s.
+
+        `host` is the address of the run in this process's network.
+        """
+        ...
+
+    def receive_weights(self, address: GroupAddress, number: int) -> int | None:
+        """See the function; `number` is that of the first process."""
+        ...
 
 
 class GroupChannel:

@@ -174,6 +174,20 @@ class Joined:
         ]
 
 
+def join_buckets(buckets: Iterable[Bucket], device: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield whole parameters (N, ...) on `device` as soon as all parts of their bucket have come.
+
+    Raises RlctlError for a bucket that is corrupted or incomplete.
+    """
+    joined = Joined()
+    for bucket in buckets:
+        bucket.verify()
+        for name, value in joined.add(bucket) or ():
+            yield name, value.to(device)
+    if joined.open:
+        raise RlctlError(f"{len(joined.open)} buckets of weights have arrived in part only")
+
+
 def _join(parts: list[Tensor]) -> Tensor:
     """Join the rows (M, ...) of a parameter."""
     filled = [rows for rows in parts if rows.numel()] or parts[:1]

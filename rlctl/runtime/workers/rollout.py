@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
-from rlctl.errors import RlctlError
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
@@ -19,7 +18,8 @@ from rlctl.runtime.rollout.exchange import InFlightEngine, WeightVersions, excha
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.shared_engine import SharedEngine
-from rlctl.runtime.rollout.weight_sync import Bucket, Joined
+from rlctl.runtime.rollout.weight_group import GroupAddress, RemoteReceiver, receive_weights
+from rlctl.runtime.rollout.weight_sync import Bucket, join_buckets
 from rlctl.runtime.workers.dispatch import Worker
 
 
@@ -32,6 +32,7 @@ class RolloutSpec:
     max_prompt_length: int
     seed: int
     number: int = 0  # of the engine in its pool
+    trainer_device: str | None = None  # "cpu" or "cuda"; None: as the engine's
 
     def at(self, url: str) -> Self:
         """Return the settings of an engine that is a client of the server at `url` alone."""
@@ -92,16 +93,30 @@ class RolloutWorker(Worker):
 
         Raises RlctlError for a corrupted bucket.
         """
-        engine, joined = self.engine, Joined()
+        engine = self.engine
         progress = engine.progress() if isinstance(engine, InFlightEngine) else {}
-        engine.load_weights(
-            (name, value.to(self.rank_info.device))
-            for bucket in map(_verified, weights)
-            for name, value in joined.add(bucket) or ()
-        )
-        if joined.open:
-            raise RlctlError(f"{len(joined.open)} buckets of weights have arrived in part only")
+        engine.load_weights(join_buckets(weights, self.rank_info.device))
         self.versions.switch(weights.version, progress)
+
+    def num_receivers(self, host: str) -> int:
+        """Return the number of processes that get weights in a group at `host`; 0: none can."""
+        device = self.spec.trainer_device or self.rank_info.device
+        if isinstance(self.engine, RemoteReceiver):
+            return self.engine.num_receivers(device, host)
+        return int(device == self.rank_info.device)
+
+    def load_broadcast(self, address: GroupAddress, number: int) -> bool:
+        """Load the weights that a group gets, as its receivers from `number` on: see above.
+
+        Returns False if the group breaks.
+        """
+        if isinstance(self.engine, RemoteReceiver):
+            version = self.engine.receive_weights(address, number)
+            if version is not None:
+                self.versions.switch(version, {})
+        else:
+            version = receive_weights(address, number, self.rank_info, self.load_weights)
+        return version is not None
 
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool, greedy: bool
@@ -125,8 +140,3 @@ class RolloutWorker(Worker):
         """Note that the engine has dropped the tokens of its responses for lack of memory."""
         self.versions.restart()
         log_oom_retry(retry)
-
-
-def _verified(bucket: Bucket) -> Bucket:
-    bucket.verify()
-    return bucket

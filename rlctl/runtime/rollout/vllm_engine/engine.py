@@ -30,6 +30,7 @@ from rlctl.plugins import Unused
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.image_attention import LOOKS_AHEAD
+from rlctl.runtime.model.load import empty_model
 from rlctl.runtime.ops import any_algorithms
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
@@ -54,6 +55,7 @@ from rlctl.runtime.rollout.vllm_engine.weights import (
     model_runner,
     reload,
     share_parameters,
+    worker_of,
 )
 
 if TYPE_CHECKING:
@@ -97,8 +99,8 @@ class VLLMEngine:
         if policy is not None and spec.rank_info.device == "cpu" and self.ranks_per_engine == 1:
             self.shared = share_parameters(runner.get_model(), policy)
         self.uses_policy = self.shared is not None
-        self.converted = None if self.shared else converted_model(spec.model)
-        self.stacks = ExpertStacks(self.llm, self.converted)
+        self.converted = None if self.shared else converted_model(empty_model(spec.model))
+        self.stacks = ExpertStacks(runner.get_model(), self.converted)
 
     @classmethod
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
@@ -235,7 +237,7 @@ class VLLMEngine:
 
     def _load_base(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         if self.shared is None:
-            reload(self.llm, as_in_files(self.converted, self.stacks, weights))
+            reload(worker_of(self.llm), as_in_files(self.converted, self.stacks, weights))
             self.llm.llm_engine.reset_encoder_cache()  # of images
             return
         for name, value in weights:

@@ -1,12 +1,13 @@
 """Engine `vllm_server`: a running vLLM server, reached at a URL.
 
 It uses vLLM's endpoint for token ids (`/inference/v1/generate`) and its development endpoints for
-weights, as in vLLM 0.31 and 0.32. The server reads weights from a folder shared with the trainer.
+weights, as in vLLM 0.31 and 0.32. The server's workers get weights in the process group of a pool,
+or the server reads them from a folder shared with the trainer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -23,11 +24,12 @@ from rlctl.runtime.rollout.http_engine import (
     check_urls,
     own_url,
 )
-from rlctl.runtime.rollout.http_server import HttpServer
+from rlctl.runtime.rollout.http_server import HttpServer, LostServerError
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request
 from rlctl.runtime.rollout.vllm_engine.requests import vllm_arguments
+from rlctl.runtime.rollout.weight_group import GroupAddress
 
-_EXTENSION = "rlctl.runtime.rollout.vllm_engine.server_extension.UnpackedWeights"
+_EXTENSION = "rlctl.runtime.rollout.vllm_engine.server_extension.WeightReceiver"
 _KEY = "actor_rollout_ref.rollout"
 
 
@@ -98,10 +100,11 @@ class VLLMServerEngine(HttpEngine):
                 where=self.server.url,
                 hint="set VLLM_SERVER_DEV_MODE=1 where it is started",
             ) from error
+        self.config = info["vllm_config"]
         raise_problems(
             [
                 Problem(message, where=self.server.url, hint=f"start it with {option}")
-                for message, option in _unsuitable(info["vllm_config"], self.max_length)
+                for message, option in _unsuitable(self.config, self.max_length)
             ]
         )
         probe = Request(
@@ -132,6 +135,34 @@ class VLLMServerEngine(HttpEngine):
         self._post(
             "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}
         )
+        self._drop_cache()
+
+    def num_receivers(self, device: str, host: str) -> int:
+        """See `RemoteReceiver`. A server with data parallelism sends calls to one replica."""
+        parallel, own = self.config["parallel_config"], self.config["device_config"]["device"]
+        is_reached = self.server.is_local or not host.startswith("127.")
+        is_extended = parallel["worker_extension_cls"] == _EXTENSION
+        can_join = is_extended and parallel["data_parallel_size"] == 1 and own == device
+        return parallel["world_size"] if can_join and is_reached else 0
+
+    def receive_weights(self, address: GroupAddress, number: int) -> int | None:
+        """See `RemoteReceiver`."""
+        timeout_s = self.spec.rank_info.timeout_s
+        arguments = asdict(address) | {"number": number, "timeout_s": timeout_s}
+        call = {"method": "receive_from_trainer", "kwargs": arguments}
+        try:
+            replies = self._post("/collective_rpc", call)["results"]
+        except RlctlError as error:
+            raise LostServerError(*error.problems) from error
+        problems = [Problem(**problem) for reply in replies for problem in reply["problems"]]
+        raise_problems(problems, RlctlError)
+        versions = {reply["version"] for reply in replies}
+        if None in versions:
+            return None
+        self._drop_cache()
+        return versions.pop()
+
+    def _drop_cache(self) -> None:
         # Requests of other clients are computed again under the new weights.
         reply = self._post("/reset_prefix_cache?reset_running_requests=true", {})
         if not reply["success"]:

@@ -14,8 +14,6 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlctl.errors import ConfigError
-from rlctl.recipes import schema
-from rlctl.runtime.model.load import empty_model
 from rlctl.runtime.model.lora import engine_name, is_adapter
 from rlctl.runtime.model.pipeline_parallel import saved_buffers
 from rlctl.runtime.rollout.vllm_engine.versions import HF_HINT
@@ -30,22 +28,26 @@ _STACKED = {
 }
 
 
+def worker_of(llm: LLM) -> Any:
+    """Return vLLM's worker of this rank."""
+    return llm.llm_engine.model_executor.driver_worker
+
+
 def model_runner(llm: LLM) -> Any:
     """Return vLLM's model runner of this rank."""
-    return llm.llm_engine.model_executor.driver_worker.model_runner
+    return worker_of(llm).model_runner
 
 
-def converted_model(model: schema.Model) -> PreTrainedModel | None:
-    """Return the model without data if its parameters differ from the tensors of its files.
+def converted_model(empty: Any) -> PreTrainedModel | None:
+    """Return the `empty` model if its parameters differ from the tensors of its files.
 
     transformers renames some and merges the experts of a mixture. None if they do not differ.
     """
-    built: Any = empty_model(model)
-    conversions = get_model_conversion_mapping(built, add_legacy=False)
+    conversions = get_model_conversion_mapping(empty, add_legacy=False)
     if not conversions:
         return None
-    built._weight_conversions = conversions
-    return built
+    empty._weight_conversions = conversions
+    return empty
 
 
 def as_in_files(
@@ -69,8 +71,8 @@ class ExpertStacks:
     of 128 experts. Quantized experts, and those of which this process has a part, are left to them.
     """
 
-    def __init__(self, llm: LLM, model: PreTrainedModel | None) -> None:
-        """Find the layers of `llm`, and the parameters of `model` that are stacks of experts."""
+    def __init__(self, engine: nn.Module, model: PreTrainedModel | None) -> None:
+        """Find the layers of vLLM's model, and the parameters of `model` that are stacks."""
         from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
             UnquantizedFusedMoEMethod,
@@ -85,7 +87,7 @@ class ExpertStacks:
         }
         self.layers: dict[str, Any] = {
             _layer_number(module.layer_name): module
-            for module in model_runner(llm).get_model().modules()
+            for module in engine.modules()
             if isinstance(module, RoutedExperts)
             and isinstance(module.quant_method, UnquantizedFusedMoEMethod)
             and module.moe_config.is_act_and_mul
@@ -118,10 +120,10 @@ def _operations(conversion: Any) -> list[tuple[str, int]]:
     return [(type(operation).__name__, getattr(operation, "dim", -1)) for operation in operations]
 
 
-def reload(llm: LLM, weights: Iterable[tuple[str, Tensor]]) -> None:
+def reload(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Replace weights (N, ...), by names of files. Raises ConfigError if vLLM does not know one."""
     try:
-        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        worker.reload_weights(weights_iterator=weights)
     except (AssertionError, AttributeError, LookupError, ValueError) as error:
         raise ConfigError(
             f"vLLM cannot load the weights of this model: {error}",
