@@ -19,7 +19,7 @@ from rlctl.runtime.cluster.engine_processes import EngineProcesses
 from rlctl.runtime.cluster.engines import Engine, Request, failure_reason
 from rlctl.runtime.cluster.group_host import GroupHost
 from rlctl.runtime.cluster.open_turns import OpenTurn
-from rlctl.runtime.cluster.pool import gather, nodes_of
+from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.rolling import RollingUpdate, is_stale
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.rollout.requests import Request as TurnRequest
@@ -140,8 +140,6 @@ class LiveEngines:
                     seconds = round(now - engine.started_at, 1)
                     kind = "engine_added" if engine.joining else "engine_restarted"
                     engine.joining = False
-                    if engine.group is not None:  # Ray replaces the devices of a lost node
-                        engine.node = nodes_of(engine.group)[0]
                     self.event(kind, engine=engine.number, node=engine.node, seconds=seconds)
                 else:
                     self.mark_failed(engine, reason)
