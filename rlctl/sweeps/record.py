@@ -31,7 +31,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """State of a trial: waiting, running, finished, pruned or failed.
+    """State of a trial: waiting, running, finished, pruned, failed or stopped.
 
     `value` is its objective, `values` the reported values by step.
     """
@@ -123,13 +123,19 @@ class SweepDir:
         _write(self.path / RECORD_FILE, self.record)
 
     def read_table(self) -> TrialTable | None:
-        """Return the state of the study; None before it is written, or if it is damaged."""
+        """Return the state of the study; None before it is written, or if it is damaged.
+
+        Trials that had not ended when the sweep did are `stopped`.
+        """
+        is_running = self.state == "running"
         try:
             raw: dict[str, Any] = json.loads((self.path / TABLE_FILE).read_text(encoding="utf-8"))
             outcomes = [
                 Outcome(
                     Trial(**outcome["trial"]),
-                    outcome["state"],
+                    outcome["state"]
+                    if is_running or outcome["state"] not in ("waiting", "running")
+                    else "stopped",
                     outcome["value"],
                     {int(step): value for step, value in outcome["values"].items()},
                 )

@@ -122,7 +122,7 @@ def overview(sweep: SweepDir) -> dict[str, Any]:
     trials = results(sweep).trials if sweep.read_table() is not None else []
     counts = {
         state: sum(trial.state == state for trial in trials)
-        for state in ("waiting", "running", "finished", "pruned", "failed")
+        for state in ("waiting", "running", "finished", "pruned", "failed", "stopped")
     }
     winner = next((trial for trial in trials if trial.state == "finished"), None)
     return {

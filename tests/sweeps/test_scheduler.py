@@ -142,6 +142,10 @@ def test_results_are_read_without_optuna(tmp_path: Path, monkeypatch: pytest.Mon
     assert best(made.sweep).overrides == ["a=2"]
     assert overview(made.sweep)["trials"] == {"finished": 2}
     assert len(runs_of(made.sweep)) == 2
-    (made.sweep.path / "trials.json").write_text("{")
+    file = made.sweep.path / "trials.json"
+    file.write_text(file.read_text().replace("finished", "running", 1))
+    made.sweep.finish("stopped", 130)
+    assert overview(made.sweep)["trials"] == {"finished": 1, "stopped": 1}
+    file.write_text("{")
     with pytest.raises(NotFoundError, match="has no table of its trials"):
         best(made.sweep)
