@@ -40,7 +40,7 @@ def send(engines: EngineGroup, weights: EngineWeights) -> int:
     def send_weights(channel: WeightChannel[Any]) -> list[Any]:
         rows = whole(weights.parameters(channel.selection))
         max_bytes = bucket_bytes(engines.rollout, channel.device)
-        for bucket in to_buckets(rows, WHOLE, torch.float32, max_bytes, channel.device):
+        for bucket in to_buckets(rows, WHOLE, torch.float32, max_bytes, channel.allocate):
             sent[0] += bucket.data.nbytes
             channel.send(bucket)
         return [channel.close(version=1)]

@@ -67,7 +67,7 @@ def send_to(engines: EngineGroup, model: Qwen2ForCausalLM) -> None:
     def send_weights(channel: WeightChannel[Any]) -> list[Any]:
         rows = whole(weights(model))
         max_bytes = bucket_bytes(engines.rollout, channel.device)
-        for bucket in to_buckets(rows, WHOLE, torch.float32, max_bytes, channel.device):
+        for bucket in to_buckets(rows, WHOLE, torch.float32, max_bytes, channel.allocate):
             channel.send(bucket)
         return [channel.close(version=1)]
 

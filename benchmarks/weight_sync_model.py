@@ -20,7 +20,7 @@ from benchmarks.results import record_rows
 from benchmarks.table import Row, parse_arguments, show
 from rlctl.runtime.rollout import weight_sync
 from rlctl.runtime.rollout.weight_group import POLLS_S, WeightGroup
-from rlctl.runtime.rollout.weight_sync import Bucket, Part, to_buckets
+from rlctl.runtime.rollout.weight_sync import Bucket, Part, memory_of, to_buckets
 
 QWEN2_5 = {"vocab_size": 152_064, "tie_word_embeddings": False, "num_key_value_heads": 4}
 MODELS = {
@@ -43,7 +43,7 @@ class CountingGroup(WeightGroup):
     """Counts the calls of one rank; the parts of all other ranks are as large as its own."""
 
     def __init__(self) -> None:
-        self.device, self.num_parts = "meta", 1
+        self.device, self.num_parts, self.shared = "meta", 1, None
         self.sent: list[int] = []  # bytes of each call
 
     def send(self, message: Bucket | int, part: Part) -> None:
@@ -90,7 +90,8 @@ def measured(name: str, ranks: int, engines: int, bandwidth: float, latency: flo
     group, buckets = CountingGroup(), 0
     with patch.object(weight_sync, "_checksum", lambda _: 0):
         part = Part(0, ranks)
-        for bucket in to_buckets(rows(MODELS[name], ranks), part, torch.bfloat16, BUCKET, "meta"):
+        sent = rows(MODELS[name], ranks)
+        for bucket in to_buckets(sent, part, torch.bfloat16, BUCKET, memory_of("meta")):
             group.send(bucket, part)
             buckets += 1
     group.send(1, Part(0, ranks))

@@ -57,8 +57,9 @@ def _send(
     for _ in range(2):
         synchronize(settings.device)
         begin = time.perf_counter()
+        rows = whole(parameters)
         for bucket in to_buckets(
-            whole(parameters), WHOLE, torch.float32, max_bytes, settings.device
+            rows, WHOLE, torch.float32, max_bytes, lambda size, _: group.allocate(size)
         ):
             group.send(bucket, WHOLE)
         group.send(len(times), WHOLE)

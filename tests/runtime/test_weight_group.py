@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout import weight_group
+from rlctl.runtime.rollout.shared_memory import SharedMemory
 from rlctl.runtime.rollout.store import listen, open_store
 from rlctl.runtime.rollout.weight_group import (
     Broadcast,
@@ -25,7 +27,15 @@ from rlctl.runtime.rollout.weight_group import (
     GroupAddress,
     WeightGroup,
 )
-from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, Part, to_buckets, uses_host_memory
+from rlctl.runtime.rollout.weight_sync import (
+    WHOLE,
+    Bucket,
+    Part,
+    memory_of,
+    to_buckets,
+    uses_host_memory,
+    whole,
+)
 from tests.distributed.ranks import rank_info
 from tests.fake_nccl import FakeNCCL
 from tests.runtime.test_weights import num_bytes, parameters
@@ -56,7 +66,8 @@ def part_of(index: int, device: str) -> Iterator[Bucket]:
             part = value.reshape(-1).tensor_split(NUM_PARTS)[index]
             yield name, part, value.numel()
 
-    return to_buckets(rows(), Part(index, NUM_PARTS), torch.bfloat16, 30_000, device)
+    part = Part(index, NUM_PARTS)
+    return to_buckets(rows(), part, torch.bfloat16, 30_000, memory_of(device))
 
 
 def send(address: GroupAddress, index: int, where: RankInfo, num_buckets: int = 99) -> None:
@@ -96,10 +107,18 @@ def begin(
     )
 
 
-@pytest.mark.parametrize("where", [CPU, GPU], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("way", ["shared memory", "gloo", "nccl"])
 def test_all_parts_arrive_in_all_engines(
-    where: RankInfo, store: TCPStore, nccl: type[FakeNCCL]
+    way: str, store: TCPStore, nccl: type[FakeNCCL], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    where = GPU if way == "nccl" else CPU
+    if way == "gloo":
+        connect = SharedMemory.connect
+        monkeypatch.setattr(  # the second engine is on another machine
+            SharedMemory,
+            "connect",
+            lambda member, others: connect(member, others) and (member.sends or member.number != 1),
+        )
     with ThreadPoolExecutor(4) as executor:
         senders, engines = begin(executor, store, where)
         for sender in senders:
@@ -121,6 +140,35 @@ def test_all_parts_arrive_in_all_engines(
         assert nccl.num_communicators == 1
         turns = len(sent) // NUM_PARTS + 1  # the last has the version
         assert nccl.num_calls == members * (len(sent) + turns)
+
+
+@pytest.mark.parametrize("keeps", [0, 1, 9])
+def test_slots_are_used_again_once_no_tensor_is_in_them(keeps: int, store: TCPStore) -> None:
+    """An engine keeps the tensors of its last buckets; those of more than six slots are copies."""
+    address = GroupAddress("127.0.0.1", store.port, 1)
+    sent = [torch.full((1000 + number,), float(number)) for number in range(20)]
+
+    def receive() -> int:
+        group = WeightGroup(address, 0, CPU)
+        kept = deque[tuple[Tensor, Tensor]](maxlen=keeps)
+        for bucket, expected in zip(Broadcast(group), sent, strict=True):
+            bucket.verify()
+            ((_, value),) = bucket.tensors()
+            kept.append((value, expected))
+            assert all(torch.equal(value, expected) for value, expected in kept)
+        assert group.shared is not None
+        return len(group.shared._reader._slots)
+
+    with ThreadPoolExecutor(1) as executor:
+        engine = executor.submit(receive)
+        group = WeightGroup(address, WHOLE, CPU)
+        rows = whole((str(number), value) for number, value in enumerate(sent))
+        for bucket in to_buckets(
+            rows, WHOLE, torch.float32, 1, lambda size, _: group.allocate(size)
+        ):
+            group.send(bucket, WHOLE)
+        group.send(7, WHOLE)
+        assert engine.result(timeout=600) == {0: 3, 1: 3, 9: 8}[keeps]
 
 
 def test_a_lost_member_lets_all_others_leave(store: TCPStore) -> None:

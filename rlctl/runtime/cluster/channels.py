@@ -1,4 +1,4 @@
-"""Weights in Ray's object store, from where engines load them."""
+"""Channels of weights to engines: a group of processes, or Ray's object store."""
 
 from __future__ import annotations
 
@@ -7,9 +7,68 @@ from dataclasses import dataclass
 from itertools import chain
 
 import ray
+from torch import Tensor
 
 from rlctl.runtime.model.engine_weights import Selection
-from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, Part
+from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.weight_group import (
+    BrokenGroupError,
+    GroupAddress,
+    WeightGroup,
+    join_group,
+    leave_group,
+)
+from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, Part, memory_of
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Bytes that a rank has sent in a group, and why the group is broken, if it is."""
+
+    num_bytes: int
+    failure: str | None
+
+
+class GroupChannel:
+    """Implements `WeightChannel` with a group."""
+
+    def __init__(self, address: GroupAddress, rank_info: RankInfo, selection: Selection) -> None:
+        self.address, self.rank_info, self.selection = address, rank_info, selection
+        self.device = rank_info.device
+        self.num_bytes, self.failure = 0, None
+
+    def allocate(self, size: int, part: Part) -> Tensor:
+        """Return bytes (N,), of shared memory where possible; join the group."""
+        group = self._group(part)
+        return memory_of(self.device)(size, part) if group is None else group.allocate(size)
+
+    def send(self, bucket: Bucket) -> None:
+        self.num_bytes += bucket.data.nbytes
+        self._send(bucket, bucket.header.part)
+
+    def close(self, version: int, part: Part = WHOLE) -> Sent:
+        self._send(version, part)
+        return Sent(self.num_bytes, self.failure)
+
+    def _send(self, message: Bucket | int, part: Part) -> None:
+        try:
+            if (group := self._group(part)) is not None:
+                group.send(message, part)
+        except BrokenGroupError as error:
+            self._leave(error)
+
+    def _group(self, part: Part) -> WeightGroup | None:
+        if self.failure is not None:  # the rank still gathers parameters with the other ranks
+            return None
+        try:
+            return join_group(self.address, part, self.rank_info)
+        except BrokenGroupError as error:
+            self._leave(error)
+            return None
+
+    def _leave(self, error: BrokenGroupError) -> None:
+        self.failure = str(error)
+        leave_group()
 
 
 class PublishingChannel:
@@ -24,6 +83,10 @@ class PublishingChannel:
         self.selection = selection
         self.stored: list[ray.ObjectRef] = []
         self.num_bytes = 0
+
+    def allocate(self, size: int, part: Part) -> Tensor:
+        """Return new bytes (N,)."""
+        return memory_of("cpu")(size, part)
 
     def send(self, bucket: Bucket) -> None:
         """See `WeightChannel`."""

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from rlctl.errors import InternalError, RlctlError
-from rlctl.runtime.cluster.channels import PublishedWeights, PublishingChannel
+from rlctl.runtime.cluster.channels import GroupChannel, PublishedWeights, PublishingChannel, Sent
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
 from rlctl.runtime.cluster.engines import Engine, Request, failure_reason
 from rlctl.runtime.cluster.group_host import GroupHost
@@ -23,7 +23,6 @@ from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.rolling import RollingUpdate, is_stale
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.rollout.requests import Request as TurnRequest
-from rlctl.runtime.rollout.weight_group import GroupChannel
 from rlctl.runtime.rollout.weight_sync import WeightChannel, uses_host_memory
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
@@ -208,8 +207,8 @@ class LiveEngines:
         rank_info = self.pool.spec.rank_info
         rank_info = replace(rank_info, timeout_s=timeout_s, device=self.trainer_device)
         with self.group.watch([call for _, call in loading]):
-            failures = send_weights(GroupChannel(address, rank_info, selection))
-        reason = next((failure for failure in failures if failure is not None), None)
+            sent: Sequence[Sent] = send_weights(GroupChannel(address, rank_info, selection))
+        reason = next((part.failure for part in sent if part.failure is not None), None)
         if reason is not None:
             self.group.dissolve()
             timeout_s = _GRACE_S

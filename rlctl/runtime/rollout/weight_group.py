@@ -3,7 +3,8 @@
 Each rank that has a part of the weights broadcasts its part of a bucket, one after the other, so
 that all engines receive at once; their sizes are exchanged in one call before. A group lasts until
 one of its members is lost; all others then leave it, and the next weight sync forms another one. It
-is tested with gloo; **it has not been run with NCCL.**
+is tested with gloo; **it has not been run with NCCL.** On the CPUs of one machine, buckets are in
+shared memory instead.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.shared_memory import SharedMemory, can_read
 from rlctl.runtime.rollout.store import connect_store, use_interface_to
-from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, BucketHeader, Part
+from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader, Part
 
 CONNECT_S = 60.0  # deadline for all members to connect
 CHECK_S = 0.2  # between two looks at whether a member was lost
@@ -66,19 +67,39 @@ class WeightGroup:
             if isinstance(member, Part):
                 self.store.set(_NUM_PARTS, str(member.count))
             self.num_parts = int(self.store.get(_NUM_PARTS))
+            self.size = self.num_parts + address.num_receivers
             rank = member.index if isinstance(member, Part) else self.num_parts + member
-            self.group = self._connected(rank, self.num_parts + address.num_receivers)
+            self.shared = self._shared_memory(member, rank)
+            self.group: Any = None if self.shared else self._connected(rank)
         except RuntimeError as error:  # torch raises it for stores, sockets and NCCL alike
             raise BrokenGroupError(f"no group could be formed: {error}") from error
 
-    def _connected(self, rank: int, size: int) -> Any:  # torch's stubs lack `broadcast`
-        timeout = timedelta(seconds=self.timeout_s)
+    def _shared_memory(self, member: Part | int, rank: int) -> SharedMemory | None:
+        """Return the memory of this machine's processes if all members are among them."""
+        shared, sends = None, isinstance(member, Part)
+        if self.device == "cpu" and hasattr(os, "memfd_create"):
+            shared = SharedMemory(member.index if isinstance(member, Part) else member, sends=sends)
+        addresses = self._tell("address", rank, shared.address if shared else "")
+        others = addresses[self.num_parts :] if sends else addresses[: self.num_parts]
+        is_connected = shared is not None and shared.connect(others)
+        if not all(self._tell("opened", rank, "yes" if is_connected else "")) and shared:
+            shared.close()
+            return None
+        return shared
+
+    def _tell(self, key: str, rank: int, value: str) -> list[str]:
+        """Store a value of this member; return those of all members, by rank."""
         # Neither backend looks for a lost member while it connects.
-        self.store.set(f"member-{rank}", "")
+        self.store.set(f"{key}-{rank}", value)
+        keys = [f"{key}-{other}" for other in range(self.size)]
         deadline = time.monotonic() + CONNECT_S
-        while not self.store.check([f"member-{other}" for other in range(size)]):
+        while not self.store.check(keys):
             self._check_members(deadline)
             time.sleep(1e-2)
+        return [self.store.get(other).decode() for other in keys]
+
+    def _connected(self, rank: int) -> Any:  # torch's stubs lack `broadcast`
+        timeout, size = timedelta(seconds=self.timeout_s), self.size
         if self.device != "cuda":
             group: Any = dist.ProcessGroupGloo(self.store, rank, size, timedelta(seconds=CONNECT_S))
             group.set_timeout(timeout)
@@ -88,16 +109,31 @@ class WeightGroup:
             options._timeout = timeout
             return dist.ProcessGroupNCCL(self.store, rank, size, options)
 
+    def allocate(self, size: int) -> Tensor:
+        """Return uninitialized bytes (N,) for the next bucket that this member sends."""
+        return self.shared.allocate(size) if self.shared else self._empty(size)
+
+    def _empty(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
+
     def send(self, message: Bucket | int, part: Part) -> None:
         """Broadcast a bucket, or the version at the end, when it is the turn of `part`.
 
         Takes part in the broadcasts of the other parts. Raises BrokenGroupError.
         """
-        deque(self._take_turns(message, part.index), maxlen=0)
+        if self.shared:
+            with self._closing():
+                self.shared.send(message, self._wait_for)
+        else:
+            deque(self._take_turns(message, part.index), maxlen=0)
 
     def receive(self) -> Iterator[Bucket | int]:
         """Yield what each part sends in this turn. Raises BrokenGroupError."""
-        return self._take_turns(None, -1)
+        if self.shared:
+            with self._closing():
+                yield from self.shared.receive(self._wait_for)
+        else:
+            yield from self._take_turns(None, -1)
 
     def _take_turns(self, message: Bucket | int | None, own: int) -> Iterator[Bucket | int]:
         """Exchange the sizes of all members' messages, and yield those of the other parts."""
@@ -118,8 +154,7 @@ class WeightGroup:
                 tail = torch.frombuffer(bytearray(header), dtype=torch.uint8)
                 self._broadcast(torch.cat([message.data, tail.to(device=self.device)]), index)
                 continue
-            size = data_size + header_size
-            data = torch.empty(size, dtype=torch.uint8, device=self.device)
+            data = self._empty(data_size + header_size)
             self._broadcast(data, index)
             text = data[data_size:].cpu().numpy().tobytes()
             yield Bucket(BucketHeader.from_json(text), data[:data_size])
@@ -128,7 +163,10 @@ class WeightGroup:
         """Leave the group, aborting transfers in progress, and let the others leave it, too."""
         with suppress(RuntimeError):  # the driver has closed the store
             self.store.set(BROKEN, "")
-        self.group.abort()
+        if self.shared:
+            self.shared.close()
+        else:
+            self.group.abort()
 
     def _check_members(self, deadline: float) -> None:
         if time.monotonic() > deadline or self.store.check([BROKEN]):
@@ -140,8 +178,7 @@ class WeightGroup:
 
     def _gather(self, sizes: Tensor) -> list[list[int]]:
         """Return the sizes (2,) of each member."""
-        num_members = self.num_parts + self.address.num_receivers
-        every = [torch.empty_like(sizes) for _ in range(num_members)]
+        every = [torch.empty_like(sizes) for _ in range(self.size)]
         self._wait(lambda: self.group.allgather(every, sizes))
         return torch.stack(every).tolist()
 
@@ -149,7 +186,7 @@ class WeightGroup:
         """Begin a call of the group and wait for its end. Raises BrokenGroupError."""
         pauses, checked = iter(POLLS_S), time.monotonic()
         deadline = checked + self.timeout_s
-        try:
+        with self._closing():
             work = begin()
             while not work.is_completed():
                 time.sleep(next(pauses, POLLS_S[-1]))
@@ -158,9 +195,21 @@ class WeightGroup:
                     checked = now
                     self._check_members(deadline)
             work.wait()
-        except RuntimeError as error:
+
+    def _wait_for(self, file: int) -> None:
+        """Wait until a pipe of shared memory can be read."""
+        deadline = time.monotonic() + self.timeout_s
+        while not can_read(file):
+            self._check_members(deadline)
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Leave the group after errors of its transports. Raises BrokenGroupError for them."""
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
             self.close()
-            if self.device != "cuda":
+            if self.group is not None and self.device != "cuda":
                 # Its destructor would wait for aborted calls, as long as they may last.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
             raise BrokenGroupError(str(error)) from error
@@ -218,31 +267,6 @@ class RemoteReceiver(Protocol):
     def receive_weights(self, address: GroupAddress, number: int) -> int | None:
         """See the function; `number` is that of the first process."""
         ...
-
-
-class GroupChannel:
-    """Implements `WeightChannel` with a group; `close` returns why it is broken, or None."""
-
-    def __init__(self, address: GroupAddress, rank_info: RankInfo, selection: Selection) -> None:
-        self.address, self.rank_info, self.selection = address, rank_info, selection
-        self.device = rank_info.device
-        self.failure: str | None = None
-
-    def send(self, bucket: Bucket) -> None:
-        self._send(bucket, bucket.header.part)
-
-    def close(self, version: int, part: Part = WHOLE) -> str | None:
-        self._send(version, part)
-        return self.failure
-
-    def _send(self, message: Bucket | int, part: Part) -> None:
-        if self.failure is not None:  # the rank still gathers parameters with the other ranks
-            return
-        try:
-            join_group(self.address, part, self.rank_info).send(message, part)
-        except BrokenGroupError as error:
-            self.failure = str(error)
-            leave_group()
 
 
 class Broadcast:

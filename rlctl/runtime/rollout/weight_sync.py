@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self, TypeVar
 
@@ -84,10 +84,14 @@ class BucketHeader:
         )
         return cls(number, Part(*part), read, checksum)
 
-    def empty(self, device: str) -> Bucket:
-        """Allocate the bucket on `device`, to receive its bytes into."""
-        size = sum(entry.num_padded for entry in self.entries)
-        return Bucket(self, torch.empty(size, dtype=torch.uint8, device=device))
+
+# Returns uninitialized bytes (N,) uint8 for a bucket of a part.
+Allocate = Callable[[int, Part], Tensor]
+
+
+def memory_of(device: str) -> Allocate:
+    """Return an `Allocate` that takes new memory on `device`."""
+    return lambda size, _: torch.empty(size, dtype=torch.uint8, device=device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +108,10 @@ class Bucket:
         tensors: Sequence[tuple[str, Tensor]],
         dtype: torch.dtype,
         part: Part = WHOLE,
-        device: str = "cpu",
+        allocate: Allocate = memory_of("cpu"),
         kept: Container[str] = (),
     ) -> Self:
-        """Copy tensors (N, ...) to bucket `number` on `device`: see `to_buckets`."""
+        """Copy tensors (N, ...) to bucket `number`: see `to_buckets`."""
         dtypes = [
             dtype if value.is_floating_point() and name not in kept else value.dtype
             for name, value in tensors
@@ -116,13 +120,13 @@ class Bucket:
             Entry(name, own, tuple(value.shape))
             for (name, value), own in zip(tensors, dtypes, strict=True)
         )
-        header = BucketHeader(number, part, entries)
-        bucket, end = header.empty(device), 0
+        size = sum(entry.num_padded for entry in entries)
+        bucket, end = cls(BucketHeader(number, part, entries), allocate(size, part)), 0
         for entry, (_, place), (_, value) in zip(entries, bucket.tensors(), tensors, strict=True):
             place.copy_(value)
             end += entry.num_padded
             bucket.data[end - entry.num_padded + entry.num_bytes : end] = 0
-        return cls(replace(header, checksum=_checksum(bucket)), bucket.data)
+        return cls(replace(bucket.header, checksum=_checksum(bucket)), bucket.data)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the names and values (N, ...) of the parameters, which are views of the bytes."""
@@ -203,6 +207,10 @@ class WeightChannel(Protocol[T]):
     device: str  # on which buckets must be
     selection: Selection  # parameters that the receivers lack
 
+    def allocate(self, size: int, part: Part, /) -> Tensor:
+        """Return uninitialized bytes (N,) for the next bucket."""
+        ...
+
     def send(self, bucket: Bucket, /) -> None:
         """Send a bucket; return once the next one may be built (few are in flight)."""
         ...
@@ -246,26 +254,26 @@ def to_buckets(
     part: Part,
     dtype: torch.dtype,
     max_bytes: int,
-    device: str = "cpu",
+    allocate: Allocate = memory_of("cpu"),
     kept: Container[str] = (),
 ) -> Iterator[Bucket]:
     """Group this rank's rows (M, ...) of parameters into the buckets that all ranks form.
 
     Each comes with the number of elements of the whole parameter. A joined bucket has up to
-    `max_bytes`, or one larger parameter. Its bytes are on `device`, and floating-point values in
-    `dtype`, or in their own if the name is in `kept`.
+    `max_bytes`, or one larger parameter. Its floating-point values are in `dtype`, or in their own
+    if the name is in `kept`.
     """
     number, held, size = 0, [], 0
     for name, value, num_elements in rows:
         converts = value.is_floating_point() and name not in kept
         num_bytes = num_elements * (dtype if converts else value.dtype).itemsize
         if held and size + num_bytes > max_bytes:
-            yield Bucket.from_tensors(number, held, dtype, part, device, kept)
+            yield Bucket.from_tensors(number, held, dtype, part, allocate, kept)
             number, held, size = number + 1, [], 0
         held.append((name, value))
         size += num_bytes
     if held:
-        yield Bucket.from_tensors(number, held, dtype, part, device, kept)
+        yield Bucket.from_tensors(number, held, dtype, part, allocate, kept)
 
 
 def _checksum(bucket: Bucket) -> int:
@@ -273,11 +281,15 @@ def _checksum(bucket: Bucket) -> int:
 
     Contents are read as a matrix (rows, 1024) of 64-bit words; its row and column sums, computed on
     the device, enter the CRC. Any changed or moved word changes one of them, and this is several
-    times faster than a CRC of the bytes.
+    times faster than a CRC of the bytes. A CPU reads rows of 1 MiB from memory once for both sums.
     """
     crc = zlib.crc32(repr(bucket.header.entries).encode())
     num_bytes = bucket.data.nbytes // (8 * _WIDTH) * (8 * _WIDTH)
     words = bucket.data[:num_bytes].view(torch.int64).view(-1, _WIDTH)
-    for part in (words.sum(0), words.sum(1), bucket.data[num_bytes:]):
+    columns, rows = words.new_zeros(_WIDTH), list[Tensor]()
+    for block in words.split(128 if words.is_cpu else max(1, len(words))):
+        rows.append(block.sum(1))
+        columns += block.sum(0)
+    for part in (columns, torch.cat(rows), bucket.data[num_bytes:]):
         crc = zlib.crc32(part.cpu().numpy().tobytes(), crc)
     return crc

@@ -217,9 +217,9 @@ class ActorWorker(LearningWorker, Actor):
             part = weight_sync.Part(*shard)
             rows = self.engine_weights.rows(channel.selection, part.index)
         dtype = compute_dtype(self.spec.model, self.rank_info.device)
-        device, kept = channel.device, saved_buffers(self.policy.hf)
-        max_bytes = weight_sync.bucket_bytes(self.spec.sampling.rollout, device)
-        for bucket in weight_sync.to_buckets(rows, part, dtype, max_bytes, device, kept):
+        allocate, kept = channel.allocate, saved_buffers(self.policy.hf)
+        max_bytes = weight_sync.bucket_bytes(self.spec.sampling.rollout, channel.device)
+        for bucket in weight_sync.to_buckets(rows, part, dtype, max_bytes, allocate, kept):
             channel.send(bucket)
         return [channel.close(self.learner.num_updates, part)]
 

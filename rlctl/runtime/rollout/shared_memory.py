@@ -1,0 +1,234 @@
+"""Buckets in memory that the processes of one machine share.
+
+A sender builds a bucket in a slot, where engines read it while the sender builds the next one in
+another slot. A slot is free again once no engine has a tensor in it. Files of other processes are
+opened through /proc, which the system allows to processes of the same user.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import select
+import struct
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from itertools import count
+from operator import or_
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
+
+_NUM_SLOTS = 6  # in which engines may keep tensors; they copy the buckets of later slots
+_RECORD = struct.Struct("5q")
+_LOOK_MS = 200  # between two looks at whether another member was lost
+_END = -1  # in place of a header's size
+
+
+class SharedMemory:
+    """Member of a group whose processes are on one machine: the sender of a part, or an engine.
+
+    Each member has a pipe, in which the others write records of integers.
+    """
+
+    def __init__(self, number: int, *, sends: bool) -> None:
+        """Prepare memory and a pipe; `number` is that of the part or the engine.
+
+        Raises AttributeError where the system has no anonymous files.
+        """
+        self.number, self.sends = number, sends
+        self._inbox, own = os.pipe()
+        self._files = [self._inbox, own]  # to close
+        self._outboxes: list[int] = []
+        self._heard: list[deque[tuple[int, ...]]] = []  # of each of the others
+        self._slots = _Slots() if sends else None
+        self._reader: _Reader | None = None
+        memory = self._slots.files[0] if self._slots else own
+        self.address = json.dumps([_address(memory), _address(own)])
+
+    def connect(self, others: Sequence[str]) -> bool:
+        """Open the `address` of all engines, or of all senders; return False if one is not here."""
+        try:
+            addresses = [json.loads(address) for address in others]
+            if self._slots is None:
+                self._reader = _Reader([memory for memory, _ in addresses])
+            pipes = [pipe for _, pipe in addresses]
+            self._outboxes = [_open(pid, file, name, os.O_WRONLY) for pid, file, name in pipes]
+        except (OSError, ValueError):  # of another machine, which may have no address
+            return False
+        self._files += self._outboxes
+        self._heard = [deque[tuple[int, ...]]() for _ in others]
+        return True
+
+    def allocate(self, size: int) -> Tensor:
+        """Return the bytes (N,) of the slot for the next bucket."""
+        assert self._slots is not None
+        return self._slots.memory(size)
+
+    def send(self, message: Bucket | int, wait: Callable[[int], None]) -> None:
+        """Send a bucket, or the version; return once all engines are done with the one before.
+
+        `wait` waits until a file can be read, at most. Raises OSError if an engine has ended.
+        """
+        assert self._slots is not None
+        if isinstance(message, Bucket):
+            header = message.header.to_json()
+            file, slot = self._slots.put(message.data, header)
+            self._tell(len(header), len(message.data), file, slot)
+        else:
+            self._tell(_END, message)
+        self._slots.advance([used for used, *_ in self._hear(wait)])
+
+    def receive(self, wait: Callable[[int], None]) -> Iterator[Bucket | int]:
+        """Yield what each part sends next: see `send`."""
+        assert self._reader is not None
+        self._tell(self._reader.used)
+        for part, (header_size, size, *place) in enumerate(self._hear(wait)):
+            if header_size == _END:
+                yield size
+            else:
+                yield self._reader.read(part, place, (header_size, size))
+
+    def close(self) -> None:
+        """Release the memory, except that of tensors."""
+        for memory in (self._slots, self._reader):
+            if memory is not None:
+                memory.close()
+        while self._files:
+            os.close(self._files.pop())
+
+    def _tell(self, *values: int) -> None:
+        record = _RECORD.pack(self.number, *values, *[0] * (4 - len(values)))
+        for outbox in self._outboxes:
+            os.write(outbox, record)
+
+    def _hear(self, wait: Callable[[int], None]) -> list[tuple[int, ...]]:
+        """Return the next record of each of the others, of which some may be ahead."""
+        while not all(self._heard):
+            wait(self._inbox)
+            number, *record = _RECORD.unpack(os.read(self._inbox, _RECORD.size))
+            self._heard[number].append(tuple(record))
+        return [records.popleft() for records in self._heard]
+
+
+def can_read(file: int) -> bool:
+    """Wait for a moment until a pipe has a record; return whether it has one."""
+    poll = select.poll()  # select takes no files above 1023
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(_LOOK_MS))
+
+
+class _Slots:
+    """Slots of a sender. All senders of a group use the slot of the same number."""
+
+    def __init__(self) -> None:
+        self._name = f"rlctl-{secrets.token_hex(8)}"
+        self.files: list[int] = []
+        self._memory: list[Tensor] = []  # (N,) uint8
+        self._enter(0)
+
+    def memory(self, size: int) -> Tensor:
+        """Return the first bytes (N,) of the current slot."""
+        if len(self._memory[self._number]) < size:
+            file = self.files[self._number]
+            os.ftruncate(file, size)
+            mapped = mmap.mmap(file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._memory[self._number] = torch.frombuffer(mapped, dtype=torch.uint8)
+        return self._memory[self._number][:size]
+
+    def put(self, data: Tensor, header: bytes) -> tuple[int, int]:
+        """Complete the slot with bytes (N,) and a header; return its file and its number."""
+        place, file = self.memory(len(data)), self.files[self._number]
+        if place.data_ptr() != data.data_ptr():
+            place.copy_(data)
+        os.pwrite(file, header, len(data))
+        return file, self._number
+
+    def advance(self, used: Sequence[int]) -> None:
+        """Go to the first slot that no engine uses; each uses those of the bits in `used`."""
+        bits = reduce(or_, used, 1 << self._number)
+        self._enter(next(number for number in count() if not bits >> number & 1))
+
+    def close(self) -> None:
+        while self.files:
+            os.close(self.files.pop())
+
+    def _enter(self, number: int) -> None:
+        self._number = number
+        if number == len(self.files):
+            self.files.append(os.memfd_create(self._name))
+            self._memory.append(torch.empty(0, dtype=torch.uint8))
+
+
+class _Reader:
+    """Slots of all senders in an engine's process."""
+
+    def __init__(self, senders: Sequence[Sequence[Any]]) -> None:
+        """Take the address of a slot of each sender. Raises OSError if one cannot be opened."""
+        self._senders = senders
+        self._slots: dict[tuple[int, int], _MappedSlot] = {}  # by sender and number
+        for address in senders:
+            os.close(_open(*address))
+
+    @property
+    def used(self) -> int:
+        """Bits of the slots in which this process has a tensor."""
+        used = {number for (_, number), slot in self._slots.items() if slot.is_used}
+        return sum(1 << number for number in used)
+
+    def read(self, sender: int, place: Sequence[int], sizes: tuple[int, int]) -> Bucket:
+        """Return the bucket at a place, a file and a number, by the sizes of header and data."""
+        (file, number), (pid, _, name) = place, self._senders[sender]
+        slot = self._slots.get((sender, number))
+        if slot is None:
+            slot = self._slots[sender, number] = _MappedSlot(_open(pid, file, name))
+        header = BucketHeader.from_json(os.pread(slot.file, *sizes))
+        data = slot.read(sizes[1])
+        return Bucket(header, data.clone() if number >= _NUM_SLOTS else data)
+
+    def close(self) -> None:
+        for slot in self._slots.values():
+            os.close(slot.file)
+        self._slots.clear()
+
+
+class _MappedSlot:
+    def __init__(self, file: int) -> None:
+        self.file = file
+        self._memory: mmap.mmap | None = None
+        self._array: weakref.ref[Any] | None = None  # that all tensors in the slot refer to
+
+    @property
+    def is_used(self) -> bool:
+        return self._array is not None and self._array() is not None
+
+    def read(self, size: int) -> Tensor:
+        """Return the first bytes (N,)."""
+        if not size:
+            return torch.empty(0, dtype=torch.uint8)
+        if self._memory is None or len(self._memory) < size:
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self._memory = mmap.mmap(self.file, size, flags, mmap.PROT_READ)
+        array = np.frombuffer(self._memory, np.uint8, size)
+        self._array = weakref.ref(array)
+        return torch.from_numpy(array)
+
+
+def _address(file: int) -> tuple[int, int, str]:
+    return os.getpid(), file, os.readlink(f"/proc/self/fd/{file}")
+
+
+def _open(pid: int, file: int, name: str, mode: int = os.O_RDONLY) -> int:
+    """Open a file of another process by its address. Raises OSError if there is another file."""
+    path = f"/proc/{pid}/fd/{file}"
+    if os.readlink(path) != name:
+        raise FileNotFoundError(f"{path} is not {name}")
+    return os.open(path, mode)
