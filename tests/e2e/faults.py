@@ -64,10 +64,11 @@ NUM_FAULTS = {
 }
 
 
-def learn_despite(recipe: str, folder: Path, seed: str) -> str:
+def learn_despite(recipe: str, backend: str, folder: Path, seed: str) -> str:
     """Train with faults and count the prompts; return a summary. Raises AssertionError."""
     questions = _write_prompts(folder, tools=recipe == "tools")
-    command = ["train", "grpo", "--recipe", recipe, *SETTINGS, "--name", "harried"]
+    transport = f"actor_rollout_ref.rollout.checkpoint_engine.backend={backend}"
+    command = ["train", "grpo", "--recipe", recipe, *SETTINGS, transport, "--name", "harried"]
     run = folder / "runs" / "quickstart" / "harried"
     harried = Harried(command, run, folder, seed)
     try:

@@ -199,7 +199,11 @@ SETUPS = {
     "ppo-ray-1-to-2": Setup("ppo", PPO, resume=[RANKS.format(2)], exact=False),
     "ppo-ray-2-to-1": Setup("ppo", [*PPO, RANKS.format(2)], resume=[RANKS.format(1)], exact=False),
 }
-EAGER = {"eager/responses": "grpo", "eager/episodes": "tools"}  # recipes
+EAGER = {  # recipes and transports of weights
+    "eager/responses": ("grpo", "object_store"),
+    "eager/episodes": ("tools", "object_store"),
+    "eager/group": ("grpo", "gloo"),
+}
 # Two kills are two moments, one after the other; a kill while resuming needs one before it.
 MOMENTS = {
     "start-up": ["start-up"],
@@ -372,7 +376,7 @@ def _grows(name: str, folder: Path) -> str | None:
 
 def _learns_once(case: str, seed: int, folder: Path) -> str | None:
     """Print how a run with random faults learns from each prompt once; raise if it does not."""
-    print(faults.learn_despite(EAGER[case], folder, f"{seed} {case}"), flush=True)
+    print(faults.learn_despite(*EAGER[case], folder, f"{seed} {case}"), flush=True)
     return None
 
 

@@ -11,6 +11,8 @@ import pytest
 from rlctl.__main__ import main
 from tests.e2e.command import (
     metrics,
+    reproducible,
+    rlctl,
     start,
     wait_for_steps,
     wait_until_gone,
@@ -20,6 +22,7 @@ from tests.e2e.killed_runs import events
 
 SEPARATE = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 2}"]
 
+GLOO = "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo"
 EAGER = (
     *("async_training.schedule=eager", "async_training.max_staleness=1"),
     "algorithm.rollout_correction.bypass_mode=true",
@@ -28,7 +31,9 @@ EAGER = (
 
 @pytest.mark.extra("vllm")
 @pytest.mark.soak
-@pytest.mark.parametrize("options", [(), ("actor_rollout_ref.rollout.mode=async",), EAGER])
+@pytest.mark.parametrize(
+    "options", [(), ("actor_rollout_ref.rollout.mode=async",), EAGER, (*EAGER, GLOO)]
+)
 def test_an_engine_on_two_devices_survives_the_loss_of_one(
     options: tuple[str, ...], settings: list[str], tmp_path: Path
 ) -> None:
@@ -57,9 +62,20 @@ def test_an_engine_on_two_devices_survives_the_loss_of_one(
     assert len(events(run, "engine_restarted")) == 1
     rows = metrics(run)[1:]
     assert len(rows) == 5
-    if options != EAGER:  # there an older policy generates
+    if EAGER[0] not in options:  # there an older policy generates
         assert all(row["training/rollout_probs_diff_max"] < 1e-4 for row in rows)
     wait_until_gone(marker)
+
+
+def test_the_transport_of_weights_changes_no_metric(settings: list[str], tmp_path: Path) -> None:
+    rows: list[object] = []
+    for backend in ("object_store", "gloo"):
+        transport = f"actor_rollout_ref.rollout.checkpoint_engine.backend={backend}"
+        steps = ["trainer.total_training_steps=3", "actor_rollout_ref.actor.optim.lr=1e-3"]
+        overrides = [*settings, *SEPARATE, *steps, transport, "actor_rollout_ref.rollout.n=2"]
+        rlctl("train", "grpo", "--name", backend, *overrides, cwd=tmp_path)
+        rows.append(reproducible(tmp_path / "runs" / "quickstart" / backend))
+    assert rows[0] == rows[1]
 
 
 def test_invalid_engine_pools_are_refused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
+from rlctl.runtime.cluster.fair_lock import FairLock
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.roles import Published
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
@@ -38,7 +38,7 @@ class DisaggregatedActor(DelegatingActor):
         self.in_flight = in_flight
         self.published: PublishedWeights | None = None
         self.frozen: PublishedWeights | None = None  # parameters that are published once
-        self._lock = threading.Lock()  # of exchanges beside the trainer's thread
+        self._lock = FairLock()  # of exchanges beside the trainer's thread
 
     def num_engines(self) -> int:
         """Return the number of engines that get new requests, of which some may be down."""
@@ -51,14 +51,20 @@ class DisaggregatedActor(DelegatingActor):
         if published is not None and self.in_flight:
             self.engines.finish_update(self._lock)
             return
-        self.engines.update_weights(self.trainer.send_weights if published is None else published)
+        with self._lock:
+            self.engines.update_weights(published or self.trainer.send_weights)
 
     @timed("update_weights")
     def publish_weights(self) -> Published:
         """See `Actor`. A restarted engine gets the published weights, too.
 
-        Engines must be idle, unless they load weights `in_flight`.
+        Engines must be idle, unless they load weights `in_flight`: in a group of processes if they
+        have one, where an engine that restarts while the trainer learns waits for the next weights.
         """
+        if self._broadcasts:
+            with self._lock:
+                num_bytes = self.engines.broadcast(self.trainer.send_weights)
+            return replace(self.trainer.publish_weights(), num_bytes=num_bytes)
         from rlctl.runtime.cluster.channels import PublishedWeights, PublishingChannel
 
         num_frozen_bytes = 0
@@ -93,16 +99,26 @@ class DisaggregatedActor(DelegatingActor):
         """See `TurnEngines`. The engines keep their memory: they share it with no other role."""
 
     def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
-        if self.published is None:
-            self.engines.mark_stale()
+        self._end_weights()
         return self.trainer.update(batch, lr, max_probs_diff)
 
     def update_with_log_probs(
         self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
     ) -> tuple[LogProbs, Metrics]:
-        if self.published is None:
-            self.engines.mark_stale()
+        self._end_weights()
         return self.trainer.update_with_log_probs(batch, lr, max_probs_diff)
+
+    @property
+    def _broadcasts(self) -> bool:
+        """True if engines load weights in flight and from the trainer's devices."""
+        return self.in_flight and self.engines.are_in_group
+
+    def _end_weights(self) -> None:
+        """Let engines get the trainer's present weights no more: it is about to change them."""
+        if self._broadcasts:
+            self.engines.end_broadcasts()
+        elif self.published is None:
+            self.engines.mark_stale()
 
     def load(self, folder: Path) -> None:
         self.published = None

@@ -17,8 +17,9 @@ from rlctl.runtime.cluster.engines import (
     OpenTurn,
     Request,
     failure_reason,
+    place,
 )
-from rlctl.runtime.cluster.live_engines import LiveEngines, place
+from rlctl.runtime.cluster.live_engines import LiveEngines
 from rlctl.runtime.cluster.membership import Membership
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.rollout.requests import Completion, Slice

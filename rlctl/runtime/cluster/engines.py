@@ -19,6 +19,7 @@ from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.rollout.http_server import LostServerError
 from rlctl.runtime.rollout.requests import Completion
+from rlctl.runtime.rollout.requests import Request as TurnRequest
 
 GENERATE = "generate"  # Ray concurrency group
 
@@ -153,3 +154,30 @@ def failure_reason(
     except GetTimeoutError:
         return f"it {late} within {timeout_s:g} s"
     return None
+
+
+def place(
+    turns: Sequence[OpenTurn], engines: Sequence[Engine], ready: Sequence[Engine]
+) -> tuple[dict[Engine, list[TurnRequest]], list[OpenTurn]]:
+    """Distribute `turns` over the `ready` ones of all `engines` that are not draining.
+
+    Returns the requests of each engine, and the turns that no engine can begin yet. A turn goes to
+    the engine of its affinity if that can begin it, else to the least busy one.
+    """
+    new: dict[Engine, list[TurnRequest]] = {engine: [] for engine in ready}
+    members = [engine for engine in engines if not engine.draining]
+    left: list[OpenTurn] = []
+    for turn in turns:
+        able = [
+            engine for engine in ready if not engine.draining and engine.version >= turn.version
+        ]
+        if not able:
+            left.append(turn)
+            continue
+        affinity = turn.request.affinity
+        target = members[affinity % len(members)] if affinity >= 0 else None
+        if target not in able:
+            target = min(able, key=lambda engine: len(engine.turns))
+        new[target].append(turn.request)
+        target.turns[turn.request.key] = turn
+    return new, left

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import accumulate
+from threading import Lock
 from typing import Any
 
 import ray
@@ -22,7 +23,6 @@ from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.rolling import RollingUpdate, is_stale
 from rlctl.runtime.model.engine_weights import Selection
-from rlctl.runtime.rollout.requests import Request as TurnRequest
 from rlctl.runtime.rollout.weight_sync import WeightChannel, uses_host_memory
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
@@ -35,6 +35,7 @@ SendWeights = Callable[[WeightChannel[Any]], Sequence[Any]]
 _MAX_FAILURES = 3  # engines that one request may be lost with before the run fails
 _MAX_BROKEN = 3  # weight syncs that break without a lost engine before all engines are restarted
 _GRACE_S = 30.0  # for an engine to leave a broken group
+_LATE_S = 60.0  # for an engine to load a bucket, while the others wait
 _POLL_S = 0.1  # while engines load weights
 
 
@@ -56,6 +57,9 @@ class LiveEngines:
         self.all_down_since: float | None = None  # when the last ready engine was lost
         # None: the engines' weights are stale.
         self.send_weights: SendWeights | PublishedWeights | None = None
+        self.can_send = Lock()  # the trainer's weights do not change while it is held
+        self.awaits_broadcast = False  # weights have changed since the last one
+        self.num_bytes = 0  # of the last sync of the trainer's weights
         self.waiting: deque[Request] = deque()  # parts of a batch that no engine has
         self.unplaced: list[OpenTurn] = []  # of lost engines
         self._num_losses: Counter[int] = Counter()  # engines lost with a request, by its key
@@ -77,6 +81,29 @@ class LiveEngines:
         """Require `update_weights` before the next `generate_sequences`: the policy changes."""
         self.version += 1
         self.send_weights = self.rolling.weights = None
+
+    @property
+    def are_in_group(self) -> bool:
+        """True if weights reach the engines in a `WeightGroup`, False if through host memory."""
+        return not uses_host_memory(self.rollout, self.trainer_device)
+
+    def broadcast(self, send_weights: SendWeights) -> int:
+        """Send the trainer's weights to all ready engines, in mid-response; return their bytes.
+
+        No exchange may be under way. Engines that become ready later get these weights until
+        `end_broadcasts`, and then those of the next call.
+        """
+        self.version += 1
+        self.send_weights, self.awaits_broadcast, self.all_down_since = send_weights, False, None
+        self.restart_lost()
+        while any(engine.ready and engine.version != self.version for engine in self.pool.engines):
+            self.sync_weights(send_weights)
+        return self.num_bytes
+
+    def end_broadcasts(self) -> None:
+        """Let engines that become ready wait for the next `broadcast`: the policy changes."""
+        with self.can_send:
+            self.awaits_broadcast = True
 
     def publish(self, weights: PublishedWeights) -> None:
         """Let the engines load `weights` one after the other, beside exchanges, in mid-response."""
@@ -110,7 +137,7 @@ class LiveEngines:
     def ready_for_turns(self) -> list[Engine]:
         """Bring engines up to date; return those that can generate.
 
-        Without published weights, all of them get the trainer's first.
+        Without published weights, all of them get the trainer's first, unless those have changed.
         """
         engines, send_weights = self.pool.engines, self.send_weights
         if self.rolling.weights is not None:
@@ -120,7 +147,11 @@ class LiveEngines:
             return able
         if send_weights is None:
             raise InternalError("exchange with stale engine weights: call update_weights before it")
-        self.sync_weights(send_weights)
+        with self.can_send:
+            if self.awaits_broadcast:
+                self._check_alive(any(engine.ready for engine in engines))
+            else:
+                self.sync_weights(send_weights)
         return [engine for engine in engines if engine.version == self.version]
 
     def restart_lost(self) -> None:
@@ -178,11 +209,11 @@ class LiveEngines:
         are_new = any(engine.version < 0 for engine in stale)
         selection = Selection.ALL if are_new else Selection.CHANGING
         if not isinstance(weights, PublishedWeights):
-            can_join = all(engine.num_receivers for engine in stale)
-            if can_join and not uses_host_memory(self.rollout, self.trainer_device):
+            if self.are_in_group and all(engine.num_receivers for engine in stale):
                 self._broadcast_to(stale, weights, selection)
                 return
             weights = PublishedWeights.join(weights(PublishingChannel(selection)))
+            self.num_bytes = weights.num_bytes
         buckets = weights.buckets_for(selection)
         loading = [
             (engine, engine.handle.load_stored.remote(buckets, weights.version)) for engine in stale
@@ -204,14 +235,17 @@ class LiveEngines:
             (engine, engine.handle.load_broadcast.remote(address, number))
             for number, engine in zip(numbers, stale, strict=False)
         ]
-        rank_info = self.pool.spec.rank_info
-        rank_info = replace(rank_info, timeout_s=timeout_s, device=self.trainer_device)
+        # The trainer's call, which has this limit, must outlive a late engine.
+        late_s, grace_s = min(_LATE_S, timeout_s / 4), min(_GRACE_S, timeout_s / 4)
+        own = self.pool.spec.rank_info
+        rank_info = replace(own, timeout_s=late_s, device=self.trainer_device)
         with self.group.watch([call for _, call in loading]):
             sent: Sequence[Sent] = send_weights(GroupChannel(address, rank_info, selection))
         reason = next((part.failure for part in sent if part.failure is not None), None)
+        self.num_bytes = sum(part.num_bytes for part in sent)
         if reason is not None:
             self.group.dissolve()
-            timeout_s = _GRACE_S
+            timeout_s = grace_s
         for engine, call in loading:
             self._finish_load(engine, call, timeout_s)
         has_left = any(engine.ready and engine.version != self.version for engine in stale)
@@ -260,30 +294,3 @@ class LiveEngines:
                 f"{_MAX_FAILURES} rollout engines were lost with the same prompts: {reason}",
                 where=tail,
             )
-
-
-def place(
-    turns: Sequence[OpenTurn], engines: Sequence[Engine], ready: Sequence[Engine]
-) -> tuple[dict[Engine, list[TurnRequest]], list[OpenTurn]]:
-    """Distribute `turns` over the `ready` ones of all `engines` that are not draining.
-
-    Returns the requests of each engine, and the turns that no engine can begin yet. A turn goes to
-    the engine of its affinity if that can begin it, else to the least busy one.
-    """
-    new: dict[Engine, list[TurnRequest]] = {engine: [] for engine in ready}
-    members = [engine for engine in engines if not engine.draining]
-    left: list[OpenTurn] = []
-    for turn in turns:
-        able = [
-            engine for engine in ready if not engine.draining and engine.version >= turn.version
-        ]
-        if not able:
-            left.append(turn)
-            continue
-        affinity = turn.request.affinity
-        target = members[affinity % len(members)] if affinity >= 0 else None
-        if target not in able:
-            target = min(able, key=lambda engine: len(engine.turns))
-        new[target].append(turn.request)
-        target.turns[turn.request.key] = turn
-    return new, left

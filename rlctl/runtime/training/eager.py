@@ -127,7 +127,7 @@ class Eager(RolloutSource):
         return now.scored, now.metrics
 
     def end_step(self) -> dict[str, float]:
-        """Publish the weights, which engines load one after the other; return metrics."""
+        """Publish the weights, which engines load in mid-response; return metrics."""
         self._learned += 1
         published = self.collection.publish()
         self._steps[published.version] = self._learned
