@@ -106,12 +106,15 @@ class Harried:
         self.stop_seconds: list[float] = []
 
     def suffer(self) -> None:
-        """Let each fault of `NUM_FAULTS` happen in a random step, then wait for the end."""
+        """Let the faults of `NUM_FAULTS` happen in random steps, until the run ends."""
         kinds = [kind for kind, number in NUM_FAULTS.items() for _ in range(number)]
         self.generator.shuffle(kinds)
-        for kind in kinds:
+        for number, kind in enumerate(kinds):
             self._wait_for_a_step()
             time.sleep(self.generator.uniform(0, 1.5))
+            if self.process.poll() == 0:
+                print(f"    ended before {', '.join(kinds[number:])}", flush=True)
+                break
             steps = len(metrics(self.run)) - 1
             print(f"    after step {steps}: {kind}", flush=True)
             self._happen(kind)
@@ -158,7 +161,7 @@ class Harried:
         wait_until(
             lambda: self.process.poll() is not None or written(), self.process.pid, "another step"
         )
-        if self.process.poll() is not None:
+        if self.process.poll():  # not 0: it has failed
             _, talk = self.process.communicate()
             raise AssertionError(f"exit {self.process.returncode} before the next fault\n{talk}")
 
