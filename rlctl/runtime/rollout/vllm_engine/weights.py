@@ -71,7 +71,7 @@ class ExpertStacks:
     of 128 experts. Quantized experts, and those of which this process has a part, are left to them.
     """
 
-    def __init__(self, engine: nn.Module, model: PreTrainedModel | None) -> None:
+    def __init__(self, engine: Any, model: PreTrainedModel | None) -> None:
         """Find the layers of vLLM's model, and the parameters of `model` that are stacks."""
         from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
