@@ -28,6 +28,15 @@ def chromium() -> Iterator[Browser]:
         yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
 
+def wait_for(page: Page, expression: str) -> None:
+    """Wait until an expression is true; `wait_for_function` is stopped by the page's policy."""
+    for _ in range(1200):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    pytest.fail(f"not true within a minute: {expression}")
+
+
 def problems_of(page: Page) -> list[str]:
     """Return the list to which errors, warnings and dialogs of the page are appended."""
     problems: list[str] = []

@@ -21,7 +21,7 @@ from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.record import SweepDir, SweepRecord, TrialTable
 from tests.board.serving import Served, serving
-from tests.browser import chromium, problems_of
+from tests.browser import chromium, problems_of, wait_for
 from tests.progress import wait_until
 from tests.recorded import record
 from tests.runs.test_report import ACC, EVIL, sample, write_run
@@ -124,12 +124,11 @@ def test_images_of_prompts_are_shown(page: Page, board: Served, root: Path) -> N
     images = page.locator(".sample img")
     expect(images).to_have_count(2)
     images.last.scroll_into_view_if_needed()
-    page.wait_for_function("[...document.images].every(image => image.complete)")
+    wait_for(page, "[...document.images].every(image => image.complete)")
     assert images.evaluate_all(LOADED) == [[name, True] for name in ALT]
     expect(page.get_by_text("image 8 of prompt 3, without a thumbnail")).to_be_visible()
     page.set_viewport_size({"width": 400, "height": 900})
-    page.wait_for_function("document.documentElement.scrollWidth <= 400")  # charts follow later
-    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    wait_for(page, "document.documentElement.scrollWidth <= 400")  # charts follow later
     assert violations(page) == []
 
 

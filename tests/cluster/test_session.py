@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -27,7 +28,7 @@ from ray.exceptions import ActorUnavailableError
 import rlctl.runtime
 from rlctl.errors import MissingExtraError, ResourceError, RlctlError, Terminated
 from rlctl.recipes.compose import compose
-from rlctl.runtime.cluster import access, daemons
+from rlctl.runtime.cluster import access, daemons, fork_server
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.session import _options, ray_session
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
@@ -74,6 +75,11 @@ def listening() -> dict[str, set[str]]:
 
 def _listening(_: RankInfo) -> set[str]:
     return set().union(*listening().values())
+
+
+def test_a_python_with_a_space_in_its_path_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/a b/python")
+    assert fork_server.python("10.0.0.1:6379") == {"py_executable": "'/a b/python'"}
 
 
 def test_ranks_of_one_host_listen_on_the_loopback_interface() -> None:

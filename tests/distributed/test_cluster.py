@@ -137,7 +137,7 @@ def test_an_engine_is_divided_over_both_nodes(
     policy, events = config.actor_rollout_ref, list[str]()
     rollout = RolloutSpec(policy.model, SamplingConfig(policy.rollout, 12, (2,)), 40, seed=1)
     where = replace(rank_info(), log_path=tmp_path / "engines.log")
-    spec = PoolSpec("engines", 2, where, 90.0, 60.0, False, 1.0)
+    spec = PoolSpec("engines", 2, where, 600.0, 600.0, False, 1.0)
     rows = Ragged.from_rows([torch.arange(5, 5 + length) for length in (3, 9, 6)])
     prompts = Prompts(rows, torch.arange(3), [])
     with session(cluster.address):

@@ -104,7 +104,8 @@ def test_run_resumes_from_its_remote_copy(
 ) -> None:
     """Read and store everything remotely, lose the local folder, and resume from the copy.
 
-    The run that it is compared with has a file in the place of its copy, and is not stopped.
+    The run that it is compared with has a file in the place of its project's copies, and is not
+    stopped.
     """
     recipe = ("trainer.save_freq", "trainer.test_freq")
     train = [
@@ -115,7 +116,8 @@ def test_run_resumes_from_its_remote_copy(
         f"actor_rollout_ref.model.path={shared}/model",
         f"trainer.mirror={shared}/runs",
     ]
-    (tmp_path / "full").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "quickstart").touch()
     blocked = f"trainer.mirror=file://{tmp_path}/full"
     assert main([*train, "--name", "straight", "trainer.total_training_steps=3", blocked]) == 0
     messages = capfd.readouterr().err

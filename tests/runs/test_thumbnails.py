@@ -21,7 +21,7 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from rlctl.runs.thumbnails import MAX_BYTES, read_thumbnail, write_thumbnails
 from rlctl.tracking.jsonl import generations_file, read_generations
-from tests.browser import chromium
+from tests.browser import chromium, wait_for
 from tests.data_prep.test_images import picture
 from tests.recorded import record
 from tests.runs.test_report import opened, sample
@@ -118,7 +118,7 @@ def test_a_report_shows_each_image_once(tmp_path: Path) -> None:
     with chromium() as browser, opened(browser, tmp_path / "x.html") as page:
         images = page.locator(".sample img")
         images.last.scroll_into_view_if_needed()
-        page.wait_for_function("[...document.images].every(image => image.complete)")
+        wait_for(page, "[...document.images].every(image => image.complete)")
         assert images.evaluate_all(LOADED) == [[name, True] for name in ALT]
         heads = page.locator(".sample .images h3")
         assert heads.all_text_contents() == ["image", "images8 of 10"]

@@ -69,7 +69,8 @@ def use(name: str | None) -> None:
 def python(address: str | None) -> dict[str, str]:
     """Return the runtime environment of workers at `address`; empty for Python itself."""
     if _server is None or not on_this_machine(address):
-        return {}
+        quoted = shlex.quote(sys.executable)  # which Ray forgets
+        return {} if quoted == sys.executable else {"py_executable": quoted}
     return {"py_executable": shlex.join([sys.executable, "-IS", str(CLIENT), _server])}
 
 

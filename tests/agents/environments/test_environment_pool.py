@@ -377,7 +377,7 @@ def test_users_code_is_imported_in_the_main_thread_without_a_loop(tmp_path: Path
 def interpreter(folder: Path, options: str) -> str:
     """Return a program that starts Python without this project: its own folder and `options`."""
     program = folder / "python"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {options} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {options} "$@"\n')
     program.chmod(0o755)
     return str(program)
 
