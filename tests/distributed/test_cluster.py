@@ -122,7 +122,7 @@ def test_a_program_places_processes_on_each_node(address: str) -> None:
 @pytest.mark.parametrize(
     ("backend", "lost"),
     [
-        ("object_store", "process"),
+        pytest.param("object_store", "process", marks=pytest.mark.soak),
         ("gloo", "process"),
         pytest.param("gloo", "node", marks=pytest.mark.soak),
     ],

@@ -116,7 +116,7 @@ def test_open_responses_continue_under_the_new_weights(
     assert stage.events == []
 
 
-@pytest.mark.parametrize("what", ["fall", "freeze"])
+@pytest.mark.parametrize("what", ["fall", pytest.param("freeze", marks=pytest.mark.soak)])
 def test_engine_lost_in_a_broadcast_is_left_out_until_the_next(
     stage: Stage,  # noqa: F811
     actor: DisaggregatedActor,
