@@ -111,11 +111,6 @@ async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "rlctl"
 
 
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach a server that listens on `host`."""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
 def _same(given: str, secret: str) -> bool:
     """Compare in constant time; headers may contain any bytes."""
     return hmac.compare_digest(given.encode(errors="surrogateescape"), secret.encode())

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from rlctl.board.access import Access, is_loopback
+from rlctl.board.access import Access
 from rlctl.board.server import listen, make_app
 from rlctl.board.views import PAGE, Views
 from rlctl.errors import UsageError
+from rlctl.network import is_loopback
 from rlctl.redaction import redact
 from rlctl.runs.listing import RunQuery
 

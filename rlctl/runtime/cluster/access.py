@@ -5,7 +5,6 @@ Who reaches an open port of Ray can run code as the user who started it.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from rlctl import network
 from rlctl.debugging import post_mortem
 from rlctl.errors import MissingExtraError, ResourceError
 from rlctl.plugins import require
@@ -119,8 +119,4 @@ def address_of(init: schema.RayInit) -> str | None:
 
 def is_loopback(address: str) -> bool:
     """Return True if only this machine reaches `address`, a `host:port`."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return network.is_loopback(address.rpartition(":")[0].strip("[]"))

@@ -67,7 +67,7 @@ def use(name: str | None) -> None:
 
 
 def python(address: str | None) -> dict[str, str]:
-    """Return the runtime environment of workers at `address`; empty for Python itself."""
+    """Return the runtime environment of workers at `address`; empty if Ray's own does."""
     if _server is None or not on_this_machine(address):
         quoted = shlex.quote(sys.executable)  # which Ray forgets
         return {} if quoted == sys.executable else {"py_executable": quoted}

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
+from rlctl.network import is_loopback
 
 _POLL_S = 0.2
 _HEALTH_S = 10.0
@@ -44,8 +45,7 @@ class HttpServer:
     @property
     def is_local(self) -> bool:
         """True if the server is on this machine, by its address."""
-        host = urlsplit(self.url).hostname or ""
-        return host in ("localhost", "::1") or host.startswith("127.")
+        return is_loopback(urlsplit(self.url).hostname or "")
 
     def wait_for(self, path: str, timeout_s: float) -> None:
         """Wait until `GET path` succeeds. Raises ResourceError after `timeout_s`."""

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, Problem, RlctlError, raise_problems
+from rlctl.network import is_loopback
 from rlctl.recipes import schema
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.http_engine import (
@@ -140,7 +141,7 @@ class VLLMServerEngine(HttpEngine):
     def num_receivers(self, device: str, host: str) -> int:
         """See `RemoteReceiver`. A server with data parallelism sends calls to one replica."""
         parallel, own = self.config["parallel_config"], self.config["device_config"]["device"]
-        is_reached = self.server.is_local or not host.startswith("127.")
+        is_reached = self.server.is_local or not is_loopback(host)
         is_extended = parallel["worker_extension_cls"] == _EXTENSION
         can_join = is_extended and parallel["data_parallel_size"] == 1 and own == device
         return parallel["world_size"] if can_join and is_reached else 0
