@@ -114,7 +114,10 @@ class Stage:
         self.events: list[tuple[str, dict[str, Any]]] = []
         log = replace(rank_info(), log_path=folder / "engines.log")
         spec = PoolSpec("engines", num_engines, log, 90.0, 60.0, False, 1.0)
-        self.pool = EnginePool(spec, 4.0, lambda kind, **fields: self.events.append((kind, fields)))
+        restart_timeout_s = 300.0  # for a busy machine, too
+        self.pool = EnginePool(
+            spec, restart_timeout_s, lambda kind, **fields: self.events.append((kind, fields))
+        )
         sampling = SamplingConfig(config.actor_rollout_ref.rollout, 12, (2,))
         model = config.actor_rollout_ref.model
         self.engines = self.pool.spawn(RolloutSpec(model, sampling, 40, seed=1))
@@ -405,7 +408,10 @@ def test_corrupted_weights_stop_the_run(
         stage.generate(seed=1)
 
 
-def test_run_fails_with_a_reason_when_all_engines_are_lost(stage: Stage) -> None:
+def test_run_fails_with_a_reason_when_all_engines_are_lost(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage.pool.engines, "restart_timeout_s", 4.0)
     stage.generate(seed=1)
     (stage.folder / "full").touch()
     for process in engine_processes(stage.folder):

@@ -154,6 +154,7 @@ def test_engine_lost_in_a_broadcast_is_left_out_until_the_next(
 def test_restarted_engines_get_the_weights_that_the_trainer_still_has(
     stage: Stage,  # noqa: F811
     actor: DisaggregatedActor,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All engines are killed, while the trainer waits for responses, and once it has learned."""
     turns = Turns(stage, actor, seed=4)
@@ -169,8 +170,10 @@ def test_restarted_engines_get_the_weights_that_the_trainer_still_has(
     for process in engine_processes(stage.folder):
         process.kill()
     wait_until(actor, lambda: stage.kinds().count("engine_restarted") == 2)
-    time.sleep(stage.pool.engines.restart_timeout_s)
-    turns.advance()  # they wait for longer than a restart may take
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.pool.engines, "restart_timeout_s", 0.5)
+        time.sleep(1)
+        turns.advance()  # they wait for longer than a restart may take
     assert {engine.version for engine in engines(stage)} == {-1}
     actor.publish_weights()
     rollouts = turns.finish()
