@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.command import TIMEOUT_S, environment, metrics, wait_for_steps
+from tests.e2e.command import TIMEOUT_S, environment, metrics, reproducible, wait_for_steps
 from tests.e2e.conftest import small, write_shelf
 from tests.e2e.killed_runs import events
 from tests.progress import wait_until
@@ -202,6 +202,21 @@ def test_engines_on_the_other_machine_and_a_resumed_run(machines: list[Machine])
     assert len(placed(head, "a")) == 2
     head.run("rlctl", "resume", "a", "trainer.total_training_steps=3")
     assert steps_of(head, "a") == [1, 2, 3]
+
+
+def test_only_changed_weights_travel_without_a_change_of_results(
+    machines: list[Machine], tmp_path: Path
+) -> None:
+    engine = "actor_rollout_ref.rollout.checkpoint_engine"
+    words = ["actor_rollout_ref.model.dtype=bfloat16", f"{engine}.backend=gloo"]
+    rows = []
+    for name, value in (("all", "false"), ("changes", "true")):
+        given = [*settings(machines[0], 4, tmp_path), *ENGINES_AWAY, *words]
+        machines[0].run(
+            *("rlctl", "train", "grpo", "--name", name, *given, f"{engine}.only_changes={value}")
+        )
+        rows.append(reproducible(tmp_path / "runs" / "two" / name))
+    assert rows[0] == rows[1]
 
 
 def test_ranks_without_a_common_folder_are_refused(machines: list[Machine]) -> None:

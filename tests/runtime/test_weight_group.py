@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 
@@ -140,6 +140,44 @@ def test_all_parts_arrive_in_all_engines(
         assert nccl.num_communicators == 1
         turns = len(sent) // NUM_PARTS + 1  # the last has the version
         assert nccl.num_calls == members * (len(sent) + turns)
+
+
+@pytest.mark.parametrize("where", [CPU, GPU], ids=["gloo", "nccl"])
+def test_only_changed_values_are_sent_again(
+    where: RankInfo, store: TCPStore, nccl: type[FakeNCCL], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of the values changes, then none, then all of them."""
+    monkeypatch.setattr(SharedMemory, "connect", lambda *_: False)
+    store.set(weight_group.ONLY_CHANGES, "")
+    address = GroupAddress("127.0.0.1", store.port, 1)
+    first = torch.randn(10_000, generator=torch.Generator().manual_seed(1)).bfloat16()
+    second = first.clone()
+    second[::10] += 1
+    syncs = [first, second, second, second + 1]
+
+    def receive() -> list[Tensor]:
+        FakeNCCL.gpu.number = 1
+        received, device = [], SecondDevice("cuda") if where.device == "cuda" else nullcontext()
+        with device, closing(WeightGroup(address, 0, where)) as group:
+            for _ in syncs:
+                [bucket] = Broadcast(group)
+                bucket.verify()
+                received += [value.clone() for _, value in bucket.tensors()]
+        return received
+
+    with ThreadPoolExecutor(1) as executor:
+        engine, sizes = executor.submit(receive), []
+        FakeNCCL.gpu.number = 0
+        with SecondDevice("cuda") if where.device == "cuda" else nullcontext():
+            group = WeightGroup(address, WHOLE, where)
+            for version, weights in enumerate(syncs):
+                rows = whole([("weights", weights)])
+                memory = memory_of(where.device)
+                [bucket] = to_buckets(rows, WHOLE, torch.bfloat16, 10**6, memory)
+                sizes += [group.send(bucket, WHOLE), group.send(version, WHOLE)]
+        received = engine.result(timeout=600)
+    assert sizes == [20_000, 0, 6_000, 0, 0, 0, 20_000, 0]
+    assert all(torch.equal(a, b) for a, b in zip(received, syncs, strict=True))
 
 
 @pytest.mark.parametrize("keeps", [0, 1, 9])

@@ -37,6 +37,7 @@ _REINFORCE = UnusedIf(
 )
 _GREEDY = UnusedIf({".do_sample": False})
 _NO_POOL_FOR_ASYNC = UnusedIf({".mode": "async", "trainer.placement.rollout": None})
+_OBJECT_STORE = UnusedIf({".backend": "object_store"})
 _ENGINE_POOL = UnusedIf({"trainer.placement.rollout": Not(None)})
 _EPISODES = UnusedIf({".multi_turn.enable": True})
 _NO_EPISODES = UnusedIf({".multi_turn.enable": False})
@@ -162,6 +163,10 @@ class CheckpointEngine(Section):
     )
     update_weights_bucket_megabytes: Count | None = Field(
         description="size of one weight sync transfer, in MiB; null = 1024 on GPUs, 32 on CPUs"
+    )
+    only_changes: Annotated[bool, _OBJECT_STORE] = Field(
+        description="send between machines only the values that have changed, as few do in "
+        "bfloat16; each engine keeps a copy of its weights in host memory"
     )
 
 

@@ -43,7 +43,6 @@ class GroupChannel:
         return memory_of(self.device)(size, part) if group is None else group.allocate(size)
 
     def send(self, bucket: Bucket) -> None:
-        self.num_bytes += bucket.data.nbytes
         self._send(bucket, bucket.header.part)
 
     def close(self, version: int, part: Part = WHOLE) -> Sent:
@@ -53,7 +52,7 @@ class GroupChannel:
     def _send(self, message: Bucket | int, part: Part) -> None:
         try:
             if (group := self._group(part)) is not None:
-                group.send(message, part)
+                self.num_bytes += group.send(message, part)
         except BrokenGroupError as error:
             self._leave(error)
 

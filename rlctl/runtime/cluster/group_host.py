@@ -14,13 +14,20 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from rlctl.runtime.cluster.engines import Engine
 from rlctl.runtime.rollout.store import listen, open_store
-from rlctl.runtime.rollout.weight_group import BROKEN, CHECK_S, CONNECT_S, GroupAddress
+from rlctl.runtime.rollout.weight_group import (
+    BROKEN,
+    CHECK_S,
+    CONNECT_S,
+    ONLY_CHANGES,
+    GroupAddress,
+)
 
 
 class GroupHost:
     """Store of a group, which lasts while the same engines are members."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_changes: bool) -> None:
+        self.only_changes = only_changes
         self._store: TCPStore | None = None
         self._address = GroupAddress("", 0, 0)
         self._members: list[Any] = []
@@ -34,6 +41,8 @@ class GroupHost:
             size = sum(engine.num_receivers for engine in engines)
             listener = listen(host, size + 1)
             self._store = open_store(listener, size + 1, timedelta(seconds=CONNECT_S))
+            if self.only_changes:
+                self._store.set(ONLY_CHANGES, "")
             self._address = GroupAddress(host, self._store.port, size)
             self._members = members
         return self._address

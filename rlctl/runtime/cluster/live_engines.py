@@ -52,7 +52,7 @@ class LiveEngines:
         self.trainer_device = spec.trainer_device or pool.spec.rank_info.device
         self.event = event
         self.version = 0  # of the trainer's weights
-        self.group = GroupHost()
+        self.group = GroupHost(only_changes=self.rollout.checkpoint_engine.only_changes)
         self.num_broken = 0  # syncs in a row that broke without a lost engine
         self.all_down_since: float | None = None  # when the last ready engine was lost
         # None: the engines' weights are stale.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,13 +26,15 @@ from torch import Tensor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.shared_memory import SharedMemory, can_read
 from rlctl.runtime.rollout.store import connect_store, use_interface_to
+from rlctl.runtime.rollout.weight_changes import WeightChanges
 from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader, Part
 
 CONNECT_S = 60.0  # deadline for all members to connect
 CHECK_S = 0.2  # between two looks at whether a member was lost
 # Pauses before looks at whether a broadcast is over; the last one repeats.
 POLLS_S = (2e-5, 5e-5, *(1e-4,) * 4, *(2e-4,) * 4, 5e-4, 1e-3)
-BROKEN, _NUM_PARTS = "broken", "num-parts"  # keys of the store
+# Keys of the store, the second of which exists if only changed values are sent.
+BROKEN, ONLY_CHANGES, _NUM_PARTS = "broken", "only-changes", "num-parts"
 _END = -1  # in place of a header's size
 
 
@@ -71,6 +73,7 @@ class WeightGroup:
             rank = member.index if isinstance(member, Part) else self.num_parts + member
             self.shared = self._shared_memory(member, rank)
             self.group: Any = None if self.shared else self._connected(rank)
+            self.changes = WeightChanges() if self.store.check([ONLY_CHANGES]) else None
         except RuntimeError as error:  # torch raises it for stores, sockets and NCCL alike
             raise BrokenGroupError(f"no group could be formed: {error}") from error
 
@@ -116,24 +119,33 @@ class WeightGroup:
     def _empty(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
-    def send(self, message: Bucket | int, part: Part) -> None:
+    def send(self, message: Bucket | int, part: Part) -> int:
         """Broadcast a bucket, or the version at the end, when it is the turn of `part`.
 
-        Takes part in the broadcasts of the other parts. Raises BrokenGroupError.
+        Takes part in the broadcasts of the other parts. Returns the bytes sent, without headers.
+        Raises BrokenGroupError.
         """
+        data = message.data if isinstance(message, Bucket) else None
         if self.shared:
             with self._closing():
                 self.shared.send(message, self._wait_for)
         else:
+            if self.changes is not None and isinstance(message, Bucket):
+                data = self.changes.encode(message)
+                message = Bucket(message.header, data)
             deque(self._take_turns(message, part.index), maxlen=0)
+        return 0 if data is None else len(data)
 
     def receive(self) -> Iterator[Bucket | int]:
         """Yield what each part sends in this turn. Raises BrokenGroupError."""
         if self.shared:
             with self._closing():
                 yield from self.shared.receive(self._wait_for)
-        else:
-            yield from self._take_turns(None, -1)
+            return
+        for message in self._take_turns(None, -1):
+            if self.changes is not None and isinstance(message, Bucket):
+                message = self.changes.decode(message.header, message.data)
+            yield message
 
     def _take_turns(self, message: Bucket | int | None, own: int) -> Iterator[Bucket | int]:
         """Exchange the sizes of all members' messages, and yield those of the other parts."""
@@ -251,22 +263,6 @@ def receive_weights(
             return None
         raise
     return weights.version
-
-
-@runtime_checkable
-class RemoteReceiver(Protocol):
-    """Engine in other processes, which are receivers of a group themselves."""
-
-    def num_receivers(self, device: str, host: str) -> int:
-        """Return the number of its processes; 0 if they cannot join a group of `device`s.
-
-        `host` is the address of the run in this process's network.
-        """
-        ...
-
-    def receive_weights(self, address: GroupAddress, number: int) -> int | None:
-        """See the function; `number` is that of the first process."""
-        ...
 
 
 class Broadcast:

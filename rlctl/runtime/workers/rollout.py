@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from rlctl.plugins import load
 from rlctl.recipes import schema
@@ -18,9 +18,25 @@ from rlctl.runtime.rollout.exchange import InFlightEngine, WeightVersions, excha
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.shared_engine import SharedEngine
-from rlctl.runtime.rollout.weight_group import GroupAddress, RemoteReceiver, receive_weights
+from rlctl.runtime.rollout.weight_group import GroupAddress, receive_weights
 from rlctl.runtime.rollout.weight_sync import Bucket, join_buckets
 from rlctl.runtime.workers.dispatch import Worker
+
+
+@runtime_checkable
+class RemoteReceiver(Protocol):
+    """Engine in other processes, which are receivers of a group themselves."""
+
+    def num_receivers(self, device: str, host: str) -> int:
+        """Return the number of its processes; 0 if they cannot join a group of `device`s.
+
+        `host` is the address of the run in this process's network.
+        """
+        ...
+
+    def receive_weights(self, address: GroupAddress, number: int) -> int | None:
+        """See `receive_weights`; `number` is that of the first process."""
+        ...
 
 
 @dataclass(frozen=True)
