@@ -6,13 +6,14 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.rollout.auto import AutoEngine, select_engine
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.rollout.vllm_engine.cpu import HEAD_SIZES
+from rlctl.runtime.rollout.vllm_engine.cpu import HEAD_SIZES, rotate_unaligned_heads
 from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 from rlctl.runtime.rollout.vllm_engine.versions import check_versions
 
@@ -95,3 +96,22 @@ def test_head_sizes_match_vllm() -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     assert list(HEAD_SIZES) == CPUAttentionBackend.get_supported_head_sizes()
+
+
+@pytest.mark.extra("vllm")
+@pytest.mark.parametrize("size", [40, 64])
+def test_16_bit_heads_of_any_size_are_rotated(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own kernel ends the process for heads of size 40."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    monkeypatch.setattr(RotaryEmbedding, "forward_cpu", RotaryEmbedding.forward_cpu)
+    rotate_unaligned_heads()
+    with set_current_vllm_config(VllmConfig()):
+        rotary = RotaryEmbedding(size, size, 64, 10000.0, True, torch.bfloat16)
+    positions, query, key = torch.arange(7), torch.randn(7, 4 * size), torch.randn(7, 2 * size)
+    exact = rotary.forward_native(positions, query, key)
+    rounded = rotary.forward_cpu(positions, query.bfloat16(), key.bfloat16())
+    for found, expected in zip(rounded, exact, strict=True):
+        assert found is not None
+        torch.testing.assert_close(found.float(), expected, atol=0.05, rtol=0.02)

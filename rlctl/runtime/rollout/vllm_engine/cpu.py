@@ -135,6 +135,26 @@ def pad_attention_heads() -> None:
     Attention.__init__, Attention.forward = build_padded, attend_padded
 
 
+def rotate_unaligned_heads() -> None:
+    """Patch rotary embeddings of 16-bit heads whose halves are no multiple of 16 bytes.
+
+    vLLM's kernel for CPUs writes halves to aligned addresses, and else ends the process.
+    """
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    rotate = RotaryEmbedding.forward_cpu
+
+    def rotate_all(
+        self: RotaryEmbedding, positions: Tensor, query: Tensor, key: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        is_aligned = query.element_size() > 2 or self.rotary_dim % 16 == 0
+        return (rotate if is_aligned else RotaryEmbedding.forward_native)(
+            self, positions, query, key
+        )
+
+    RotaryEmbedding.forward_cpu = rotate_all
+
+
 def _block_bytes(config: VllmConfig, groups: list[KVCacheGroupSpec]) -> int:
     from vllm.v1.core import kv_cache_utils
 

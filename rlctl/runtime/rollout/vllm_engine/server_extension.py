@@ -21,6 +21,7 @@ from rlctl.runtime.rollout.vllm_engine.cpu import (
     keep_weights_unpacked,
     pack_loaded_experts,
     pad_attention_heads,
+    rotate_unaligned_heads,
 )
 from rlctl.runtime.rollout.vllm_engine.weights import (
     ExpertStacks,
@@ -35,6 +36,7 @@ if current_platform.is_cpu():
     keep_weights_unpacked()
     pack_loaded_experts()
     pad_attention_heads()
+    rotate_unaligned_heads()
 
 
 class WeightReceiver:

@@ -38,6 +38,7 @@ from rlctl.runtime.rollout.vllm_engine.cpu import (
     keep_weights_unpacked,
     pack_loaded_experts,
     pad_attention_heads,
+    rotate_unaligned_heads,
     size_cache,
 )
 from rlctl.runtime.rollout.vllm_engine.cpu_states import compute_delta_nets
@@ -87,6 +88,7 @@ def prepare(spec: EngineSpec) -> None:
             keep_weights_unpacked()
             pack_loaded_experts()
             pad_attention_heads()
+            rotate_unaligned_heads()
             apply_one_adapter()
             import_without_torchvision()
             compute_delta_nets()
