@@ -80,8 +80,13 @@ async def stream(task: Mapping[str, Any], client: Any) -> float:
     return 1.0
 
 
-async def fork(task: Mapping[str, Any], client: Any) -> float:
+async def fork_at_once(task: Mapping[str, Any], client: Any) -> float:
     """Ask a problem twice at the same time, continue both, and compact the second."""
+    return await fork(task, client, at_once=True)
+
+
+async def fork(task: Mapping[str, Any], client: Any, at_once: bool = False) -> float:
+    """Do the same by one request after the other, whose order decides on the random streams."""
 
     async def ask(messages: list[Any]) -> list[Any]:
         reply = await client.chat.completions.create(model="policy", messages=messages)
@@ -89,7 +94,10 @@ async def fork(task: Mapping[str, Any], client: Any) -> float:
 
     (first, _), (second, _), (third, _), *_ = questions(task)
     begun = [{"role": "user", "content": first}]
-    left, right = await asyncio.gather(ask(begun), ask(begun))
+    if at_once:
+        left, right = await asyncio.gather(ask(begun), ask(begun))
+    else:
+        left, right = await ask(begun), await ask(begun)
     await ask([*left, {"role": "user", "content": second}])
     await ask([*right, {"role": "user", "content": second}])
     await ask([{"role": "user", "content": third}])

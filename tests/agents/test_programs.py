@@ -23,7 +23,7 @@ from tests.agents.programs import TEMPLATE
 from tests.agents.quiz import write_quiz
 from tests.agents.test_episodes import ROLLOUT, N, episodes, generate
 
-PLAIN = ("chat", "stream", "fork", "refused", "fails", "silent", "choices", "texts")
+PLAIN = ("chat", "stream", "fork_at_once", "refused", "fails", "silent", "choices", "texts")
 WITH_TOOLS = (
     *("tools", "streamed_call", "messages_api", "responses_api", "stops", "documented"),
     "gives_up",
@@ -68,9 +68,9 @@ def test_programs_of_a_batch(tmp_path: Path) -> None:
     ):
         batch = generate(roles, asked)
         again = generate(roles, asked)
-        chat, fork = played_by(batch, "chat"), played_by(batch, "fork")
+        chat, fork = played_by(batch, "chat"), played_by(batch, "fork_at_once")
         trained = roles.actor.compute_log_probs(chat).log_probs
-        validated = generate(roles, asked.select(indices_of(asked, "fork")), validate=True)
+        validated = generate(roles, asked.select(indices_of(asked, "fork_at_once")), validate=True)
     assert torch.equal(batch.response_ids.values, again.response_ids.values)
     assert torch.equal(batch.rollout_log_probs.values, again.rollout_log_probs.values)
     check_chat(chat, trained.values)
