@@ -62,7 +62,6 @@ ALLOWED: list[tuple[str, bool, list[str]]] = [
     ("this machine has a GPU", True, ["tests/e2e/test_cuda_build.py::*"]),
     # Cases of parametrized tests that an engine does not have.
     ("* cannot load weights in mid-response", True, ["tests/runtime/test_engine_contract.py::*"]),
-    ("vLLM reserves its memory at the start", True, ["tests/runtime/test_engine_contract.py::*"]),
 ]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from transformers import PreTrainedModel
 
-from rlctl.errors import ConfigError, InternalError
+from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model import kernels, shared_prompts
 from rlctl.runtime.model.attention import Packing, use_rlctl_attention
@@ -116,25 +116,6 @@ def test_prompts_computed_once(kind: str, max_mask: int, monkeypatch: pytest.Mon
     assert relative(gradient(hf, found), gradient(hf, expected)) < 1e-5
 
 
-def test_attend_is_causal_softmax_attention() -> None:
-    generator = torch.Generator().manual_seed(0)
-    num_tokens = int(LENGTHS.sum())
-    query = torch.randn(num_tokens, 4, 8, generator=generator, dtype=torch.float64)
-    key, value = torch.randn(2, num_tokens, 2, 8, generator=generator, dtype=torch.float64)
-    out = Packing.from_lengths(LENGTHS, "cpu").attend(0, query, key, value, Reach(0.3))
-    start = 0
-    for length in LENGTHS.tolist():
-        for token in range(start, start + length):
-            for head in range(4):
-                weights = torch.softmax(
-                    0.3 * key[start : token + 1, head // 2] @ query[token, head], 0
-                )
-                torch.testing.assert_close(
-                    out[token, head], weights @ value[start : token + 1, head // 2]
-                )
-        start += length
-
-
 @pytest.mark.parametrize(
     ("window", "with_sinks", "softcap", "share"),
     [
@@ -227,10 +208,3 @@ def test_a_window_that_the_config_does_not_have_is_refused() -> None:
     model.config.layer_types = ["full_attention"] * 2
     with pytest.raises(ConfigError, match="window of 8 tokens, and config"):
         packed(model, token_ids())
-
-
-def test_what_packed_attention_cannot_compute_is_refused() -> None:
-    model = tiny_model("llama")
-    use_rlctl_attention(model)
-    with pytest.raises(InternalError, match="without `packing`"):
-        model(input_ids=token_ids()[None], use_cache=False)

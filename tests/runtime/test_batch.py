@@ -39,15 +39,6 @@ def test_select_in_any_order(rows: list[list[int]], random: st.DrawFn) -> None:
         assert [row.tolist() for row in taken.rows()] == [rows[i] for i in index]
 
 
-def test_chunk_and_concat_keep_all_fields() -> None:
-    batch = experience()
-    assert [len(part) for part in batch.chunk([torch.arange(3), torch.arange(3, 8)])] == [3, 5]
-    parts = batch.chunk([torch.arange(3), torch.arange(3, 8)])
-    whole = type(batch).concat(parts)
-    assert torch.equal(whole.advantages.values, batch.advantages.values)
-    assert whole.finish == batch.finish
-
-
 def test_pickled_batch_has_the_same_values() -> None:
     batch = dataclasses.replace(experience(), components={"odd": torch.tensor([0.5, -0.0] * 4)})
     read = pickle.loads(pickle.dumps(batch))

@@ -149,15 +149,6 @@ def test_unknown_metric_is_rejected_by_name() -> None:
         sampling.collect(cast(Any, None), 1)
 
 
-def test_algorithm_without_groups_is_not_filtered() -> None:
-    sampling, algorithm = collector(set(), needs=Needs.NOTHING)
-    scored, metrics = sampling.collect(cast(Any, None), 2)
-    assert algorithm.prompts == [[4, 5, 6, 7]]
-    assert len(scored) == SIZE * N
-    assert metrics == {}
-    assert sampling.epoch() == 0
-
-
 def played(*failed: list[bool], num_rows: int = 2) -> Scored:
     """Return groups of episodes with `num_rows` rows each; True is an episode that failed."""
     episodes = [

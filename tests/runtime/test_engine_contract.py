@@ -34,7 +34,6 @@ from rlctl.runtime.rollout.engine import (
 from rlctl.runtime.rollout.exchange import InFlightEngine
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice, next_key
-from rlctl.runtime.rollout.running import RunningRows
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import Bucket
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
@@ -510,37 +509,3 @@ def test_a_corrupted_bucket_is_named(worker: RolloutWorker) -> None:
     broken.data[0] ^= 1
     with pytest.raises(RlctlError, match="bucket 0 was sent with checksum"):
         worker.load_weights(Arrived([broken, *rest], 9))
-
-
-def test_responses_that_begin_again_have_the_weights_of_then(
-    worker: RolloutWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An out-of-memory error comes later in the exchange in which one response has finished."""
-    if not isinstance(worker.engine, HFEngine):
-        pytest.skip("vLLM reserves its memory at the start")
-    worker.load_weights(Arrived(buckets(changed(1)), 1))
-    run, step, num_steps = Run(worker), RunningRows.step, 0
-
-    def failing(rows: RunningRows) -> object:
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps == 9:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return step(rows)
-
-    monkeypatch.setattr(RunningRows, "step", failing)
-    run.exchange([*requests(9, max_tokens=(7,)), *requests(9, 20)], Slice(4))
-    worker.load_weights(Arrived(buckets(changed(2)), 2))
-    run.exchange([], TO_END)
-    assert run.found[0, 0].spans == ((1, 5), (2, 2))
-    assert {row: each.spans for row, each in run.found.items() if row[0]} == {
-        (1, 0): ((2, 24),),
-        (1, 1): ((2, 30),),
-        (2, 0): ((2, 24),),
-        (2, 1): ((2, 30),),
-    }
-    new = changed(2)
-    for (place, _), each in run.found.items():
-        if place:
-            expected = full_forward(new, run.asked[place].context_ids, each.response_ids, 1.0)
-            torch.testing.assert_close(each.log_probs, expected, atol=1e-4, rtol=0)

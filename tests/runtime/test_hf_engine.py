@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
 from rlctl.runtime.model.attention import Packing, use_rlctl_attention
@@ -107,28 +103,3 @@ def test_model_mode_is_restored_and_gradients_flow() -> None:
     fresh = HFEngine(copy.deepcopy(model), None).generate(prompts(4, 7), sampling(temperature=0.0))
     assert after.response_ids.values.tolist() != before.response_ids.values.tolist()
     assert torch.equal(after.response_ids.values, fresh.response_ids.values)
-
-
-def test_fsdp2_with_unsharded_parameters(tmp_path: Path) -> None:
-    expected = HFEngine(tiny_model(), None).generate(prompts(4, 7), sampling())
-    model = tiny_model()
-    engine = HFEngine(model, None)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
-    )
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        sharded = [fully_shard(layer, mesh=mesh) for layer in model.model.layers] + [
-            fully_shard(model, mesh=mesh)
-        ]
-        for module in sharded:
-            module.set_reshard_after_forward(False, recurse=False)
-            module.unshard()
-        responses = engine.generate(prompts(4, 7), sampling())
-        for module in sharded:
-            module.reshard()
-    finally:
-        dist.destroy_process_group()
-    assert torch.equal(responses.response_ids.values, expected.response_ids.values)
-    difference = responses.log_probs.values - expected.log_probs.values
-    assert difference.abs().max() <= 1e-5  # the modules of FSDP, and fused layers

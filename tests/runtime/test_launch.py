@@ -67,15 +67,6 @@ def test_roles_missing_from_the_checkpoint_start_from_scratch(checkpoint: Path) 
     assert phases == ["loading the checkpoint of step 4"]
 
 
-def test_fork_restores_the_state_as_a_new_run(checkpoint: Path) -> None:
-    (checkpoint / "critic").mkdir()
-    start = ResumePoint(None, checkpoint, 4)
-    state, loaded, _ = restored(start)
-    assert state.new_run
-    assert loaded["critic"] == ["critic"]
-    assert (start.resume_step, ResumePoint(Path("run"), checkpoint, 4).resume_step) == (0, 4)
-
-
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write `model/` and `train.parquet`, and return their folder."""

@@ -17,7 +17,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.sft import SFT
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.model import attention, causal_lm, padded_rows
+from rlctl.runtime.model import attention, causal_lm
 from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.attention import Packing, use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
@@ -26,7 +26,6 @@ from rlctl.runtime.model.padded_rows import has_padded_rows, use_padded_rows
 from rlctl.runtime.model.probe import check_model, check_packing, first_layers
 from rlctl.runtime.model.routing import Routers
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.base import ModelWorker
@@ -132,20 +131,6 @@ def test_models_that_are_not_causal_are_refused_by_their_class() -> None:
         use_rlctl_attention(miniature("bert"))
 
 
-@pytest.mark.parametrize("kind", PADDED)
-def test_models_that_cannot_be_packed_are_padded(
-    kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    padded_rows._warn.cache_clear()
-    model = miniature(kind, **PADDED[kind])
-    expected = row_by_row(model, rows())
-    policy = PolicyModel(prepared(model), 1.0)
-    assert has_padded_rows(prepared(model))  # also the second time
-    found = policy(packed(rows())).log_probs
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-    assert f"models of type {kind} take the slow path, because" in caplog.text
-
-
 @pytest.mark.parametrize("kind", CAUGHT)
 def test_probe_pads_models_that_do_not_use_the_interface(kind: str) -> None:
     policy = PolicyModel(prepared(miniature(kind)), 1.0)
@@ -162,16 +147,6 @@ def test_probe_refuses_padded_rows_of_models_that_are_not_causal() -> None:
         check_model(PolicyModel(hf, 1.0), None)
 
 
-@pytest.mark.parametrize("kind", ["bloom", "mpt", "rwkv"])
-def test_probe_refuses_wrong_log_probs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models that the class does not give away."""
-    monkeypatch.setattr(attention, "use_padded_rows", lambda *_: None)
-    numbers = rf"models of type {kind} .* a log-prob is -[\d.]+ instead of -[\d.]+ \(difference"
-    with pytest.raises(ConfigError, match=numbers) as raised:
-        check_packing(PolicyModel(prepared(miniature(kind, **PADDED[kind])), 1.0))
-    assert raised.value.exit_code == 3
-
-
 @pytest.mark.parametrize("kind", ["policy", "backbone"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_probe_refuses_a_leak_in_any_precision(
@@ -186,14 +161,6 @@ def test_probe_refuses_a_leak_in_any_precision(
     monkeypatch.setattr(Packing, "attend", partial(Packing.attend, whole))
     with pytest.raises(ConfigError, match="computed wrongly on packed rows"):
         check_packing(model)
-
-
-def test_ranks_do_not_divide_padded_rows() -> None:
-    model = PolicyModel(prepared(miniature("bloom", **PADDED["bloom"])), 1.0)
-    key = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2"
-    fsdp = compose("grpo", [key]).config.actor_rollout_ref.actor.fsdp_config
-    with pytest.raises(ConfigError, match="models of type bloom compute padded rows"):
-        shard(model, rank_info(0, 2), fsdp, RankStorage("cpu", torch.float32, torch.float32))
 
 
 def test_experts_of_padded_rows_are_not_replayed() -> None:

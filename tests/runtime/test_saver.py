@@ -83,19 +83,6 @@ class Case:
         return self.saver.store.steps()
 
 
-def test_checkpoint_holds_every_learning_role(tmp_path: Path) -> None:
-    case = Case(tmp_path)
-    case.saver.begin(ControllerState(1, "id", {}, 0, {}), {})
-    assert case.steps == []
-    case.saver.abandon()
-    assert list(case.saver.store.folder.iterdir()) == []
-    case.save(1)
-    folder = case.saver.store.path(1)
-    assert case.steps == [1]
-    assert {path.name for path in folder.iterdir()} >= {"actor", "critic", "huggingface"}
-    assert case.num_reported == 1
-
-
 def test_failed_write_is_reported_and_leaves_earlier_checkpoints(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

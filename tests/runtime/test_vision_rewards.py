@@ -18,12 +18,10 @@ from rlctl.runs.thumbnails import read_thumbnail
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.batch.images import image_token
 from rlctl.runtime.data.conversations import Conversations
-from rlctl.runtime.model import image_attention
 from rlctl.runtime.model.load import load_config, load_model
-from rlctl.runtime.model.probe import check_model
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences, prompt_numbers
-from rlctl.runtime.model.vision import SeenPrompt, image_processor
+from rlctl.runtime.model.vision import image_processor
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.tracking.jsonl import generations_file, read_generations
 from tests.e2e.command import metrics
@@ -77,19 +75,6 @@ def test_scores_of_packed_rows_are_those_of_transformers(
         ]
     assert len({round(score, 4) for score in expected}) == len(rows)
     assert found.tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_the_probe_compares_rows_with_images(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hf = load_model(settings(folders["gemma3"]), "new_classifier", torch.float32, 0)
-    check_model(RewardModel(hf), None)
-    ids = torch.tensor(prompts_of(folders["gemma3"])[0])
-    assert SeenPrompt.of(hf, ids, CHATS[0][1]).inputs
-    monkeypatch.setattr(image_attention, "LOOKS_AHEAD", ())
-    check_model(RewardModel(hf), None)
-    with pytest.raises(ConfigError, match=r"type gemma3 .* computed wrongly .* with images"):
-        SeenPrompt.of(hf, ids, CHATS[0][1])
 
 
 def test_a_model_that_writes_text_gives_no_score(folders: dict[str, Path]) -> None:
