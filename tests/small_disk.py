@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,14 +28,6 @@ def small_disk(folder: Path, options: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def use_up_inodes(folder: Path, left: int) -> None:
-    """Create empty files until only `left` more can be created."""
-    filler = folder / "filler"
-    filler.mkdir()
-    for number in range(os.statvfs(folder).f_ffree - left):
-        (filler / str(number)).touch()
 
 
 def fill(folder: Path) -> Path:

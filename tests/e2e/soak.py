@@ -230,28 +230,12 @@ def _same_on_both_planes(recipe: str, settings: list[str], exact: bool, folder: 
     return ", ".join(_differing(first, second, exact)) or None
 
 
-def _same_on_a_mesh(mesh: list[str], folder: Path) -> str | None:
-    """Return what differs between runs on one rank and on the ranks of `mesh`."""
-    runs = []
-    for name, settings in {"alone": ONE_RANK, "mesh": []}.items():
-        command = ["train", "ppo", *SETTINGS, *PPO, *mesh, *settings, "--name", name]
-        ended = run(*command, cwd=folder)
-        assert ended.code == 0, ended.talk
-        runs.append(folder / "runs" / "quickstart" / name)
-    differing = _differing(runs[0], runs[1], exact=False)
-    for each in runs:  # the names are those of other meshes, too
-        _remove(each, folder)
-    return ", ".join(differing) or None
-
-
 # Proofs of their own: each returns None, or what is wrong.
 PROOFS: dict[str, Callable[[Path], str | None]] = {
     "engines/vllm-server": partial(soak_engines.train_on_servers, [*SETTINGS, *GRPO]),
     "engines/vllm-server-group": partial(
         soak_engines.train_on_servers, [*SETTINGS, *GRPO], group=True
     ),
-    "mesh/one-rank": partial(_same_on_a_mesh, MESH),
-    "pipeline/one-rank": partial(_same_on_a_mesh, PIPELINE),
     "data-plane/grpo": partial(_same_on_both_planes, "grpo", GRPO, True),
     "data-plane/ppo": partial(_same_on_both_planes, "ppo", PPO, False),
 }

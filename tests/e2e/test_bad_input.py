@@ -57,15 +57,6 @@ def test_bad_input_gives_one_clear_error(
     assert not (tmp_path / "runs").exists()
 
 
-def test_existing_run_name_is_refused(
-    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "quickstart" / "mine").mkdir(parents=True)
-    assert main(["train", "ppo", "--name", "mine", *settings]) == 5
-    assert "mine-2" in capsys.readouterr().err
-
-
 def test_missing_package_of_a_logger_exits_6_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
@@ -76,11 +67,6 @@ def test_missing_package_of_a_logger_exits_6_with_the_install_command(
     assert main(["train", "ppo", "-l", "wandb"]) == 6
     assert "pip install 'rlctl[wandb]'" in capsys.readouterr().err
     assert not (tmp_path / "runs" / "quickstart").exists()
-
-
-def test_inline_refuses_several_processes(settings: list[str], capsys: Capsys) -> None:
-    assert main(["train", "ppo", "--inline", *settings, "trainer.n_gpus_per_node=2"]) == 2
-    assert "--inline" in capsys.readouterr().err
 
 
 def test_too_little_disk_space_is_refused(

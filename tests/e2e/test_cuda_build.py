@@ -45,12 +45,6 @@ def run(code: str, cuda: Mapping[str, str]) -> str:
     return done.stdout.strip()
 
 
-def test_torch_has_cuda_and_no_device(cuda: Mapping[str, str]) -> None:
-    code = "import torch, rlctl; print(torch.version.cuda, torch.cuda.is_available())"
-    assert run(code, cuda).endswith(" False")
-    assert not run(code, cuda).startswith("None")
-
-
 def test_processes_of_the_ladder_can_use_cuda_after_their_fork(cuda: Mapping[str, str]) -> None:
     code = """
 import os

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,7 @@ from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.resume import ResumeOptions, ResumePlan, compose_resumed, plan_resume
 from rlctl.runtime.training.run_folder import input_hashes, open_run
-from tests.e2e.command import metrics, rlctl
-from tests.small_disk import small_disk, use_up_inodes
+from tests.e2e.command import rlctl
 
 
 @pytest.fixture(scope="module")
@@ -202,19 +200,3 @@ def test_a_resume_that_fails_at_its_start_records_the_cause(run: Path, tmp_path:
     assert record.failure is not None
     assert record.failure["code"] == "E-EXISTS"
     assert record.failure["message"].startswith("the folder has files of another run")
-
-
-def test_disk_without_inodes_costs_the_checkpoint_alone(run: Path, tmp_path: Path) -> None:
-    """Give the checkpoint up with an event; exit with code 7 because it is the last one."""
-    with small_disk(tmp_path / "disk", "nr_inodes=400") as disk:
-        copied = disk / "runs" / "p" / "r"
-        shutil.copytree(run, copied, symlinks=True)
-        use_up_inodes(disk, left=16)
-        talk = rlctl(
-            *("resume", copied, "--inline", "trainer.total_training_steps=4"), cwd=tmp_path, code=7
-        ).stderr
-        assert "the checkpoint of step 3 was not written" in talk
-        assert "the latest checkpoint is that of step 2" in talk
-        assert [row["step"] for row in metrics(copied)] == [1, 2, 3, 4]
-        assert json.loads((copied / "run.json").read_text())["state"] == "failed"
-        assert not list(copied.glob("checkpoints/.*"))

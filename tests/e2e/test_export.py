@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
 from rlctl.runtime.checkpoint.export import export
-from tests.e2e.command import environment, metrics, rlctl
+from tests.e2e.command import metrics, rlctl
 from tests.models import write_tiny_model
 
 RUNS = Path("runs") / "quickstart"
@@ -155,38 +153,3 @@ def test_export_of_adapter_and_of_checkpoint_without_model_folder(
     for name, value in weights(folder / "rebuilt").items():
         torch.testing.assert_close(value, merged[name], rtol=1e-6, atol=1e-7)
     assert AutoTokenizer.from_pretrained(folder / "rebuilt").chat_template
-
-
-VLLM = """
-import json, sys
-from vllm import LLM, SamplingParams
-options = dict(enforce_eager=True, kv_cache_memory_bytes=2**26, max_num_seqs=1)
-engine = LLM(sys.argv[1], dtype="float32", max_model_len=128, **options)
-params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-(answer,) = engine.generate([{"prompt_token_ids": json.loads(sys.argv[2])}], params)
-print("answer", list(answer.outputs[0].token_ids))
-"""
-
-
-@pytest.mark.extra("vllm")
-@pytest.mark.soak
-def test_vllm_loads_an_export(trained: Path, folder: Path) -> None:
-    export(found(trained), None, folder / "for-vllm")
-    prompt = [5, 9, 20, 33, 7, 12]
-    variables = environment() | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-    }
-    command = [sys.executable, "-c", VLLM, str(folder / "for-vllm"), json.dumps(prompt)]
-    done = subprocess.run(
-        command, env=variables, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
-    tokens = json.loads(line.removeprefix("answer "))
-    with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(folder / "for-vllm")(
-            torch.tensor([prompt + tokens])
-        ).logits[0]
-    assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens
