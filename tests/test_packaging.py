@@ -1,10 +1,12 @@
-"""Files for other people's machines: metadata, type marker, workflow, image and scripts."""
+"""Files for other people's machines: metadata, workflow, image, scripts, versions, the audit."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +15,8 @@ from typer.main import get_group
 from rlctl import __version__
 from rlctl.__main__ import main
 from rlctl.cli import app
+from tests import audit
+from tests.abroad.packages import TRIALS
 from tests.strangers import command_paths
 
 ROOT = Path(__file__).parents[1]
@@ -84,3 +88,71 @@ def test_the_completion_script_of_a_shell(shell: str, capsys: pytest.CaptureFixt
     script = capsys.readouterr().out
     assert "_RLCTL_COMPLETE" in script
     assert ("complete_fish" in script) == (shell in ("bash", "zsh", "fish"))
+
+
+REPORT: dict[str, Any] = {
+    "dependencies": [
+        {"name": "safe", "version": "1", "vulns": []},
+        {
+            "name": "old",
+            "version": "2",
+            "vulns": [
+                {"id": "PYSEC-1", "aliases": ["CVE-1"], "fix_versions": ["3"]},
+                {"id": "PYSEC-2", "aliases": [], "fix_versions": []},
+            ],
+        },
+        {"name": "local", "skip_reason": "not on the index"},
+    ]
+}
+
+
+def test_vulnerabilities_are_found_unless_accepted() -> None:
+    assert audit.findings(REPORT) == [
+        "old 2: PYSEC-1, fixed in 3",
+        "old 2: PYSEC-2, fixed in no version",
+    ]
+    assert audit.findings(REPORT, {"CVE-1": "not reached", "PYSEC-2": "not reached"}) == []
+
+
+def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(audit, "audit", lambda: REPORT)
+    assert audit.main() == 1
+    assert "2 vulnerabilities in 2 packages, 1 not looked up" in capsys.readouterr().out
+    monkeypatch.setattr(audit, "audit", lambda: {"dependencies": REPORT["dependencies"][:1]})
+    assert audit.main() == 0
+    assert "0 vulnerabilities in 1 packages" in capsys.readouterr().out
+    monkeypatch.setattr(audit, "audit", lambda: {"dependencies": REPORT["dependencies"][2:]})
+    assert audit.main() == 0
+    assert "not done" in capsys.readouterr().out
+
+
+def test_no_network_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def offline(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 2, "", "error: dns error: no such host\n")
+
+    monkeypatch.setattr(subprocess, "run", offline)
+    assert audit.main() == 0
+    assert "not done" in (out := capsys.readouterr().out)
+    assert "no such host" in out
+
+
+def test_the_page_has_the_versions_that_are_tried() -> None:
+    page = (ROOT / "docs/compatibility.md").read_text()
+    pins = {
+        requirement for trial in TRIALS for requirement in trial.packages if "==" in requirement
+    }
+    assert len(pins) > 20
+    for pin in pins:
+        name, version = pin.split("==")
+        name = name.split("[")[0]
+        rows = [line for line in page.splitlines() if re.search(rf"\b{name}\b", line)]
+        assert any(re.search(rf"\b{re.escape(version)}\b", row) for row in rows), pin
+
+
+def test_the_files_of_tests_exist() -> None:
+    files = [file for trial in TRIALS for file in trial.tests]
+    assert all((ROOT / file).is_file() for file in files)
+    here = {f"tests/abroad/{path.name}" for path in (ROOT / "tests/abroad").glob("on_*.py")}
+    assert here <= {*files}

@@ -1,16 +1,29 @@
-"""Requests of episodes that fail while engines work on them."""
+"""Requests that fail while engines work on them, and their places on engines of several ranks."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock, create_autospec
 
 import pytest
 import torch
 
+from rlctl.recipes.compose import compose
+from rlctl.runtime.agents.actor import ColocatedEngines, RankEngines
 from rlctl.runtime.agents.schedule import Schedule, TurnEngines
+from rlctl.runtime.agents.stream import OverlappedActor
+from rlctl.runtime.batch import Prompts, Ragged
+from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
+from rlctl.runtime.rewards.role import RuleReward
+from rlctl.runtime.roles import Actor, Roles
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.training.generation import _overlapped
 
 
 class OneSlot(TurnEngines):
@@ -102,3 +115,79 @@ def test_requests_of_one_episode_share_no_step(delay_s: float) -> None:
 
     asyncio.run(schedule.run([partial(two_at_a_time, number) for number in range(3)]))
     assert engines.batches == [[0, 10, 20], [1, 11, 21]]
+
+
+def overlapped(engines: TurnEngines, *overrides: str) -> Actor:
+    """Return the actor of a run whose rewards are computed in processes."""
+    config = compose("grpo", list(overrides)).config
+    rollout = config.actor_rollout_ref.rollout
+    actor, reward = create_autospec(Actor), create_autospec(RuleReward)
+    sampling = SamplingConfig(rollout, 8, (2,))
+    roles = _overlapped(config, Roles(actor, reward), engines, 4, sampling, reward)
+    return roles.actor
+
+
+def test_overlap_places_requests_on_engines(caplog: pytest.LogCaptureFixture) -> None:
+    """One engine of two ranks each, a pool of three, and a pool whose engines return groups."""
+    decoding = Decoding(1.0, 1.0, -1, ())
+    ids = [Request(i, torch.tensor([1]), decoding, (4,), (i,)) for i in range(12)]
+    shared = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
+    pool = create_autospec(DisaggregatedActor, instance=True)
+    pool.num_engines.return_value = 3
+    for engines, overrides, expected in (
+        (ColocatedEngines(create_autospec(RankEngines), 4, 2), [shared], {0: 6, 1: 6}),
+        (pool, [], {0: 4, 1: 4, 2: 4}),
+    ):
+        actor = overlapped(engines, *overrides)
+        assert isinstance(actor, OverlappedActor)
+        assert Counter(each.affinity for each in actor._placed(ids)) == expected
+    caplog.set_level("INFO", "rlctl")
+    actor = overlapped(pool, "actor_rollout_ref.rollout.mode=async")
+    assert not isinstance(actor, OverlappedActor)
+    assert "responses are scored after generation, although reward.overlap is true" in caplog.text
+
+
+class Ranks:
+    """Ranks whose engines finish each request at once, with its length as the response."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[list[Request]], Slice]] = []
+
+    def exchange(
+        self, requests: list[list[Request]], limit: Slice, cancelled: Collection[int] = ()
+    ) -> list[list[Completion]]:
+        assert not cancelled
+        self.calls.append((requests, limit))
+        return [
+            [
+                Completion(each.key, i, ids, torch.zeros(1), "stop")
+                for each in part
+                for i, ids in enumerate([torch.tensor([len(each.context_ids)])] * len(each.seeds))
+            ]
+            for part in requests
+        ]
+
+    def end_exchange(self) -> None:
+        pass
+
+
+def test_ranks_that_share_an_engine_get_the_same_requests_and_steps() -> None:
+    rollout = "actor_rollout_ref.rollout"
+    config = compose("grpo", [f"{rollout}.tensor_model_parallel_size=2", f"{rollout}.n=2"]).config
+    sampling = SamplingConfig(config.actor_rollout_ref.rollout, 8, (2,))
+    ranks, reward = Ranks(), MagicMock()
+    roles = Roles(cast(Any, SimpleNamespace()), cast(Any, reward))
+    overlapped = _overlapped(config, roles, ColocatedEngines(ranks, 4, 2), 4, sampling, reward)
+    lengths = [3, 1, 4, 2, 5]
+    ids = Ragged.from_rows([[7] * n for n in lengths], torch.int64)
+    rollouts = overlapped.actor.generate_sequences(
+        Prompts(ids, torch.arange(5), cast(Any, [None] * 5)), seed=1
+    )
+    assert rollouts.response_ids.values.tolist() == [n for n in lengths for _ in range(2)]
+    ((parts, limit),) = ranks.calls
+    assert [[len(each.context_ids) for each in part] for part in parts] == 2 * [[4, 3, 1]] + 2 * [
+        [5, 2]
+    ]
+    assert (limit.steps, limit.seconds) == (8, None)
+    assert reward.begin().add.call_count == 10
+    reward.begin().finish.assert_called_once_with(rollouts)

@@ -1,25 +1,31 @@
-"""`rlctl engines` with a run whose engines are played by a thread of this process."""
+"""`rlctl engines` with a run that a thread of this process plays, and requests that Ray refuses."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rlctl.__main__ import main
 from rlctl.runs.engines import (
+    REQUESTS,
     EngineRequest,
     EngineStatus,
     PoolStatus,
     Progress,
     RequestStatus,
+    new_request,
     received,
 )
 from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.cluster import membership
+from rlctl.runtime.cluster.membership import Membership
 
 ENGINES = [
     EngineStatus(0, "10.0.0.1 abcd", "serving", {"CPU": 1.0, "GPU": 1.0}, 12, 34.5),
@@ -129,3 +135,37 @@ def test_runs_without_engines_to_change(stage: Stage, capsys: pytest.CaptureFixt
     stage.run.finish("finished", 0)
     assert stage.rlctl("list") == 5
     assert "r is finished: it has no engines" in capsys.readouterr().err
+
+
+def test_a_request_that_ray_refuses_has_failed_and_reserves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refuse the second of two placement groups."""
+    made, removed, events = [], [], []
+
+    def request_devices() -> str:
+        if made:
+            raise ValueError("no such resource")
+        made.append("first")
+        return "first"
+
+    monkeypatch.setattr(membership, "remove_placement_group", removed.append)
+    monkeypatch.setattr(Membership, "_serve", lambda _: None)  # the test calls `advance`
+    pool: Any = SimpleNamespace(
+        joined=[],
+        engines=[],
+        spec=SimpleNamespace(start_timeout_s=60.0),
+        request_devices=request_devices,
+    )
+    spec: Any = SimpleNamespace()
+    members = Membership(pool, spec, tmp_path, lambda kind, **_: events.append(kind))
+    (tmp_path / REQUESTS).mkdir()
+    request = new_request("add", 2)
+    (tmp_path / REQUESTS / "1.json").write_text(json.dumps(asdict(request)))
+    members.advance()
+    status = PoolStatus.read(tmp_path)
+    assert status is not None
+    (told,) = status.requests
+    assert (told.progress, removed) == ("failed", ["first"])
+    assert told.message == "Ray did not accept the request: no such resource"
+    assert events == ["engine_request", "engine_request_failed"]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import rlctl
 from rlctl import plugins
 from rlctl.__main__ import main
+from rlctl.data_prep.arithmetic import train_and_validation
+from rlctl.data_prep.rows import PromptRow
 from rlctl.quickstart import NAME as MODEL
-from tests.task_files import NAME, is_right, question, write_task
 
 
 @pytest.fixture(autouse=True)
@@ -127,3 +130,51 @@ def test_a_wrong_task_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     code, message = failed(capsys, "--tasks", NAME, "--task-dir", ".")
     assert code == 3
     assert f"cannot load the task '{NAME}': ValueError: Got invalid output_type 'sing'" in message
+
+
+NAME = "rlctl_sums"
+FINAL = r"#### (\d+)"
+
+
+def write_task(folder: Path, num_rows: int = 8) -> list[PromptRow]:
+    """Write the task `NAME` to `folder` and return its rows."""
+    few, rows = train_and_validation(4, num_rows, seed=3, level=1, careless=0.0)
+    for file, some in (("few", few), ("rows", rows)):
+        lines = [{"question": question(row), "final": str(row.ground_truth)} for row in some]
+        (folder / f"{file}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    task = {
+        "task": NAME,
+        "dataset_path": "json",
+        "dataset_kwargs": {
+            "data_files": {"train": str(folder / "few.jsonl"), "test": str(folder / "rows.jsonl")},
+            "cache_dir": str(folder / "cache"),
+        },
+        "fewshot_split": "train",
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{final}}",
+        "generation_kwargs": {"until": ["\n\n\n"], "do_sample": False, "max_gen_toks": 48},
+        "filter_list": [
+            {
+                "name": "number",
+                "filter": [
+                    {"function": "regex", "regex_pattern": FINAL},
+                    {"function": "take_first"},
+                ],
+            }
+        ],
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    }
+    (folder / "sums.yaml").write_text(yaml.safe_dump(task))
+    return rows
+
+
+def question(row: PromptRow) -> str:
+    return str(row.prompt[-1]["content"])
+
+
+def is_right(row: PromptRow, text: str) -> bool:
+    """Return True if the number that the task extracts from a response is the row's."""
+    found = re.findall(FINAL, text)
+    return bool(found) and found[0] == row.ground_truth

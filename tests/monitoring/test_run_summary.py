@@ -1,9 +1,14 @@
-"""Key figures and number formats, against worked values."""
+"""Key figures, number formats, ETA, step line and the last summary, against worked values."""
 
 import math
+from io import StringIO
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from rlctl.monitoring.final_summary import print_summary
+from rlctl.monitoring.panel import Panel
 from rlctl.monitoring.run_summary import RunSummary, validation_metric
 from rlctl.monitoring.text import ago, count, duration, percent_or_number, sparkline
 
@@ -97,3 +102,88 @@ def test_sparkline():
     assert sparkline([]) == ""
     assert sparkline([0, 0, 4, 4, 7, 7], width=3) == "▁▅█"
     assert len(sparkline(list(range(1000)), width=40)) == 40
+
+
+def test_eta_is_pace_of_latest_steps_times_steps_left():
+    panel = Panel(total_steps=100)
+    assert panel.eta() is None
+    panel.add(0, {}, at=0.0)
+    assert panel.eta() is None
+    for step in range(1, 30):
+        panel.add(step, {}, at=10.0 + 2.0 * step)
+    assert panel.eta() == pytest.approx(2.0 * 71)
+    assert panel.line() == "step 29/100  eta 2m 22s"
+
+
+def test_kl_is_that_to_the_reference() -> None:
+    panel = Panel()
+    panel.add(1, {"actor/ppo_kl": 0.5}, at=0.0)
+    assert panel.line() == "step 1"
+    panel.add(2, {"actor/ppo_kl": 0.5, "actor/kl_loss": 0.25}, at=0.0)
+    assert panel.line() == "step 2  kl 0.25"
+
+
+def test_line_has_turns_and_outcomes_of_episodes():
+    panel = Panel()
+    row = {"agent/turns/mean": 3.25, "agent/outcome/length": 0.25, "agent/outcome/done": 0.75}
+    panel.add(1, row, at=0.0)
+    assert panel.line() == "step 1  turns 3.2  75% done, 25% length"
+
+
+def test_phases_beside_a_step_are_not_part_of_its_time() -> None:
+    panel = Panel()
+    row = {"timing_s/gen": 60.0, "timing_s/wait_rollouts": 2.0, "timing_s/update_actor": 2.0}
+    for more, expected in (({}, "rollout 94%"), ({"async/engines_idle": 0.4}, "rollouts 50%")):
+        panel.add(1, row | more, at=0.0)
+        console = Console(width=120, record=True, file=StringIO())
+        console.print(panel)
+        assert expected in console.export_text()
+
+
+def test_summary_of_a_finished_run(capsys):
+    rows = [
+        {"step": 0, ACC: 0.25},
+        {"step": 1, "critic/score/mean": 0.25, "perf/total_num_tokens": 1500.0},
+    ]
+    rows += [{"step": 2, ACC: 0.75, "critic/score/mean": 0.75, "perf/total_num_tokens": 1500.0}]
+    print_summary(
+        "finished", Path("runs/p/r"), rows, 72.3, [], ["rlctl show r --samples", "rlctl runs"]
+    )
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "finished: 2 steps in 1m 12s, 3k tokens",
+        "  accuracy  25.0 % → 75.0 %   best 75.0 % at step 2",
+        "  reward    0.25 → 0.75   ▁█",
+        "  run       runs/p/r",
+        "  next      rlctl show r --samples",
+        "            rlctl runs",
+    ]
+
+
+def test_summary_of_a_fork_counts_the_steps_that_it_trained(capsys):
+    rows = [{"step": 2, ACC: 0.25}, {"step": 3, "critic/score/mean": 0.25}]
+    print_summary("finished", Path("runs/p/r"), rows, 3.0, [], [])
+    assert capsys.readouterr().err.splitlines()[0] == "finished: 1 step in 3.0 s"
+
+
+def test_summary_repeats_alarms_and_says_what_was_not_done(capsys):
+    rows = [{"step": 0, ACC: 0.375}, {"step": 1, "critic/lr": 1e-5}, {"step": 2, "critic/lr": 1e-5}]
+    alarm = {"name": "kl", "step": 1, "message": "KL is 3", "hint": "lower the lr", "over": None}
+    other = {"name": "length_drift", "step": 2, "message": "long", "hint": "h", "over": 4}
+    print_summary(
+        "finished",
+        Path("runs/p/r"),
+        rows,
+        3.0,
+        [alarm | {"over": 1}, other, alarm | {"step": 2}],
+        [],
+    )
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "  accuracy  37.5 % at step 0; not validated later, see trainer.test_freq",
+        "  warning   only the critic was trained: the actor learns after "
+        "trainer.critic_warmup steps",
+        "  alarm     step 1: KL is 3, 2 times (lower the lr)",
+        "  alarm     step 2: long, until step 4",
+        "  run       runs/p/r",
+    ]

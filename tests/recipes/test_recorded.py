@@ -1,7 +1,9 @@
-"""Configuration as records have it: references as written, secrets replaced, no drift by them."""
+"""Configuration as records have it: references as written, no secrets, no drift, or damaged."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,42 @@ def test_sweeps_and_jobs_refuse_literal_secrets() -> None:
     with pytest.raises(UsageError, match="must not contain secrets") as refused:
         remote.run("http://127.0.0.1:1", False, "job", ["train", "ppo", LITERAL[0]])
     assert "planted" not in str(refused.value)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    container = compose("ppo", ["trainer.seed=7"]).container
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(container))
+    return tmp_path
+
+
+def test_a_mesh_that_was_defined_as_another_follows_it(tmp_path: Path) -> None:
+    sizes = [f"actor_rollout_ref.{role}.fsdp_config" for role in ("actor", "ref")]
+    tensor, sequence = "tensor_model_parallel_size", "ulysses_sequence_parallel_size"
+    given = [f"{sizes[0]}.{tensor}=2", f"{sizes[0]}.{sequence}=2", f"{sizes[1]}.{sequence}=2"]
+    recipe = compose("ppo", given)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(recipe.container))
+    chains = {key: [asdict(each) for each in chain] for key, chain in recipe.origins.items()}
+    (tmp_path / "origins.json").write_text(json.dumps(chains))
+    again = recompose(tmp_path, [f"{sizes[0]}.{tensor}=1", f"{sizes[0]}.{sequence}=1"])
+    assert again.config.actor_rollout_ref.ref.fsdp_config.tensor_model_parallel_size == 1
+    assert again.config.actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size == 2
+    assert recompose(tmp_path).config == recipe.config
+
+
+def test_torn_origins_are_reported_and_replaced(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "origins.json").write_text('{"trainer.seed": [{"val')
+    recipe = recompose(folder)
+    assert recipe.config.trainer.seed == 7
+    assert recipe.origins["trainer.seed"][-1].where == str(folder / "config.yaml")
+    assert f"{folder / 'origins.json'} cannot be read" in caplog.text
+
+
+def test_errors_name_the_stored_file(folder: Path) -> None:
+    stored = folder / "config.yaml"
+    stored.write_text(stored.read_text().replace("seed: 7", "seed: seven"))
+    with pytest.raises(ConfigError) as caught:
+        recompose(folder)
+    assert [each.where for each in caught.value.problems] == [str(stored)]

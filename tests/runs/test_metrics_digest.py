@@ -1,4 +1,4 @@
-"""Digests of metrics: equal to those of the rows, and extended by what a file has gained."""
+"""Digests of metrics and of configurations are equal to those of the rows and of the YAML."""
 
 import dataclasses
 import json
@@ -6,10 +6,13 @@ import random
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlctl.monitoring.run_summary import RunSummary
+from rlctl.recipes.compose import compose
+from rlctl.runs import digests as module
 from rlctl.runs import metrics_digest as digesting
-from rlctl.runs.digests import METRICS, SERIES
+from rlctl.runs.digests import METRICS, SERIES, config_digest
 from rlctl.runs.index import Index
 from rlctl.runs.metrics_digest import metrics_digest
 from rlctl.tracking import metric_table
@@ -102,3 +105,47 @@ def test_index_extends_the_digest_of_a_live_run(tmp_path: Path, monkeypatch) -> 
         assert found["summary"]["step"] == end - 1
     assert starts == [0, 5, 8]
     assert found == metrics_digest(path)
+
+
+def digest(folder: Path, text: str) -> dict:
+    file = folder / "config.yaml"
+    file.write_text(text)
+    return config_digest(file)
+
+
+@pytest.mark.parametrize("verb", ["ppo", "grpo", "sft"])
+def test_digest_of_a_recipe_equals_that_of_the_parsed_file(verb: str, tmp_path: Path) -> None:
+    given = ["trainer.tracking.description='two lines:\n  a: 1\n\nb'", "trainer.project_name='yes'"]
+    text = yaml.safe_dump(compose(verb, given).recorded, sort_keys=False, allow_unicode=True)
+    found = digest(tmp_path, text)
+    assert found == module._parse(text)
+    assert found["trainer.tracking.description"] == "two lines:\n  a: 1\n\nb"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &x [1, 2]\nb: *x\n",  # the reference is in another section
+        "a:\n    b: 1\n    c:\n        d: 2\n",
+        "---\na:\n  b: 1\n",
+        "# mine\na:\n  # of b\n  b: 1  # one\n\n  c: 2\n",
+        "a:\n  b: |\n    x: 1\n    y: 2\n  c: >-\n    x\n\n    y\nd: 1",
+        "a:\n  'b c': 1\n  \"d\": 2\n  3: 4\n  e-f/g: 5\n",
+        "a:\n  b: |2-\n      x: 1\n\n    y\n  c: 2\n",
+        "a: {b: 1,\nc: 2}\nd: 3\n",
+        'a: "x\ny: z"\nb: 1\n',
+        "a:\n  plain text\n  of two lines\nb: 1\n",
+        "a:\n- b: 1\n  c: 2\n- 3\nd: {}\ne: []\n",
+        "a:\n  b: 1\na:\n  c: 2\n",
+        "a:\n  b: 1\r\n  c: 2\r\n",
+        "a:\n  b: 1\n  c:\n    d: 2",
+        "".join(f"{'  ' * depth}a{depth}:\n" for depth in range(20)),
+    ],
+)
+def test_digest_of_other_texts_equals_that_of_the_parsed_file(text: str, tmp_path: Path) -> None:
+    assert digest(tmp_path, text) == module._parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "a: [1\n", "- 1\n", "text", "a: b: c\n", "\x00"])
+def test_unreadable_text_has_an_empty_digest(text: str, tmp_path: Path) -> None:
+    assert digest(tmp_path, text) == {}

@@ -1,8 +1,10 @@
-"""Prompts with images: their lengths, batches and cached lengths, and what is refused."""
+"""Prompts with images: lengths, batches, cached lengths, refusals, and their samples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +15,20 @@ from rlctl import api
 from rlctl.data_prep import images
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError, MissingExtraError
-from rlctl.quickstart import NAME, real_path
+from rlctl.quickstart import NAME, VISION, real_path
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.batch import Batch
+from rlctl.runtime.batch import Batch, Ragged
 from rlctl.runtime.batch import images as batch_images
 from rlctl.runtime.batch.images import ImageProcessor, num_image_tokens
 from rlctl.runtime.data import row_table
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.loader import PromptSet
-from rlctl.runtime.data.tokenizer import load_tokenizer
+from rlctl.runtime.data.tokenizer import encode_text, load_tokenizer
 from rlctl.runtime.planning.role_models import check_images
+from rlctl.runtime.training.validation import to_samples
 from tests.configs import configured
+from tests.numerics.batches import scored_batch
 from tests.vlm import CHATS, noise, prompts_of, settings, vlm_config, write_vlm
 
 LONG = PromptRow("s", [{"role": "user", "content": "<image>long"}], "4", images=(noise(64, 64, 5),))
@@ -192,3 +196,30 @@ def test_prompts_are_answered_about_images(folder: Path, tmp_path: Path) -> None
         answers("<image>what?", images=[noise(40, 30, 1)] * 2)
     with pytest.raises(ConfigError, match="an image cannot be read"):
         answers("what?", images=[str(tmp_path / "b.png")])
+
+
+IMAGE = "<|vision_start|><|image_pad|><|image_pad|><|image_pad|><|vision_end|>"
+
+
+def test_an_image_is_one_word_of_the_prompt() -> None:
+    tokenizer = load_tokenizer(real_path(VISION))
+    texts = [f"<|user|>{IMAGE}red or {IMAGE}blue?", "<|user|><|image_pad|><|image_pad|>"]
+    ids = [torch.tensor(encode_text(tokenizer, text)) for text in texts]
+    scored = replace(scored_batch(), rows=[PromptRow("x", [], "t")] * 4)
+    own = (b"one", b"two")
+    batch = replace(
+        scored,
+        prompt_ids=Ragged.from_rows([ids[0], ids[0], ids[1], ids[1]], dtype=torch.int64),
+        images=[own, own, (), ()],
+        scores=torch.zeros(4),
+        failed=torch.tensor([True, False, False, False]),
+    )
+    first, second, third, fourth = to_samples(batch, tokenizer)
+    shown = "<|vision_start|><image><|vision_end|>"
+    assert first.prompt == second.prompt == f"<|user|>{shown}red or {shown}blue?"
+    digests = tuple(sha256(image).hexdigest() for image in own)
+    assert first.images == second.images == digests
+    assert third.prompt == fourth.prompt == texts[1]
+    assert third.images == ()
+    assert [first.verdict, second.verdict] == ["reward failed", "wrong"]
+    assert [sample.images for sample in to_samples(scored, tokenizer)] == [()] * 4
