@@ -64,24 +64,6 @@ def problem(given: str, instead: str) -> Problem:
     return Problem("wrong", fix=(given, instead))
 
 
-@pytest.mark.parametrize(
-    ("words", "change", "line"),
-    [
-        (["train", "ppo"], ("a.b", "a.b=2"), "rlctl train ppo a.b=2"),
-        (["train", "ppo", "++a.b=3", "c=1"], ("a.b", "a.b=2"), "rlctl train ppo a.b=2 c=1"),
-        (["train", "ppo", "-r", "gms"], ("gms", "gsm8k"), "rlctl train ppo -r gsm8k"),
-        (["train", "ppo", "--recipe=gms"], ("gms", "gsm8k"), "rlctl train ppo --recipe=gsm8k"),
-        (["train", "ppo", "f=./x"], ("./x", "./my x"), "rlctl train ppo 'f=./my x'"),
-        (["show", "rnu"], ("run.x", "run.x=1"), None),  # takes no overrides
-        (["train", "ppo"], ("gms", "gsm8k"), None),  # of a file: not on the line
-    ],
-)
-def test_a_fix_replaces_a_word_or_value_or_adds_an_override(
-    words: list[str], change: tuple[str, str], line: str | None
-) -> None:
-    assert corrected(words, [problem(*change)]) == line
-
-
 def test_corrections_are_checked_and_corrected_again() -> None:
     """A correction may bring a problem of its own; one without a fix remains."""
     first, missing = problem("data.train_batch_size", "data.train_batch_size=40"), Problem("gone")
@@ -114,11 +96,6 @@ def test_a_batch_that_the_data_cannot_fill_brings_its_mini_batch(
     *_, remains, last = capsys.readouterr().err.splitlines()
     assert remains == "remains: the data file does not exist"
     assert last.startswith("corrected in part: rlctl train ppo ")
-
-
-def test_a_second_fix_of_a_key_is_left_out() -> None:
-    line = corrected(["train", "ppo"], [problem("a", "a=1"), problem("a", "a=2")])
-    assert line == "rlctl train ppo a=1"
 
 
 def test_secrets_are_not_printed() -> None:

@@ -146,20 +146,8 @@ def test_explanations(name: str, kind: str, label: str, part: str) -> None:
     assert part in found.facts[label]
 
 
-def test_the_end_of_keys_explains_each_of_them() -> None:
-    names = [each.name for each in explain("optim.lr")]
-    assert names[:2] == ["actor_rollout_ref.actor.optim.lr", "critic.optim.lr"]
-    assert {each.name for each in explain("trainer.timeouts")} >= {"trainer.timeouts.call_s"}
-
-
 def test_the_end_of_a_key_is_explained_as_an_option_of_other_libraries_too() -> None:
     assert [each.kind for each in explain("loss_type")] == ["key", "option of TRL"]
-
-
-def test_a_group_of_metrics_is_explained() -> None:
-    names = [each.name for each in explain("perf/mfu")]
-    assert names == ["perf/mfu/actor", "perf/mfu/critic", "perf/mfu/reward_model"]
-    assert {each.kind for each in explain("reward")} == {"key"}
 
 
 def test_verl_names_of_a_key() -> None:

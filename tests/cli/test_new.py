@@ -81,22 +81,6 @@ def test_suggestions_make_a_project_that_is_ready_to_start(here: Path) -> None:
     assert read_rows("mine/train.parquet")[0].prompt[0]["content"].endswith("1? Be brief.")
 
 
-def test_the_current_folder_gives_its_name(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "sub").mkdir()
-    monkeypatch.chdir(here / "sub")
-    done = run(".", "--data", "../sums.jsonl", "--yes", "--json")
-    assert done.exit_code == 0, done.output
-    assert compose("sub.yaml", []).config.trainer.project_name == "sub"
-
-
-def test_the_command_quotes_the_name_of_the_folder() -> None:
-    done = run("my sums", "--data", "sums.jsonl", "--yes")
-    assert done.exit_code == 0, done.output
-    command = "rlctl train grpo --recipe 'my sums/my sums.yaml'"
-    assert f"start      {command}" in done.stdout
-    assert f"# Start: {command}\n" in Path("my sums/my sums.yaml").read_text()
-
-
 def test_without_a_terminal_all_missing_options_are_one_error() -> None:
     nothing = error()
     assert isinstance(nothing, UsageError)
@@ -112,21 +96,6 @@ def test_without_a_terminal_all_missing_options_are_one_error() -> None:
         "nothing is asked without a terminal; --yes accepts the suggestions: "
         "--prompt-key Question --answer-key answer --reward number --devices 1"
     )
-
-
-def test_foreign_columns_are_listed(here: Path) -> None:
-    records = [{"soru": "1 + 1?", "cevap": "2", "zor": 3}] * 20
-    (here / "foreign.jsonl").write_text("\n".join(map(json.dumps, records)))
-    (found,) = error("--data", "foreign.jsonl", "--yes").problems
-    assert found.message == "missing options: --prompt-key COLUMN, --answer-key COLUMN"
-    assert found.hint == (
-        "nothing is asked without a terminal; columns: soru (text), cevap (text), zor (number)"
-    )
-    assert error("--yes").problems[0].message == "missing options: --data FILE"
-    keys = ["--prompt-key", "soru", "--answer-key", "cevap"]
-    done = run("mine", "--data", "foreign.jsonl", "--yes", "--json", *keys)
-    assert done.exit_code == 0, done.output
-    assert read_rows("mine/train.parquet")[0].extra_info["zor"] == 3
 
 
 def test_chats_of_both_forms_are_split(here: Path) -> None:

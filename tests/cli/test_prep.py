@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -44,27 +43,6 @@ def source(tmp_path: Path) -> Path:
         records = [{"question": "x" * (100 * i), "answer": f"#### {i}"} for i in range(1, 5)]
         (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, records)))
     return folder
-
-
-def test_arithmetic_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
-    def prepare(name: str, *options: object) -> dict[str, Any]:
-        sizes = ("--train", 300, "--val", 40, "--json", *options)
-        result = run("prep", "arithmetic", "--out", tmp_path / name, *sizes)
-        assert result.exit_code == 0, result.output
-        return json.loads(result.stdout)
-
-    first = prepare("a", "--seed", 7)
-    assert [first[split]["num_rows"] for split in ("train", "val")] == [300, 40]
-    assert prepare("b", "--seed", 7)["train"]["sha256"] == first["train"]["sha256"]
-    assert prepare("c", "--seed", 8)["train"]["sha256"] != first["train"]["sha256"]
-    careless = prepare("d", "--seed", 7, "--careless", 1.0)
-    assert careless["train"]["sha256"] != first["train"]["sha256"]
-    assert careless["val"]["sha256"] == first["val"]["sha256"]
-    train, val = (read_rows(tmp_path / "a" / f"{split}.parquet") for split in ("train", "val"))
-    prompts = [{row.prompt[0]["content"] for row in rows} for rows in (train, val)]
-    assert prompts[0].isdisjoint(prompts[1])
-    names = {file.name for file in (tmp_path / "a").iterdir()}
-    assert names == {"train.parquet", "val.parquet"}
 
 
 def test_gsm8k_drops_and_counts_long_prompts(tmp_path: Path, source: Path, model: Path) -> None:
@@ -109,21 +87,6 @@ def test_rows_of_packages_that_are_not_installed_are_refused(tmp_path: Path) -> 
     assert "No module named 'verifiers'" in str(error("prep", "verifiers", "words", *out))
     assert "reasoning-gym is not installed" in str(error("prep", "reasoning_gym", "legs", *out))
     assert not (tmp_path / "data").exists()
-
-
-def test_jsonl(tmp_path: Path) -> None:
-    file = tmp_path / "sums.jsonl"
-    file.write_text("\n".join(json.dumps({"q": f"{i} + {i}?", "a": 2 * i}) for i in range(10)))
-    options = ("--prompt-key", "q", "--answer-key", "a", "--val-fraction", 0.3)
-    options += ("--system", "Be brief.", "--instruction", "End with ####.")
-    result = run("prep", "jsonl", file, *options, "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    train, val = (read_rows(tmp_path / "out" / f"{split}.parquet") for split in ("train", "val"))
-    assert (len(train), len(val)) == (7, 3)
-    for row in train + val:
-        index = row.extra_info["index"]
-        assert row.prompt[1]["content"] == f"{index} + {index}? End with ####."
-        assert (row.data_source, row.ground_truth) == ("sums", str(2 * index))
 
 
 def test_data_show(tmp_path: Path, model: Path) -> None:

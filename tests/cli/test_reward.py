@@ -15,7 +15,6 @@ from rlctl.cli import reward_scores
 from rlctl.cli.commands import reward
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError, NotFoundError, RlctlError, UsageError
-from tests.rewards.chat_server import Reply, chat_server
 
 RESPONSES = ["it is 18", "#### 18.0", "#### 19"]
 
@@ -118,20 +117,6 @@ def test_a_custom_function_and_its_failures(rows: Path, responses: Path, tmp_pat
     assert isinstance(failed.exception, RlctlError)
     assert "the reward of 3 of 3 responses failed" in str(failed.exception)
     assert json.loads(failed.stdout)["num_errors"] == 3
-
-
-def test_a_judge_compares_the_responses_of_a_row(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.parquet", [PromptRow("s", [{"role": "user", "content": "?"}], "")])
-    (tmp_path / "two.txt").write_text("first\nsecond\n")
-
-    def prefer_first(_: int, body: dict[str, Any]) -> Reply:
-        text = body["messages"][1]["content"]
-        return Reply(json.dumps({"winner": "12"[text.index("second") < text.index("\nfirst")]}))
-
-    with chat_server(prefer_first) as server:
-        given = ["--reward", "judge_pairs", f"reward.params.judge_pairs.base_url={server.base_url}"]
-        found = scores(tmp_path / "rows.parquet", tmp_path / "two.txt", *given)
-    assert found == [1.0, 0.0]  # the same winner in both orders
 
 
 def test_invalid_inputs(rows: Path, responses: Path, tmp_path: Path) -> None:

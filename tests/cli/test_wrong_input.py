@@ -181,14 +181,6 @@ def test_an_option_quotes_its_text_for_hydra(name: str) -> None:
     assert override.value() == name
 
 
-def test_the_hint_for_a_name_in_use_is_a_free_one(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["train", "ppo", "--dry-run", "--name", "r", "trainer.project_name=p"]
-    assert main(words) == 5
-    assert "help: the name r-2 is free" in capsys.readouterr().err
-
-
 def test_json_of_a_dry_run_has_one_shape(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "ppo", "--dry-run", "--json", "trainer.total_epoch=1"]) == 3
     refused = json.loads(capsys.readouterr().out)

@@ -76,16 +76,6 @@ FILES = (
         "prep jsonl train.parquet --prompt-key question --answer-key answer",
     ),
     mistake(
-        f"{DRY} -r ppo data.train_files=questions.csv",
-        3,
-        "prep jsonl questions.csv --prompt-key question --answer-key answer",
-    ),
-    mistake(
-        f"{DRY} -r ppo data.train_files=qa.jsonl",
-        3,
-        "prep jsonl qa.jsonl --prompt-key question --answer-key answer",
-    ),
-    mistake(
         f"{DRY} -r ppo actor_rollout_ref.model.path=./my-model",
         3,
         "there is no model folder './my-model'",
@@ -130,7 +120,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("newcomer")
     pq.write_table(pa.table({"question": ["a"], "answer": ["b"]}), folder / "train.parquet")
     (folder / "questions.csv").write_text('question,answer\n"1, 2?",b\n')
-    (folder / "qa.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
     return folder
 
 
