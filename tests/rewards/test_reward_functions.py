@@ -187,16 +187,6 @@ def test_error_in_a_library_contains_the_line_of_the_function(tmp_path: Path) ->
     assert call(function, {}).error == f"KeyError: 'NOT_THERE' ({tmp_path}/mine.py:3)"
 
 
-def test_module_that_does_not_import_raises_with_the_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "raising_reward.py").write_text("x = 1\nx / 0\n")
-    with pytest.raises(ConfigError, match="does not import: ZeroDivisionError") as caught:
-        load_reward(RewardSpec("raising_reward:score", 1.0))
-    assert caught.value.problems[0].where == f"{tmp_path}/raising_reward.py:2"
-
-
 def test_settings_of_a_reward_are_validated_by_its_params() -> None:
     base = ["data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m"]
 

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from rlctl.data_prep.rows import PromptRow
-from rlctl.errors import InternalError, ResourceError
+from rlctl.errors import ResourceError
 from rlctl.runtime.rewards.pool import RewardPool, RewardSpec
 from rlctl.runtime.sandbox.worker_pool import WorkerSettings
-from tests.processes import gone
-from tests.progress import wait_until
 
 SOURCE = """
 import os, sys, time
@@ -193,13 +191,3 @@ def test_file_that_ends_its_process_raises(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import os\nos._exit(9)\ndef f(**kwargs): return 1\n")
     with pytest.raises(ResourceError, match="exited while starting \\(exit status 9\\)"):
         RewardPool([RewardSpec(f"{tmp_path}/mine.py:f", 1.0)], timeout_s=300)
-
-
-def test_close_kills_the_workers(spec: Spec) -> None:
-    pool = RewardPool([spec("length")], timeout_s=300, workers=WorkerSettings(2))
-    guards = [worker.process.pid for worker in pool.workers.pool.workers]
-    pool.close()
-    pool.close()
-    wait_until(lambda: all(map(gone, guards)), os.getpid(), "the guards end")
-    with pytest.raises(InternalError, match="closed"):
-        pool.score(rows(1), ["x"])

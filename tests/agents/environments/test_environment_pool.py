@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -185,27 +184,6 @@ def test_worker_that_ends_is_replaced_and_its_episodes_are_lost(mine: str) -> No
 
     with EnvironmentPool(f"{mine}:Mine", timeouts=LONG, workers=WorkerSettings(2)) as pool:
         asyncio.run(run())
-
-
-def test_worker_that_is_killed_while_idle_is_replaced(mine: str) -> None:
-    async def first() -> int:
-        worker, guard = (await play(pool, "pid"))[0].split()
-        os.kill(int(guard), signal.SIGKILL)
-        return int(worker)
-
-    with EnvironmentPool(f"{mine}:Mine", timeouts=LONG) as pool:
-        worker = asyncio.run(first())
-        wait_until(lambda: gone(worker), os.getpid(), "the worker ends with its guard")
-        [failure] = [asyncio.run(play_or_lost(pool))]
-        assert failure in ("lost", "ok")  # found at once, or with the first request
-        assert asyncio.run(play_or_lost(pool)) == "ok"
-
-
-async def play_or_lost(pool: EnvironmentPool) -> str:
-    try:
-        return (await play(pool, "ok"))[0]
-    except EnvironmentFailed as error:
-        return error.kind
 
 
 def test_environment_that_hangs_costs_its_deadline_and_holds_no_other(
@@ -417,14 +395,6 @@ def test_another_interpreter_that_does_not_fit_is_refused(tmp_path: Path) -> Non
     assert caught.value.problems[0].hint == f"{bare} must be Python 3.11 or later with pydantic"
     with pytest.raises(ConfigError, match="'nowhere/python' is not a program"):
         EnvironmentPool("gridworld", workers=WorkerSettings(python="nowhere/python"))
-
-
-def test_worker_that_exits_while_starting_is_refused(mine: str) -> None:
-    Path(mine).write_text("import os\nos._exit(7)\n")
-    with pytest.raises(ResourceError, match="exit status 7"):
-        EnvironmentPool(f"{mine}:Mine")
-    with pytest.raises(ConfigError, match="unknown environment 'nothing'"):
-        EnvironmentPool("nothing")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is specific to Linux")
