@@ -19,8 +19,8 @@ from benchmarks.gpu.recorder import NOTE, Settings
 from benchmarks.gpu.rungs import RUNGS, Rung
 from benchmarks.gpu.shapes import write_config
 from benchmarks.gpu.throughput import useful_flops_of
-from benchmarks.gpu.wheels import missing_packages
 from benchmarks.gpu.work import pool
+from benchmarks.weight_sync_model import measured
 from rlctl.runtime.model.costs import Costs
 
 RUNG = """
@@ -124,30 +124,17 @@ def test_correctness_holds_on_a_cpu(dtype: torch.dtype) -> None:
             assert error <= limit, name
 
 
-def test_tables_have_all_rows_and_reasons() -> None:
-    rows = [
-        {"rung": "a", "table": "kernels", "kernel": "x|y", "ms": 1234.5, "gib": None},
-        {"rung": "a", "table": "kernels", "kernel": "z", "ms": 0.01234, "gib": None, "ok": False},
-        {"rung": "a", "table": NOTE, "what": "flash", "why": "no GPU"},
-    ]
-    text = report.markdown("python -m x", rows)
-    assert "| kernel | ms | ok |" in text
-    assert "| x/y | 1,234 | – |" in text
-    assert "| z | 0.0123 | NO |" in text
-    assert "* a: flash: no GPU" in text
-    assert [report.has_failed(rows), report.has_failed([rows[0], rows[2]])] == [True, False]
-    assert "no GPU" in report.text(rows)
-
-
-def test_a_bare_machine_gets_the_packages_that_it_lacks() -> None:
-    packages = missing_packages("3.12", there=["pyarrow"])
-    assert {"hydra-core", "omegaconf", "pydantic", "orjson", "peft", "accelerate"} <= set(packages)
-    assert not {"torch", "transformers", "ray", "vllm", "numpy", "pyarrow"} & set(packages)
-
-
 def test_a_checkout_has_its_entry_points_without_installation(tmp_path: Path) -> None:
     first, second, *_ = python_path(tmp_path).split(os.pathsep)
     assert (first, second) == (str(ROOT), str(tmp_path))
     points = next(tmp_path.glob("*.dist-info/entry_points.txt")).read_text()
     assert "[rlctl.engines]" in points
     assert "hf = rlctl.runtime.rollout.hf:HFEngine" in points
+
+
+@pytest.mark.parametrize(("scale", "limit_s"), [(("7B", 8, 8), 0.6), (("32B", 32, 32), 3.0)])
+def test_a_sync_is_as_fast_as_its_link(scale: tuple[str, int, int], limit_s: float) -> None:
+    _, ranks, _ = scale
+    row = measured(*scale, bandwidth=50e9, latency=6e-5)
+    assert row["seconds"] <= limit_s
+    assert row["calls of the group"] == (ranks + 1) * row["buckets"] + 1

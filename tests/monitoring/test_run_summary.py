@@ -49,44 +49,18 @@ def test_run_summary_without_rows():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("form", "number", "text"),
     [
-        (0.04, "0.0 s"),
-        (59.96, "1m 00s"),
-        (60, "1m 00s"),
-        (3599.6, "1h 00m"),
-        (273600, "3d 4h"),
+        *((duration, 0.04, "0.0 s"), (duration, 59.96, "1m 00s"), (duration, 60, "1m 00s")),
+        *((duration, 3599.6, "1h 00m"), (duration, 273600, "3d 4h")),
+        *((ago, 5, "just now"), (ago, 60, "1 min ago"), (ago, 7300, "2 h ago")),
+        (ago, 180000, "2 days ago"),
+        *((count, 0, "0"), (count, 950, "950"), (count, 12345.6, "12.3k")),
+        *((count, 4_560_000, "4.56M"), (count, 2.5e9, "2.5G")),
     ],
 )
-def test_durations(seconds, text):
-    assert duration(seconds) == text
-
-
-AGES = [
-    (5, "just now"),
-    (60, "1 min ago"),
-    (7300, "2 h ago"),
-    (180000, "2 days ago"),
-]
-
-
-@pytest.mark.parametrize(("seconds", "text"), AGES)
-def test_ago(seconds, text):
-    assert ago(seconds) == text
-
-
-COUNTS = [
-    (0, "0"),
-    (950, "950"),
-    (12345.6, "12.3k"),
-    (4_560_000, "4.56M"),
-    (2.5e9, "2.5G"),
-]
-
-
-@pytest.mark.parametrize(("number", "text"), COUNTS)
-def test_counts(number, text):
-    assert count(number) == text
+def test_forms_of_numbers(form, number, text):
+    assert form(number) == text
 
 
 def test_only_accuracies_are_percentages():

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from rlctl.errors import ConfigError
 from rlctl.plugins import names
 from rlctl.runtime.algorithms.aggregate import aggregate, count
 from rlctl.runtime.algorithms.policy_losses.base import (
@@ -174,21 +172,6 @@ def test_metrics_of_parts_join_to_those_of_the_batch() -> None:
     ]
     for name, metric in whole.items():
         assert parts[0][name].join(parts[1][name]).value == pytest.approx(metric.value, rel=1e-6)
-
-
-def my_loss(tokens: PolicyTokens, clip: ClipRange) -> tuple[Tensor, dict[str, object]]:
-    """Return −log π: a loss outside of rlctl."""
-    return -tokens.log_probs, {}
-
-
-def test_losses_are_found_and_pickled_by_name() -> None:
-    loss = get_policy_loss("tests.numerics.test_losses:my_loss")
-    assert loss.aggregation is None
-    assert torch.equal(loss(golden_tokens(), CLIP)[0], -golden_tokens().log_probs)
-    sapo = get_policy_loss("sapo", tau_pos=2.0)
-    assert pickle.loads(pickle.dumps(sapo)) == sapo
-    with pytest.raises(ConfigError, match="did you mean 'vanilla'"):
-        get_policy_loss("vanila")
 
 
 def test_weights_of_a_loss_per_row_are_averaged_geometrically() -> None:

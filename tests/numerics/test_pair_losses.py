@@ -13,9 +13,11 @@ from torch import Tensor
 
 from rlctl.errors import ConfigError
 from rlctl.plugins import parse_params
+from rlctl.recipes.schema.algorithm import PFPPO
 from rlctl.runtime.algorithms.base import group_batches, mini_batch_rows
 from rlctl.runtime.algorithms.dpo import OnlineDPO, OnlineDPOParams
 from rlctl.runtime.algorithms.pair_losses import PairParams, pair_loss, pair_rows
+from rlctl.runtime.algorithms.policy_filtration import draw_rows
 from rlctl.runtime.algorithms.raft import RAFT, RaftParams
 from rlctl.runtime.batch import Ragged, Scored
 from rlctl.runtime.model.causal_lm import PolicyModel
@@ -263,3 +265,33 @@ def test_one_response_per_prompt_is_refused() -> None:
     config = configured("online_dpo", (), ["actor_rollout_ref.rollout.n=1"])
     with pytest.raises(ConfigError, match=r"rollout\.n is 1"):
         OnlineDPO.from_config(config, 10, OnlineDPOParams())
+
+
+SCORES = torch.tensor([0.0, 1.0, -2.0, 1.0, 0.5]).repeat(4000)
+
+
+def shares(method: str, weight_pow: float = 2.0) -> list[float]:
+    """Return how often rows of each of the five kinds are drawn."""
+    config = PFPPO(reweight_method=method, weight_pow=weight_pow)  # type: ignore[arg-type]
+    drawn = draw_rows(SCORES, config, seed=1)
+    assert len(drawn) == len(SCORES)
+    assert torch.equal(drawn, draw_rows(SCORES, config, seed=1))
+    return (torch.bincount(drawn % 5, minlength=5) / len(drawn)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("method", "weights"),
+    [
+        ("pow", [0.0, 1.0, 4.0, 1.0, 0.25]),
+        ("max_min", [0.0, 1.0, 1.0, 1.0, 0.0]),
+        ("max_random", [0.1, 0.4, 0.1, 0.4, 0.1]),
+    ],
+)
+def test_rows_are_drawn_in_proportion_to_their_weights(method: str, weights: list[float]) -> None:
+    expected = [weight / sum(weights) for weight in weights]
+    assert shares(method) == pytest.approx(expected, abs=0.015)
+
+
+def test_equal_scores_of_0_are_all_drawn() -> None:
+    config = PFPPO(reweight_method="pow", weight_pow=2.0)
+    assert len(draw_rows(torch.zeros(50), config, seed=3).unique()) > 20

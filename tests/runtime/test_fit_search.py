@@ -120,12 +120,6 @@ def test_nodes_share_one_copy_before_anything_is_offloaded(seven_b: Path, tmp_pa
     assert small.mesh.fsdp_size == 8, "a copy on each node fits as well"
 
 
-def test_gpus_without_bfloat16_are_planned_in_float32(seven_b: Path) -> None:
-    old, new = (search(seven_b, name, "trainer.nnodes=1") for name in ("T4", "L4"))
-    kinds = [each._devices(Mesh(1, 1)).has_bf16 for each in (old, new)]
-    assert kinds == [False, True]
-
-
 def test_settings_of_the_user_stay(seven_b: Path) -> None:
     key = "actor_rollout_ref.model.enable_gradient_checkpointing"
     fit = search(seven_b, "H200", f"{key}=true").best(Mesh(1, 8))

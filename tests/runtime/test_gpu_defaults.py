@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch.distributed.checkpoint.staging import DefaultStager
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.model import causal_lm, compiled, kernels
@@ -17,10 +16,8 @@ from rlctl.runtime.model.causal_lm import has_score_kernel
 from rlctl.runtime.model.compiled import compiles_by_default, enable_compiler
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
-from rlctl.runtime.workers import learner_state
-from rlctl.runtime.workers.background import BackgroundWriter, begin_writing
+from rlctl.runtime.workers import process as process_module
 from rlctl.runtime.workers.process import Process
-from tests.distributed.ranks import rank_info
 from tests.models import mixture_model, tiny_model
 
 GPU = RankInfo(0, 1, "cuda", 1, 60.0, False, None)
@@ -143,28 +140,26 @@ def test_vllm_chooses_its_own_algorithms() -> None:
     assert seen == [False]
 
 
-def test_checkpoints_leave_a_gpu_through_the_same_pinned_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+CPU = RankInfo(0, 1, "cpu", 1, 60.0, False, None)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the compiler and the settings of the allocator as they are."""
+    monkeypatch.setattr(process_module, "enable_compiler", lambda: None)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+
+
+@pytest.mark.usefixtures("compiler")
+def test_segments_of_gpus_grow_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second copy waits until the first one is written, whose memory it takes."""
-    pinned: list[int] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
-    utils = torch.cuda._pin_memory_utils
-    monkeypatch.setattr(utils, "pin_memory", lambda address, _: pinned.append(address))
-    monkeypatch.setattr(utils, "unpin_memory", lambda _: None)
-    writer = BackgroundWriter(rank_info())
-    stager = learner_state._stager("cuda", writer)
-    assert isinstance(stager, DefaultStager)
-    state, written = {"x": torch.ones(3)}, list[float]()
-    for number in range(2):
-        state["x"].fill_(number)
-        copy = cast(dict[str, Any], learner_state._stager("cuda", writer).stage(state))
-        (tmp_path / f"{number}").mkdir()
-        begin_writing(tmp_path)
-        writer.submit(tmp_path / f"{number}", lambda x=copy["x"]: written.append(float(x.sum())))
-    writer.wait()
-    assert written == [0.0, 3.0]
-    assert len(pinned) == 1
-    assert learner_state._stager("cpu", writer) is not learner_state._stager("cpu", writer)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
+    Process(GPU)
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    Process(CPU)
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+    Process(GPU)
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 import socket
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from ray.exceptions import RpcError
-from ray.job_submission import JobStatus
 
 from rlctl.__main__ import main
 from rlctl.errors import ConflictError, ResourceError
@@ -62,45 +58,6 @@ def test_a_lost_connection_to_the_agent_submits_the_job_once(
     assert known == ["seen", "j"]
     with pytest.raises(ConflictError, match="the cluster has a job named 'j'"):
         jobs.submit("http://h:8265", "j", ["train", "ppo"], tmp_path)
-
-
-def test_the_command_returns_the_log_and_the_exit_code_of_its_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The job has the project's recipe and reward function, and absolute paths."""
-    sent: dict[str, Any] = {}
-
-    def submit_job(*, runtime_env: dict[str, str], **given: str) -> None:
-        folder = Path(runtime_env["working_dir"])
-        files = [each.relative_to(folder) for each in folder.rglob("*") if each.is_file()]
-        sent.update(given, files={str(each) for each in files})
-
-    async def tail_job_logs(name: str) -> AsyncIterator[str]:
-        assert name == "bad"
-        yield "2026-01-01 10:00:00\tINFO job_manager.py:1 -- Set up.\nerror: no v"
-        yield "al.parquet\n"
-
-    ended = SimpleNamespace(status=JobStatus.FAILED, driver_exit_code=3)
-    client = SimpleNamespace(
-        submit_job=submit_job, tail_job_logs=tail_job_logs, get_job_info=lambda _: ended
-    )
-    monkeypatch.setattr(jobs, "JobSubmissionClient", lambda _: client)
-    monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text("defaults: [grpo, _self_]\n")
-    Path("reward.py").touch()
-    words = ["train", "grpo", "--recipe", "mine.yaml", "--name", "bad", "trainer.seed=2"]
-    assert main([*words, "--address", "http://h:8265"]) == 3
-    shown = capsys.readouterr().err
-    assert "error: no val.parquet\n" in shown
-    assert "INFO" not in shown, "nothing of Ray's log"
-    assert sent["submission_id"] == "bad"
-    assert sent["files"] >= {"mine.yaml", "reward.py", "rlctl/__main__.py"}
-    python, *command = shlex.split(sent["entrypoint"])
-    assert (python, command[:3]) == ("python", ["-m", "rlctl", "train"])
-    own = {each.partition("=")[0]: each.partition("=")[2].strip("'\"") for each in command}
-    assert (own["trainer.seed"], own["trainer.experiment_name"]) == ("2", "bad")
-    assert own["trainer.run_dir"] == str(tmp_path / "runs")
-    assert own["ray_kwargs.ray_init.address"] == "auto"
 
 
 def test_unreachable_cluster_is_an_error(

@@ -1,10 +1,11 @@
-"""Launch: restored roles, and the recorded state of a run that fails."""
+"""The recorded state of a run that fails or is stopped while it is created, and limits of time."""
 
 from __future__ import annotations
 
 import os
 import pkgutil
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,57 +15,13 @@ import pytest
 
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
-from rlctl.errors import DeviceMemoryError, Terminated
+from rlctl.errors import DeviceMemoryError, Terminated, TimeUp
 from rlctl.recipes.compose import compose
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.store import ControllerState
 from rlctl.runtime.launch import train
 from rlctl.runtime.planning.plan import Plan, make_plan
-from rlctl.runtime.roles import Roles
-from rlctl.runtime.training.restore import ResumePoint, restore
-from rlctl.runtime.workers.rng import rng_state
+from rlctl.runtime.training.stopping import Stopping
 from tests.models import write_tiny_model
-
-
-class Recorder:
-    """Stand-in for role, algorithm and collector: records what is loaded."""
-
-    def __init__(self) -> None:
-        self.loaded: list[Any] = []
-
-    def load(self, folder: Path) -> None:
-        self.loaded.append(folder.name)
-
-    def load_state_dict(self, *state: Any) -> None:
-        self.loaded.append(state)
-
-
-def restored(start: ResumePoint | None) -> tuple[Any, dict[str, list[Any]], list[str]]:
-    parts = {name: Recorder() for name in ("actor", "critic", "algorithm", "collector")}
-    roles = Roles(cast(Any, parts["actor"]), cast(Any, None), cast(Any, parts["critic"]))
-    phases: list[str] = []
-    state = restore(
-        start, cast(Any, parts["algorithm"]), cast(Any, parts["collector"]), roles, phases.append
-    )
-    return state, {name: part.loaded for name, part in parts.items()}, phases
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint of step 4 without a critic."""
-    (tmp_path / "actor").mkdir()
-    state = ControllerState(4, "id", {"kl": 1}, 2, rng_state(), loader={"position": 3})
-    state.write(tmp_path)
-    return tmp_path
-
-
-def test_roles_missing_from_the_checkpoint_start_from_scratch(checkpoint: Path) -> None:
-    state, loaded, phases = restored(ResumePoint(Path("run"), checkpoint, 4))
-    assert (state.step, state.skipped_in_a_row, state.new_run) == (4, 2, False)
-    assert (loaded["actor"], loaded["critic"]) == (["actor"], [])
-    assert loaded["algorithm"] == [({"kl": 1},)]
-    assert loaded["collector"] == [({"position": 3}, 4)]
-    assert phases == ["loading the checkpoint of step 4"]
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +102,23 @@ def test_a_run_stopped_while_it_is_created_is_recorded_as_stopped(
     [folder] = (tmp_path / "runs").glob("*/*")
     run = RunDir(folder)
     assert (run.record.state, run.record.exit_code, ends) == ("stopped", code, ["stopped"])
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_time_limit_does_not_follow_the_clock(
+    hours: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[str] = []
+    end_by = time.monotonic() + 3600
+    stopping = Stopping(60, logged.append, tmp_path / "stop", end_by)
+    with stopping:
+        stopping.check(0.0)
+        jumped = time.time() + 3600 * hours
+        monkeypatch.setattr(time, "time", lambda: jumped)
+        stopping.check(0.0)
+        assert not stopping.asked
+        monkeypatch.setattr(time, "monotonic", lambda: end_by - 1.0)
+        stopping.check(1.0)
+        assert stopping.asked
+    assert isinstance(stopping.error(), TimeUp)
+    assert logged[0].startswith("1 s left, not enough for another step")

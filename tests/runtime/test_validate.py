@@ -60,14 +60,18 @@ def test_failed_episodes_have_not_finished() -> None:
     assert validation_metrics([failed, done], 1)["val-aux/a/finished"] == 0.5
 
 
+def expected_majority(votes: list[str], values: list[float]) -> float:
+    """Return the exact expectation over all draws of as many votes as there are responses."""
+    draws = list(product(range(len(votes)), repeat=len(votes)))
+    winners = (Counter(votes[i] for i in draw).most_common(1)[0][0] for draw in draws)
+    return sum(values[votes.index(winner)] for winner in winners) / len(draws)
+
+
 def test_best_and_majority_of_several_responses() -> None:
     """The bootstrap is close to the exact expectations, enumerated over all 4^4 draws."""
     answers, values = ["x", "x", "x", "y"], [1.0, 1.0, 1.0, 0.0]
     draws = list(product(range(4), repeat=4))
-    majority = sum(
-        {"x": 1.0, "y": 0.0}[Counter(answers[i] for i in draw).most_common(1)[0][0]]
-        for draw in draws
-    ) / len(draws)
+    majority = expected_majority(answers, values)
     best = sum(max(values[i] for i in draw) for draw in draws) / len(draws)
     metrics = validation_metrics(
         [sample(v, f"thinking\n#### {a}") for a, v in zip(answers, values, strict=True)], 4
@@ -76,13 +80,6 @@ def test_best_and_majority_of_several_responses() -> None:
     assert metrics["val-core/a/acc/maj@4/mean"] == pytest.approx(majority, abs=0.03)
     assert metrics["val-core/a/acc/best@4/mean"] == pytest.approx(best, abs=0.02)
     assert metrics["val-aux/a/acc/std@4"] == pytest.approx(statistics.pstdev(values))
-
-
-def expected_majority(votes: list[str], values: list[float]) -> float:
-    """Return the exact expectation over all draws of as many votes as there are responses."""
-    draws = list(product(range(len(votes)), repeat=len(votes)))
-    winners = (Counter(votes[i] for i in draw).most_common(1)[0][0] for draw in draws)
-    return sum(values[votes.index(winner)] for winner in winners) / len(draws)
 
 
 def test_majority_votes_by_the_extracted_answer() -> None:
