@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +19,8 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.record import SweepDir, SweepRecord, TrialTable
 from tests.board.serving import Served, serving
 from tests.browser import chromium, problems_of, wait_for
-from tests.progress import wait_until
 from tests.recorded import record
 from tests.runs.test_report import ACC, EVIL, sample, write_run
-from tests.runs.test_thumbnails import ALT, LOADED
 from tests.runs.test_thumbnails import write_run as write_seen
 from tests.sweeps.test_study import settings, study
 
@@ -118,6 +113,10 @@ def test_text_of_models_users_and_logs_is_only_text(page: Page, board: Served) -
     assert page.locator("img").count() == 0
 
 
+ALT = ["image 1 of prompt 2", "image 1 of prompt 3"]
+LOADED = "images => images.map(image => [image.alt, image.naturalWidth > 0])"
+
+
 def test_images_of_prompts_are_shown(page: Page, board: Served, root: Path) -> None:
     write_seen(root)
     page.goto(f"{board.url}/?run=demo/seen")
@@ -198,36 +197,6 @@ def test_buttons_ask_before_they_act(page: Page, board: Served, root: Path) -> N
     with page.expect_download() as download:
         page.get_by_role("link", name="save the report of first").click()
     assert "critic/score/mean" in download.value.path().read_text()
-
-
-def test_resume_starts_the_command_and_follows_the_run(
-    page: Page, board: Served, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Press the button with a stand-in for Python; the test plays the resumed run."""
-    run = RunDir.create(root, "demo", "halted", "ppo")
-    run.finish("stopped", 143)
-    program = tmp_path / "python"
-    written = tmp_path / "words"
-    program.write_text(
-        f'#!/bin/sh\necho $$ "$@" > {written}.part\nmv {written}.part {written}\nexec sleep 600\n'
-    )
-    program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
-    page.goto(f"{board.url}/?run=demo/halted")
-    page.get_by_role("button", name="resume halted").click()
-    page.get_by_role("button", name="resume run").click()
-    expect(page.locator("#status")).to_have_text("rlctl resume halted started")
-    wait_until(written.exists, os.getpid(), "the start of rlctl resume")
-    pid, *words = written.read_text().split()
-    try:
-        assert words == ["-m", "rlctl", "resume", str(run.path.resolve())]
-        run.update(state="running", process=DriverProcess.current(), ended=None)
-        expect(page.locator(".badge")).to_have_text("running")
-        expect(page.get_by_role("button", name="stop halted")).to_be_visible()
-        expect(page.get_by_role("button", name="resume halted")).to_have_count(0)
-    finally:
-        run.finish("stopped", 143)
-        os.kill(int(pid), signal.SIGKILL)
 
 
 def test_sweep_shows_trials_importance_and_pruned_ones(

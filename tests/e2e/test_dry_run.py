@@ -122,16 +122,7 @@ def test_dry_run_and_start_report_all_problems(
 def test_dry_run_of_the_quickstart_writes_nothing(tmp_path: Path, capsys: Capsys) -> None:
     assert main(["train", "grpo", "--dry-run", "data.seed=7"]) == 0
     assert not list(tmp_path.iterdir())
-    out = capsys.readouterr().out
-    for words in (
-        "data.seed",
-        "command line",
-        "micro-batches",
-        "engine cache",
-        "checkpoint",
-        "trackers",
-    ):
-        assert words in out
+    assert "data.seed" in capsys.readouterr().out
 
 
 def test_unused_keys_and_changed_values(settings: list[str], capsys: Capsys) -> None:

@@ -1,4 +1,4 @@
-"""An engine with outdated weights: reported, stopped, and corrected as far as weights can."""
+"""Updates with the baseline of ReMax, and none with a batch of an engine with outdated weights."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from typing import Any, Self
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from rlctl.__main__ import main
+from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.batch import Experience, Prompts, Rollouts, Scored
+from rlctl.runtime.roles import Roles
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.hf import HFEngine
+from rlctl.runtime.workers.actor import ActorWorker
 from tests.e2e import command
 from tests.e2e.killed_runs import events
 
@@ -96,25 +100,66 @@ def test_responses_of_a_file_are_not_compared(tmp_path: Path) -> None:
     assert main(["train", "dpo", "--inline", "--name", "x", *given, where]) == 0
 
 
-def test_stale_runs_warn_and_are_changed_by_corrections(
-    stale: list[str], tmp_path: Path, capsys: Capsys
+def test_remax_subtracts_the_greedy_score(
+    settings: list[str], shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A correction changes only rounding in the first step, whose weights are current."""
-    limits = ["trainer.mismatch.warn=0.001", "trainer.mismatch.halt=null"]
-    on = [
-        "algorithm.rollout_correction.rollout_is=token",
-        "algorithm.rollout_correction.rollout_is_threshold=2",
+    """Overlong responses have a penalty, greedy ones too."""
+    (tmp_path / "letters.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return float(len(set(solution_str)))\n"
+    )
+    greedy: list[Rollouts] = []
+    sampled: list[Scored] = []
+    learned: list[Experience] = []
+    generate, collect, update = ActorWorker.generate_sequences, PPO.collect, ActorWorker.update
+
+    def watch_generate(self: ActorWorker, prompts: Prompts, **how: bool | int) -> Rollouts:
+        rollouts = generate(self, prompts, **how)
+        greedy.extend([rollouts] if how.get("greedy") else [])
+        return rollouts
+
+    def watch_collect(self: PPO, prompts: Prompts, roles: Roles, step: int) -> Scored:
+        sampled.append(collect(self, prompts, roles, step))
+        return sampled[-1]
+
+    def watch_update(
+        self: ActorWorker, batch: Experience, lr: float, max_probs_diff: float | None = None
+    ) -> object:
+        learned.append(batch)
+        return update(self, batch, lr, max_probs_diff)
+
+    monkeypatch.setattr(ActorWorker, "generate_sequences", watch_generate)
+    monkeypatch.setattr(PPO, "collect", watch_collect)
+    monkeypatch.setattr(ActorWorker, "update", watch_update)
+    overrides = [
+        "algorithm.adv_estimator=remax",
+        "actor_rollout_ref.rollout.n=2",
+        f"reward.custom_reward_function.path={tmp_path}/letters.py",
+        "reward.num_processes=1",
+        "reward.overlap=false",
+        "algorithm.overlong_buffer.enable=true",
+        "algorithm.overlong_buffer.len=4",
+        "data.val_files=null",
+        "trainer.total_training_steps=1",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        f"trainer.run_dir={tmp_path}/runs",
     ]
-    for name, num_steps, overrides in (("off", 4, []), ("on", 2, on)):
-        given = [*stale, *limits, f"trainer.total_training_steps={num_steps}", *overrides]
-        assert main(["train", "ppo", "--inline", "--name", name, *given]) == 0
-    runs = tmp_path / "runs" / "quickstart"
-    [alarm] = [each for each in events(runs / "off", "alarm") if each["name"] == "rollout_mismatch"]
-    assert (alarm["step"], alarm["limit"]) == (4, 0.001)
-    assert "rollout mismatch" in capsys.readouterr().err
-    off, corrected = (steps(runs / name) for name in ("off", "on"))
-    assert corrected[1]["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-4)
-    assert corrected[1]["actor/grad_norm"] == pytest.approx(off[1]["actor/grad_norm"], rel=1e-3)
-    assert corrected[2]["rollout_corr/rollout_is_std"] > 0.01
-    difference = abs(corrected[2]["actor/grad_norm"] - off[2]["actor/grad_norm"])
-    assert difference > 1e-3 * off[2]["actor/grad_norm"]
+    assert main(["train", "ppo", "--inline", *settings, *overrides]) == 0
+    [answers], [batch], [experience] = greedy, sampled, learned
+    assert len(answers) == 8
+    assert len(batch) == len(experience) == 16
+    assert batch.greedy_scores is not None
+
+    def penalty(length: int) -> float:
+        return -max(length - 8, 0) / 4
+
+    tokenizer = AutoTokenizer.from_pretrained(shelf / "model")
+    for row in range(16):
+        ids = answers.response_ids.rows()[row // 2]
+        text = tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        baseline = len(set(text)) + penalty(len(ids))
+        assert float(batch.greedy_scores[row]) == pytest.approx(baseline)
+        score = float(batch.scores[row]) + penalty(len(batch.response_ids.rows()[row]))
+        advantages = experience.advantages.rows()[row]
+        assert advantages.tolist() == pytest.approx([score - baseline] * len(advantages), abs=1e-5)
+    assert torch.equal(batch.prompt_ids.values, answers.repeat(2).prompt_ids.values)

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any, Self
-
-from tests.ports import free_port
-from tests.progress import wait_until
+from typing import Any
 
 _CREATED = "2026-01-01T00:00:00.000Z"
 _PROJECT = {
@@ -117,47 +109,3 @@ def swanlab_server() -> Iterator[tuple[str, dict[str, Experiment]]]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}", handler.experiments
         server.shutdown()
-
-
-class Watch:
-    """Running `swanlab watch` of a folder, and its HTTP interface."""
-
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        port = free_port()
-        self.address = f"http://127.0.0.1:{port}"
-        program = Path(sys.executable).parent / "swanlab"
-        self.process = subprocess.Popen(
-            [str(program), "watch", str(folder), "-h", "127.0.0.1", "-p", str(port)],
-            env=environment,
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def __enter__(self) -> Self:
-        wait_until(self._responds, self.process.pid, "swanlab watch")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def _responds(self) -> bool:
-        assert self.process.poll() is None, self.process.communicate()[0]
-        try:
-            self.get("project")
-        except urllib.error.HTTPError:
-            raise
-        except OSError:
-            return False
-        return True
-
-    def get(self, path: str) -> Any:
-        """Return the data of a response."""
-        with urllib.request.urlopen(f"{self.address}/api/v1/{path}", timeout=60) as response:
-            return json.load(response)["data"]
-
-    def experiments(self) -> list[int]:
-        """Return the numbers of all experiments."""
-        return [experiment["id"] for experiment in self.get("project")["experiments"]]

@@ -6,10 +6,8 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
@@ -28,14 +26,12 @@ from tests.tracking.real import (
     wandb_history,
     write,
 )
-from tests.tracking.swanlab_server import Watch, swanlab_server
+from tests.tracking.swanlab_server import swanlab_server
 from tests.tracking.wandb_server import wandb_server
 
 pytestmark = pytest.mark.soak  # `make abroad` runs them with the newest and the oldest releases
 
 LAST, CHECKPOINT = 7, 3
-ACC = "val-core/openai/gsm8k/acc/mean@1"
-WATCHED = (ACC, "val/generations")
 
 
 @pytest.fixture(scope="module")
@@ -238,26 +234,3 @@ def test_preflight_reports_modes_and_problems_without_prompts(
 def test_disabled_swanlab_writes_nothing(tmp_path):
     call(write, tmp_path, 1, 2, 0, ["swanlab"], home=tmp_path, SWANLAB_MODE="disabled")
     assert not list(tmp_path.rglob("*.swanlab"))
-
-
-@pytest.fixture(scope="module")
-def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
-    """Yield SwanLab's dashboard with a resumed run."""
-    home = tmp_path_factory.mktemp("watched")
-    run = two_attempts(home, "swanlab", SWANLAB_MODE="local")
-    with Watch(run.parent / "swanlog", in_a_home(home)) as watch:
-        yield watch
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-def test_swanlab_watch_shows_a_resumed_run_as_one_curve(watch: Watch) -> None:
-    # Local mode cannot continue an experiment: the second one has the complete history.
-    assert len(watch.experiments()) == 2
-    run = f"experiment/{max(watch.experiments())}"
-    points = {name: watch.get(f"{run}/tag/{quote(name, safe='')}")["list"] for name in WATCHED}
-    assert [(int(point["index"]), point["data"]) for point in points[ACC]] == [
-        (step, step / 7) for step in (0, 2, 4, 6)
-    ]
-    assert [int(point["index"]) for point in points["val/generations"]] == [0, 2, 4, 6]
-    assert watch.get(f"{run}/summary")  # NaN would make it fail
