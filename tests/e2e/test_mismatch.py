@@ -42,20 +42,24 @@ class StaleEngine(HFEngine):
 
 
 @pytest.fixture
-def stale(settings: list[str], tmp_path: Path) -> list[str]:
+def scored(settings: list[str], tmp_path: Path) -> list[str]:
+    """Return the settings of a run whose score is the number of different letters."""
     (tmp_path / "letters.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    return float(len(set(solution_str)) % 3)\n"
+        "    return float(len(set(solution_str)))\n"
     )
+    reward = f"reward.custom_reward_function.path={tmp_path}/letters.py"
+    own = [reward, "reward.num_processes=1", "data.val_files=null"]
+    return [*settings, *own, f"trainer.run_dir={tmp_path}/runs"]
+
+
+@pytest.fixture
+def stale(scored: list[str]) -> list[str]:
     return [
-        *settings,
-        f"reward.custom_reward_function.path={tmp_path}/letters.py",
-        "reward.num_processes=1",
+        *scored,
         f"actor_rollout_ref.rollout.name={__name__}:StaleEngine",
         "actor_rollout_ref.actor.optim.lr=0.02",
         "trainer.total_training_steps=3",
-        "data.val_files=null",
-        f"trainer.run_dir={tmp_path}/runs",
     ]
 
 
@@ -101,13 +105,9 @@ def test_responses_of_a_file_are_not_compared(tmp_path: Path) -> None:
 
 
 def test_remax_subtracts_the_greedy_score(
-    settings: list[str], shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scored: list[str], shelf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Overlong responses have a penalty, greedy ones too."""
-    (tmp_path / "letters.py").write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    return float(len(set(solution_str)))\n"
-    )
     greedy: list[Rollouts] = []
     sampled: list[Scored] = []
     learned: list[Experience] = []
@@ -134,17 +134,13 @@ def test_remax_subtracts_the_greedy_score(
     overrides = [
         "algorithm.adv_estimator=remax",
         "actor_rollout_ref.rollout.n=2",
-        f"reward.custom_reward_function.path={tmp_path}/letters.py",
-        "reward.num_processes=1",
         "reward.overlap=false",
         "algorithm.overlong_buffer.enable=true",
         "algorithm.overlong_buffer.len=4",
-        "data.val_files=null",
         "trainer.total_training_steps=1",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-        f"trainer.run_dir={tmp_path}/runs",
     ]
-    assert main(["train", "ppo", "--inline", *settings, *overrides]) == 0
+    assert main(["train", "ppo", "--inline", *scored, *overrides]) == 0
     [answers], [batch], [experience] = greedy, sampled, learned
     assert len(answers) == 8
     assert len(batch) == len(experience) == 16
