@@ -43,13 +43,14 @@ class CountingGroup(WeightGroup):
     """Counts the calls of one rank; the parts of all other ranks are as large as its own."""
 
     def __init__(self) -> None:
-        self.device, self.num_parts, self.shared = "meta", 1, None
+        self.device, self.num_parts, self.shared, self.changes = "meta", 1, None, None
         self.sent: list[int] = []  # bytes of each call
 
-    def send(self, message: Bucket | int, part: Part) -> None:
+    def send(self, message: Bucket | int, part: Part) -> int:
         begin = len(self.sent) + 1  # after the exchange of sizes
-        super().send(message, Part(0, 1))
+        num_bytes = super().send(message, Part(0, 1))
         self.sent += self.sent[begin:] * (part.count - 1)
+        return num_bytes
 
     def _take_turns(self, message: Bucket | int | None, own: int) -> Iterator[Bucket | int]:
         is_bucket = isinstance(message, Bucket)

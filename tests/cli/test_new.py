@@ -273,3 +273,19 @@ def test_images_of_records_are_in_the_project(here: Path) -> None:
     assert row.images == (pattern(16, 16),)
     assert row.prompt[0]["content"].startswith("<image>What is it? 0")
     assert "image" not in row.extra_info
+
+
+def test_the_current_folder_gives_its_name(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "sub").mkdir()
+    monkeypatch.chdir(here / "sub")
+    done = run(".", "--data", "../sums.jsonl", "--yes", "--json")
+    assert done.exit_code == 0, done.output
+    assert compose("sub.yaml", []).config.trainer.project_name == "sub"
+
+
+def test_the_command_quotes_the_name_of_the_folder() -> None:
+    done = run("my sums", "--data", "sums.jsonl", "--yes")
+    assert done.exit_code == 0, done.output
+    command = "rlctl train grpo --recipe 'my sums/my sums.yaml'"
+    assert f"start      {command}" in done.stdout
+    assert f"# Start: {command}\n" in Path("my sums/my sums.yaml").read_text()

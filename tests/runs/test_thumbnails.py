@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from rlctl.__main__ import main
+from rlctl.cli.views import samples as views
+from rlctl.data_prep.rows import PromptRow
 from rlctl.runs import thumbnails
+from rlctl.runs.report.content import MAX_IMAGES, content
+from rlctl.runs.report.page import page as report_page
 from rlctl.runs.run_dir import RunDir
+from rlctl.runs.store import RunStore
 from rlctl.runs.thumbnails import MAX_BYTES, read_thumbnail, write_thumbnails
 from rlctl.tracking.jsonl import generations_file, read_generations
+from tests.browser import chromium, wait_for
 from tests.data_prep.test_images import picture
 from tests.recorded import record
-from tests.runs.test_report import sample
+from tests.runs.test_report import opened, sample
 from tests.vlm import noise
 
 NOISE = noise(500, 300, 0)
@@ -96,6 +104,30 @@ def write_run(root: Path, name: str = "seen") -> None:
     run.finish("finished", 0)
 
 
+ALT = ["image 1 of prompt 2", "image 1 of prompt 3"]
+LOADED = "images => images.map(image => [image.alt, image.naturalWidth > 0])"
+
+
+def test_a_report_shows_each_image_once(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    made = content([RunStore(tmp_path).find("seen")], 50)
+    (run,) = made["runs"]
+    assert list(run["thumbnails"]) == list(named(NOISE, picture()))
+    assert len(run["samples"][0]["shown"][2]["images"]) == MAX_IMAGES
+    (tmp_path / "x.html").write_text(report_page(made))
+    with chromium() as browser, opened(browser, tmp_path / "x.html") as page:
+        images = page.locator(".sample img")
+        images.last.scroll_into_view_if_needed()
+        wait_for(page, "[...document.images].every(image => image.complete)")
+        assert images.evaluate_all(LOADED) == [[name, True] for name in ALT]
+        heads = page.locator(".sample .images h3")
+        assert heads.all_text_contents() == ["image", "images8 of 10"]
+        lost = page.get_by_text("image 2 of prompt 3, without a thumbnail")
+        assert lost.count() == 1
+        page.evaluate("$('sample-step').value = 'all', $('sample-step').onchange(), null")
+        assert images.count() == 2
+
+
 def test_samples_name_their_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "runs")
     folder = tmp_path / "runs" / "demo" / "seen"
@@ -106,3 +138,35 @@ def test_samples_name_their_images(tmp_path: Path, capsys: pytest.CaptureFixture
     lines = capsys.readouterr().out.splitlines()
     at = lines.index(f"image: SHA-256 {digest}")
     assert lines[at - 1] == "prompt: What is 1 + 1?"
+
+
+def test_a_terminal_with_colours_draws_the_images_of_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.png").write_bytes(picture("blue"))
+    images = (picture(), str(tmp_path / "a.png"), str(tmp_path / "none.png"), b"damaged")
+    row = PromptRow("s", [{"role": "user", "content": "<image>" * 4}], "1", images=images)
+    out = io.StringIO()
+
+    def printed(colours: str | None) -> str:
+        out.seek(0)
+        out.truncate()
+        console = Console(
+            file=out,
+            force_terminal=colours is not None,
+            color_system=colours,  # pyright: ignore[reportArgumentType]
+            highlight=False,
+            width=200,
+        )
+        monkeypatch.setattr(views, "stdout", lambda: console)
+        views.print_row(views.row_entry(0, row, None), row.images)
+        return out.getvalue()
+
+    pixel = "\x1b[38;2;{0};48;2;{0}m▀\x1b[0m"
+    found = printed("truecolor")
+    assert found.count(pixel.format("255;0;0") * 4) == 1
+    assert found.count(pixel.format("0;0;255") * 4) == 1
+    assert found.count("▀") == 8
+    for colours in (None, "standard"):
+        assert "▀" not in printed(colours)
+        assert f"{tmp_path}/none.png" in out.getvalue()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from rlctl.errors import MissingExtraError, ResourceError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.cluster import gpus
+from rlctl.runtime.cluster import gpus, pool
 from rlctl.runtime.cluster.gpus import ClusterGpus, NodeGpus
+from rlctl.runtime.cluster.pool import PoolSpec, RayPool
 from rlctl.runtime.cluster.session import _options
 from rlctl.runtime.planning import devices
 from rlctl.runtime.planning.capacity import memory_of
@@ -259,6 +261,27 @@ def test_an_old_driver_of_this_machine_is_refused(monkeypatch: pytest.MonkeyPatc
     trainer = compose("ppo", ["trainer.device=cuda"]).config.trainer
     with pytest.raises(ResourceError, match=r"GPUs of this machine: .*needs driver 580"):
         Devices.from_config(trainer)
+
+
+def test_ranks_meet_at_the_address_that_ray_has_of_the_first_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The name of a host is often 127.0.1.1, where no other node finds it."""
+    joined: list[str] = []
+
+    class Process:
+        address = SimpleNamespace(remote=lambda host: f"{host}:7000")
+        join = SimpleNamespace(remote=joined.append)
+
+    nodes = ["10.0.0.5 0a", "10.0.0.6 0b"]
+    replaced = {"reserve": lambda _: None, "nodes_of": lambda _: nodes}
+    for name, function in replaced.items():
+        monkeypatch.setattr(pool, name, function)
+    monkeypatch.setattr(RayPool, "_start", lambda *_: Process())
+    monkeypatch.setattr(RayPool, "_gather", lambda _, results, *__: results)
+    monkeypatch.setattr(RayPool, "_relayed", lambda _: [])
+    RayPool(PoolSpec("main", 4, replace(GPU, world_size=4), 1.0, 1.0, False, 1.0, (2, 2)))
+    assert joined == ["10.0.0.5:7000"] * 4
 
 
 def test_auto_says_why_it_does_not_use_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
