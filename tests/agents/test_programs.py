@@ -14,10 +14,10 @@ from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.agents.build import check_episodes
 from rlctl.runtime.agents.environments.pool import PROGRAM
-from rlctl.runtime.agents.metrics import agent_metrics
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data.tokenizer import load_tokenizer
+from rlctl.runtime.training.collector import agent_metrics
 from tests.agents.environments.episodes import load_here
 from tests.agents.programs import TEMPLATE
 from tests.agents.quiz import write_quiz

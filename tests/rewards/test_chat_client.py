@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from rlctl.runtime.rewards import chat_client, request_limits
-from rlctl.runtime.rewards.chat_client import ChatClient, RequestFailed, RequestTimeout
-from rlctl.runtime.rewards.reply_cache import ReplyCache
+from rlctl.runtime.rewards.chat_client import ChatClient, ReplyCache, RequestFailed, RequestTimeout
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from tests.rewards.chat_server import ChatServer, Reply, chat_server
 

@@ -31,8 +31,7 @@ from rlctl.runtime.planning.model_files import check_weights
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.planning.preflight import check_batches, check_model
 from rlctl.runtime.planning.role_memory import plan_memory
-from rlctl.runtime.planning.role_models import check_role_models
-from rlctl.runtime.planning.router_check import check_routers
+from rlctl.runtime.planning.role_models import check_role_models, check_routers
 from tests.miniatures import miniature_config
 from tests.models import mixture_model, write_tiny_model
 

@@ -112,9 +112,9 @@ def fit(
         _of_run(run, words, root) if run is not None else _of_recipe(verb, words, model, recipe)
     )
     from rlctl.runtime.data import quickstart
+    from rlctl.runtime.planning.devices import find_device
     from rlctl.runtime.planning.fit import Search
     from rlctl.runtime.planning.fits import meshes
-    from rlctl.runtime.planning.gpus import find_device
 
     target = find_device(device, memory)
     per_node = devices or (8 if target.kind == "cuda" else 1)

@@ -1,17 +1,31 @@
-"""Loading of transformers models, prepared for packed sequences."""
+"""Loading of transformers models, prepared for packed sequences.
+
+For vision-language models of which transformers has no classifier, one is made here.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 import torch
+import transformers
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
     PretrainedConfig,
     PreTrainedModel,
+)
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
+from transformers.modeling_layers import GenericForSequenceClassification
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
 from rlctl.errors import ConfigError, raise_problems
@@ -19,7 +33,6 @@ from rlctl.recipes import schema
 from rlctl.runtime.batch.images import processor_of, reads_images
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
-from rlctl.runtime.model.classifiers import auto_classifier
 from rlctl.runtime.model.files import stored_dtype, weight_files
 from rlctl.runtime.model.fit import REPORTING, misfits, quiet_loading
 from rlctl.runtime.model.four_bit import as_plain, four_bit_options, is_4bit
@@ -194,3 +207,23 @@ def compute_dtype(model: schema.Model, device: str, has_bf16: bool | None = None
 def master_dtype(fsdp: schema.FSDP) -> torch.dtype:
     """Return the dtype in which weights and optimizer state are stored."""
     return _DTYPES[fsdp.model_dtype]
+
+
+def auto_classifier(config: PretrainedConfig) -> Any:
+    """Return transformers' auto class of classifiers, which knows one for `config`, too.
+
+    A missing one of a vision-language model has the form of those that transformers has: the model
+    without its head, and a linear head `score`. Its weights have the names of the policy's.
+    """
+    kind = config.model_type
+    writer = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind)
+    if writer is not None and kind not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        whole = getattr(transformers, writer)
+        name = writer.replace("ForConditionalGeneration", "") + "ForSequenceClassification"
+        bases = GenericForSequenceClassification, whole.__bases__[0]
+        own = type(name, bases, {"config_class": type(config), "__module__": __name__})
+        AutoModelForSequenceClassification.register(type(config), own, exist_ok=True)
+        renamed = get_checkpoint_conversion_mapping(writer)
+        if renamed is not None:
+            register_checkpoint_conversion_mapping(name, renamed, overwrite=True)
+    return AutoModelForSequenceClassification

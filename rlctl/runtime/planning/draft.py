@@ -28,7 +28,7 @@ from rlctl.runtime.data.conversations import Pairs
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import tokenizer_of
-from rlctl.runtime.planning import mesh, preflight, router_check
+from rlctl.runtime.planning import mesh, preflight
 from rlctl.runtime.planning.capacity import check_capacity
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.error_collector import ErrorCollector, Part
@@ -40,6 +40,7 @@ from rlctl.runtime.planning.role_models import (
     check_images,
     check_models,
     check_optimizers,
+    check_routers,
     check_routes,
 )
 from rlctl.runtime.planning.unusual_values import check_rows, unusual_values
@@ -244,7 +245,7 @@ CHECKS: tuple[Callable[[Draft], object], ...] = (
     lambda draft: draft.algorithm,
     lambda draft: check_adapters(draft.config, draft.known_devices, draft.needs),
     lambda draft: check_optimizers(draft.config, draft.needs),
-    lambda draft: router_check.check_routers(
+    lambda draft: check_routers(
         draft.config, draft.known_devices and draft.known_devices.kind, draft.algorithm
     ),
     _check_pools,

@@ -27,9 +27,8 @@ from rlctl.runtime.model.load import Kind
 from rlctl.runtime.model.tensor_parallel import divisors
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.capacity import largest_utilization
-from rlctl.runtime.planning.devices import Devices, pool_sizes
+from rlctl.runtime.planning.devices import Device, Devices, pool_sizes
 from rlctl.runtime.planning.fits import Fit, Mesh
-from rlctl.runtime.planning.gpus import Device
 from rlctl.runtime.planning.mesh import check_sizes
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.planning.placement import check_placement

@@ -28,7 +28,7 @@ from rlctl.runs.run_dir import CONFIG_FILE, RunDir
 from rlctl.runtime.checkpoint.store import CheckpointStore, config_hash
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.row_table import Rows
-from rlctl.runtime.model.digest import model_hashes
+from rlctl.runtime.model.files import model_hashes
 from rlctl.runtime.rewards.specs import code_hashes
 from rlctl.runtime.training.restore import ResumePoint
 

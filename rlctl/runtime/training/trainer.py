@@ -29,7 +29,6 @@ from rlctl.runtime.checkpoint.stored_rollouts import write_rollouts
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.eager import Eager
-from rlctl.runtime.training.mismatch import CheckedActor, RolloutMismatch, record_mismatch
 from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.rollout_source import (
     Collected,
@@ -39,7 +38,13 @@ from rlctl.runtime.training.rollout_source import (
     RolloutSource,
     StreamState,
 )
-from rlctl.runtime.training.step_metrics import length_metrics, speed_metrics
+from rlctl.runtime.training.step_metrics import (
+    CheckedActor,
+    RolloutMismatch,
+    length_metrics,
+    record_mismatch,
+    speed_metrics,
+)
 from rlctl.runtime.training.stopping import Stopping
 from rlctl.runtime.training.validation import PairValidator, Validator, to_samples
 from rlctl.runtime.workers.rng import rng_state

@@ -34,11 +34,11 @@ from rlctl.runtime.model.sharding import local_gradients, reset_gradients, total
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import REFUSED
 from rlctl.runtime.workers.background import BackgroundWriter
-from rlctl.runtime.workers.flops import device_usage
 from rlctl.runtime.workers.learner_state import load_state, save_state
 from rlctl.runtime.workers.micro_batches import count_tokens, pack_rows
 from rlctl.runtime.workers.optimizers import build_optimizer, set_lr
 from rlctl.runtime.workers.passes import Compute, enter_training, in_order, passes
+from rlctl.runtime.workers.process_memory import device_usage
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 B = TypeVar("B", bound=Rollouts)

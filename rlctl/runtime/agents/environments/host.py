@@ -10,8 +10,15 @@ from typing import Any
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.loading import Factory, load_environment
-from rlctl.runtime.agents.environments.protocol import Environment, Row, ToolSchema, Turn
-from rlctl.runtime.agents.environments.wire import checked_messages, checked_score, step_to_json
+from rlctl.runtime.agents.environments.protocol import (
+    Environment,
+    Row,
+    ToolSchema,
+    Turn,
+    checked_messages,
+    checked_score,
+    step_to_json,
+)
 from rlctl.runtime.sandbox import calls
 from rlctl.runtime.sandbox.user_code import user_line
 

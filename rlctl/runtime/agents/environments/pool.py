@@ -21,8 +21,14 @@ from rlctl.errors import RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.agents.environments.host import EnvironmentHost
 from rlctl.runtime.agents.environments.program import ProgramEnvironment
-from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
-from rlctl.runtime.agents.environments.wire import step_from_json
+from rlctl.runtime.agents.environments.protocol import (
+    Message,
+    Row,
+    Step,
+    ToolSchema,
+    Turn,
+    step_from_json,
+)
 from rlctl.runtime.sandbox import worker_process
 from rlctl.runtime.sandbox.calls import CLOSE_S
 from rlctl.runtime.sandbox.limits import Limits, default_memory

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.runtime.sandbox.isolation import enter_namespaces, restrict_calls
-from rlctl.runtime.sandbox.landlock import restrict_files
+from rlctl.runtime.sandbox.limits import restrict_files
 
 CANNOT_DENY = 97  # exit status: the network cannot be denied
 _FILE = "<code>"

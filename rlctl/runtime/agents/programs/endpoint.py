@@ -13,13 +13,15 @@ from typing import Any, Protocol, Self
 
 from aiohttp import web
 
-from rlctl.runtime.agents.programs.chat_api import ChatReply, chunks, completion
-from rlctl.runtime.agents.programs.chat_request import MODEL, ApiError, ChatRequest, new_key
-from rlctl.runtime.agents.programs.completions_api import (
+from rlctl.runtime.agents.programs.chat_api import (
+    ChatReply,
+    chunks,
+    completion,
     parse_completions,
     text_chunks,
     text_completion,
 )
+from rlctl.runtime.agents.programs.chat_request import MODEL, ApiError, ChatRequest, new_key
 from rlctl.runtime.agents.programs.messages_api import (
     error_body,
     message_body,

@@ -16,10 +16,9 @@ from typing import Any
 from rlctl import plugins
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.mcp_tools import tools_of_servers
-from rlctl.runtime.agents.environments.protocol import Message, Step, ToolSchema
+from rlctl.runtime.agents.environments.protocol import Message, Step, ToolSchema, checked_number
 from rlctl.runtime.agents.environments.tool import EpisodeInfo, Tool, ToolResult, accepted, as_text
 from rlctl.runtime.agents.environments.verl.base_classes import OpenAIFunctionToolSchema, load_class
-from rlctl.runtime.agents.environments.wire import checked_number
 from rlctl.runtime.sandbox.calls import call
 
 _MCP = "mcp"  # `config.type` of servers whose tools are used
