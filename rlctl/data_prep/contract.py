@@ -1,9 +1,9 @@
-"""Checks of the data contract: columns of a parquet file and fields of a row."""
+"""Checks of the data contract: columns of a file and fields of a row."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,79 +33,23 @@ def contract_hint(path: Path, columns: Iterable[str]) -> str:
     return CONTRACT_HINT if chat is None else f"{command} {chat} --out data/mine"
 
 
-def schema_problems(schema: Any, path: Path, prompt_key: str, reward_fn_key: str) -> list[Problem]:
-    """Return the problems of a parquet file's columns: missing ones and wrong Arrow types."""
-    import pyarrow.types as types
-
-    column, *below = prompt_key.split(".")
-    expected = {
-        column: (
-            lambda kind: _is_prompt(kind, below),
-            "list<struct<role: string, content: string>>",
-        ),
-        reward_fn_key: (_is_text, "string"),
-        "reward_model": (
-            lambda kind: _has_fields(kind, ("ground_truth",)),
-            "struct<style: string, ground_truth: ...>",
-        ),
-        "extra_info": (
-            lambda kind: types.is_struct(kind) or types.is_null(kind) or _is_text(kind),
-            "struct<...>",
-        ),
+def missing_columns(
+    names: Sequence[str], path: Path, prompt_key: str, reward_fn_key: str
+) -> list[Problem]:
+    """Return a problem for each column that rows need and a parquet file with `names` lacks."""
+    needed = {
+        prompt_key.partition(".")[0]: "list<struct<role: string, content: string>>",
+        reward_fn_key: "string",
+        "reward_model": "struct<style: string, ground_truth: ...>",
     }
-    if "reward_model" not in schema.names and REWARD_SPEC in schema.names:
-        expected[REWARD_SPEC] = expected.pop("reward_model")
-    problems, hint = [], contract_hint(path, schema.names)
-    for name, (fits, description) in expected.items():
-        where = f"{path}, column {name}"
-        if name in schema.names:
-            if not fits(schema.field(name).type):
-                problems.append(
-                    Problem(
-                        f"column {name!r} is {schema.field(name).type}, expected {description}",
-                        where,
-                        CONTRACT_HINT,
-                    )
-                )
-        elif name != "extra_info":
-            problems.append(
-                Problem(
-                    f"no column {name!r} ({description}); columns: {', '.join(schema.names)}",
-                    where,
-                    hint,
-                )
-            )
-    return problems
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    return (
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or (types.is_dictionary(kind) and _is_text(kind.value_type))
-    )
-
-
-def _has_fields(kind: Any, names: tuple[str, ...]) -> bool:
-    import pyarrow.types as types
-
-    return types.is_struct(kind) and all(kind.get_field_index(name) >= 0 for name in names)
-
-
-def _is_prompt(kind: Any, below: list[str]) -> bool:
-    """Return True for a chat or a text, at the path `below` a column."""
-    import pyarrow.types as types
-
-    for name in below:
-        if _is_text(kind):  # JSON text, which is checked row by row
-            return True
-        if not _has_fields(kind, (name,)):
-            return False
-        kind = kind.field(name).type
-    is_list = types.is_list(kind) or types.is_large_list(kind)
-    return _is_text(kind) or (is_list and _has_fields(kind.value_type, ("role", "content")))
+    if REWARD_SPEC in names:
+        del needed["reward_model"]
+    hint, listing = contract_hint(path, names), ", ".join(names)
+    return [
+        Problem(f"no column {name!r} ({kind}); columns: {listing}", f"{path}, column {name}", hint)
+        for name, kind in needed.items()
+        if name not in names
+    ]
 
 
 def prompt_of(record: dict[str, Any], prompt_key: str) -> Any:

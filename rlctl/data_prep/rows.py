@@ -28,9 +28,9 @@ from rlctl.data_prep.contract import (
     CONTRACT_HINT,
     REWARD_SPEC,
     contract_hint,
+    missing_columns,
     prompt_of,
     row_faults,
-    schema_problems,
 )
 from rlctl.data_prep.images import IMAGE_KEY, Image, images_of, text_of
 from rlctl.data_prep.records import (
@@ -242,7 +242,7 @@ def _parquet_batches(
         known = (*keys, *_COLUMNS, *CHECKED, *AGENT_COLUMNS)
         names = file.schema_arrow.names
         columns = [name for name in names if ENV_CLASS in names or name in known]
-        raise_capped(schema_problems(file.schema_arrow, path, prompt_key, reward_fn_key), path)
+        raise_capped(missing_columns(names, path, prompt_key, reward_fn_key), path)
         start = 0
         for batch in stream_parquet(file, columns):
             yield batch, [f"{path}, row {start + number}" for number in range(batch.num_rows)]

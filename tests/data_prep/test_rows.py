@@ -145,21 +145,25 @@ def test_invalid_parquet_raises(tmp_path: Path) -> None:
 
 
 def test_all_wrong_columns_are_reported_at_once(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.parquet", {"prompt": [5], "data_source": [3], "extra_info": [[1]]})
+    columns = {"prompt": [5], "data_source": [3], "extra_info": [[1]]}
+    path = write(tmp_path / "x.parquet", columns)
     assert problems(path) == [
-        (
-            "column 'prompt' is int64, expected list<struct<role: string, content: string>>",
-            f"{path}, column prompt",
-        ),
-        ("column 'data_source' is int64, expected string", f"{path}, column data_source"),
         (
             "no column 'reward_model' (struct<style: string, ground_truth: ...>); "
             "columns: prompt, data_source, extra_info",
             f"{path}, column reward_model",
         ),
+    ]
+    path = write(tmp_path / "y.parquet", {**columns, "reward_model": [{"ground_truth": "4"}]})
+    assert problems(path) == [
+        ("column 'data_source' is 3, expected a non-empty text", f"{path}, row 0"),
         (
-            "column 'extra_info' is list<element: int64>, expected struct<...>",
-            f"{path}, column extra_info",
+            "column 'prompt' is 5, expected a non-empty list of {role, content}",
+            f"{path}, row 0",
+        ),
+        (
+            "column 'extra_info' is [1], expected an object or its JSON text",
+            f"{path}, row 0",
         ),
     ]
 
