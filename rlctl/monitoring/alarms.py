@@ -9,35 +9,14 @@ them and continues in the same state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Protocol, runtime_checkable
 
-from rlctl.monitoring.rules import RULES, History, Rule, Series
+from rlctl.monitoring.rules import RULES, History, Rule
 from rlctl.monitoring.run_summary import Row
 
 EVENT, OVER = "alarm", "alarm_over"  # kinds of events in events.jsonl
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limit of each alarm; None disables it.
-
-    The keys of `trainer.alarms` document the numbers; `rollout_mismatch` is
-    `trainer.mismatch.warn`.
-    """
-
-    entropy_collapse: float | None = None
-    kl: float | None = None
-    update_kl: float | None = None
-    length_drift: float | None = None
-    truncation: float | None = None
-    uniform_groups: float | None = None
-    validation_falls: float | None = None
-    rollout_mismatch: float | None = None
-    skipped_updates: float | None = None
-    zero_advantages: float | None = None
-    slow_reward: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,9 +54,13 @@ class AlarmState:
 
 @dataclass
 class Alarms:
-    """All alarms of one run. `earlier` are the rows of its previous attempts (`read_metrics`)."""
+    """All alarms of one run, by rule: `limits` without a number disable one.
 
-    limits: Limits
+    The keys of `trainer.alarms` document the numbers; `rollout_mismatch` is
+    `trainer.mismatch.warn`. `earlier` are the rows of the run's previous attempts.
+    """
+
+    limits: Mapping[str, float | None]
     earlier: InitVar[Iterable[Row]] = ()
     history: History = field(default_factory=History)
     states: dict[str, AlarmState] = field(
@@ -95,10 +78,8 @@ class Alarms:
         return [change for change in changes if change is not None]
 
     def _check(self, rule: Rule, step: int) -> Alarm | None:
-        limit: float | None = getattr(self.limits, rule.name)
-        series: Series = getattr(self.history, rule.series)
-        value = rule.reading(self.history)
-        if limit is None or value is None or series[-1][0] != step:
+        limit, value = self.limits.get(rule.name), rule.reading(self.history)
+        if limit is None or value is None or self.history[rule.series][-1][0] != step:
             return None
         state = self.states[rule.name]
         change = rule.recovered if state.active else rule.violated

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rlctl.monitoring import run_summary
 from rlctl.monitoring.run_summary import Row, figure, lower_is_better, validation_metric
@@ -17,46 +18,39 @@ MARGIN = 0.1  # hysteresis, as a share of the limit
 Series = Sequence[tuple[int, float]]  # (step, finite value), oldest first
 
 
-@dataclass
-class History:
-    """Metrics that the rules read, each as a list of (step, finite value)."""
+class History(defaultdict[str, list[tuple[int, float]]]):
+    """Metrics that the rules read, by name: (step, finite value), oldest first.
 
-    entropy: list[tuple[int, float]] = field(default_factory=list)
-    kl: list[tuple[int, float]] = field(default_factory=list)
-    update_kl: list[tuple[int, float]] = field(default_factory=list)
-    length: list[tuple[int, float]] = field(default_factory=list)
-    truncated: list[tuple[int, float]] = field(default_factory=list)
-    uniform: list[tuple[int, float]] = field(default_factory=list)
-    reward: list[tuple[int, float]] = field(default_factory=list)
-    validation: list[tuple[int, float]] = field(default_factory=list)  # losses are negated
-    mismatch: list[tuple[int, float]] = field(default_factory=list)
-    skipped: list[tuple[int, float]] = field(default_factory=list)
-    zero_advantages: list[tuple[int, float]] = field(default_factory=list)  # steps in a row
-    reward_time: list[tuple[int, float]] = field(default_factory=list)  # share of a step
+    `validation` has negated losses, `zero_advantages` the number of such steps in a row, and
+    `reward_time` shares of a step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(list)
 
     def add(self, row: Row) -> None:
         """Append the values of the next row, which has a `step`."""
         step = int(row["step"])
         for name, metrics in _METRICS.items():
             if (value := figure(row, metrics)) is not None:
-                getattr(self, name).append((step, value))
+                self[name].append((step, value))
         if (metric := validation_metric(row)) and (value := figure(row, (metric,))) is not None:
-            self.validation.append((step, -value if lower_is_better(metric) else value))
+            self["validation"].append((step, -value if lower_is_better(metric) else value))
         skipped = [
             value
             for name, value in row.items()
             if name.endswith("/skipped_updates") and math.isfinite(value)
         ]
         if skipped:
-            self.skipped.append((step, sum(skipped)))
+            self["skipped"].append((step, sum(skipped)))
         waited, seconds = figure(row, ("timing_s/reward",)), figure(row, run_summary.SECONDS)
         if waited is not None and seconds:
             is_long = waited >= MIN_REWARD_S
-            self.reward_time.append((step, waited / seconds if is_long else 0.0))
+            self["reward_time"].append((step, waited / seconds if is_long else 0.0))
         extremes = [figure(row, (f"critic/advantages/{end}",)) for end in ("min", "max")]
         if None not in extremes:
-            before = latest(self.zero_advantages) or 0.0
-            self.zero_advantages.append((step, 0.0 if any(extremes) else before + 1))
+            before = latest(self["zero_advantages"]) or 0.0
+            self["zero_advantages"].append((step, 0.0 if any(extremes) else before + 1))
 
 
 _METRICS: Mapping[str, tuple[str, ...]] = {
@@ -139,7 +133,7 @@ class Rule:
 RULES = (
     Rule(
         "entropy_collapse",
-        lambda history: share_of_start(history.entropy),
+        lambda history: share_of_start(history["entropy"]),
         "entropy",
         "entropy collapse: the policy's entropy is {value:.1%} of its initial value",
         "entropy is back at {value:.1%} of its initial value",
@@ -148,7 +142,7 @@ RULES = (
     ),
     Rule(
         "kl",
-        lambda history: latest(history.kl),
+        lambda history: latest(history["kl"]),
         "kl",
         "KL runaway: the KL to the reference is {value:.3g} per token",
         "the KL to the reference is back at {value:.3g} per token",
@@ -156,7 +150,7 @@ RULES = (
     ),
     Rule(
         "update_kl",
-        lambda history: latest(history.update_kl),
+        lambda history: latest(history["update_kl"]),
         "update_kl",
         "updates too large: one step changes the policy by a KL of {value:.3g}",
         "updates are smaller again: a KL of {value:.3g} per step",
@@ -164,7 +158,7 @@ RULES = (
     ),
     Rule(
         "length_drift",
-        lambda history: drift(history.length),
+        lambda history: drift(history["length"]),
         "length",
         "length drift: the length of responses has changed by a factor of {value:.2g}",
         "the length of responses is back within a factor of {value:.2g} of its initial value",
@@ -172,7 +166,7 @@ RULES = (
     ),
     Rule(
         "truncation",
-        lambda history: latest(history.truncated),
+        lambda history: latest(history["truncated"]),
         "truncated",
         "truncation: {value:.0%} of the responses reach data.max_response_length",
         "truncation is back at {value:.0%} of the responses",
@@ -180,7 +174,7 @@ RULES = (
     ),
     Rule(
         "uniform_groups",
-        lambda history: latest(history.uniform),
+        lambda history: latest(history["uniform"]),
         "uniform",
         "groups without variance: in {value:.0%} of the groups all responses score the same, "
         "so they give no gradient",
@@ -189,7 +183,7 @@ RULES = (
     ),
     Rule(
         "validation_falls",
-        lambda history: fall_under_rising_reward(history.validation, history.reward),
+        lambda history: fall_under_rising_reward(history["validation"], history["reward"]),
         "validation",
         "the reward rises while validation falls: validation is {value:.0%} below its best",
         "validation no longer falls while the reward rises",
@@ -198,7 +192,7 @@ RULES = (
     ),
     Rule(
         "rollout_mismatch",
-        lambda history: latest(history.mismatch),
+        lambda history: latest(history["mismatch"]),
         "mismatch",
         "rollout mismatch: token probabilities of engine and trainer differ by {value:.3g}",
         "token probabilities of engine and trainer agree again, within {value:.3g}",
@@ -206,7 +200,7 @@ RULES = (
     ),
     Rule(
         "skipped_updates",
-        lambda history: latest(history.skipped),
+        lambda history: latest(history["skipped"]),
         "skipped",
         "{value:.0f} updates skipped in one step because of a non-finite loss or gradient",
         "no more updates are skipped",
@@ -215,7 +209,7 @@ RULES = (
     ),
     Rule(
         "zero_advantages",
-        lambda history: latest(history.zero_advantages),
+        lambda history: latest(history["zero_advantages"]),
         "zero_advantages",
         "nothing to learn: all advantages are 0 for {value:.0f} steps in a row",
         "there are advantages other than 0 again",
@@ -224,7 +218,7 @@ RULES = (
     ),
     Rule(
         "slow_reward",
-        lambda history: latest(history.reward_time),
+        lambda history: latest(history["reward_time"]),
         "reward_time",
         "slow reward: {value:.0%} of the step's time is spent waiting for the reward",
         "the reward is back at {value:.0%} of the step's time",

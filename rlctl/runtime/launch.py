@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlctl.debugging import call_limit
 from rlctl.errors import DeviceMemoryError
-from rlctl.monitoring.alarms import Alarms, Limits
+from rlctl.monitoring.alarms import Alarms
 from rlctl.recipes import schema
 from rlctl.recipes.roles import trained_role
 from rlctl.runs.record import Last, recorded_end
@@ -249,7 +249,7 @@ def _load_trackers(config: schema.Config, run: RunDir, stack: ExitStack) -> Trac
     timeouts = TrackerTimeouts(
         tracking.queue_size, tracking.start_s, tracking.call_s, tracking.finish_s
     )
-    limits = Limits(**trainer.alarms.model_dump(), rollout_mismatch=mismatch)
+    limits = trainer.alarms.model_dump() | {"rollout_mismatch": mismatch}
     alarms = Alarms(limits, metric_rows(run.metrics))
     trackers = Trackers.load(trainer.logger, run.event, timeouts, alarms, tracking.params)
     stack.enter_context(recorded_end(lambda state, code, _: trackers.finish(state, code)))

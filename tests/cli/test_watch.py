@@ -28,13 +28,13 @@ import sys
 import termios
 from pathlib import Path
 from rlctl.runs.run_dir import RunDir
-from rlctl.monitoring.alarms import Alarms, Limits
+from rlctl.monitoring.alarms import Alarms
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.async_tracker import TrackerTimeouts
 from rlctl.tracking.tracker import RunInfo
 run = RunDir.create(Path(sys.argv[1]), "p", "r", "ppo")
-timeouts, alarms = TrackerTimeouts(10, 1.0, 1.0, 1.0), Alarms(Limits(skipped_updates=1))
+timeouts, alarms = TrackerTimeouts(10, 1.0, 1.0, 1.0), Alarms({"skipped_updates": 1})
 trackers = Trackers({"jsonl": JsonlTracker()}, run.event, timeouts, alarms)
 trackers.start(RunInfo("id", "p", "r", run.path, 3, {}))
 run.update(state="running", total_steps=3)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.monitoring.alarms import Alarms, Limits
+from rlctl.monitoring.alarms import Alarms
 from rlctl.monitoring.rules import RULES, fall_under_rising_reward
 from rlctl.monitoring.run_summary import Row
 from rlctl.recipes.compose import base_settings
@@ -20,7 +20,7 @@ from tests.recorded import record
 ACC = "val-core/x/acc/mean@1"
 
 
-def changes(limits: Limits, rows: list[Row]) -> list[tuple[str, int, bool]]:
+def changes(limits: dict[str, float], rows: list[Row]) -> list[tuple[str, int, bool]]:
     """Return (name, step, over) of every alarm."""
     alarms = Alarms(limits)
     return [(alarm.name, alarm.step, alarm.over) for row in rows for alarm in alarms.add(row)]
@@ -89,8 +89,8 @@ def column(name: str, *values: float) -> list[Row]:
 )
 def test_alarm_starts_and_ends_once(name, limit, metric, values, expected) -> None:
     rows = column(metric, *values)
-    assert changes(Limits(**{name: limit}), rows) == [(name, step, over) for step, over in expected]
-    assert changes(Limits(), rows) == []  # null is off
+    assert changes({name: limit}, rows) == [(name, step, over) for step, over in expected]
+    assert changes({}, rows) == []  # null is off
 
 
 def test_alarm_when_validation_falls_while_reward_rises() -> None:
@@ -98,7 +98,7 @@ def test_alarm_when_validation_falls_while_reward_rises() -> None:
     rows = [dict(row) for row in column("critic/score/mean", *rewards)]
     for step, value in ((2, 0.5), (4, 0.46), (6, 0.44), (8, 0.49)):
         rows[step - 1][ACC] = value
-    assert changes(Limits(validation_falls=0.1), rows) == [
+    assert changes({"validation_falls": 0.1}, rows) == [
         ("validation_falls", 6, False),
         ("validation_falls", 8, True),
     ]
@@ -118,21 +118,21 @@ def test_alarm_when_validation_loss_rises() -> None:
         {"step": step, "critic/score/mean": step / 10, "val/loss": loss}
         for step, loss in enumerate([1.0, 0.8, 1.2], start=1)
     ]
-    assert changes(Limits(validation_falls=0.4), rows) == [("validation_falls", 3, False)]
+    assert changes({"validation_falls": 0.4}, rows) == [("validation_falls", 3, False)]
 
 
 def test_resumed_run_raises_the_same_alarms(tmp_path: Path) -> None:
     """Interrupt after each step in turn; read the history back from metrics.jsonl."""
     values = [2, 1, 3, 0.1, 0.1, float("nan"), 0.1, 1, 1, 1, 0.15, 0.15, 0.15]
     rows = column("actor/entropy", *values)
-    expected = changes(Limits(entropy_collapse=0.1), rows)
+    expected = changes({"entropy_collapse": 0.1}, rows)
     assert [step for _, step, _ in expected] == [7, 10, 13]
     for stop in range(1, len(rows)):
         folder = tmp_path / str(stop)
         folder.mkdir()
         entropy = {int(row["step"]): row["actor/entropy"] for row in rows[:stop]}
         record(folder, {step: {"actor/entropy": value} for step, value in entropy.items()})
-        alarms = Alarms(Limits(entropy_collapse=0.1), read_metrics(folder / "metrics.jsonl"))
+        alarms = Alarms({"entropy_collapse": 0.1}, read_metrics(folder / "metrics.jsonl"))
         later = [
             (alarm.name, alarm.step, alarm.over) for row in rows[stop:] for alarm in alarms.add(row)
         ]
@@ -145,7 +145,7 @@ def test_alarm_writes_an_event_and_a_console_line(capsys) -> None:
         {"console": ConsoleTracker()},
         lambda kind, **fields: events.append(json.dumps([kind, fields])),
         TrackerTimeouts(10, 1, 1, 1),
-        Alarms(Limits(truncation=0.3)),
+        Alarms({"truncation": 0.3}),
     )
     for step in range(1, 8):
         trackers.log(step, {"response_length/clip_ratio": 0.5 if step < 5 else 0.0})
@@ -168,7 +168,7 @@ def test_every_alarm_has_a_config_key_and_a_limit() -> None:
         if key.startswith("trainer.alarms.")
     }
     names.add("rollout_mismatch")  # trainer.mismatch.warn
-    assert names == {rule.name for rule in RULES} == set(Limits.__dataclass_fields__)
+    assert names == {rule.name for rule in RULES}
 
 
 def test_alarm_when_all_advantages_are_0_for_some_steps() -> None:
@@ -181,7 +181,7 @@ def test_alarm_when_all_advantages_are_0_for_some_steps() -> None:
         else {"step": step, "critic/advantages/min": span[0], "critic/advantages/max": span[1]}
         for step, span in enumerate(spans, start=1)
     ]
-    assert changes(Limits(zero_advantages=3), rows) == [
+    assert changes({"zero_advantages": 3}, rows) == [
         ("zero_advantages", 8, False),
         ("zero_advantages", 10, True),
     ]
@@ -193,4 +193,4 @@ def test_a_reward_that_takes_most_of_several_steps() -> None:
         {"step": step, "timing_s/reward": reward, "timing_s/step": seconds}
         for step, (reward, seconds) in enumerate(times, start=1)
     ]
-    assert changes(Limits(slow_reward=0.5), rows) == [("slow_reward", 6, False)]
+    assert changes({"slow_reward": 0.5}, rows) == [("slow_reward", 6, False)]
