@@ -204,7 +204,7 @@ def _fork_children() -> None:
 
     Later it has threads of Ray, with which no process can fork.
     """
-    from rlctl.runs import supervise
+    from rlctl.runs import stop
     from rlctl.sweeps import child
 
     server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -225,7 +225,7 @@ def _fork_children() -> None:
         return _Child(server, json.loads(server.recv(_LARGEST)))
 
     child.start_rlctl = start
-    supervise.start_rlctl = start
+    stop.start_rlctl = start
 
 
 def _serve(client: socket.socket) -> NoReturn:

@@ -87,7 +87,8 @@ _MODULES = {
     "generate": "evaluate",
     "show": "runs",
     "sweeps": "runs",
-    "logs": "watch",
+    **dict.fromkeys(("logs", "stop", "debug"), "watch"),
+    "board": "report",
     **dict.fromkeys(("loggers", "version", "completion"), "doctor"),
 }
 COMMANDS = tuple(

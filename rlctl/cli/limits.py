@@ -84,7 +84,7 @@ class Limits:
         again to each resume, because the run does not store them.
         """
         from rlctl.cli.console import notice
-        from rlctl.runs.supervise import supervise
+        from rlctl.runs.stop import supervise
 
         secrets = [word for word in overrides if word != redact_word(word)]
         end = self.end_by()

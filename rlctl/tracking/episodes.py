@@ -1,7 +1,8 @@
-"""Records of episodes: what happened turn by turn, for metrics, samples and reports."""
+"""Records of episodes: what happened turn by turn, for metrics, samples, reports, and as text."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -80,3 +81,44 @@ class Episode:
     def num_turns(self) -> int:
         """Number of turns that the policy wrote."""
         return sum(message.trained for message in self.messages)
+
+
+def speaker(message: Message) -> str:
+    """Return the role of a message, and the name of the tool that wrote it."""
+    return f"{message.role} {message.name}" if message.name else message.role
+
+
+def facts(message: Message) -> str:
+    """Return what is known of a message: if it is trained on, tokens, reward and seconds."""
+    found = ["trained"] if message.trained else []
+    if message.num_tokens:
+        found.append(f"{message.num_tokens} tokens")
+    if message.reward is not None:
+        found.append(f"reward {message.reward:g}")
+    return ", ".join([*found, f"{message.seconds:.3g} s"])
+
+
+def ending(episode: Episode) -> str:
+    """Return why an episode ended, and its number of turns, calls by tool, and seconds."""
+    turns = f"{episode.num_turns} turn{'' if episode.num_turns == 1 else 's'}"
+    return ", ".join([episode.outcome, turns, *_calls(episode.uses), f"{episode.seconds:.3g} s"])
+
+
+def _calls(uses: Sequence[Use]) -> list[str]:
+    """Return the number of calls of each tool and its errors by kind."""
+    found = []
+    for tool, number in Counter(use.tool for use in uses).items():
+        errors = Counter(use.error for use in uses if use.tool == tool and use.error)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in errors.items())
+        found.append(f"{tool or 'call'} {number}×" + (f" ({kinds})" if kinds else ""))
+    return found
+
+
+def transcript(episode: Episode) -> str:
+    """Return an episode turn by turn as plain text."""
+    parts = [
+        f"[{speaker(message)}: {facts(message)}]\n{message.text.strip()}"
+        for message in episode.messages
+    ]
+    error = f"\n{episode.error}" if episode.error else ""
+    return "\n\n".join([*parts, f"[{ending(episode)}]{error}"])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ConfigError
 from rlctl.log import warn_once
+from rlctl.tracking.episodes import transcript
 from rlctl.tracking.jsonl import (
     METRICS_FILE,
     generations_file,
@@ -18,7 +19,6 @@ from rlctl.tracking.jsonl import (
     read_lines,
 )
 from rlctl.tracking.tracker import RunInfo, Sample
-from rlctl.tracking.transcripts import with_transcript
 
 # Kinds of events: trackers that received everything that an attempt sent, a tracker that missed
 # steps, and a tracker that `rlctl runs sync` updated.
@@ -52,7 +52,11 @@ def log_call(step: int, metrics: Mapping[str, float]) -> TrackerCall:
 
 def sample_call(step: int, samples: Sequence[Sample]) -> TrackerCall:
     """Return a `Tracker.generations` call with the samples of a step, episodes as transcripts."""
-    return TrackerCall("generations", step, (step, [with_transcript(sample) for sample in samples]))
+    shown = [
+        sample if sample.episode is None else replace(sample, response=transcript(sample.episode))
+        for sample in samples
+    ]
+    return TrackerCall("generations", step, (step, shown))
 
 
 def missing_steps(run: Path, logger: str, steps: Iterable[int]) -> set[int]:

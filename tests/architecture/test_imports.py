@@ -37,7 +37,7 @@ def loaded_by(statements: str) -> set[str]:
         "from rlctl.__main__ import main; main(['--help'])",
         "import rlctl; rlctl.train, rlctl.open_run, rlctl.RlctlError; import rlctl.workers",
         "import " + ", ".join(sorted({command.module for command in COMMANDS})),
-        "import rlctl.runs.details, rlctl.tracking.console, rlctl.monitoring.final_summary",
+        "import rlctl.runs.details, rlctl.tracking.console, rlctl.cli.startup",
     ],
     ids=["help", "python api", "command modules", "runs and trackers"],
 )

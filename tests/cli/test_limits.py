@@ -97,7 +97,7 @@ def test_secrets_are_given_again_to_each_retry(
         calls.extend([words, again])
         return 0
 
-    monkeypatch.setattr("rlctl.runs.supervise.supervise", supervise)
+    monkeypatch.setattr("rlctl.runs.stop.supervise", supervise)
     overrides = ["+x.api_key=planted", "trainer.seed=2"]
     with pytest.raises(typer.Exit):
         Limits(None, None, 1).supervise(["train", *overrides], tmp_path, False, overrides)

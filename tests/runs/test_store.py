@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import ConflictError, NotFoundError, UsageError
-from rlctl.runs import supervise
+from rlctl.runs import stop
 from rlctl.runs.details import details, overview
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run import Run
@@ -275,7 +275,7 @@ def test_a_retry_repeats_the_command_until_an_attempt_has_begun(tmp_path, monkey
             RunDir.reopen(run.path).finish("failed", 1)
         return 7
 
-    monkeypatch.setattr(supervise, "_run", crash)
+    monkeypatch.setattr(stop, "_run", crash)
     first, again = ["resume", "r", "--from-step", "40", "lr=1"], ["resume", "r"]
-    supervise.supervise(first, again, list, run.path, 2, lambda _: None)
+    stop.supervise(first, again, list, run.path, 2, lambda _: None)
     assert commands == [first, first, again]

@@ -14,11 +14,10 @@ from rlctl.quickstart import real_path
 from rlctl.runtime.agents.metrics import agent_metrics
 from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.training.validation import to_samples
-from rlctl.tracking.episodes import Episode, Message, Use
+from rlctl.tracking.episodes import Episode, Message, Use, transcript
 from rlctl.tracking.history import sample_call
 from rlctl.tracking.jsonl import read_generations, write_samples
 from rlctl.tracking.tracker import RunInfo, Sample
-from rlctl.tracking.transcripts import transcript
 from tests.numerics.batches import scored_batch
 
 EPISODE = Episode(

@@ -1,17 +1,24 @@
-"""`rlctl watch` and `rlctl logs`: progress and output of a run, from any shell."""
+"""`rlctl watch`, `logs`, `stop` and `debug`: a run that another process drives, from any shell."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlctl.cli import remote
-from rlctl.cli.options import Root, RunName
-from rlctl.errors import UsageError
+from rlctl.cli.options import Json, Root, RunName, RunNames
+from rlctl.errors import RlctlError, UsageError
 from rlctl.terminal import visible
+
+if TYPE_CHECKING:
+    from rlctl.runs.run import Run
+    from rlctl.runs.stop import StopTarget
+    from rlctl.sweeps.record import SweepDir
+
 
 app = typer.Typer(add_completion=False)
 
@@ -122,3 +129,103 @@ def logs(
             sys.stdout.flush()
     if empty:
         notice(f"no output in {', '.join(map(str, files))}")
+
+
+_STOP_EXAMPLES = """
+Examples:
+
+  rlctl stop ppo-261121
+
+  rlctl stop my-sweep
+
+  rlctl stop @last --now
+"""
+
+
+@app.command(epilog=_STOP_EXAMPLES)
+def stop(
+    runs: RunNames,
+    now: Annotated[
+        bool,
+        typer.Option(
+            "--now",
+            help="Interrupt the current step; `rlctl resume` continues from the last checkpoint.",
+        ),
+    ] = False,
+    timeout_s: Annotated[
+        float,
+        typer.Option("--timeout", metavar="SECONDS", min=1, help="Time to wait until they end."),
+    ] = 300.0,
+    root: Root = None,
+) -> None:
+    """Stop runs or sweeps after the current step, save, and wait until they end.
+
+    `rlctl resume` continues them.
+    """
+    from rlctl.api import find_run_or_sweep
+    from rlctl.cli.console import notice
+    from rlctl.runs.stop import request_stop, wait
+
+    found = [_stop_target(find_run_or_sweep(name, root)) for name in runs]
+    for target in found:
+        request_stop(target, now)
+    for target in found:
+        notice(f"{target.name}: {wait(target, timeout_s)}")
+
+
+def _stop_target(target: Run | SweepDir) -> StopTarget:
+    from rlctl.runs.stop import StopTarget, run_target
+    from rlctl.sweeps.record import SweepDir
+
+    if not isinstance(target, SweepDir):
+        return run_target(target)
+    record, folder = target.record, target.path
+    return StopTarget(record.name, folder, record.process, lambda: SweepDir(folder).state, None)
+
+
+_DEBUG_EXAMPLES = """
+Examples:
+
+  rlctl debug @last --stacks
+
+  rlctl debug ppo-261121
+"""
+
+
+@app.command(epilog=_DEBUG_EXAMPLES)
+def debug(
+    run: RunName,
+    with_stacks: Annotated[
+        bool, typer.Option("--stacks", help="Print the stacks of all threads, by py-spy.")
+    ] = False,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """List the processes of a running run, or print their stacks.
+
+    It shows those of this machine. A process is stopped for some milliseconds, and then continues.
+    """
+    from rlctl.cli.console import print_json, stdout, table
+    from rlctl.runs.stacks import run_processes, stacks
+    from rlctl.runs.store import RunStore
+
+    found = run_processes(RunStore.at(root).find(run))
+    shown = [dataclasses.asdict(process) for process in found]
+    failures: list[RlctlError] = []
+    for process in shown if with_stacks else ():
+        try:
+            process["stacks"] = stacks(process["pid"])
+        except RlctlError as error:  # one of them may have ended
+            failures.append(error)
+    if len(failures) == len(shown):
+        raise failures[0]
+    if as_json:
+        print_json(shown)
+    elif with_stacks:
+        for process in shown:
+            typer.echo(f"── {process['pid']} {visible(process['name'])}")
+            typer.echo(visible(process.get("stacks", "cannot be read\n")))
+    else:
+        columns = ["pid", "name", "status", "cpu_s"]
+        rows = [[str(row[name]) for name in columns] for row in shown]
+        stdout().print(table(columns, rows))

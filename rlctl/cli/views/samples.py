@@ -18,9 +18,8 @@ from rlctl.data_prep.images import Image, content_of, opened
 from rlctl.errors import ConfigError
 from rlctl.monitoring.text import plural
 from rlctl.terminal import visible
-from rlctl.tracking.episodes import Episode
+from rlctl.tracking.episodes import Episode, ending, facts, speaker
 from rlctl.tracking.tracker import Sample
-from rlctl.tracking.transcripts import ending, facts, speaker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -24,11 +24,10 @@ from rlctl.runs.metrics_digest import read_table
 from rlctl.runs.report.curves import curves, short
 from rlctl.runs.run import Run
 from rlctl.runs.thumbnails import read_thumbnail
-from rlctl.tracking.episodes import Episode
+from rlctl.tracking.episodes import Episode, ending, facts, speaker
 from rlctl.tracking.jsonl import generations_file, read_generations
 from rlctl.tracking.metric_table import MetricTable
 from rlctl.tracking.tracker import Sample
-from rlctl.tracking.transcripts import ending, facts, speaker
 
 _HEAD_KEYS = ("actor_rollout_ref.model.path", "algorithm.name", "algorithm.adv_estimator")
 MAX_VALIDATIONS = 12
