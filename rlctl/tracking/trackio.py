@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import trackio
 from trackio.run import Run
 
-from rlctl.tracking.tracker import RunInfo, Sample
+from rlctl.tracking.tracker import TABLE_COLUMNS, RunInfo, Sample
 
 
 class TrackioTracker:
@@ -40,19 +40,8 @@ class TrackioTracker:
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Log samples as a table `val/generations`."""
-        columns = ["prompt", "response", "ground_truth", "score", "length", "finish", "data_source"]
-        rows = [
-            [
-                sample.prompt,
-                sample.response,
-                str(sample.ground_truth),
-                sample.score,
-                sample.length,
-                sample.finish,
-                sample.data_source,
-            ]
-            for sample in samples
-        ]
+        columns = [name for name in TABLE_COLUMNS if name != "right"]
+        rows = [sample.cells(columns) for sample in samples]
         self.run.log({"val/generations": trackio.Table(columns=columns, data=rows)}, step=step)
 
     def finish(self, state: str) -> None:  # noqa: ARG002

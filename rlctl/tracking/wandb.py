@@ -21,7 +21,7 @@ from wandb.sdk.lib.wbauth import read_netrc_auth
 from rlctl.errors import ConfigError, ResourceError, RlctlError
 from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.loggers import reachable
-from rlctl.tracking.tracker import RunInfo, Sample
+from rlctl.tracking.tracker import TABLE_COLUMNS, RunInfo, Sample
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +32,6 @@ _MODES: dict[str, _Mode] = {"online": "online", "offline": "offline", "disabled"
 STEP = "training/global_step"
 INIT_TIMEOUT_S = 20
 _HEADER_BYTES = 7
-_COLUMNS = (
-    "step",
-    "prompt",
-    "response",
-    "ground_truth",
-    "score",
-    "right",
-    "length",
-    "finish",
-    "data_source",
-)
 _NO_NETWORK = (
     "WANDB_MODE=offline (or trainer.tracking.modes.wandb=offline) needs no account and no network"
 )
@@ -95,20 +84,9 @@ class WandbTracker:
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Append samples to the table `val/generations` and log the new rows."""
         if self.table is None:
-            self.table = wandb.Table(columns=list(_COLUMNS), log_mode="INCREMENTAL")
+            self.table = wandb.Table(columns=["step", *TABLE_COLUMNS], log_mode="INCREMENTAL")
         for sample in samples:
-            truth, data = str(sample.ground_truth), sample.data_source
-            self.table.add_data(
-                step,
-                sample.prompt,
-                sample.response,
-                truth,
-                sample.score,
-                sample.right,
-                sample.length,
-                sample.finish,
-                data,
-            )
+            self.table.add_data(step, *sample.cells(TABLE_COLUMNS))
         self.run.log({"val/generations": self.table, STEP: step})
 
     def alarm(self, alarm: Alarm) -> None:
