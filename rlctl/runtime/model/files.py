@@ -57,7 +57,7 @@ def weight_files(model: schema.Model) -> list[Path]:
 
 
 def tensors_in(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the entries of a safetensors header by the tensor's name: `dtype`, `shape`."""
+    """Return the entries of a safetensors header by the tensor's name."""
     with file.open("rb") as stream:
         header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
     header.pop("__metadata__", None)

@@ -14,7 +14,7 @@ from rlctl.runtime.rewards.functions import (
     Traits,
     is_user_code,
 )
-from rlctl.runtime.sandbox.user_code import load_named
+from rlctl.runtime.sandbox.user_code import line_of, load_named
 
 
 def find_reward(given: str) -> RewardFunction:
@@ -51,7 +51,7 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
     except TypeError as error:
         raise ConfigError(
             f"reward function {spec.function!r} cannot be called: {error}",
-            where=_line_of(function),
+            where=line_of(function),
             hint=f"accept the keyword arguments {', '.join(arguments)}",
         ) from error
     prepare = getattr(function, "prepare", None)
@@ -86,9 +86,3 @@ def _params(spec: RewardSpec, function: RewardFunction) -> plugins.Params | None
     if plugins.params_model(function) is None:
         return None
     return plugins.parse_params(function, spec.name, spec.kwargs, f"reward.params.{spec.name}")
-
-
-def _line_of(function: RewardFunction) -> str | None:
-    """Return file:line of a function's definition."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else None

@@ -1,12 +1,14 @@
-"""Import of users' files, and the line in them that an error comes from."""
+"""Import of users' files, and lines in them: of functions, and where errors come from."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import shutil
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,6 +91,12 @@ def member(module: ModuleType, name: str, noun: str) -> Any:
             hint=plugins.suggestion(name, own),
         )
     return getattr(module, name)
+
+
+def line_of(function: Callable[..., Any]) -> str | None:
+    """Return file:line of a function's definition."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else None
 
 
 def user_line(error: BaseException, given: str) -> str | None:

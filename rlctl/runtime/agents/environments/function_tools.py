@@ -15,7 +15,7 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.protocol import ToolSchema, to_schema
 from rlctl.runtime.agents.environments.tool import StatelessTool, ToolResult, result_of_value
 from rlctl.runtime.sandbox.calls import call
-from rlctl.runtime.sandbox.user_code import import_file
+from rlctl.runtime.sandbox.user_code import import_file, line_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,7 +83,7 @@ def schema_of(
     if not description:
         raise ConfigError(
             f"the tool {name!r} has no docstring",
-            where=_line_of(function),
+            where=line_of(function),
             hint='"""Say what it does.\n\nArgs:\n    city: Name of the city.\n"""',
         )
     hints = typing.get_type_hints(function)
@@ -93,13 +93,13 @@ def schema_of(
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ConfigError(
                 f"the tool {name!r} has the parameter {str(parameter)!r}",
-                where=_line_of(function),
+                where=line_of(function),
                 hint="name each parameter",
             )
         if parameter.name not in hints:
             raise ConfigError(
                 f"the parameter {parameter.name!r} of the tool {name!r} has no type hint",
-                where=_line_of(function),
+                where=line_of(function),
                 hint=f"{parameter.name}: str",
             )
         properties[parameter.name] = _property(hints[parameter.name])
@@ -149,8 +149,3 @@ def _without_titles(schema: Any) -> Any:
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
-
-
-def _line_of(function: Callable[..., Any]) -> str | None:
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else None
