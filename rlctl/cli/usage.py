@@ -73,7 +73,7 @@ def _command(path: str, context: Any, given: str) -> Fix | None:
     if given in _WORDS.get(path, {}):
         return given, _WORDS[path][given]
     if path == "rlctl":
-        from rlctl.recipes.verbs import verbs
+        from rlctl.recipes.search_path import verbs
 
         if given in verbs():
             return given, ("train", given)

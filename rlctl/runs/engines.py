@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from rlctl.errors import ConflictError, NotFoundError, RlctlError, UsageError
 from rlctl.files import replacing
-from rlctl.runs.follow import POLL_S, reread
+from rlctl.runs.logs import POLL_S, reread
 from rlctl.runs.run import ACTIVE, Run
 
 STATUS_FILE = "engines.json"

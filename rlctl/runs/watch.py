@@ -12,7 +12,7 @@ from rlctl.monitoring.panel import Panel
 from rlctl.monitoring.run_summary import OUTSIDE_A_STEP, SECONDS, figure
 from rlctl.monitoring.text import duration
 from rlctl.runs.events import EVENTS_FILE
-from rlctl.runs.follow import POLL_S, Tail, reread
+from rlctl.runs.logs import POLL_S, Tail, reread
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.tracking.jsonl import METRICS_FILE, json_object
 

@@ -74,7 +74,7 @@ MAY_NAME = {
     ("rlctl/cli/commands/train.py", "console"): "`--logger X` keeps the console",
     ("rlctl/runtime/data/quickstart.py", "calculator"): "the tool of the quickstart's problems",
     ("rlctl/recipes/verl/", "gdpo"): "name of a reward manager of verl",
-    ("rlctl/data_prep/verifiers_range.py", "verifiers"): "the package whose release it checks",
+    ("rlctl/data_prep/verifiers_rows.py", "verifiers"): "the package whose release it checks",
     **{
         ("rlctl/recipes/verl/settings.py", name): "loss of verl's distillation"
         for name in ("k1", "k2", "k3", "mse", "abs", "low_var_kl")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlctl.runs import logs
-from rlctl.runs.follow import Tail
+from rlctl.runs.logs import Tail
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir

@@ -14,10 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model import activations
-from rlctl.runtime.model.activations import save_activation_memory
+from rlctl.runtime.model.activations import Lane, save_activation_memory
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
-from rlctl.runtime.model.lanes import Lane
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.workers.passes import enter_training
 from tests.configs import configured

@@ -14,7 +14,7 @@ from rlctl.cli.options import DryRunJson, Json, Root
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce
 from rlctl.errors import UsageError
-from rlctl.recipes.verbs import DEFAULT, MODEL, verbs
+from rlctl.recipes.search_path import DEFAULT, MODEL, verbs
 
 if TYPE_CHECKING:
     from rlctl.recipes.compose import Recipe

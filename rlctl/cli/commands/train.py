@@ -17,7 +17,7 @@ from rlctl.cli.startup import announce, until_start
 from rlctl.cli.views.dry_run import problems_as_json
 from rlctl.errors import ConfigError, UsageError
 from rlctl.plugins import load
-from rlctl.recipes.verbs import MODEL, Verb, verbs
+from rlctl.recipes.search_path import MODEL, Verb, verbs
 from rlctl.suggest import hydra_text, overridden_keys
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.batch import B, Batch, Ragged
-from rlctl.runtime.batch.packed import Packed
-from rlctl.runtime.batch.ragged import token_positions
+from rlctl.runtime.batch.ragged import Packed, token_positions
 
 
 @dataclass(frozen=True, eq=False)

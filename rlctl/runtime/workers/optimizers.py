@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.recipes import schema
-from rlctl.runtime.model.lanes import Lane
+from rlctl.runtime.model.activations import Lane
 from rlctl.runtime.model.sharding import local_part
 from rlctl.runtime.workers.optimizer_mixins import Eager, RowBlocks, SplitWeights
 

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from rlctl import plugins
-from rlctl.data_prep.verifiers_range import check_release
+from rlctl.data_prep.verifiers_rows import check_release
 from rlctl.errors import ConfigError, MissingExtraError
 
 # A policy that writes nothing: the rollout ends, and is scored as it is.
