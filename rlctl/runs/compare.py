@@ -150,11 +150,11 @@ def _settings(runs: Sequence[Run], changed: bool) -> dict[str, list[Any]]:
     touched = set() if changed else {key for run in runs for key in changed_settings(run.path)}
     keys = dict.fromkeys(key for config in configs for key in config)
     rows = {key: [config.get(key) for config in configs] for key in keys}
-    return {key: row for key, row in rows.items() if key in touched or _differ(row)}
-
-
-def _differ(row: Sequence[Any]) -> bool:
-    return any(value != row[0] for value in row)
+    return {
+        key: row
+        for key, row in rows.items()
+        if key in touched or any(value != row[0] for value in row)
+    }
 
 
 def distinct(runs: Sequence[Run]) -> list[Run]:

@@ -75,7 +75,7 @@ class Index:
         fresh: list[tuple[str, str, Any]] = []
         for run, now in changed.items():
             then, packed = stored.get(run, ("", b""))
-            is_usable = then == now or (part.grows and _same_layout(then))
+            is_usable = then == now or (part.grows and then.startswith(f"{_LAYOUT}-"))
             digest = _unpack(packed, dictionary) if is_usable else None
             if then != now or digest is None:
                 path = Path(folders[run], part.file)
@@ -156,10 +156,6 @@ def stamp(path: str) -> str | None:
     except OSError:
         return None
     return f"{_LAYOUT}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
-
-
-def _same_layout(then: str) -> bool:
-    return then.startswith(f"{_LAYOUT}-")
 
 
 def _connect(file: Path) -> sqlite3.Connection:

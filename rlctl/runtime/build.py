@@ -143,7 +143,13 @@ def build_roles(
     critic: Critic | None = None
     if CRITIC in needed:
         on_phase("building the critic")
-        critic = _spawn(CRITIC, CriticWorker, placement, pools, _critic_spec(config, algorithm))
+        valued = CriticSpec(
+            critic=config.critic,
+            algorithm=cast(ValueLoss, algorithm),
+            seed=config.trainer.seed,
+            compiled=config.actor_rollout_ref.actor.use_torch_compile,
+        )
+        critic = _spawn(CRITIC, CriticWorker, placement, pools, valued)
     scorer: RewardModel | None = None
     if REWARD_MODEL in needed:
         on_phase("building the reward model")
@@ -212,13 +218,4 @@ def _rollout_spec(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> 
         SamplingConfig.from_config(config, tokenizer),
         config.data.max_prompt_length,
         config.trainer.seed,
-    )
-
-
-def _critic_spec(config: schema.Config, algorithm: Algorithm) -> CriticSpec:
-    return CriticSpec(
-        critic=config.critic,
-        algorithm=cast(ValueLoss, algorithm),
-        seed=config.trainer.seed,
-        compiled=config.actor_rollout_ref.actor.use_torch_compile,
     )

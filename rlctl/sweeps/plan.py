@@ -150,9 +150,9 @@ def _resources(
         grid = [
             {**first, axis.key: value} for axis in axes for value in (axis.values or axis.bounds)
         ]
-    checked = [
-        list(overrides) for overrides in dict.fromkeys(tuple(_overrides(point)) for point in grid)
-    ]
+    checked = dict.fromkeys(
+        tuple(f"{key}={value}" for key, value in point.items()) for point in grid
+    )
     needs: list[tuple[Sequence[str], Mapping[str, float]]] = []
     problems: list[Problem] = []
     for overrides in checked:
@@ -169,7 +169,3 @@ def _resources(
             ]
     raise_problems(problems)
     return needs
-
-
-def _overrides(point: Mapping[str, str]) -> list[str]:
-    return [f"{key}={value}" for key, value in point.items()]

@@ -144,11 +144,6 @@ def _requirements(package: str, extra: str) -> list[Requirement]:
     )
 
 
-def _extra_of(package: str, extra: str) -> list[Requirement]:
-    """Return the requirements of a package's extra; none of a package that is not installed."""
-    return _requirements(package, extra) if installed_version(package) is not None else []
-
-
 def _packages() -> Iterator[Check]:
     checks = [
         check_package(requirement, installed_version(requirement.name))
@@ -182,8 +177,9 @@ def _extras_of_rlctl() -> Iterator[Check]:
         needed += [
             part
             for requirement in needed
+            if installed_version(requirement.name) is not None
             for name in requirement.extras
-            for part in _extra_of(requirement.name, name)
+            for part in _requirements(requirement.name, name)
         ]
         found = [(requirement, installed_version(requirement.name)) for requirement in needed]
         if any(version is None for _, version in found):

@@ -93,6 +93,7 @@ class Search:
         The cache of vLLM holds `_FEWEST_SEQUENCES` rows, or one if no settings allow as many.
         """
         found: list[Fit] = []
+        enough = min(self._most_rows(mesh), max(1, ENOUGH // self.longest))
         for num_cached in (_FEWEST_SEQUENCES, 1):
             for savings in _SAVINGS:
                 given = {"savings": savings.split(", "), **(extra or {})}
@@ -101,7 +102,7 @@ class Search:
                     sharded = Mesh(mesh.nodes, mesh.per_node, fsdp_size)
                     fit = self._largest(sharded, savings, given, num_cached)
                     found.append(fit)
-                    if fit.reason or (fit.rows and fit.rows >= self._enough(mesh)):
+                    if fit.reason or (fit.rows and fit.rows >= enough):
                         return fit
             if any(fit.rows for fit in found):
                 break
@@ -113,9 +114,6 @@ class Search:
             if (fit := self.best(mesh, extra)).rows:
                 return " ".join(fit.overrides)
         return None
-
-    def _enough(self, mesh: Mesh) -> int:
-        return min(self._most_rows(mesh), max(1, ENOUGH // self.longest))
 
     def _most_rows(self, mesh: Mesh) -> int:
         """Return the rows of an update on one rank: larger micro-batches change nothing."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from rlctl.errors import ConfigError
 from rlctl.files import step_name
@@ -44,16 +43,14 @@ class StepProfiler:
             pool.start_trace(self.spec, ranks)
         yield
         self.on_phase("writing profiles")
-        folder = (self.run.path / FOLDER / step_name(step)).absolute()
+        run = self.run.path.absolute()
+        folder = run / FOLDER / step_name(step)
         files = [
-            file
+            str(file.relative_to(run))
             for name, pool in self.pools.items()
             for file in pool.write_trace(folder / name, ranks)
         ]
-        self.run.event("profile", step=step, files=[self._shown(file) for file in files])
-
-    def _shown(self, file: Path) -> str:
-        return str(file.relative_to(self.run.path.absolute()))
+        self.run.event("profile", step=step, files=files)
 
 
 def check_profile(config: schema.Profile, pool_sizes: Mapping[str, int], num_steps: int) -> None:

@@ -102,7 +102,8 @@ def schema_of(
                 where=line_of(function),
                 hint=f"{parameter.name}: str",
             )
-        properties[parameter.name] = _property(hints[parameter.name])
+        hint = TypeAdapter(hints[parameter.name])
+        properties[parameter.name] = _without_titles(hint.json_schema())
         if parameter.name in documented:
             properties[parameter.name]["description"] = documented[parameter.name]
         if parameter.default is parameter.empty:
@@ -122,7 +123,7 @@ def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
         elif not section:
             description.append(line)
         elif section in ("Args", "Arguments", "Parameters") and line.strip():
-            found = _ARGUMENT.match(line.strip()) if _indent(line) <= 4 else None
+            found = _ARGUMENT.match(line.strip()) if len(line) - len(line.lstrip()) <= 4 else None
             if found:
                 current = found[1]
                 arguments[current] = [found[2]]
@@ -132,12 +133,8 @@ def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
     return "\n".join(description).strip(), joined
 
 
-def _property(hint: Any) -> dict[str, Any]:
-    """Return the JSON schema of a type, without the titles that pydantic adds."""
-    return _without_titles(TypeAdapter(hint).json_schema())
-
-
 def _without_titles(schema: Any) -> Any:
+    """Return the JSON schema of a type, without the titles that pydantic adds."""
     if isinstance(schema, dict):
         return {
             key: _without_titles(value)
@@ -145,7 +142,3 @@ def _without_titles(schema: Any) -> Any:
             if not (key == "title" and isinstance(value, str))
         }
     return [_without_titles(item) for item in schema] if isinstance(schema, list) else schema
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())

@@ -102,7 +102,7 @@ class ChatRequest:
         return cls(
             [normalized(message) for message in messages],
             _tools(body.get("tools") or []),
-            _max_tokens(body),
+            _whole_number(body, "max_completion_tokens") or _whole_number(body, "max_tokens"),
             _stop(body.get("stop")),
             body.get("tool_choice") != "none",
             str(body.get("model") or MODEL),
@@ -169,10 +169,6 @@ def _tools(tools: Any) -> list[ToolSchema]:
             text = 'a tool must be {"type": "function", "function": {"name": …}}'
             raise ApiError(400, text, param="tools")
     return tools
-
-
-def _max_tokens(body: Mapping[str, Any]) -> int | None:
-    return _whole_number(body, "max_completion_tokens") or _whole_number(body, "max_tokens")
 
 
 def _whole_number(body: Mapping[str, Any], name: str) -> int | None:

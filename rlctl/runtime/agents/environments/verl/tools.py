@@ -177,7 +177,8 @@ def interactions_of_config(path: str) -> dict[str, Any]:
         where = f"{path}: interaction[{index}]"
         class_name = str(entry.get("class_name") or "")
         build = load_class(class_name, where, file.parent)
-        name = str(entry.get("name") or _default_name(class_name))
+        default = class_name.rpartition(".")[2].removesuffix("Interaction").lower()  # verl's
+        name = str(entry.get("name") or default)
         if name in found:
             raise ConfigError(f"two interactions have the name {name!r}", where=where)
         try:
@@ -236,8 +237,3 @@ def chosen(interactions: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:
         hint = plugins.suggestion(name, list(interactions))
         raise ValueError(f"extra_info.interaction_kwargs.name is {name!r}; {hint}")
     return interactions[name]
-
-
-def _default_name(class_name: str) -> str:
-    """Return verl's default name of an interaction: its class without the suffix, in lower case."""
-    return class_name.rpartition(".")[2].removesuffix("Interaction").lower()
