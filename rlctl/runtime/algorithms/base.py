@@ -117,7 +117,7 @@ class Algorithm(PolicyLoss, Protocol):
 
 
 class Stateless:
-    """Base of algorithms without state that changes between steps."""
+    """Base of algorithms, and parts of them, without state that changes between steps."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlctl import plugins
 from rlctl.recipes import schema
+from rlctl.runtime.algorithms.base import Stateless
 
 KLEstimator = Callable[[Tensor], Tensor]
 
@@ -77,8 +78,8 @@ def _with_k2_gradient(value: Tensor, d: Tensor) -> Tensor:
 
 
 @dataclass
-class KLController:
-    """A constant weight β of a KL penalty in the reward.
+class KLController(Stateless):
+    """A constant weight β of a KL penalty in the reward; a resumed run uses its configuration's.
 
     `coef` is used for a batch first, then updated with that batch's KL.
     """
@@ -87,13 +88,6 @@ class KLController:
 
     def update(self, kl: float, num_rows: int) -> None:
         """Adapt `coef` to `kl`, the mean over the `num_rows` rows of the mean over tokens."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty state: a resumed run uses the β of its configuration."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing."""
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from rlctl.errors import RlctlError
 from rlctl.runtime.batch import Prompts, Rollouts, Scores
 from rlctl.runtime.rewards.pool import RewardPool, Scoring
 from rlctl.runtime.rewards.report import RewardReport, RewardResult, exceeds
+from rlctl.runtime.roles import Reward
 from rlctl.tracking.clock import timed
 from rlctl.tracking.episodes import Episode
 
@@ -25,8 +25,8 @@ RULE = "rule"  # component: the score of the functions, if a model also scores
 
 
 @dataclass(eq=False)
-class RuleReward:
-    """Implementation of `Reward` with functions of the decoded response.
+class RuleReward(Reward):
+    """Scores by functions of the decoded response, without state.
 
     An episode that its environment has scored keeps that score. `max_failed_share` limits the share
     of a batch's responses whose calls fail.
@@ -80,13 +80,6 @@ class RuleReward:
                 f"the reward of all responses of this run failed; the first: {self.first_error}",
                 hint="`rlctl reward test` scores stored responses",
             )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty state: functions have none."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing."""
 
     def begin(self, prompts: Prompts) -> EarlyScoring:
         """Begin to score the responses to B `prompts`, one response each, as they are finished."""
