@@ -155,9 +155,11 @@ class Draft:
         """First rows of each kind that is scored, without a tokenizer those of the files."""
         run, data = self.errors.run, self.data
         if run(lambda: self.tokenizer) is not None:
-            return first_scored_rows(
-                self.samples, run(lambda: self.loader), run(lambda: self.validator)
-            )
+            loader, validator = run(lambda: self.loader), run(lambda: self.validator)
+            sets = [loader.prompts] if loader and self.samples else []
+            sets += [validator.prompts] if isinstance(validator, Validator) else []
+            first = (prompts.rows.first_of_each_kind(NUM_REWARD_ROWS) for prompts in sets)
+            return [row for rows in first for row in rows]
         train = [run(_first_rows, file, data, TRAIN) or [] for file in data.train_paths]
         val = [run(_first_rows, file, data, VALIDATION) or [] for file in data.val_files or ()]
         return [row for rows in ([*train, *val] if self.samples else val) for row in rows]
@@ -261,15 +263,6 @@ CHECKS: tuple[Callable[[Draft], object], ...] = (
     _check_pairs,
     _check_rewards,
 )
-
-
-def first_scored_rows(
-    samples: bool, loader: PromptLoader | None, validator: Validator | PairValidator | None
-) -> list[PromptRow]:
-    """Return the first rows of each kind that is scored."""
-    sets = [loader.prompts] if loader and samples else []
-    sets += [validator.prompts] if isinstance(validator, Validator) else []
-    return [row for dataset in sets for row in dataset.rows.first_of_each_kind(NUM_REWARD_ROWS)]
 
 
 def _first_rows(file: str, data: schema.Data, split: str) -> list[PromptRow]:

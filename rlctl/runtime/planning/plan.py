@@ -12,12 +12,12 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import needed_roles, rollout_pool
-from rlctl.runtime.algorithms.base import Algorithm, Needs
+from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.loader import PromptLoader
 from rlctl.runtime.planning.devices import Devices, pool_device, pool_sizes
-from rlctl.runtime.planning.draft import CHECKS, Draft, first_scored_rows
+from rlctl.runtime.planning.draft import CHECKS, Draft
 from rlctl.runtime.planning.evaluation import with_models
 from rlctl.runtime.planning.role_memory import MemoryPlan
 from rlctl.runtime.rank_info import default_threads
@@ -38,6 +38,7 @@ class Plan:
     tokenizer: PreTrainedTokenizerBase
     loader: PromptLoader
     validator: Validator | PairValidator | None
+    scored_rows: list[PromptRow]  # first ones of each kind that is scored
     num_steps: int
     inline: bool
 
@@ -74,11 +75,6 @@ class Plan:
         return scored_sources(self.config, (row.data_source for row in self.scored_rows))
 
     @property
-    def scored_rows(self) -> list[PromptRow]:
-        """First rows of each kind that is scored: of validation, and of sampled training rows."""
-        return first_scored_rows(Needs.GROUPS in self.algorithm.needs, self.loader, self.validator)
-
-    @property
     def num_threads(self) -> int:
         """CPU threads of each process."""
         return self.config.trainer.num_threads or default_threads(sum(self.pool_sizes.values()))
@@ -108,6 +104,7 @@ def make_plan(recipe: Recipe, inline: bool, run: Path | None = None) -> Plan:
         tokenizer=draft.tokenizer,
         loader=draft.loader,
         validator=draft.validator,
+        scored_rows=draft.scored_rows,
         num_steps=num_steps,
         inline=inline,
     )
