@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rlctl.monitoring.final_summary import print_summary
+from rlctl.cli.startup import print_summary
 from rlctl.monitoring.panel import Panel
 from rlctl.monitoring.run_summary import RunSummary, validation_metric
 from rlctl.monitoring.text import ago, count, duration, percent_or_number, sparkline

@@ -15,8 +15,12 @@ from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.self_distill import SelfDistill, SelfDistillParams
 from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
-from rlctl.runtime.training.mismatch import RolloutMismatch, check_rollout
-from rlctl.runtime.training.step_metrics import length_metrics, speed_metrics
+from rlctl.runtime.training.step_metrics import (
+    RolloutMismatch,
+    check_rollout,
+    length_metrics,
+    speed_metrics,
+)
 from tests.configs import configured
 from tests.numerics.batches import scored_batch
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Batch, Ragged, Scored
-from rlctl.runtime.batch.packed import Packed
+from rlctl.runtime.batch.ragged import Packed
 from rlctl.runtime.batch.stored import Fields, attach, detach, fetched, is_stored
 from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
 from rlctl.runtime.model.sequences import concat_ragged

@@ -11,8 +11,8 @@ import pytest
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
-from rlctl.runtime.agents.metrics import agent_metrics
 from rlctl.runtime.data.tokenizer import load_tokenizer
+from rlctl.runtime.training.collector import agent_metrics
 from rlctl.runtime.training.validation import to_samples
 from rlctl.tracking.episodes import Episode, Message, Use, transcript
 from rlctl.tracking.history import sample_call

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlctl.data_prep.verifiers_range import check_release
-from rlctl.data_prep.verifiers_rows import VerifiersParams, verifiers
+from rlctl.data_prep.verifiers_rows import VerifiersParams, check_release, verifiers
 from rlctl.errors import ConfigError, MissingExtraError, UsageError
 from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
 from rlctl.runtime.agents.programs.verifiers_program import VerifiersParams as ProgramParams
