@@ -59,15 +59,10 @@ class LearningRole(ModelRole, Protocol):
 
 @dataclass(frozen=True)
 class Published:
-    """Weights that engines may load: their version (see `Completion`) and the bytes of a load.
-
-    `loading_s` are the seconds that engines have spent with loads beside generation since the last
-    ones.
-    """
+    """Weights that engines may load: their version (see `Completion`) and the bytes of a load."""
 
     version: int
     num_bytes: int = 0
-    loading_s: float = 0.0
 
 
 # Weights of the policy: as they are, without the LoRA adapters, or their moving average.

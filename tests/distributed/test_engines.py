@@ -157,6 +157,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "failing_engine.py").write_text(ENGINE)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)  # the trainer asks the engine's class what it receives
+        patch.setattr(
+            actor.weight_sync,
+            "to_buckets",
+            lambda rows, part, dtype, _, *more: to_buckets(rows, part, dtype, 50_000, *more),
+        )
         yield folder
 
 
@@ -227,8 +232,10 @@ def largest_difference(rollouts: Rollouts, old: LogProbs) -> float:
 
 def test_engines_generate_with_current_weights(stage: Stage) -> None:
     """Log-probs equal the trainer's after each of four updates, tokens a colocated engine's."""
+    addresses = set[object]()
     for step in range(5):
         rollouts = stage.generate(seed=step)
+        addresses.add(stage.engines.group._address)
         old = stage.actor.compute_log_probs(rollouts)
         assert largest_difference(rollouts, old) < 1e-4
         if step < 4:
@@ -253,6 +260,7 @@ def test_engines_generate_with_current_weights(stage: Stage) -> None:
         colocated.generate_sequences(prompts(5), seed=7, validate=True).response_ids.values,
     )
     assert stage.events == []
+    assert len(addresses) == 1, "the group is formed once"
 
 
 def test_config_error_is_raised_without_restart(stage: Stage) -> None:
@@ -325,34 +333,6 @@ def test_engines_join_and_leave_without_a_change_of_responses(
     assert all(each.responses and each.tokens_per_s for each in status.engines)
 
 
-@pytest.fixture
-def group(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sync weights in a group over gloo, in small buckets."""
-    rollout = stage.engines.rollout
-    way = {"checkpoint_engine": rollout.checkpoint_engine.model_copy(update={"backend": "gloo"})}
-    monkeypatch.setattr(stage.engines, "rollout", rollout.model_copy(update=way))
-    monkeypatch.setattr(
-        actor.weight_sync,
-        "to_buckets",
-        lambda rows, part, dtype, _, *more: to_buckets(rows, part, dtype, 50_000, *more),
-    )
-
-
-@pytest.mark.usefixtures("group")
-def test_weights_sync_in_a_group(stage: Stage) -> None:
-    stage.engines.mark_stale()
-    stage.generate(seed=0)
-    address = stage.engines.group._address
-    for step in range(3):
-        rollouts = stage.generate(seed=step)
-        old = stage.actor.compute_log_probs(rollouts)
-        assert largest_difference(rollouts, old) < 1e-4
-        stage.actor.update(experience(rollouts, old.log_probs), lr=1e-2)
-    assert stage.events == []
-    assert stage.engines.group._address == address, "it is formed once"
-
-
-@pytest.mark.usefixtures("group")
 @pytest.mark.parametrize(
     "what",
     [
@@ -391,12 +371,18 @@ def test_engine_lost_during_weight_sync_gets_a_new_group(
     assert {engine.version for engine in stage.pool.engines.engines} == {stage.engines.version}
 
 
-@pytest.mark.parametrize("way", ["store", "group"])
+def through(stage: Stage, backend: str, patch: pytest.MonkeyPatch) -> None:
+    """Let weights reach the engines through this backend."""
+    rollout = stage.engines.rollout
+    way = {"checkpoint_engine": rollout.checkpoint_engine.model_copy(update={"backend": backend})}
+    patch.setattr(stage.engines, "rollout", rollout.model_copy(update=way))
+
+
+@pytest.mark.parametrize("backend", ["object_store", "auto"])
 def test_corrupted_weights_stop_the_run(
-    stage: Stage, way: str, request: pytest.FixtureRequest
+    stage: Stage, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if way == "group":
-        request.getfixturevalue("group")
+    through(stage, backend, monkeypatch)
     stage.generate(seed=1)
     stage.engines.mark_stale()
     stage.request("spoil")

@@ -200,9 +200,9 @@ SETUPS = {
     "ppo-ray-2-to-1": Setup("ppo", [*PPO, RANKS.format(2)], resume=[RANKS.format(1)], exact=False),
 }
 EAGER = {  # recipes and transports of weights
-    "eager/responses": ("grpo", "object_store"),
-    "eager/episodes": ("tools", "object_store"),
-    "eager/group": ("grpo", "gloo"),
+    "eager/responses": ("grpo", "auto"),
+    "eager/episodes": ("tools", "auto"),
+    "eager/store": ("grpo", "object_store"),
 }
 # Two kills are two moments, one after the other; a kill while resuming needs one before it.
 MOMENTS = {

@@ -44,8 +44,9 @@ def train_on_servers(settings: list[str], folder: Path, *, group: bool = False) 
     ):
         engine = [f"{rollout}.name=vllm_server", f"+{rollout}.engine_kwargs.url={first}"]
         if group:
-            engine.append(f"{rollout}.checkpoint_engine.backend=gloo")
             engine.append(f"+{rollout}.engine_kwargs.weights_dir={folder}/no-such-folder")
+        else:
+            engine.append(f"{rollout}.checkpoint_engine.backend=object_store")
         command = ["train", "grpo", *settings, *POOL, *LONG, *engine, "--name", "served"]
         process = start(*command, cwd=folder)
         wait_for_steps(process, run, 3)

@@ -22,7 +22,6 @@ from tests.e2e.killed_runs import events
 
 SEPARATE = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 2}"]
 
-GLOO = "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo"
 EAGER = (
     *("async_training.schedule=eager", "async_training.max_staleness=1"),
     "algorithm.rollout_correction.bypass_mode=true",
@@ -31,9 +30,7 @@ EAGER = (
 
 @pytest.mark.extra("vllm")
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "options", [(), ("actor_rollout_ref.rollout.mode=async",), EAGER, (*EAGER, GLOO)]
-)
+@pytest.mark.parametrize("options", [(), ("actor_rollout_ref.rollout.mode=async",), EAGER])
 def test_an_engine_on_two_devices_survives_the_loss_of_one(
     options: tuple[str, ...], settings: list[str], tmp_path: Path
 ) -> None:

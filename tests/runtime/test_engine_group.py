@@ -1,7 +1,6 @@
 """Requests of lost engines: reassigned, given up, and engines restarted, without Ray.
 
-Real processes are in tests/distributed/test_engines.py; weights that load in mid-response are in
-test_rolling_update.py.
+Real processes are in tests/distributed/test_engines.py.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ray.exceptions import RayActorError
 
 from rlctl.errors import InternalError, RlctlError
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
-from rlctl.runtime.cluster import engine_group, engine_processes, engines, live_engines, rolling
+from rlctl.runtime.cluster import engine_group, engine_processes, engines, live_engines
 from rlctl.runtime.cluster.channels import PublishedWeights
 from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
@@ -37,6 +36,8 @@ from tests.distributed.ranks import rank_info
 from tests.generation import echoed
 
 NUM_PROMPTS = 16
+ROLLOUT = "actor_rollout_ref.rollout"
+TRANSPORT = f"{ROLLOUT}.checkpoint_engine.backend=object_store"
 
 
 @dataclass(eq=False)
@@ -125,7 +126,7 @@ class Setup:
     def __init__(self, *scripts: Script, **settings: Any) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.selections: list[Selection] = []  # what it sends
-        config = configured("grpo", ["actor_rollout_ref.rollout.n=1"], ()).actor_rollout_ref
+        config = configured("grpo", [f"{ROLLOUT}.n=1", TRANSPORT], ()).actor_rollout_ref
         spec = RolloutSpec(config.model, SamplingConfig(config.rollout, 8, (2,)), 8, seed=1)
         self.pool = Processes(list(scripts), **settings)
         self.synced = self.pool.synced
@@ -161,7 +162,7 @@ def completed(requests: list[Request]) -> list[Completion]:
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(wait=wait, get=get, kill=lambda _: None)
-    for module in (engine_group, live_engines, rolling, engines, engine_processes):
+    for module in (engine_group, live_engines, engines, engine_processes):
         monkeypatch.setattr(module, "ray", fake)
     monkeypatch.setattr(engine_group, "_POLL_S", 0.01)
     monkeypatch.setattr(live_engines, "gather", lambda *_: None)
@@ -422,10 +423,42 @@ def test_turns_wait_while_only_a_drained_engine_is_ready() -> None:
     setup = Setup(script)
     setup.group.update_weights(setup.send_weights)
     first, second = setup.pool.engines
-    first.turns = {0: OpenTurn.of(turns([0])[0], 0)}
+    first.turns = {0: OpenTurn.of(turns([0])[0])}
     first.draining, second.version = True, -1
     second.handle, second.retry_at = None, time.monotonic() + 60
     assert [each.key for each in setup.group.exchange(turns([1]), Slice(8))] == [0]
     second.retry_at = 0.0
     assert setup.group.exchange([], Slice(8)) == []  # starts it
     assert [each.key for each in setup.group.exchange([], Slice(8))] == [1]
+
+
+def test_an_engine_that_is_lost_in_a_broadcast_waits_for_the_next() -> None:
+    """Its turn moves to the other one, which has the weights at once."""
+    begun: list[tuple[int, list[int]]] = []
+
+    def script(number: int, loads: int) -> Script:
+        def call(method: str, args: tuple[Any, ...]) -> Any:
+            nonlocal loads
+            if method == "exchange":
+                begun.append((number, [each.key for each in args[0]]))
+                return []
+            loads -= method == "load_stored"
+            return RayActorError() if loads < 0 else None
+
+        return call
+
+    setup = Setup(script(0, 1), script(1, 9), script(2, 9))
+    setup.group.broadcast(setup.send_weights)
+    setup.group.exchange(turns([0, 1]), Slice(8))
+    setup.group.broadcast(setup.send_weights)
+    setup.group.end_broadcasts()
+    for _ in range(3):
+        setup.group.exchange([], Slice(8))
+    assert setup.kinds() == ["engine_lost", "engine_restarted"]
+    assert setup.synced == [[0, 1], [0, 1]]
+    assert [keys for keys in begun if keys[1]] == [(0, [0]), (1, [1]), (1, [0])]
+    setup.group.broadcast(setup.send_weights)
+    assert setup.synced[2:] == [[0, 1]]
+    assert setup.selections[2] is Selection.ALL
+    setup.group.exchange(turns([2]), Slice(8))
+    assert begun[-2:] == [(2, [2]), (1, [])]

@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout import weight_group
+from rlctl.runtime.rollout import shared_memory, weight_group
 from rlctl.runtime.rollout.shared_memory import SharedMemory
 from rlctl.runtime.rollout.store import listen, open_store
 from rlctl.runtime.rollout.weight_group import (
@@ -252,24 +252,6 @@ def test_nccl_refuses_two_members_on_one_gpu(store: TCPStore, nccl: type[FakeNCC
                 member.result(timeout=600)
 
 
-@pytest.mark.parametrize(
-    ("backend", "device", "host"),
-    [
-        ("auto", "cpu", True),
-        ("auto", "cuda", False),
-        ("object_store", "cuda", True),
-        ("gloo", "cpu", False),
-    ],
-)
-def test_uses_host_memory_depends_on_backend_and_device(
-    backend: str, device: str, host: bool
-) -> None:
-    overrides = [f"actor_rollout_ref.rollout.checkpoint_engine.backend={backend}"]
-    assert (
-        uses_host_memory(compose("ppo", overrides).config.actor_rollout_ref.rollout, device) == host
-    )
-
-
 def test_backend_that_does_not_support_the_device_is_rejected() -> None:
     overrides = ["actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"]
     with pytest.raises(
@@ -277,3 +259,21 @@ def test_backend_that_does_not_support_the_device_is_rejected() -> None:
     ) as raised:
         uses_host_memory(compose("ppo", overrides).config.actor_rollout_ref.rollout, "cpu")
     assert "auto, object_store or gloo" in str(raised.value)
+
+
+def test_a_process_without_proc_uses_gloo(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> str:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(shared_memory.os, "readlink", refuse)
+    with ThreadPoolExecutor(1) as executor:
+        address = GroupAddress("127.0.0.1", store.port, 1)
+        engine = executor.submit(receive, address, 0, CPU)
+        group = WeightGroup(address, WHOLE, CPU)
+        assert group.shared is None
+        for bucket in part_of(0, "cpu"):
+            group.send(bucket, WHOLE)
+        group.send(7, WHOLE)
+        buckets, version = engine.result(timeout=600)
+    assert version == 7
+    assert len(buckets) == len([*part_of(0, "cpu")])

@@ -159,7 +159,7 @@ class CheckpointEngine(Section):
 
     backend: Literal["auto", "object_store", "nccl", "gloo"] = Field(
         description="transport of the weight sync to a rollout pool; auto = nccl between GPUs, "
-        "Ray's object store on CPUs"
+        "gloo between CPUs; object_store = Ray's object store"
     )
     update_weights_bucket_megabytes: Count | None = Field(
         description="size of one weight sync transfer, in MiB; null = 1024 on GPUs, 32 on CPUs"

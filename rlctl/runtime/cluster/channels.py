@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 import ray
 from torch import Tensor
@@ -19,6 +20,8 @@ from rlctl.runtime.rollout.weight_group import (
     leave_group,
 )
 from rlctl.runtime.rollout.weight_sync import WHOLE, Bucket, Part, memory_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,42 +41,37 @@ class GroupChannel:
         self.num_bytes, self.failure = 0, None
 
     def allocate(self, size: int, part: Part) -> Tensor:
-        """Return bytes (N,), of shared memory where possible; join the group."""
-        group = self._group(part)
-        return memory_of(self.device)(size, part) if group is None else group.allocate(size)
+        """Return bytes (N,), of shared memory where possible."""
+        data = self._call(part, lambda group: group.allocate(size))
+        return memory_of(self.device)(size, part) if data is None else data
 
     def send(self, bucket: Bucket) -> None:
-        self._send(bucket, bucket.header.part)
+        part = bucket.header.part
+        self.num_bytes += self._call(part, lambda group: group.send(bucket, part)) or 0
 
     def close(self, version: int, part: Part = WHOLE) -> Sent:
-        self._send(version, part)
+        self._call(part, lambda group: group.send(version, part))
         return Sent(self.num_bytes, self.failure)
 
-    def _send(self, message: Bucket | int, part: Part) -> None:
-        try:
-            if (group := self._group(part)) is not None:
-                self.num_bytes += group.send(message, part)
-        except BrokenGroupError as error:
-            self._leave(error)
+    def _call(self, part: Part, call: Callable[[WeightGroup], T]) -> T | None:
+        """Return the result of `call` with the group, joined as the sender of `part`.
 
-    def _group(self, part: Part) -> WeightGroup | None:
-        if self.failure is not None:  # the rank still gathers parameters with the other ranks
-            return None
-        try:
-            return join_group(self.address, part, self.rank_info)
-        except BrokenGroupError as error:
-            self._leave(error)
-            return None
-
-    def _leave(self, error: BrokenGroupError) -> None:
-        self.failure = str(error)
-        leave_group()
+        Does nothing once the group is broken: the rank still gathers parameters with the others.
+        """
+        if self.failure is None:
+            try:
+                return call(join_group(self.address, part, self.rank_info))
+            except BrokenGroupError as error:
+                self.failure = str(error)
+                leave_group()
+        return None
 
 
 class PublishingChannel:
     """Implements `WeightChannel` by keeping all buckets in Ray's object store.
 
-    The trainer continues while engines read them, and a restarted engine gets the same weights.
+    The trainer continues while engines read them, and a restarted engine gets the same weights. A
+    bucket is stored as a numpy array, which the processes of a node read without a copy.
     """
 
     device = "cpu"

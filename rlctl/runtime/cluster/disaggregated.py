@@ -26,7 +26,7 @@ class DisaggregatedActor(DelegatingActor):
     """Actor whose `trainer` learns and whose `engines` generate under the trainer's weights.
 
     Once weights were published, engines generate under the published ones, beside training. With
-    `in_flight`, they load them while responses are open.
+    `in_flight`, they get them from the trainer while responses are open.
     """
 
     def __init__(
@@ -47,21 +47,17 @@ class DisaggregatedActor(DelegatingActor):
     @timed("update_weights")
     def update_weights(self) -> None:
         """See `Actor`. Every stale engine gets the trainer's weights, or the published ones."""
-        published = self.published
-        if published is not None and self.in_flight:
-            self.engines.finish_update(self._lock)
-            return
         with self._lock:
-            self.engines.update_weights(published or self.trainer.send_weights)
+            self.engines.update_weights(self.published or self.trainer.send_weights)
 
     @timed("update_weights")
     def publish_weights(self) -> Published:
         """See `Actor`. A restarted engine gets the published weights, too.
 
-        Engines must be idle, unless they load weights `in_flight`: in a group of processes if they
-        have one, where an engine that restarts while the trainer learns waits for the next weights.
+        Engines must be idle, unless they load weights `in_flight`: then one that restarts while the
+        trainer learns waits for the next weights.
         """
-        if self._broadcasts:
+        if self.in_flight:
             with self._lock:
                 num_bytes = self.engines.broadcast(self.trainer.send_weights)
             return replace(self.trainer.publish_weights(), num_bytes=num_bytes)
@@ -75,13 +71,8 @@ class DisaggregatedActor(DelegatingActor):
         parts = self.trainer.send_weights(PublishingChannel(Selection.CHANGING))
         published = replace(PublishedWeights.join(parts), frozen=self.frozen.buckets)
         self.published = published
-        if self.in_flight:
-            self.engines.publish(published)
-        else:
-            self.engines.mark_stale()
-        loading_s = self.engines.rolling.pop_seconds()
-        num_bytes = num_frozen_bytes + published.num_bytes
-        return Published(published.version, num_bytes, loading_s)
+        self.engines.mark_stale()
+        return Published(published.version, num_frozen_bytes + published.num_bytes)
 
     @timed("gen")
     def generate_sequences(
@@ -108,14 +99,9 @@ class DisaggregatedActor(DelegatingActor):
         self._end_weights()
         return self.trainer.update_with_log_probs(batch, lr, max_probs_diff)
 
-    @property
-    def _broadcasts(self) -> bool:
-        """True if engines load weights in flight and from the trainer's devices."""
-        return self.in_flight and self.engines.are_in_group
-
     def _end_weights(self) -> None:
         """Let engines get the trainer's present weights no more: it is about to change them."""
-        if self._broadcasts:
+        if self.in_flight:
             self.engines.end_broadcasts()
         elif self.published is None:
             self.engines.mark_stale()

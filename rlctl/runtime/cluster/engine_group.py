@@ -81,7 +81,7 @@ class EngineGroup(LiveEngines):
 
         Requests with equal affinity go to the same engine while it lives.
         """
-        self.unplaced += [OpenTurn.of(request, self.version) for request in requests]
+        self.unplaced += [OpenTurn.of(request) for request in requests]
         self.restart_lost()
         ready = self.ready_for_turns()
         self.unplaced = [turn for turn in self.unplaced if turn.request.key not in cancelled]
@@ -95,7 +95,7 @@ class EngineGroup(LiveEngines):
             if engine.turns or engine.cancelled
         }
         if not calls:
-            self.rolling.wait(_POLL_S / 10)
+            time.sleep(_POLL_S / 10)
             return []
         completions: list[Completion] = []
         for engine, result in calls.items():

@@ -60,15 +60,10 @@ class EngineProcess(Process):
         self.build(ROLLOUT.name, RolloutWorker, spec)
         return self.workers[ROLLOUT.name].num_receivers(ray.util.get_node_ip_address())
 
-    def load_stored(self, buckets: list[ray.ObjectRef], version: int) -> float:
-        """Load weights from Ray's object store; return the seconds that it took.
-
-        `buckets` has all parts of a bucket one after the other.
-        """
-        began = time.monotonic()
+    def load_stored(self, buckets: list[ray.ObjectRef], version: int) -> None:
+        """Load weights from Ray's object store: all parts of a bucket one after the other."""
         weights = _Stored(buckets, version, self.rank_info.timeout_s)
         self.workers[ROLLOUT.name].load_weights(weights)
-        return time.monotonic() - began
 
     def follow(self) -> None:
         """Make the calls of rank 0 of the engine, as another rank of it."""

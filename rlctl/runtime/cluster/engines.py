@@ -161,23 +161,19 @@ def place(
 ) -> tuple[dict[Engine, list[TurnRequest]], list[OpenTurn]]:
     """Distribute `turns` over the `ready` ones of all `engines` that are not draining.
 
-    Returns the requests of each engine, and the turns that no engine can begin yet. A turn goes to
-    the engine of its affinity if that can begin it, else to the least busy one.
+    Returns the requests of each engine, and the turns that must wait for one. A turn goes to the
+    engine of its affinity if that is able, else to the least busy one.
     """
     new: dict[Engine, list[TurnRequest]] = {engine: [] for engine in ready}
     members = [engine for engine in engines if not engine.draining]
-    left: list[OpenTurn] = []
+    able = [engine for engine in ready if not engine.draining]
+    if not able:
+        return new, [*turns]
     for turn in turns:
-        able = [
-            engine for engine in ready if not engine.draining and engine.version >= turn.version
-        ]
-        if not able:
-            left.append(turn)
-            continue
         affinity = turn.request.affinity
         target = members[affinity % len(members)] if affinity >= 0 else None
         if target not in able:
             target = min(able, key=lambda engine: len(engine.turns))
         new[target].append(turn.request)
         target.turns[turn.request.key] = turn
-    return new, left
+    return new, []

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import accumulate
 from threading import Lock
@@ -21,7 +20,6 @@ from rlctl.runtime.cluster.engines import Engine, Request, failure_reason
 from rlctl.runtime.cluster.group_host import GroupHost
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import gather
-from rlctl.runtime.cluster.rolling import RollingUpdate, is_stale
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.rollout.weight_sync import WeightChannel, uses_host_memory
 from rlctl.runtime.workers.rollout import RolloutSpec
@@ -36,7 +34,6 @@ _MAX_FAILURES = 3  # engines that one request may be lost with before the run fa
 _MAX_BROKEN = 3  # weight syncs that break without a lost engine before all engines are restarted
 _GRACE_S = 30.0  # for an engine to leave a broken group
 _LATE_S = 60.0  # for an engine to load a bucket, while the others wait
-_POLL_S = 0.1  # while engines load weights
 
 
 class LiveEngines:
@@ -63,7 +60,6 @@ class LiveEngines:
         self.waiting: deque[Request] = deque()  # parts of a batch that no engine has
         self.unplaced: list[OpenTurn] = []  # of lost engines
         self._num_losses: Counter[int] = Counter()  # engines lost with a request, by its key
-        self.rolling = RollingUpdate(pool.spec.call_timeout_s)
         for engine in pool.engines:
             pool.start(engine, spec)
 
@@ -80,12 +76,7 @@ class LiveEngines:
     def mark_stale(self) -> None:
         """Require `update_weights` before the next `generate_sequences`: the policy changes."""
         self.version += 1
-        self.send_weights = self.rolling.weights = None
-
-    @property
-    def are_in_group(self) -> bool:
-        """True if weights reach the engines in a `WeightGroup`, False if through host memory."""
-        return not uses_host_memory(self.rollout, self.trainer_device)
+        self.send_weights = None
 
     def broadcast(self, send_weights: SendWeights) -> int:
         """Send the trainer's weights to all ready engines, in mid-response; return their bytes.
@@ -105,25 +96,6 @@ class LiveEngines:
         with self.can_send:
             self.awaits_broadcast = True
 
-    def publish(self, weights: PublishedWeights) -> None:
-        """Let the engines load `weights` one after the other, beside exchanges, in mid-response."""
-        # In this order an exchange in another thread never takes the old ones for the new.
-        self.rolling.weights = weights
-        self.version += 1
-
-    def finish_update(self, exchanges: AbstractContextManager[object]) -> None:
-        """Wait until every ready engine has loaded the published weights.
-
-        `exchanges` excludes exchanges of another thread, which go on between the loads.
-        """
-        while True:
-            with exchanges:
-                self.restart_lost()
-                self.ready_for_turns()
-                if not any(is_stale(engine, self.version) for engine in self.pool.engines):
-                    return
-            self.rolling.wait(_POLL_S)
-
     def update_weights(self, send_weights: SendWeights | PublishedWeights) -> None:
         """Send the trainer's weights, or published ones, to every ready engine that lacks them.
 
@@ -135,16 +107,11 @@ class LiveEngines:
         self.sync_weights(send_weights)
 
     def ready_for_turns(self) -> list[Engine]:
-        """Bring engines up to date; return those that can generate.
+        """Send the trainer's weights to engines that lack them, unless those have changed.
 
-        Without published weights, all of them get the trainer's first, unless those have changed.
+        Returns the engines that can generate.
         """
         engines, send_weights = self.pool.engines, self.send_weights
-        if self.rolling.weights is not None:
-            able = self.rolling.advance(engines, self.version, self.mark_failed)
-            is_alive = any(engine.version >= 0 for engine in engines)
-            self._check_alive(is_alive, is_loading=self.rolling.is_loading)
-            return able
         if send_weights is None:
             raise InternalError("exchange with stale engine weights: call update_weights before it")
         with self.can_send:
@@ -187,17 +154,14 @@ class LiveEngines:
             self._send_to(stale, send_weights)
         self._check_alive(any(engine.version == self.version for engine in self.pool.engines))
 
-    def _check_alive(self, is_alive: bool, *, is_loading: bool = False) -> None:
-        """Raise RlctlError if no engine is alive for `restart_timeout_s`.
-
-        The load of weights by a restarted engine has a limit of its own.
-        """
+    def _check_alive(self, is_alive: bool) -> None:
+        """Raise RlctlError if no engine is alive for `restart_timeout_s`."""
         if is_alive:
             self.all_down_since = None
             return
         limit = self.pool.restart_timeout_s
         self.all_down_since = self.all_down_since or time.monotonic()
-        if time.monotonic() - self.all_down_since > limit and not is_loading:
+        if time.monotonic() - self.all_down_since > limit:
             raise RlctlError(
                 f"no rollout engine is left, and none could be started again within {limit:g} s",
                 where=self.pool.tail(),
@@ -209,7 +173,8 @@ class LiveEngines:
         are_new = any(engine.version < 0 for engine in stale)
         selection = Selection.ALL if are_new else Selection.CHANGING
         if not isinstance(weights, PublishedWeights):
-            if self.are_in_group and all(engine.num_receivers for engine in stale):
+            through_host = uses_host_memory(self.rollout, self.trainer_device)
+            if not through_host and all(engine.num_receivers for engine in stale):
                 self._broadcast_to(stale, weights, selection)
                 return
             weights = PublishedWeights.join(weights(PublishingChannel(selection)))

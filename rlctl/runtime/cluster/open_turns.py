@@ -13,19 +13,17 @@ from rlctl.runtime.rollout.requests import Request as TurnRequest
 class OpenTurn:
     """A request with responses that an engine still owes.
 
-    `numbers` are those of its responses in the request of the caller. No weights older than those
-    of `version` may begin it, so that its age is known when it is submitted.
+    `numbers` are those of its responses in the request of the caller.
     """
 
     request: TurnRequest
     numbers: tuple[int, ...]
-    version: int
     arrived: set[int] = field(default_factory=set)  # indices into `numbers`
 
     @classmethod
-    def of(cls, request: TurnRequest, version: int) -> Self:
+    def of(cls, request: TurnRequest) -> Self:
         """Open a request of the caller."""
-        return cls(request, tuple(range(len(request.seeds))), version)
+        return cls(request, tuple(range(len(request.seeds))))
 
     def receive(self, completion: Completion) -> Completion:
         """Return a response as one of the caller's request."""
@@ -46,4 +44,4 @@ class OpenTurn:
             max_tokens=tuple(self.request.max_tokens[i] for i in left),
             seeds=tuple(self.request.seeds[i] for i in left),
         )
-        return type(self)(request, tuple(self.numbers[i] for i in left), self.version)
+        return type(self)(request, tuple(self.numbers[i] for i in left))

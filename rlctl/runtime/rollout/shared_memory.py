@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
+from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader, Part, read_only
 
 _NUM_SLOTS = 6  # in which engines may keep tensors; they copy the buckets of later slots
 _RECORD = struct.Struct("5q")
@@ -39,17 +39,18 @@ class SharedMemory:
     Each member has a pipe, in which the others write records of integers.
     """
 
-    def __init__(self, number: int, *, sends: bool) -> None:
-        """Prepare memory and a pipe; `number` is that of the part or the engine.
+    def __init__(self, member: Part | int) -> None:
+        """Prepare memory and a pipe of the sender of a part, or of the engine of a number.
 
-        Raises AttributeError where the system has no anonymous files.
+        Raises AttributeError or OSError where the system has no anonymous files.
         """
-        self.number, self.sends = number, sends
+        self.sends = isinstance(member, Part)
+        self.number = member.index if isinstance(member, Part) else member
         self._inbox, own = os.pipe()
         self._files = [self._inbox, own]  # to close
         self._outboxes: list[int] = []
         self._heard: list[deque[tuple[int, ...]]] = []  # of each of the others
-        self._slots = _Slots() if sends else None
+        self._slots = _Slots() if self.sends else None
         self._reader: _Reader | None = None
         memory = self._slots.files[0] if self._slots else own
         self.address = json.dumps([_address(memory), _address(own)])
@@ -212,14 +213,12 @@ class _MappedSlot:
 
     def read(self, size: int) -> Tensor:
         """Return the first bytes (N,)."""
-        if not size:
-            return torch.empty(0, dtype=torch.uint8)
-        if self._memory is None or len(self._memory) < size:
+        if size and (self._memory is None or len(self._memory) < size):
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
             self._memory = mmap.mmap(self.file, size, flags, mmap.PROT_READ)
-        array = np.frombuffer(self._memory, np.uint8, size)
+        array = np.frombuffer(self._memory or b"", np.uint8, size)
         self._array = weakref.ref(array)
-        return torch.from_numpy(array)
+        return read_only(array)
 
 
 def _address(file: int) -> tuple[int, int, str]:

@@ -80,8 +80,9 @@ class WeightGroup:
     def _shared_memory(self, member: Part | int, rank: int) -> SharedMemory | None:
         """Return the memory of this machine's processes if all members are among them."""
         shared, sends = None, isinstance(member, Part)
-        if self.device == "cpu" and hasattr(os, "memfd_create"):
-            shared = SharedMemory(member.index if isinstance(member, Part) else member, sends=sends)
+        if self.device == "cpu":
+            with suppress(AttributeError, OSError):  # no anonymous files, or no /proc
+                shared = SharedMemory(member)
         addresses = self._tell("address", rank, shared.address if shared else "")
         others = addresses[self.num_parts :] if sends else addresses[: self.num_parts]
         is_connected = shared is not None and shared.connect(others)

@@ -2,15 +2,13 @@
 
 Each rank of a sharded trainer sends its own rows of every parameter, which the engine joins, so
 no rank gathers a parameter, and an engine receives each byte of the model once.
-
-Between GPUs a bucket stays on the device. On a CPU it is pickled as a numpy array, which is shared
-between processes without a copy if the transport supports it (Ray's object store does).
 """
 
 from __future__ import annotations
 
 import json
 import math
+import warnings
 import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +23,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.engine_weights import Selection
 
 T = TypeVar("T", covariant=True)  # result of a channel
+_Bytes = np.ndarray[Any, np.dtype[np.uint8]]  # (N,)
 
 _WIDTH = 1024  # columns of the matrix whose row and column sums enter the checksum
 
@@ -151,11 +150,17 @@ class Bucket:
         return _unpickled, (self.header, self.data.numpy())
 
 
-def _unpickled(header: BucketHeader, data: np.ndarray[Any, np.dtype[np.uint8]]) -> Bucket:
-    # torch.from_numpy refuses the strides of an empty array.
-    return Bucket(
-        header, torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8)
-    )
+def _unpickled(header: BucketHeader, data: _Bytes) -> Bucket:
+    return Bucket(header, read_only(data))
+
+
+def read_only(data: _Bytes) -> Tensor:
+    """Return bytes (N,) of memory that nobody may write to."""
+    if not data.size:  # torch refuses the strides of an empty array
+        return torch.empty(0, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # engines only read them
+        return torch.from_numpy(data)
 
 
 @dataclass
@@ -224,7 +229,7 @@ class WeightChannel(Protocol[T]):
 
 
 def uses_host_memory(rollout: schema.Rollout, device: str) -> bool:
-    """Return True if buckets go through host memory, False if they go from device to device.
+    """Return True if buckets go through Ray's object store, False if in a group of processes.
 
     Raises ConfigError if the configured backend does not support `device` ("cpu" or "cuda").
     """
@@ -235,7 +240,7 @@ def uses_host_memory(rollout: schema.Rollout, device: str) -> bool:
             f"{key}={backend} does not support trainer.device={device}",
             hint=f"use auto, object_store or {own}",
         )
-    return backend == "object_store" or (backend == "auto" and device == "cpu")
+    return backend == "object_store"
 
 
 def bucket_bytes(rollout: schema.Rollout, device: str) -> int:

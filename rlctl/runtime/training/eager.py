@@ -138,7 +138,7 @@ class Eager(RolloutSource):
         total, busy = max(now - before, 1e-9), self._busy_s - busy_before
         self._end = now
         scoring_s, self._scoring_s = self._scoring_s, 0.0
-        self.seconds = {"gen": busy, "reward": scoring_s, "sync_weights": published.loading_s}
+        self.seconds = {"gen": busy, "reward": scoring_s}
         return published_gb(published) | {
             "async/trainer_idle": self._waited / total,
             "async/engines_idle": max(0.0, 1 - busy / total),

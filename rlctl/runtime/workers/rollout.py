@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, Self, runtime_checkable
@@ -96,8 +95,6 @@ class RolloutWorker(Worker):
         )
         self.engine = kind.from_spec(engine_spec, None)
         self.versions = WeightVersions()
-        # Buckets are in read-only shared memory; engines only read them.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
     def follow(self) -> None:
         """Make the calls that rank 0 of the engine makes, until it is closed."""
