@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -95,8 +97,8 @@ def damaged(bucket: Bucket, how: str) -> Bucket:
     words = data.view(torch.int64)
     if how == "one bit":
         data[12_345] ^= 1
-    elif how == "two words of a column change places":
-        words[[3, 3 + 1024]] = words[[3 + 1024, 3]]
+    elif how == "two pages change places":
+        words[:1024] = words[:1024].view(2, 512).flip(0).flatten()
     elif how == "the last byte":
         data[-1] ^= 128
     elif how == "another name":
@@ -110,7 +112,7 @@ def damaged(bucket: Bucket, how: str) -> Bucket:
     "how",
     [
         "one bit",
-        "two words of a column change places",
+        "two pages change places",
         "the last byte",
         "another name",
         "another order",
@@ -121,6 +123,25 @@ def test_corruption_is_detected(how: str) -> None:
     bucket.verify()
     with pytest.raises(RlctlError, match="weights were corrupted in transit: bucket 0"):
         damaged(bucket, how).verify()
+
+
+def test_a_checksum_is_that_of_the_sums_of_pages() -> None:
+    """It is the same for parameters of many blocks, and whatever lies between them."""
+    generator = torch.Generator().manual_seed(1)
+    tensors = [
+        ("wide", torch.randn(301, 1001, generator=generator)),
+        ("turned", torch.randn(700, 501, generator=generator).t()),
+        ("short", torch.randn(3, generator=generator)),
+    ]
+    bucket = Bucket.from_tensors(0, tensors, torch.bfloat16)
+    content = bucket.data.numpy().tobytes()
+    end = len(content) // 4096 * 4096
+    words = np.frombuffer(content[:end], np.int64)
+    sums = np.array([words[i : i + 512].sum() for i in range(0, len(words), 512)])
+    checksum = zlib.crc32(repr(bucket.header.entries).encode())
+    checksum = zlib.crc32(content[end:], zlib.crc32(sums.tobytes(), checksum))
+    assert bucket.header.checksum == checksum
+    bucket.verify()
 
 
 @dataclass

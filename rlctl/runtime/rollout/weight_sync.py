@@ -21,11 +21,10 @@ from torch import Tensor
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.model.engine_weights import Selection
+from rlctl.runtime.rollout.page_sums import PageSums, blocks
 
 T = TypeVar("T", covariant=True)  # result of a channel
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]  # (N,)
-
-_WIDTH = 1024  # columns of the matrix whose row and column sums enter the checksum
 
 
 @dataclass(frozen=True)
@@ -120,12 +119,19 @@ class Bucket:
             for (name, value), own in zip(tensors, dtypes, strict=True)
         )
         size = sum(entry.num_padded for entry in entries)
-        bucket, end = cls(BucketHeader(number, part, entries), allocate(size, part)), 0
+        bucket, start = cls(BucketHeader(number, part, entries), allocate(size, part)), 0
+        sums = PageSums(bucket.data)
         for entry, (_, place), (_, value) in zip(entries, bucket.tensors(), tensors, strict=True):
-            place.copy_(value)
-            end += entry.num_padded
-            bucket.data[end - entry.num_padded + entry.num_bytes : end] = 0
-        return cls(replace(bucket.header, checksum=_checksum(bucket)), bucket.data)
+            end = start
+            for target, source in blocks(place, value):
+                target.copy_(source)
+                end += target.nbytes
+                if target.is_cpu:  # a GPU reads all of them at the end
+                    sums.add(end)
+            start += entry.num_padded
+            bucket.data[end:start] = 0
+        header = replace(bucket.header, checksum=sums.checksum(_crc(bucket.header)))
+        return cls(header, bucket.data)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the names and values (N, ...) of the parameters, which are views of the bytes."""
@@ -137,7 +143,8 @@ class Bucket:
 
     def verify(self) -> None:
         """Recompute the checksum; raise RlctlError if it differs from the sender's."""
-        found, header = _checksum(self), self.header
+        header = self.header
+        found = PageSums(self.data).checksum(_crc(header))
         if found != header.checksum:
             raise RlctlError(
                 f"weights were corrupted in transit: bucket {header.number} was sent with checksum "
@@ -148,6 +155,11 @@ class Bucket:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self.header, self.data.numpy())
+
+
+def _crc(header: BucketHeader) -> int:
+    """Return a CRC-32 of names, dtypes and shapes."""
+    return zlib.crc32(repr(header.entries).encode())
 
 
 def _unpickled(header: BucketHeader, data: _Bytes) -> Bucket:
@@ -279,22 +291,3 @@ def to_buckets(
         size += num_bytes
     if held:
         yield Bucket.from_tensors(number, held, dtype, part, allocate, kept)
-
-
-def _checksum(bucket: Bucket) -> int:
-    """Return a CRC-32 of names, dtypes, shapes and contents.
-
-    Contents are read as a matrix (rows, 1024) of 64-bit words; its row and column sums, computed on
-    the device, enter the CRC. Any changed or moved word changes one of them, and this is several
-    times faster than a CRC of the bytes. A CPU reads rows of 1 MiB from memory once for both sums.
-    """
-    crc = zlib.crc32(repr(bucket.header.entries).encode())
-    num_bytes = bucket.data.nbytes // (8 * _WIDTH) * (8 * _WIDTH)
-    words = bucket.data[:num_bytes].view(torch.int64).view(-1, _WIDTH)
-    columns, rows = words.new_zeros(_WIDTH), list[Tensor]()
-    for block in words.split(128 if words.is_cpu else max(1, len(words))):
-        rows.append(block.sum(1))
-        columns += block.sum(0)
-    for part in (columns, torch.cat(rows), bucket.data[num_bytes:]):
-        crc = zlib.crc32(part.cpu().numpy().tobytes(), crc)
-    return crc
