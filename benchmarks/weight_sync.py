@@ -4,7 +4,7 @@
 
 `shared`: on one CPU rank vLLM's parameters are the trainer's. `streamed`: an engine in the
 trainer's process with separate weights. `pool`: engines in separate processes, with checksums,
-through Ray's object store or a gloo link to each. The variants alternate.
+through Ray's object store or in a group of processes (gloo). The variants alternate.
 """
 
 from __future__ import annotations
