@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.results import record_rows
 from benchmarks.table import Row, parse_arguments, show
-from rlctl.runtime.rollout import weight_sync
+from rlctl.runtime.rollout.page_sums import PageSums
 from rlctl.runtime.rollout.weight_group import POLLS_S, WeightGroup
 from rlctl.runtime.rollout.weight_sync import Bucket, Part, memory_of, to_buckets
 
@@ -89,7 +89,7 @@ def waited(seconds: float) -> float:
 def measured(name: str, ranks: int, engines: int, bandwidth: float, latency: float) -> Row:
     """Count and model one sync of a model from `ranks` to `engines`; bandwidth in bytes/s."""
     group, buckets = CountingGroup(), 0
-    with patch.object(weight_sync, "_checksum", lambda _: 0):
+    with patch.object(PageSums, "checksum", lambda *_: 0):
         part = Part(0, ranks)
         sent = rows(MODELS[name], ranks)
         for bucket in to_buckets(sent, part, torch.bfloat16, BUCKET, memory_of("meta")):
