@@ -33,7 +33,7 @@ from rlctl.runtime.rollout.weight_sync import (
     Part,
     memory_of,
     to_buckets,
-    uses_host_memory,
+    uses_object_store,
     whole,
 )
 from tests.distributed.ranks import rank_info
@@ -257,7 +257,7 @@ def test_backend_that_does_not_support_the_device_is_rejected() -> None:
     with pytest.raises(
         ConfigError, match=r"backend=nccl does not support trainer\.device=cpu"
     ) as raised:
-        uses_host_memory(compose("ppo", overrides).config.actor_rollout_ref.rollout, "cpu")
+        uses_object_store(compose("ppo", overrides).config.actor_rollout_ref.rollout, "cpu")
     assert "auto, object_store or gloo" in str(raised.value)
 
 

@@ -21,7 +21,7 @@ from rlctl.runtime.cluster.group_host import GroupHost
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.model.engine_weights import Selection
-from rlctl.runtime.rollout.weight_sync import WeightChannel, uses_host_memory
+from rlctl.runtime.rollout.weight_sync import WeightChannel, uses_object_store
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
 
@@ -173,7 +173,7 @@ class LiveEngines:
         are_new = any(engine.version < 0 for engine in stale)
         selection = Selection.ALL if are_new else Selection.CHANGING
         if not isinstance(weights, PublishedWeights):
-            through_host = uses_host_memory(self.rollout, self.trainer_device)
+            through_host = uses_object_store(self.rollout, self.trainer_device)
             if not through_host and all(engine.num_receivers for engine in stale):
                 self._broadcast_to(stale, weights, selection)
                 return

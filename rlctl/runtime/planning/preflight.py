@@ -30,7 +30,7 @@ from rlctl.runtime.rollout.auto import load_engine
 from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 from rlctl.runtime.rollout.vllm_engine.images import undivided_tower
 from rlctl.runtime.rollout.vllm_engine.versions import unlike_transformers
-from rlctl.runtime.rollout.weight_sync import uses_host_memory
+from rlctl.runtime.rollout.weight_sync import uses_object_store
 from rlctl.storage import local
 from rlctl.suggest import did_you_mean
 
@@ -224,7 +224,7 @@ def check_software(config: schema.Config, devices: Devices, inline: bool) -> Non
     engine = load("engines", rollout.name)
     parse_params(engine, rollout.name, rollout.params, "actor_rollout_ref.rollout.params")
     engine.check(rollout, device, num_ranks)
-    uses_host_memory(rollout, devices.kind)
+    uses_object_store(rollout, devices.kind)
 
 
 def check_disk(config: schema.Config, root: Path) -> None:

@@ -45,7 +45,7 @@ class WeightChanges:
     def decode(self, header: BucketHeader, data: Tensor) -> Bucket:
         """Return the whole bucket, in host memory, from what `encode` returns.
 
-        `data` has all its bytes (N,) or changes (6 K,). The bucket is valid until the next one.
+        `data` has all its bytes (N,) or changes (6 K,). It is valid until the next of its number.
         """
         key, data = (header.part.index, header.number), data.cpu()
         if len(data) == sum(entry.num_padded for entry in header.entries):

@@ -240,7 +240,7 @@ class WeightChannel(Protocol[T]):
         ...
 
 
-def uses_host_memory(rollout: schema.Rollout, device: str) -> bool:
+def uses_object_store(rollout: schema.Rollout, device: str) -> bool:
     """Return True if buckets go through Ray's object store, False if in a group of processes.
 
     Raises ConfigError if the configured backend does not support `device` ("cpu" or "cuda").

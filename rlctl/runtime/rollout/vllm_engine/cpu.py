@@ -143,6 +143,8 @@ def rotate_unaligned_heads() -> None:
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
     rotate = RotaryEmbedding.forward_cpu
+    if getattr(rotate, "rotates_all", False):
+        return
 
     def rotate_all(
         self: RotaryEmbedding, positions: Tensor, query: Tensor, key: Tensor | None = None
@@ -152,6 +154,7 @@ def rotate_unaligned_heads() -> None:
             self, positions, query, key
         )
 
+    rotate_all.rotates_all = True  # pyright: ignore[reportFunctionMemberAccess]
     RotaryEmbedding.forward_cpu = rotate_all
 
 
