@@ -29,8 +29,9 @@ from rlctl.runtime.rollout.kv_cache import KVCache
 
 _CHECKED = "_rlctl_decodes"  # attribute of a model
 _PROMPTS, _STEPS = (3, 5, 3), 4
-# Largest difference of a log-prob that is certainly rounding, and in multiples of the measured one.
-_TOLERANCE, _NOISE_FACTOR = 1e-3, 10
+# Largest difference of a log-prob that is certainly rounding: absolute, in multiples of the measured
+# one, and of the dtype's precision (two passes that round alike measure none).
+_TOLERANCE, _NOISE_FACTOR, _ROUNDINGS = 1e-3, 10, 4
 
 
 @torch.no_grad()
@@ -57,7 +58,9 @@ def check_decoding(passes: Passes) -> None:
         raise ConfigError(f"the engine hf cannot decode {name}: {error}", hint=_HINT) from error
     noise = float((expected - alone).abs().max())
     worst = float((found - expected).abs().max())
-    if expected.isfinite().all() and not worst <= max(_TOLERANCE, _NOISE_FACTOR * noise):
+    rounding = torch.finfo(passes.model.dtype).eps * float(expected.abs().max())
+    tolerance = max(_TOLERANCE, _NOISE_FACTOR * noise, _ROUNDINGS * rounding)
+    if expected.isfinite().all() and not worst <= tolerance:
         raise ConfigError(
             f"the engine hf decodes {name} wrongly: a log-prob differs by {worst:.2g} from that "
             "of the complete row",
