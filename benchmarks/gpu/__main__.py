@@ -35,6 +35,8 @@ def main() -> int:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PYTHONPATH"] = python_path(Path(folder))
+        # Rungs are processes of multiprocessing, which have the path of this one.
+        sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
         rows = climb([_RUNGS[name] for name in given.rungs], given)
     states = [row for row in rows if row["table"] == report.LADDER]
     for state in dict.fromkeys(row["state"] for row in states):

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from importlib import import_module
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,9 @@ def test_a_checkout_has_its_entry_points_without_installation(tmp_path: Path) ->
     points = next(tmp_path.glob("*.dist-info/entry_points.txt")).read_text()
     assert "[rlctl.engines]" in points
     assert "hf = rlctl.runtime.rollout.hf:HFEngine" in points
+    needs = next(iter(distributions(name="rlctl", path=[second]))).requires
+    assert needs is not None
+    assert any(each.startswith("vllm>=") for each in needs)
 
 
 @pytest.mark.parametrize(("scale", "limit_s"), [(("7B", 8, 8), 0.6), (("32B", 32, 32), 3.0)])
