@@ -29,8 +29,8 @@ from rlctl.runtime.rollout.kv_cache import KVCache
 
 _CHECKED = "_rlctl_decodes"  # attribute of a model
 _PROMPTS, _STEPS = (3, 5, 3), 4
-# Largest difference of a log-prob that is certainly rounding: absolute, in multiples of the measured
-# one, and of the dtype's precision (two passes that round alike measure none).
+# Largest difference of a log-prob that is certainly rounding: absolute, in multiples of the one
+# measured, and of the dtype's precision (two passes that round alike measure none).
 _TOLERANCE, _NOISE_FACTOR, _ROUNDINGS = 1e-3, 10, 4
 
 
