@@ -26,6 +26,7 @@ def python_path(folder: Path) -> str:
     for extra, packages in project["optional-dependencies"].items():
         needs += [f'Requires-Dist: {each}; extra == "{extra}"' for each in packages]
     head = ["Metadata-Version: 2.1", f"Name: {_NAME}", f"Version: {_VERSION}"]
+    head += [f"Requires-Python: {project['requires-python']}"]
     (package / "METADATA").write_text("\n".join([*head, *needs]) + "\n")
     inherited = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join([str(ROOT), str(folder), *([inherited] if inherited else [])])
