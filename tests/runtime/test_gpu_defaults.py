@@ -32,6 +32,7 @@ FSDP = "actor_rollout_ref.actor.fsdp_config"
         ("cuda", f"{FSDP}.tensor_model_parallel_size=2", None, False),
         ("cuda", f"{FSDP}.pipeline_model_parallel_size=2", None, False),
         ("cuda", "actor_rollout_ref.model.load_in_4bit=true", None, False),
+        ("cuda", "actor_rollout_ref.model.lora_rank=8", None, False),
         ("cuda", "", "a C compiler", False),
     ],
 )

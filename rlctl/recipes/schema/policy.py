@@ -133,7 +133,8 @@ class Actor(Updates):
     )
     use_torch_compile: bool | None = Field(
         description="compile the decoder layers of actor, reference and critic: faster passes "
-        "after a longer first step; null = on GPUs, for whole dense layers, with a compiler"
+        "after a longer first step; null = on GPUs, for whole dense layers without adapters, with "
+        "a compiler"
     )
     router_replay: RouterReplay
     optim: Optim

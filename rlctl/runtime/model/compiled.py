@@ -58,7 +58,7 @@ def compiles_by_default(
     """Return what null as `use_torch_compile` means: True where a few graphs suffice."""
     split = fsdp.tensor_model_parallel_size * fsdp.pipeline_model_parallel_size > 1
     mixture = num_experts(hf.config.get_text_config()) > 0
-    if device != "cuda" or split or mixture or model.load_in_4bit:
+    if device != "cuda" or split or mixture or model.lora_rank > 0 or model.load_in_4bit:
         return False
     missing = missing_for_compiler(device)
     if missing is not None:
