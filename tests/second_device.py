@@ -4,6 +4,7 @@
         x = torch.ones(3).to(NAME)
         x + torch.ones(3)  # DeviceError, as on a GPU
         device.syncs       # places where the host waited for the device
+        device.uploads     # places that copied a tensor to it
 
 The tensors claim the device `meta` and hold their values in CPU memory, so that programs compute
 what they compute on a CPU. As on CUDA, operations may mix both devices only to copy, with scalars,
@@ -108,6 +109,7 @@ class SecondDevice(TorchDispatchMode):
     def __init__(self, alias: str = NAME) -> None:
         super().__init__()
         self.syncs: Counter[str] = Counter()  # by operation and line
+        self.uploads: Counter[str] = Counter()  # likewise: copies of tensors to this device
         self._constants = _Constants(alias)
 
     def __enter__(self) -> Self:
@@ -161,19 +163,27 @@ class SecondDevice(TorchDispatchMode):
             raise DeviceError(f"{name} has tensors of both devices: {shapes}")
 
     def _count(self, name: str, args: Any, second: list[SecondTensor], to_second: bool) -> None:
-        """Count an operation that waits for values of the second device."""
+        """Count an operation that waits for values of the second device, or copies some to it."""
         fetches = name in _COPIES and second and not to_second
         masks = name in _TAKE_INDICES and any(
             isinstance(each, SecondTensor) and each.dtype == torch.bool
             for each in tree_flatten(args[1:])[0]
         )
-        if second and (fetches or masks or name in {"_local_scalar_dense", *_SIZES_FROM_VALUES}):
-            lines = [
-                f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
-                for frame in traceback.extract_stack()
-                if frame.filename.startswith(_PACKAGE)
-            ]
-            self.syncs[f"{name} {lines[-1] if lines else ''}"] += 1
+        waits = fetches or masks or name in {"_local_scalar_dense", *_SIZES_FROM_VALUES}
+        if second and waits:
+            self.syncs[f"{name} {_line()}"] += 1
+        elif name in _COPIES and to_second and not isinstance(args[name == "copy_"], SecondTensor):
+            self.uploads[f"{name} {_line()}"] += 1
+
+
+def _line() -> str:
+    """Return the line of rlctl that is running, or nothing."""
+    lines = [
+        f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
+        for frame in traceback.extract_stack()
+        if frame.filename.startswith(_PACKAGE)
+    ]
+    return lines[-1] if lines else ""
 
 
 def _bare(value: Any) -> Any:

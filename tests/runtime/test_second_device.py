@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
+from rlctl.quickstart import VISION, real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, LogProbs, Prompts
 from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.model.load import load_model
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.hf import HFEngine, Steps
 from rlctl.runtime.workers.actor import ActorWorker
@@ -151,24 +155,30 @@ def test_engine_samples_and_waits_once_per_token(model: Path) -> None:
     assert max(waits.values()) <= int(expected["lengths"].max())
 
 
-def test_recorded_steps_wait_for_nothing() -> None:
+def vision_model() -> PreTrainedModel:
+    untied = "actor_rollout_ref.model.override_config={tie_word_embeddings: false}"
+    path = f"actor_rollout_ref.model.path={real_path(VISION)}"
+    config = compose("grpo", [path, untied, "actor_rollout_ref.model.init=random"]).config
+    return load_model(config.actor_rollout_ref.model, "policy", torch.float32, 0)
+
+
+@pytest.mark.parametrize("load", [partial(tiny_model, tie_word_embeddings=False), vision_model])
+def test_recorded_steps_wait_for_nothing(load: Callable[[], PreTrainedModel]) -> None:
     prompts = experience().prompt_ids.select(torch.arange(0, ROWS, 2))
     params = sampling(max_tokens=6, stop_token_ids=())
-    expected = HFEngine(tiny_model(), None).generate(prompts, params)
+    expected = HFEngine(load(), None).generate(prompts, params)
     with SecondDevice() as device:
 
         class Recorder:
             def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-                before = dict(device.syncs)
+                before = dict(device.syncs), dict(device.uploads)
                 work()
-                assert device.syncs == before
+                assert (device.syncs, device.uploads) == before
                 return work
 
             def clear(self) -> None: ...
 
-        model = tiny_model(tie_word_embeddings=False)
-        with torch.no_grad():
-            model.lm_head.weight.copy_(model.get_input_embeddings().weight)
+        model = load()
         torch.nn.Module.to(model, NAME)
         engine = HFEngine(model, None, steps=Steps(Recorder()))
         found = engine.generate(prompts.to(NAME), params)

@@ -54,10 +54,16 @@ def give_images(hf: PreTrainedModel, processor: ImageProcessor) -> None:
     for part in (hf, hf.base_model):
         setattr(part, _PROCESSOR, processor)
     ids = torch.tensor(placeholder_ids(hf.config), dtype=torch.int64)
+    on_device: dict[torch.device, Tensor] = {}  # a CUDA graph may not copy them there
 
     def forbid(_: nn.Module, __: Any, output: Any) -> None:
-        if getattr(output, "logits", None) is not None:
-            output.logits.index_fill_(-1, ids.to(output.logits.device), -torch.inf)
+        logits = getattr(output, "logits", None)
+        if logits is None:
+            return
+        if logits.device not in on_device:
+            with torch.inference_mode(False):  # the backward pass keeps them
+                on_device[logits.device] = ids.to(logits.device)
+        logits.index_fill_(-1, on_device[logits.device], -torch.inf)
 
     if hf.can_generate():
         hf.register_forward_hook(forbid)
