@@ -38,7 +38,11 @@ ALLOWED: list[tuple[str, bool, list[str]]] = [
     (
         "there is no Chromium here",
         CHROMIUM is None,
-        ["tests/board/test_page.py::*", "tests/runs/test_report.py::*"],
+        [
+            "tests/board/test_page.py::*",
+            "tests/runs/test_report.py::*",
+            "tests/runs/test_thumbnails.py::*",
+        ],
     ),
     *(
         (f"{shell} is not installed", _no(shell), ["tests/cli/test_completion.py::*"])

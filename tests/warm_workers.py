@@ -8,9 +8,11 @@ CPU time on imports.
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -32,7 +34,16 @@ def address() -> str:
 
 def _serve(listener: socket.socket) -> None:
     os.setsid()
+    threading.Thread(target=_end_with_tests, daemon=True).start()
     fork_server.serve(listener)
+
+
+def _end_with_tests() -> None:
+    """End this process with that of the tests, which may not run its exit functions."""
+    tests = multiprocessing.parent_process()
+    assert tests is not None, "it was started by them"
+    tests.join()
+    os._exit(0)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.cluster.engine_group import EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec
+from rlctl.runtime.cluster.session import RAY_SETTINGS
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import WHOLE, WeightChannel, to_buckets, whole
 from rlctl.runtime.workers.rollout import RolloutSpec
@@ -43,6 +44,7 @@ from tests.ports import free_port
 from tests.progress import wait_until
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+NODE_SETTINGS = TOKEN | RAY_SETTINGS
 WITH_TOKEN: dict[str, Any] = {"more": TOKEN | {ONE_MACHINE: "1"}}
 
 
@@ -56,7 +58,7 @@ def cluster() -> Iterator[Cluster]:
     Other machines could reach it, so it requires the token of `TOKEN`.
     """
     shell = pytest.MonkeyPatch()
-    for name, value in TOKEN.items():
+    for name, value in NODE_SETTINGS.items():
         shell.setenv(name, value)
     read_ray_variables()
     cluster = Cluster(
@@ -195,7 +197,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environ = environment() | {
         "PATH": f"{binaries}:{os.environ['PATH']}",
         "RAY_USAGE_STATS_ENABLED": "0",
-        **TOKEN,
+        **NODE_SETTINGS,
     }
     ports = [free_port() for _ in range(4)]
     # A short path: socket paths inside are limited to 107 characters.

@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rlctl.runtime.cluster.session import RAY_SETTINGS
 from tests.e2e.command import TIMEOUT_S, environment, metrics, reproducible, wait_for_steps
 from tests.e2e.conftest import small, write_shelf
 from tests.e2e.killed_runs import events
@@ -65,7 +66,7 @@ class Machine:
         there = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.folder)]
         return subprocess.Popen(
             [*enter, *there, *map(str, words)],
-            env=environment() | own | TOKEN,
+            env=environment() | own | TOKEN | RAY_SETTINGS,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -41,7 +41,7 @@ _WORKER_ENV = {
 _GLOO = "GLOO_SOCKET_IFNAME"
 INTERFACES = (_GLOO, "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
 
-_RAY_SETTINGS = {
+RAY_SETTINGS = {
     # Ray would start a worker for each slot before it knows the environment of pools' processes.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
@@ -129,7 +129,7 @@ def _local(
     """Add the options of a new cluster on this machine; yield its folder. Removed at the end."""
     remove_stale()
     protect_token()
-    for name, value in _RAY_SETTINGS.items():
+    for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
     # Ray's debugger finds the waiting processes through the dashboard.
     dashboard = init.include_dashboard or post_mortem()
