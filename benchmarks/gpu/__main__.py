@@ -5,9 +5,9 @@
 
 It needs Python 3.11 or later, torch 2.11 or later, transformers and the packages that `python -m
 benchmarks.gpu.wheels FOLDER` collects for a machine without a registry. Each rung has a process
-of its own and at most `--minutes`; the ladder stops at the first one that fails. Rungs whose
-packages are missing are skipped. Prints tables and writes results.json and results.md to the
-folder `--out`. The exit code is 1 if a rung failed.
+of its own and at most `--minutes`; the ladder stops at the first one that fails, unless told to
+`--keep-going`. Rungs whose packages are missing are skipped. Prints tables and writes results.json
+and results.md to the folder `--out`. The exit code is 1 if a rung failed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def climb(chosen: list[rungs.Rung], given: argparse.Namespace) -> list[report.Ro
         print(f"{rung.name}: {state}, {took:.0f} s", flush=True)
         (given.out / "results.json").write_text(json.dumps(rows, indent=1))
         (given.out / "results.md").write_text(report.markdown(command, rows))
-        if state == "failed":
+        if state == "failed" and not given.keep_going:
             break
     return rows
 
@@ -83,6 +83,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="shapes for a CPU")
     parser.add_argument("--minutes", type=float, default=3.0, help="limit of each rung")
     parser.add_argument("--rungs", nargs="+", choices=_RUNGS, default=list(_RUNGS))
+    parser.add_argument("--keep-going", action="store_true", help="also after a rung that failed")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     return parser.parse_args()
 

@@ -63,20 +63,28 @@ def test_a_rung_that_ends_early_keeps_its_rows(
     assert report.has_failed(found) is (why is not None)
 
 
+@pytest.mark.parametrize("keep_going", [False, True])
 def test_the_ladder_stops_at_the_first_rung_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    keep_going: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     results = {"a": [{"rung": "a", "table": "kernels", "ok": True}]}
     results["c"] = [{"rung": "c", "table": NOTE, "what": "x", "why": "y", "failed": True}]
     monkeypatch.setattr(rungs, "run", lambda rung, *_: results[rung.name])
+    results["d"] = results["a"]
     needs = {"b": ("no_such_package",)}
     chosen = [Rung(name, "nowhere:measure", needs.get(name, ())) for name in "abcd"]
     given = argparse.Namespace(device="cpu", tiny=True, minutes=1.0, out=tmp_path)
+    given.keep_going = keep_going
     states = [row["state"] for row in climb(chosen, given) if row["table"] == report.LADDER]
-    assert states == ["works", "skipped without no_such_package", "failed"]
+    assert (
+        states == ["works", "skipped without no_such_package", "failed", "works"][: 3 + keep_going]
+    )
     assert "c: x: y" in capsys.readouterr().out
     written = json.loads((tmp_path / "results.json").read_text())
-    assert len(written) == 5
+    assert len(written) == 5 + 2 * keep_going
     assert "| b | skipped without no such package |" in (tmp_path / "results.md").read_text()
 
 
