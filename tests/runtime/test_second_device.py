@@ -157,7 +157,7 @@ def test_engine_samples_and_waits_once_per_token(model: Path) -> None:
 
 def vision_model() -> PreTrainedModel:
     untied = "actor_rollout_ref.model.override_config={tie_word_embeddings: false}"
-    path = f"actor_rollout_ref.model.path={real_path(VISION)}"
+    path = f'actor_rollout_ref.model.path="{real_path(VISION)}"'
     config = compose("grpo", [path, untied, "actor_rollout_ref.model.init=random"]).config
     return load_model(config.actor_rollout_ref.model, "policy", torch.float32, 0)
 
