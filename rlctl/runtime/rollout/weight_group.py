@@ -96,7 +96,7 @@ class WeightGroup:
         # Neither backend looks for a lost member while it connects.
         self.store.set(f"{key}-{rank}", value)
         keys = [f"{key}-{other}" for other in range(self.size)]
-        deadline = time.monotonic() + CONNECT_S
+        deadline = time.monotonic() + min(CONNECT_S, self.timeout_s)
         while not self.store.check(keys):
             self._check_members(deadline)
             time.sleep(1e-2)
@@ -105,7 +105,8 @@ class WeightGroup:
     def _connected(self, rank: int) -> Any:  # torch's stubs lack `broadcast`
         timeout, size = timedelta(seconds=self.timeout_s), self.size
         if self.device != "cuda":
-            group: Any = dist.ProcessGroupGloo(self.store, rank, size, timedelta(seconds=CONNECT_S))
+            connect = min(timedelta(seconds=CONNECT_S), timeout)
+            group: Any = dist.ProcessGroupGloo(self.store, rank, size, connect)
             group.set_timeout(timeout)
             return group
         with _no_nccl_abort():
