@@ -80,7 +80,7 @@ def learn_despite(recipe: str, backend: str, folder: Path, seed: str) -> str:
     shutil.rmtree(run)
     shutil.rmtree(folder / "elsewhere" / "quickstart" / "harried")
     stops = ", ".join(f"{each:.0f}" for each in harried.stop_seconds)
-    return f"{sum(NUM_FAULTS.values())} faults, stopped within {stops} s: {found}"
+    return f"{harried.num_faults} faults, stopped within {stops} s: {found}"
 
 
 def _write_prompts(folder: Path, tools: bool) -> list[str]:
@@ -97,7 +97,7 @@ def _write_prompts(folder: Path, tools: bool) -> list[str]:
 
 
 class Harried:
-    """Run that suffers faults; `stop_seconds` are those from a Ctrl-C to the end of the driver."""
+    """Run that suffers `num_faults`; `stop_seconds` are those from a Ctrl-C to the end of the driver."""
 
     def __init__(self, command: Sequence[str], run: Path, cwd: Path, seed: str) -> None:
         self.run, self.cwd = run, cwd
@@ -105,6 +105,7 @@ class Harried:
         self.marker = f"{os.getpid()}-{run.name}"
         self.process = start(*command, cwd=cwd, marker=self.marker)
         self.stop_seconds: list[float] = []
+        self.num_faults = 0
 
     def suffer(self) -> None:
         """Let the faults of `NUM_FAULTS` happen in random steps, until the run ends."""
@@ -119,6 +120,7 @@ class Harried:
                 break
             print(f"    after step {steps}: {kind}", flush=True)
             self._happen(kind)
+            self.num_faults += 1
         self._end(0)
         wait_until_gone(self.marker)
 
