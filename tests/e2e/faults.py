@@ -97,7 +97,7 @@ def _write_prompts(folder: Path, tools: bool) -> list[str]:
 
 
 class Harried:
-    """Run that suffers `num_faults`; `stop_seconds` are those from a Ctrl-C to the end of the driver."""
+    """Run that suffers `num_faults`; `stop_seconds`: from each Ctrl-C to the end of the driver."""
 
     def __init__(self, command: Sequence[str], run: Path, cwd: Path, seed: str) -> None:
         self.run, self.cwd = run, cwd
