@@ -172,8 +172,10 @@ class SecondDevice(TorchDispatchMode):
         waits = fetches or masks or name in {"_local_scalar_dense", *_SIZES_FROM_VALUES}
         if second and waits:
             self.syncs[f"{name} {_line()}"] += 1
-        elif name in _COPIES and to_second and not isinstance(args[name == "copy_"], SecondTensor):
-            self.uploads[f"{name} {_line()}"] += 1
+        elif name in _COPIES and to_second:
+            source = args[1] if name == "copy_" else args[0]
+            if not isinstance(source, SecondTensor):
+                self.uploads[f"{name} {_line()}"] += 1
 
 
 def _line() -> str:

@@ -121,7 +121,9 @@ def test_images_of_replies_are_exact(folders: dict[str, Path], kind: str) -> Non
         found = PolicyModel(hf, 1.0)(sequences).log_probs
         assert found.isfinite().all()
         difference = (found - expected)[written].detach().abs().max()
-        assert float(difference) < 1e-5 * float(expected[written].detach().abs().max())
+        # Sums of gated delta nets round differently on each kind of CPU.
+        limit = 1e-5 if kind == "qwen3_5" else 3e-6
+        assert float(difference) < limit * float(expected[written].detach().abs().max())
 
 
 def test_images_of_replies_are_refused_for_gemma(folders: dict[str, Path]) -> None:

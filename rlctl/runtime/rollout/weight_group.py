@@ -57,15 +57,16 @@ class WeightGroup:
     def __init__(self, address: GroupAddress, member: Part | int, rank_info: RankInfo) -> None:
         """Connect to the other members as the sender of a part, or as the receiver of a number.
 
-        Raises BrokenGroupError if they do not connect within a minute.
+        Raises BrokenGroupError if they do not connect within a minute, or the rank's own deadline.
         """
         self.address, self.device = address, rank_info.device
         self.timeout_s = rank_info.timeout_s
+        self._connect_s = min(CONNECT_S, self.timeout_s)
         try:
             use_interface_to(address.host)
-            self.store = connect_store(
-                address.host, address.port, address.num_receivers + 1, timedelta(seconds=CONNECT_S)
-            )
+            limit = timedelta(seconds=self._connect_s)
+            num_members = address.num_receivers + 1
+            self.store = connect_store(address.host, address.port, num_members, limit)
             if isinstance(member, Part):
                 self.store.set(_NUM_PARTS, str(member.count))
             self.num_parts = int(self.store.get(_NUM_PARTS))
@@ -96,7 +97,7 @@ class WeightGroup:
         # Neither backend looks for a lost member while it connects.
         self.store.set(f"{key}-{rank}", value)
         keys = [f"{key}-{other}" for other in range(self.size)]
-        deadline = time.monotonic() + min(CONNECT_S, self.timeout_s)
+        deadline = time.monotonic() + self._connect_s
         while not self.store.check(keys):
             self._check_members(deadline)
             time.sleep(1e-2)
@@ -105,7 +106,7 @@ class WeightGroup:
     def _connected(self, rank: int) -> Any:  # torch's stubs lack `broadcast`
         timeout, size = timedelta(seconds=self.timeout_s), self.size
         if self.device != "cuda":
-            connect = min(timedelta(seconds=CONNECT_S), timeout)
+            connect = timedelta(seconds=self._connect_s)
             group: Any = dist.ProcessGroupGloo(self.store, rank, size, connect)
             group.set_timeout(timeout)
             return group

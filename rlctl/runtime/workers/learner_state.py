@@ -65,7 +65,7 @@ def _stager(device: str, writer: BackgroundWriter) -> Any:
     if device != "cuda":
         return DefaultStager(StagingOptions(False, False, False, False))
     writer.wait()
-    if writer.stager is None or torch.__version__ < "2.13":  # which empties itself after a copy
+    if writer.stager is None or torch.__version__ < "2.13":  # there it is empty after a copy
         writer.stager = DefaultStager(StagingOptions(True, False, False, True))
     return writer.stager
 
