@@ -14,7 +14,7 @@ from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.roles import Published
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.workers.actor import ActorWorker
-from rlctl.tracking.clock import timed
+from rlctl.tracking.clock import phase, timed
 from rlctl.tracking.metrics import Metrics
 
 if TYPE_CHECKING:  # imports Ray
@@ -38,29 +38,32 @@ class DisaggregatedActor(DelegatingActor):
         self.in_flight = in_flight
         self.published: PublishedWeights | None = None
         self.frozen: PublishedWeights | None = None  # parameters that are published once
-        self._lock = FairLock()  # of exchanges beside the trainer's thread
+        self._lock = FairLock("wait_rollouts")  # of exchanges beside the trainer's thread
 
     def num_engines(self) -> int:
         """Return the number of engines that get new requests, of which some may be down."""
         return sum(not engine.draining for engine in self.engines.pool.engines)
 
-    @timed("update_weights")
     def update_weights(self) -> None:
         """See `Actor`. Every stale engine gets the trainer's weights, or the published ones."""
-        with self._lock:
+        with self._lock, phase("update_weights"):
             self.engines.update_weights(self.published or self.trainer.send_weights)
 
-    @timed("update_weights")
     def publish_weights(self) -> Published:
-        """See `Actor`. A restarted engine gets the published weights, too.
+        """See `Actor`. A restarted engine also gets the published weights.
 
         Engines must be idle, unless they load weights `in_flight`: then one that restarts while the
         trainer learns waits for the next weights.
         """
-        if self.in_flight:
-            with self._lock:
-                num_bytes = self.engines.broadcast(self.trainer.send_weights)
+        if not self.in_flight:
+            return self._store_weights()
+        with self._lock, phase("update_weights"):
+            num_bytes = self.engines.broadcast(self.trainer.send_weights)
             return replace(self.trainer.publish_weights(), num_bytes=num_bytes)
+
+    @timed("update_weights")
+    def _store_weights(self) -> Published:
+        """Publish the weights in Ray's object store."""
         from rlctl.runtime.cluster.channels import PublishedWeights, PublishingChannel
 
         num_frozen_bytes = 0

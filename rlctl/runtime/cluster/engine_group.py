@@ -99,7 +99,7 @@ class EngineGroup(LiveEngines):
             return []
         completions: list[Completion] = []
         for engine, result in calls.items():
-            reason = failure_reason(result, self.pool.spec.call_timeout_s)
+            reason = failure_reason(result, self.pool.spec.call_timeout_s, began)
             if reason is None:
                 engine.num_failures = 0
                 finished: list[Completion] = ray.get(result)

@@ -133,17 +133,22 @@ class Engine:
 def failure_reason(
     result: ray.ObjectRef,
     timeout_s: float | None = None,
+    since: float | None = None,
     raise_rlctl_errors: bool = True,
     late: str = "returned no result",
 ) -> str | None:
     """Return why an engine's call failed, or None if it succeeded.
 
-    `late` describes a call that takes longer than `timeout_s`. Raises the call's RlctlError,
-    because every other engine would raise it too, unless its server is lost. Pass
-    `raise_rlctl_errors=False` for errors of one engine only, such as a failed start.
+    `late` describes a call that takes longer than `timeout_s`, which counts from `since`, a time of
+    `time.monotonic`, or from now. Raises the call's RlctlError, because every other engine would
+    raise it too, unless its server is lost. Pass `raise_rlctl_errors=False` for errors of one
+    engine only, such as a failed start.
     """
+    left_s = timeout_s
+    if timeout_s is not None and since is not None:
+        left_s = max(0.0, since + timeout_s - time.monotonic())
     try:
-        ray.get(result, timeout=timeout_s)
+        ray.get(result, timeout=left_s)
     except RayTaskError as error:
         is_lost = isinstance(error.cause, LostServerError)
         if raise_rlctl_errors and isinstance(error.cause, RlctlError) and not is_lost:

@@ -179,12 +179,12 @@ class LiveEngines:
                 return
             weights = PublishedWeights.join(weights(PublishingChannel(selection)))
             self.num_bytes = weights.num_bytes
-        buckets = weights.buckets_for(selection)
+        buckets, began = weights.buckets_for(selection), time.monotonic()
         loading = [
             (engine, engine.handle.load_stored.remote(buckets, weights.version)) for engine in stale
         ]
         for engine, call in loading:
-            self._finish_load(engine, call, self.pool.spec.call_timeout_s)
+            self._finish_load(engine, call, self.pool.spec.call_timeout_s, began)
 
     def _broadcast_to(
         self, stale: list[Engine], send_weights: SendWeights, selection: Selection
@@ -211,8 +211,9 @@ class LiveEngines:
         if reason is not None:
             self.group.dissolve()
             timeout_s = grace_s
+        sent_at = time.monotonic()
         for engine, call in loading:
-            self._finish_load(engine, call, timeout_s)
+            self._finish_load(engine, call, timeout_s, sent_at)
         has_left = any(engine.ready and engine.version != self.version for engine in stale)
         if has_left:  # also after the trainer's last broadcast
             self.group.dissolve()
@@ -222,9 +223,11 @@ class LiveEngines:
             for engine in stale:
                 self.mark_failed(engine, f"{_MAX_BROKEN} weight syncs broke: {reason}")
 
-    def _finish_load(self, engine: Engine, call: ray.ObjectRef, timeout_s: float) -> None:
+    def _finish_load(
+        self, engine: Engine, call: ray.ObjectRef, timeout_s: float, since: float
+    ) -> None:
         """Wait until an engine has loaded weights, or mark it as failed."""
-        reason = failure_reason(call, timeout_s, late="did not load its weights")
+        reason = failure_reason(call, timeout_s, since, late="did not load its weights")
         if reason is not None:
             self.mark_failed(engine, reason)
         elif ray.get(call) is not False:  # else its group broke
