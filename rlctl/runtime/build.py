@@ -159,7 +159,10 @@ def build_roles(
     if engines is not None:
         on_phase("building the rollout engines")
         engines.wait()
-        actor = DisaggregatedActor(trainer, engines, in_flight=config.async_training.eager)
+        schedule = config.async_training
+        ahead = schedule.max_staleness > 0 and Needs.GROUPS in needs
+        in_flight = ahead and schedule.eager
+        actor = DisaggregatedActor(trainer, engines, ahead=ahead, in_flight=in_flight)
     return Roles(actor, reward, critic, reference, scorer)
 
 

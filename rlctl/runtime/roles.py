@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
-from rlctl.errors import InternalError
+from rlctl.errors import InternalError, RlctlError
 from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, REWARD_LEARNER, REWARD_MODEL, Role
 from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
 from rlctl.runtime.budget import OomRetry
@@ -55,6 +55,10 @@ class LearningRole(ModelRole, Protocol):
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
         ...
+
+
+class LostEnginesError(RlctlError):
+    """All engines with the published weights are lost, before the next ones are published."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.cluster import membership
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.engines import Engine
+from rlctl.runtime.roles import LostEnginesError
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
 from rlctl.runtime.rollout.requests import Completion, Slice
 from rlctl.runtime.rollout.sampling_params import to_rollouts
@@ -181,6 +182,26 @@ def test_restarted_engines_get_the_weights_that_the_trainer_still_has(
     actor.publish_weights()
     turns.finish()
     check_generation(stage, actor)
+
+
+def test_responses_one_step_ahead_fail_if_all_engines_are_lost_while_the_trainer_learns(
+    stage: Stage,  # noqa: F811
+    actor: DisaggregatedActor,
+) -> None:
+    """They are generated again once the next weights are published."""
+    actor.in_flight = False
+    rollouts = actor.generate_sequences(prompts(), seed=3)
+    actor.update(experience(rollouts, rollouts.rollout_log_probs), lr=1e-2)
+    for process in engine_processes(stage.folder):
+        process.kill()
+    with pytest.raises(LostEnginesError, match="no rollout engine with the weights of this step"):
+        actor.generate_sequences(prompts(), seed=4)
+    with pytest.raises(LostEnginesError):
+        Turns(stage, actor, seed=4).finish()
+    actor.publish_weights()
+    again = actor.generate_sequences(prompts(), seed=4)
+    assert largest_difference(again, stage.actor.compute_log_probs(again)) < 1e-4
+    assert stage.kinds().count("engine_lost") == 2
 
 
 def test_engines_join_and_leave_between_broadcasts(

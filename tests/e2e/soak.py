@@ -331,12 +331,13 @@ def _differs(case: str, seed: int, folder: Path) -> str | None:
 
 
 def _loses_engines(name: str, folder: Path) -> str | None:
-    """Return what is wrong with the responses of a run whose engines are killed twice."""
+    """Return what is wrong with the responses of a run of which one or two engines are killed."""
     setup = SETUPS[name]
     command = ["train", setup.verb, *SETTINGS, *setup.settings, "--name"]
     straight = _straight(name, command, folder)
     killed = straight.with_name("killed")
-    for number in range(2):
+    # If all are lost during an update, their responses are generated after it, by other weights.
+    for number in range(1 if AHEAD[0] in setup.settings else 2):
         (folder / f"die-{number}").touch()
     engine = f"actor_rollout_ref.rollout.name={setup.mortal}"
     ended = run(*command, "killed", engine, cwd=folder)

@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError
 from rlctl.errors import InternalError, RlctlError
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.cluster import engine_group, engine_processes, engines, live_engines
-from rlctl.runtime.cluster.channels import PublishedWeights
+from rlctl.runtime.cluster.channels import StoredWeights
 from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
 from rlctl.runtime.cluster.engines import Engine
@@ -27,6 +27,7 @@ from rlctl.runtime.cluster.engines import Request as PartialBatch
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.model.engine_weights import Selection
+from rlctl.runtime.roles import LostEnginesError
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import WeightChannel
@@ -135,7 +136,7 @@ class Setup:
         )
         self.group.wait()
 
-    def send_weights(self, channel: WeightChannel[PublishedWeights]) -> list[PublishedWeights]:
+    def send_weights(self, channel: WeightChannel[StoredWeights]) -> list[StoredWeights]:
         self.synced.append([])
         self.selections.append(channel.selection)
         return [channel.close(version=1)]
@@ -192,11 +193,11 @@ def test_healthy_engines_share_the_requests_after_one_weight_sync() -> None:
 
 def test_generation_with_stale_weights_names_the_missing_call() -> None:
     setup = Setup(healthy)
-    with pytest.raises(InternalError, match="call update_weights before it"):
+    with pytest.raises(InternalError, match="call update_weights before"):
         setup.group.generate_sequences(prompts(), seed=1)
     setup.generate()
     setup.group.mark_stale()
-    with pytest.raises(InternalError, match="call update_weights before it"):
+    with pytest.raises(InternalError, match="call update_weights before"):
         setup.group.generate_sequences(prompts(), seed=1)
 
 
@@ -212,6 +213,24 @@ def test_requests_of_a_lost_engine_are_reassigned_and_it_restarts(
     assert setup.selections == [Selection.ALL] * 2
     assert_complete(setup.generate())
     assert [engine.num_failures for engine in setup.pool.engines] == [0, 0]
+
+
+def test_engines_that_restart_while_the_trainer_learns_wait_for_the_next_broadcast() -> None:
+    setup = Setup(dying, healthy, num_engines=1)
+    setup.group.broadcast(setup.send_weights)
+    setup.group.end_broadcasts()
+    with pytest.raises(LostEnginesError, match="no rollout engine with the weights of this step"):
+        setup.group.generate_sequences(prompts(), seed=1)
+    assert not setup.group.waiting
+    while not setup.pool.engines[0].ready:
+        setup.group.restart_lost()
+    setup.group.update_weights(setup.send_weights)
+    assert setup.synced == [[0]], "the trainer has changed its weights"
+    setup.group.broadcast(setup.send_weights)
+    setup.group.end_broadcasts()
+    assert_complete(setup.group.generate_sequences(prompts(), seed=1))
+    assert setup.synced == [[0], [0]]
+    assert setup.kinds() == ["engine_lost", "engine_restarted"]
 
 
 def test_an_engine_in_mode_async_gets_prompts_until_its_rows_are_busy() -> None:

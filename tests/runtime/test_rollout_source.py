@@ -11,7 +11,7 @@ import torch
 
 from rlctl.errors import RlctlError
 from rlctl.runtime.batch import Scored
-from rlctl.runtime.roles import Published, Roles
+from rlctl.runtime.roles import LostEnginesError, Published, Roles
 from rlctl.runtime.training.rollout_source import (
     Collected,
     CollectionSetup,
@@ -33,7 +33,7 @@ class Log:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.weights = self.published = 0
-        self.fail_at = 0
+        self.fail_at, self.error = 0, RlctlError("no engine is left")
         self.gate: threading.Event | None = None  # generation waits for it
 
     def publish_weights(self) -> Published:
@@ -46,7 +46,7 @@ class Log:
         if self.gate is not None:
             assert self.gate.wait(600)
         if step == self.fail_at:
-            raise RlctlError("no engine is left")
+            raise self.error
         self.calls.append(f"{step} by {weights}")
         return rollouts(step), {}
 
@@ -144,6 +144,22 @@ def test_failed_generation_raises_at_the_end_of_the_step_beside_it() -> None:
     log.learn(1)
     with pytest.raises(RlctlError, match="no engine is left"):
         source.end_step()
+
+
+def test_rollouts_whose_engines_were_all_lost_are_collected_in_their_own_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = Log()
+    log.fail_at, log.error = 2, LostEnginesError("no engine has the weights")
+    source = ahead(log, beside=True)
+    source.take(1)
+    log.learn(1)
+    source.end_step()
+    assert caplog.messages == ["no engine has the weights; rollouts are collected in their step"]
+    log.fail_at = 0
+    assert run(log, source, 2, 4) == [0.0, 1.0, 1.0]
+    generated = [call for call in log.calls if not call.startswith("learn")]
+    assert generated == ["1 by 0", "2 by 1", "3 by 1", "4 by 2"]
 
 
 def test_rollouts_in_a_checkpoint_are_learned_from_when_the_run_stays_in_step() -> None:

@@ -67,16 +67,15 @@ class GroupChannel:
         return None
 
 
-class PublishingChannel:
+class StoreChannel:
     """Implements `WeightChannel` by keeping all buckets in Ray's object store.
 
-    The trainer continues while engines read them, and a restarted engine gets the same weights. A
-    bucket is stored as a numpy array, which the processes of a node read without a copy.
+    A bucket is stored as a numpy array, which the processes of a node read without a copy.
     """
 
     device = "cpu"
 
-    def __init__(self, selection: Selection = Selection.ALL) -> None:
+    def __init__(self, selection: Selection) -> None:
         self.selection = selection
         self.stored: list[ray.ObjectRef] = []
         self.num_bytes = 0
@@ -86,37 +85,26 @@ class PublishingChannel:
         return memory_of("cpu")(size, part)
 
     def send(self, bucket: Bucket) -> None:
-        """See `WeightChannel`."""
         self.num_bytes += bucket.data.nbytes
         self.stored.append(ray.put(bucket))
 
-    def close(self, version: int, part: Part = WHOLE) -> PublishedWeights:
+    def close(self, version: int, part: Part = WHOLE) -> StoredWeights:
         """Return the weights of this rank."""
         del part
-        return PublishedWeights(self.stored, version, self.num_bytes)
+        return StoredWeights(self.stored, version, self.num_bytes)
 
 
 @dataclass(frozen=True)
-class PublishedWeights:
-    """Weights in Ray's object store, from where engines load them at any time.
-
-    `buckets` has the `num_parts` parts of a bucket one after the other, and so has `frozen`: the
-    parameters that are published once, for engines without weights.
-    """
+class StoredWeights:
+    """Weights in Ray's object store. `buckets` has all parts of a bucket one after the other."""
 
     buckets: Sequence[ray.ObjectRef]
     version: int
     num_bytes: int
-    num_parts: int = 1
-    frozen: Sequence[ray.ObjectRef] = ()
 
     @classmethod
-    def join(cls, parts: Sequence[PublishedWeights]) -> PublishedWeights:
-        """Join what the ranks of the trainer have published."""
+    def join(cls, parts: Sequence[StoredWeights]) -> StoredWeights:
+        """Join what the ranks of the trainer have stored."""
         buckets = zip(*(part.buckets for part in parts), strict=True)
         num_bytes = sum(part.num_bytes for part in parts)
-        return cls([*chain(*buckets)], parts[0].version, num_bytes, len(parts))
-
-    def buckets_for(self, selection: Selection) -> list[ray.ObjectRef]:
-        """Return the buckets of engines that lack `selection`: ALL or CHANGING."""
-        return [*(self.frozen if selection is Selection.ALL else ()), *self.buckets]
+        return cls([*chain(*buckets)], parts[0].version, num_bytes)

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import ray
 
-from rlctl.errors import InternalError
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
 from rlctl.runtime.cluster.engines import (
@@ -46,11 +45,6 @@ class EngineGroup(LiveEngines):
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
         """See `Actor`. Raises RlctlError if all engines are down for `restart_timeout_s`."""
-        send_weights = self.send_weights
-        if send_weights is None:
-            raise InternalError(
-                "generate_sequences with stale engine weights: call update_weights before it"
-            )
         self.all_down_since = None
         num_parts = num_requests(self.rollout, len(prompts), self.pool.num_configured)
         parts = split(prompts, num_parts, balanced=False)
@@ -60,8 +54,7 @@ class EngineGroup(LiveEngines):
         try:
             while len(results) < len(parts):
                 self.restart_lost()
-                self.sync_weights(send_weights)
-                for engine, request in self._assign():
+                for engine, request in self._assign(self.ready_engines()):
                     request.sent_at = time.monotonic()
                     call = engine.call_concurrently if self.rollout.mode == "async" else engine.call
                     args = (request.prompts, seed, validate, greedy)
@@ -83,7 +76,7 @@ class EngineGroup(LiveEngines):
         """
         self.unplaced += [OpenTurn.of(request) for request in requests]
         self.restart_lost()
-        ready = self.ready_for_turns()
+        ready = self.ready_engines()
         self.unplaced = [turn for turn in self.unplaced if turn.request.key not in cancelled]
         for engine in self.pool.engines:
             engine.cancel(cancelled)
@@ -112,16 +105,14 @@ class EngineGroup(LiveEngines):
         self.pool.change_members()
         return completions
 
-    def _assign(self) -> Iterator[tuple[Engine, Request]]:
-        """Yield the next requests, each with the least loaded engine that has capacity."""
+    def _assign(self, ready: Sequence[Engine]) -> Iterator[tuple[Engine, Request]]:
+        """Yield the next requests, each with the least loaded ready engine that has capacity."""
         capacity = max_in_flight(self.rollout, self.pool.spec.rank_info.device)
         while self.waiting:
             free = [
                 engine
-                for engine in self.pool.engines
-                if engine.version == self.version
-                and not engine.draining
-                and len(engine.in_flight) < capacity
+                for engine in ready
+                if not engine.draining and len(engine.in_flight) < capacity
             ]
             if not free:
                 return

@@ -14,13 +14,14 @@ from typing import Any
 import ray
 
 from rlctl.errors import InternalError, RlctlError
-from rlctl.runtime.cluster.channels import GroupChannel, PublishedWeights, PublishingChannel, Sent
+from rlctl.runtime.cluster.channels import GroupChannel, Sent, StoreChannel, StoredWeights
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
 from rlctl.runtime.cluster.engines import Engine, Request, failure_reason
 from rlctl.runtime.cluster.group_host import GroupHost
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.model.engine_weights import Selection
+from rlctl.runtime.roles import LostEnginesError
 from rlctl.runtime.rollout.weight_sync import WeightChannel, uses_object_store
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
@@ -52,8 +53,7 @@ class LiveEngines:
         self.group = GroupHost(only_changes=self.rollout.checkpoint_engine.only_changes)
         self.num_broken = 0  # syncs in a row that broke without a lost engine
         self.all_down_since: float | None = None  # when the last ready engine was lost
-        # None: the engines' weights are stale.
-        self.send_weights: SendWeights | PublishedWeights | None = None
+        self.send_weights: SendWeights | None = None  # None: the engines' weights are stale
         self.can_send = Lock()  # the trainer's weights do not change while it is held
         self.awaits_broadcast = False  # weights have changed since the last one
         self.num_bytes = 0  # of the last sync of the trainer's weights
@@ -79,10 +79,10 @@ class LiveEngines:
         self.send_weights = None
 
     def broadcast(self, send_weights: SendWeights) -> int:
-        """Send the trainer's weights to all ready engines, in mid-response; return their bytes.
+        """Send the trainer's weights to all ready engines; return their bytes.
 
-        No exchange may be under way. Engines that become ready later get these weights until
-        `end_broadcasts`, and then those of the next call.
+        Responses may be open, but no exchange may be under way. Engines that become ready later get
+        these weights until `end_broadcasts`, and then those of the next call.
         """
         self.version += 1
         self.send_weights, self.awaits_broadcast, self.all_down_since = send_weights, False, None
@@ -96,30 +96,37 @@ class LiveEngines:
         with self.can_send:
             self.awaits_broadcast = True
 
-    def update_weights(self, send_weights: SendWeights | PublishedWeights) -> None:
-        """Send the trainer's weights, or published ones, to every ready engine that lacks them.
+    def update_weights(self, send_weights: SendWeights) -> None:
+        """Send the trainer's weights to every ready engine that lacks them, unless they changed.
 
         `send_weights` is kept until `mark_stale`, for engines that restart while they are needed.
         """
         self.send_weights = send_weights
         self.all_down_since = None
         self.pool.change_members()
-        self.sync_weights(send_weights)
+        with self.can_send:
+            if not self.awaits_broadcast:
+                self.sync_weights(send_weights)
 
-    def ready_for_turns(self) -> list[Engine]:
+    def ready_engines(self) -> list[Engine]:
         """Send the trainer's weights to engines that lack them, unless those have changed.
 
-        Returns the engines that can generate.
+        Returns the engines that can generate, if any. Raises LostEnginesError if none can before
+        the next `broadcast`.
         """
         engines, send_weights = self.pool.engines, self.send_weights
         if send_weights is None:
-            raise InternalError("exchange with stale engine weights: call update_weights before it")
+            raise InternalError("generation with stale engine weights: call update_weights before")
         with self.can_send:
-            if self.awaits_broadcast:
+            waits = self.awaits_broadcast
+            if waits:
                 self._check_alive(any(engine.ready for engine in engines))
             else:
                 self.sync_weights(send_weights)
-        return [engine for engine in engines if engine.version == self.version]
+        ready = [engine for engine in engines if engine.version == self.version]
+        if waits and not ready:
+            raise LostEnginesError("no rollout engine with the weights of this step is left")
+        return ready
 
     def restart_lost(self) -> None:
         """Start lost engines, and finish or give up starts that are under way."""
@@ -143,7 +150,7 @@ class LiveEngines:
             elif now - engine.started_at > limit:
                 self.mark_failed(engine, f"it did not start within {limit:g} s")
 
-    def sync_weights(self, send_weights: SendWeights | PublishedWeights) -> None:
+    def sync_weights(self, send_weights: SendWeights) -> None:
         """Send weights to ready engines that lack them; give up when all are down for too long."""
         stale = [
             engine
@@ -168,20 +175,19 @@ class LiveEngines:
                 hint="trainer.timeouts.rollout_restart_s sets the deadline",
             )
 
-    def _send_to(self, stale: list[Engine], weights: SendWeights | PublishedWeights) -> None:
+    def _send_to(self, stale: list[Engine], send_weights: SendWeights) -> None:
         """Run one weight sync from the trainer to `stale` engines."""
         are_new = any(engine.version < 0 for engine in stale)
         selection = Selection.ALL if are_new else Selection.CHANGING
-        if not isinstance(weights, PublishedWeights):
-            through_host = uses_object_store(self.rollout, self.trainer_device)
-            if not through_host and all(engine.num_receivers for engine in stale):
-                self._broadcast_to(stale, weights, selection)
-                return
-            weights = PublishedWeights.join(weights(PublishingChannel(selection)))
-            self.num_bytes = weights.num_bytes
-        buckets, began = weights.buckets_for(selection), time.monotonic()
+        through_host = uses_object_store(self.rollout, self.trainer_device)
+        if not through_host and all(engine.num_receivers for engine in stale):
+            self._broadcast_to(stale, send_weights, selection)
+            return
+        weights = StoredWeights.join(send_weights(StoreChannel(selection)))
+        self.num_bytes, began = weights.num_bytes, time.monotonic()
         loading = [
-            (engine, engine.handle.load_stored.remote(buckets, weights.version)) for engine in stale
+            (engine, engine.handle.load_stored.remote(weights.buckets, weights.version))
+            for engine in stale
         ]
         for engine, call in loading:
             self._finish_load(engine, call, self.pool.spec.call_timeout_s, began)

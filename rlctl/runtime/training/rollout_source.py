@@ -8,6 +8,7 @@ token has its staleness: the number of steps between its weights and the newest.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -21,9 +22,11 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.batch import Rollouts, Scored
-from rlctl.runtime.roles import Published, Roles
+from rlctl.runtime.roles import LostEnginesError, Published, Roles
 from rlctl.runtime.training.collector import Collector
 from rlctl.tracking.clock import Clock
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -158,7 +161,8 @@ class InStep(RolloutSource):
 class OneStepAhead(RolloutSource):
     """Rollouts that are collected while the step before theirs learns.
 
-    With `in_thread` a thread collects: the engines have a pool of their own.
+    With `in_thread` a thread collects: the engines have a pool of their own. If all of them are
+    lost, the rollouts are collected in their own step.
     """
 
     def __init__(self, collection: CollectionSetup, *, in_thread: bool) -> None:
@@ -194,7 +198,10 @@ class OneStepAhead(RolloutSource):
         learned = time.perf_counter()
         if self._next is not None:
             with self.collection.clock.phase("wait_rollouts"):
-                self.ahead = self._next.result()
+                try:
+                    self.ahead = self._next.result()
+                except LostEnginesError as error:
+                    logger.warning("%s; rollouts are collected in their step", error)
             self._next = None
         now = time.perf_counter()
         total = max(now - self._began, 1e-9)
