@@ -18,9 +18,15 @@ from rlctl.redaction import SECRET, redact_texts
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.runs.run_dir import CONFIG_FILE, RunDir
-from rlctl.tracking.async_tracker import AsyncTracker, TrackerTimeouts
+from rlctl.tracking.delivery import (
+    MISSED,
+    SYNCED,
+    Call,
+    ThreadedDelivery,
+    TrackerTimeouts,
+    first_missing_step,
+)
 from rlctl.tracking.fanout import RECORD
-from rlctl.tracking.history import MISSED, SYNCED, missing_steps
 from rlctl.tracking.jsonl import METRICS_FILE, metric_rows
 from rlctl.tracking.loggers import make_tracker, preflight
 from rlctl.tracking.tracker import RunInfo, ShowsPhases
@@ -101,32 +107,30 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
             hint="pass such values as '${oc.env:NAME}': they are read from the environment",
         )
     preflight(logger, tracking["modes"].get(logger))
-    if first is None:
-        first = min(missing_steps(run.path, logger, steps), default=max(steps) + 1)
-    wanted = [step for step in steps if step >= first]
-    if not wanted:
+    first = first_missing_step(run.path, logger, max(steps) + 1) if first is None else first
+    num_wanted = sum(step >= first for step in steps)
+    if not num_wanted:
         return Sent(logger, run.record.trackers.get(logger), 0, full_replay=False)
     total = run.record.total_steps or max(steps)
     info = run_info(run.record, run.path, {"trainer": trainer}, total, shown=config)
     timeouts = TrackerTimeouts(1, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
     with contextlib.redirect_stdout(sys.stderr):  # SDKs print to stdout, which is for data
-        tracker = AsyncTracker(
-            logger, make_tracker(logger, params), timeouts, info, steps, min(wanted)
-        )
-        given = tracker.wait_for_start()
-        tracker.close(_END_OF_RUN[run.state])
-        tracker.wait_for_end(math.inf)
+        tracker = make_tracker(logger, params)
+        delivery = ThreadedDelivery(logger, tracker, timeouts, info, steps, first)
+        run_id = delivery.wait_for_start()
+        delivery.send(Call("finish", (_END_OF_RUN[run.state],)))
+        delivery.wait_for_end(math.inf)
     folder = RunDir(run.path)
-    if given is not None:
-        folder.update(trackers={**folder.record.trackers, logger: given})
-    num_steps = len(steps if tracker.full_replay else wanted) - len(tracker.missed - {None})
-    folder.event(SYNCED, tracker=logger, num_steps=num_steps)
-    if not tracker.delivered_everything:
-        shortfall = tracker.shortfall()
+    if run_id is not None:
+        folder.update(trackers={**folder.record.trackers, logger: run_id})
+    num_sent = (len(steps) if delivery.full_replay else num_wanted) - len(delivery.missed_steps)
+    folder.event(SYNCED, tracker=logger, num_steps=num_sent)
+    if delivery.undelivered:
+        shortfall = delivery.shortfall()
         folder.event(MISSED, **shortfall)
         why = f"did not accept all steps: {shortfall['why']}"
         raise RlctlError(f"logger {logger} {why}", hint="repeat the command")
-    return Sent(logger, given, num_steps, tracker.full_replay)
+    return Sent(logger, run_id, num_sent, delivery.full_replay)
 
 
 def _stored_config(path: Path) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from rlctl.runtime.training.run_folder import input_hashes, open_run
 from rlctl.runtime.training.stopping import Watchdog, deferred_signals
 from rlctl.runtime.training.trainer import RunContext, Trainer
 from rlctl.runtime.workers.rng import seed_all
-from rlctl.tracking.async_tracker import TrackerTimeouts
+from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import metric_rows
 from rlctl.tracking.tracker import Event

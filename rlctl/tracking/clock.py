@@ -8,14 +8,9 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass
@@ -56,21 +51,12 @@ class Clock:
 _running: ContextVar[Clock | None] = ContextVar("clock", default=None)
 
 
-def phase(name: str | None) -> AbstractContextManager[None]:
-    """Time the block as a phase if a clock runs in this thread; None: it is part of another."""
+@contextmanager
+def timed(name: str | None) -> Iterator[None]:
+    """Time the block, or each call of a decorated function, if a clock runs in this thread.
+
+    None: it is part of another phase.
+    """
     clock = _running.get()
-    return nullcontext() if clock is None or name is None else clock.phase(name)
-
-
-def timed(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make each call of a function a phase."""
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        @wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            with phase(name):
-                return function(*args, **kwargs)
-
-        return call
-
-    return decorate
+    with clock.phase(name) if clock and name else nullcontext():
+        yield

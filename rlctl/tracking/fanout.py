@@ -16,20 +16,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from rlctl.monitoring.alarms import EVENT, OVER, Alarms
-from rlctl.tracking.async_tracker import (
-    MAX_FAILURES,
-    AsyncTracker,
-    TrackerTimeouts,
-    force_exit_after_main,
-)
-from rlctl.tracking.history import (
+from rlctl.tracking.delivery import (
     DELIVERED,
+    MAX_FAILURES,
     MISSED,
-    TrackerCall,
+    Call,
+    Delivery,
+    ThreadedDelivery,
+    TrackerTimeouts,
+    first_missing_step,
+    force_exit_after_main,
     log_call,
-    missing_steps,
-    sample_call,
+    sample_calls,
 )
+from rlctl.tracking.jsonl import METRICS_FILE, metric_rows
 from rlctl.tracking.loggers import make_tracker
 from rlctl.tracking.tracker import Event, RunInfo, Sample, ShowsPhases, Tracker
 
@@ -53,14 +53,13 @@ class Trackers:
     timeouts: TrackerTimeouts
     alarms: Alarms | None = None
     run: RunInfo | None = None  # from `start` on, like `threaded`
-    threaded: dict[str, AsyncTracker] = field(default_factory=dict[str, AsyncTracker])
+    threaded: dict[str, ThreadedDelivery] = field(default_factory=dict[str, ThreadedDelivery])
     num_non_finite: Counter[str] = field(default_factory=Counter[str])
-    _num_failures: Counter[str] = field(default_factory=Counter[str])
     _warned: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
         self.direct = {
-            name: tracker
+            name: Delivery(name, tracker, max_failures=math.inf if name == RECORD else MAX_FAILURES)
             for name, tracker in self.trackers.items()
             if name == RECORD or isinstance(tracker, ShowsPhases)
         }
@@ -89,53 +88,54 @@ class Trackers:
         """
         self.run = run
         if RECORD in self.direct:
-            self.direct[RECORD].start(run)
-        past = range(run.resume_step + 1) if run.resume_step else range(0)
+            self.trackers[RECORD].start(run)
+        recorded = metric_rows(run.folder / METRICS_FILE) if run.resume_step else ()
+        past = [int(row["step"]) for row in recorded if row["step"] <= run.resume_step]
         with contextlib.redirect_stdout(sys.stderr):  # SDKs print banners; stdout is for data
-            for name in [name for name in self.trackers if name not in self.direct]:
-                first = min(missing_steps(run.folder, name, past), default=len(past)) if past else 0
-                tracker = self.trackers[name]
-                self.threaded[name] = AsyncTracker(name, tracker, self.timeouts, run, past, first)
-            ids = {name: tracker.wait_for_start() for name, tracker in self.threaded.items()}
+            for name, tracker in self.trackers.items():
+                if name not in self.direct:
+                    first = first_missing_step(run.folder, name, run.resume_step + 1) if past else 0
+                    self.threaded[name] = ThreadedDelivery(
+                        name, tracker, self.timeouts, run, past, first
+                    )
+            ids = {name: delivery.wait_for_start() for name, delivery in self.threaded.items()}
         return {name: run_id for name, run_id in ids.items() if run_id is not None}
 
     def begin(self) -> None:
         """Start the trackers that show phases, after the startup of the run."""
-        for name in [name for name in self.direct if name != RECORD]:
-            self._call_direct(TrackerCall("start", None, (self.run,)), name)
+        shown = {name: delivery for name, delivery in self.direct.items() if name != RECORD}
+        self._send(Call("start", (self.run,)), shown)
 
     def phase(self, name: str) -> None:
         """Report the phase that begins to the trackers that show phases."""
-        self._call_direct(TrackerCall("phase", None, (name,)))
+        self._send(Call("phase", (name,)), self.direct)
 
     def episodes(self, states: Mapping[str, int]) -> None:
         """Report the number of episodes by state to the trackers that show it."""
-        self._call_direct(TrackerCall("episodes", None, (states,)))
+        self._send(Call("episodes", (states,)), self.direct)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a step; threaded trackers receive the finite ones.
 
         The first NaN or infinity of each metric is recorded as an event. Raises alarms.
         """
-        self._call_direct(TrackerCall("log", step, (step, metrics)))
+        self._send(Call("log", (step, metrics), step), self.direct)
         non_finite = [name for name, value in metrics.items() if not math.isfinite(value)]
         if first := sorted(set(non_finite) - set(self.num_non_finite)):
             self._record_event("non_finite", step=step, metrics=first)
         self.num_non_finite.update(non_finite)
-        self._send(log_call(step, metrics))
+        self._send(log_call(step, metrics), self.threaded)
         for alarm in self.alarms.add({**metrics, "step": step}) if self.alarms else ():
             fields = asdict(alarm)
             del fields["over"]
             self._record_event(OVER if alarm.over else EVENT, **fields)
-            call = TrackerCall("alarm", None, (alarm,))
-            self._call_direct(call)
-            self._send(call)
+            self._send(Call("alarm", (alarm,)), {**self.direct, **self.threaded})
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Record all validation samples of a step; send the selected few to threaded trackers."""
-        self._call_direct(TrackerCall("generations", step, (step, samples)))
-        if self.run and (selected := self.run.select_samples(samples)):
-            self._send(sample_call(step, selected))
+        self._send(Call("generations", (step, samples), step), self.direct)
+        for call in sample_calls(self.run, step, samples) if self.run else ():
+            self._send(call, self.threaded)
 
     def finish(self, state: str, exit_code: int | None = None) -> None:
         """Close all trackers, and wait for them at most `finish_s` seconds.
@@ -145,64 +145,43 @@ class Trackers:
         """
         if self.num_non_finite:
             self._record_event("non_finite_total", metrics=dict(self.num_non_finite))
-        self._call_direct(TrackerCall("finish", None, (state,)))
+        self._send(Call("finish", (state,)), self.direct)
         deadline = time.monotonic() + self.timeouts.finish_s
-        threaded = self.threaded.values()
+        started = [delivery for delivery in self.threaded.values() if delivery.has_started]
         with contextlib.redirect_stdout(sys.stderr):
-            for tracker in threaded:
-                tracker.close(state)
-            for tracker in threaded:
-                tracker.wait_for_end(deadline)
-        self._warn_disabled()
-        if exit_code is not None and any(tracker.is_stuck for tracker in threaded):
+            for delivery in started:
+                delivery.send(Call("finish", (state,)))
+            for delivery in started:
+                delivery.wait_for_end(deadline)
+        self._warn_once()
+        if exit_code is not None and any(delivery.is_stuck for delivery in started):
             force_exit_after_main(exit_code)
-        if delivered := [tracker.name for tracker in threaded if tracker.delivered_everything]:
-            self._record_event(DELIVERED, trackers=delivered)
-        for tracker in threaded:
-            if tracker.missed:
-                self._record_event(MISSED, **tracker.shortfall())
+        if complete := [delivery.name for delivery in started if not delivery.undelivered]:
+            self._record_event(DELIVERED, trackers=complete)
+        for delivery in started:
+            if delivery.undelivered:
+                self._record_event(MISSED, **delivery.shortfall())
 
-    def _send(self, call: TrackerCall) -> None:
-        for tracker in self.threaded.values():
-            tracker.send(call)
-        self._warn_disabled()
+    def _send(self, call: Call, deliveries: Mapping[str, Delivery]) -> None:
+        for delivery in deliveries.values():
+            delivery.send(call)
+        self._warn_once()
 
-    def _warn_disabled(self) -> None:
-        """Warn once per disabled tracker."""
-        for name, tracker in self.threaded.items():
-            if tracker.disabled_reason is not None and name not in self._warned:
-                run = self.run.name if self.run else "RUN"
-                hint = f"; `rlctl runs sync {run} --logger {name}` sends the missed steps later"
-                self._report_disabled(tracker.shortfall(), hint)
-
-    def _report_disabled(self, shortfall: Mapping[str, Any], hint: str = "") -> None:
-        name, reason = shortfall["tracker"], shortfall["why"]
-        self._warned.add(name)
-        log.warning("logger %s is disabled: %s%s", name, reason, hint)
-        self._record_event("tracker_off", **shortfall)
-
-    def _call_direct(self, call: TrackerCall, only: str | None = None) -> None:
-        """Call the record and the console in this thread, or one of them."""
-        for name, tracker in list(self.direct.items()):
-            try:
-                if only in (None, name):
-                    call.apply(tracker)
-            except Exception as error:  # the console may fail, and the record retries
-                self._count_failure(name, f"{call.name}: {type(error).__name__}: {error}")
-
-    def _count_failure(self, name: str, reason: str) -> None:
-        self._num_failures[name] += 1
-        if name != RECORD and self._num_failures[name] >= MAX_FAILURES:
-            del self.direct[name]
-            reason = f"{MAX_FAILURES} failures, the last in {reason}"
-            self._report_disabled({"tracker": name, "why": reason, "steps": ()})
-        elif name == RECORD and name not in self._warned:
+    def _warn_once(self) -> None:
+        """Warn once per disabled tracker, and once if the record cannot be written."""
+        for name, delivery in {**self.direct, **self.threaded}.items():
+            reason = delivery.last_error if name == RECORD else delivery.disabled_reason
+            if reason is None or name in self._warned:
+                continue
             self._warned.add(name)
-            log.warning(
-                "cannot write the run's record; its rows stay in memory and each step tries again: "
-                "%s",
-                reason,
-            )
+            if name == RECORD:
+                text = "its rows stay in memory and each step tries again"
+                log.warning("cannot write the run's record; %s: %s", text, reason)
+                continue
+            sync = f"`rlctl runs sync {self.run.name} --logger {name}`" if self.run else ""
+            hint = f"; {sync} sends the missed steps later" if name in self.threaded else ""
+            log.warning("logger %s is disabled: %s%s", name, reason, hint)
+            self._record_event("tracker_off", **delivery.shortfall())
 
     def _record_event(self, kind: str, **fields: Any) -> None:
         with contextlib.suppress(OSError):  # the disk of the record may be full

@@ -22,9 +22,8 @@ NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper", "misc"
 # A broad handler that does not raise must have a fallback: where, and which.
 MAY_CATCH_EVERYTHING = {
     "rlctl/__main__.py::_main": "outermost frame: one line, a crash file and exit code 70",
-    "rlctl/tracking/fanout.py::Trackers._call_direct": "a tracker may fail; one warning",
-    "rlctl/tracking/async_tracker.py::AsyncTracker._apply": "a tracker may fail; one warning",
-    "rlctl/tracking/async_tracker.py::AsyncTracker._run": "re-raised in the waiting thread",
+    "rlctl/tracking/delivery.py::Delivery.send": "a tracker may fail; one warning",
+    "rlctl/tracking/delivery.py::ThreadedDelivery._run": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/session.py::_start.start": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/fork_server.py::_work": "printed as Python would; it exits with 1",
     "rlctl/runtime/cluster/jobs.py::_with_deadline.run": "re-raised in the waiting thread",

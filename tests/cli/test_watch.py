@@ -31,7 +31,7 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.monitoring.alarms import Alarms
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import JsonlTracker
-from rlctl.tracking.async_tracker import TrackerTimeouts
+from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.tracker import RunInfo
 run = RunDir.create(Path(sys.argv[1]), "p", "r", "ppo")
 timeouts, alarms = TrackerTimeouts(10, 1.0, 1.0, 1.0), Alarms({"skipped_updates": 1})

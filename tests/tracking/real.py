@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import RlctlError
-from rlctl.tracking.async_tracker import TrackerTimeouts
+from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.loggers import preflight
 from rlctl.tracking.tracker import RunInfo, Sample

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
-from rlctl.tracking.async_tracker import TrackerTimeouts
+from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import METRICS_FILE, JsonlTracker, read_metrics
 from rlctl.tracking.loggers import preflight
@@ -198,7 +198,7 @@ def test_errors_and_timeouts_of_start_propagate(tmp_path):
 HANGS = """
 import atexit, sys, threading
 from rlctl.tracking.fanout import Trackers
-from rlctl.tracking.async_tracker import TrackerTimeouts
+from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.tracker import RunInfo
 class Hangs:
     def start(self, run): atexit.register(threading.Event().wait)
@@ -222,7 +222,7 @@ STEPS = """
 import sys
 from pathlib import Path
 from rlctl.tracking.fanout import Trackers
-from rlctl.tracking.async_tracker import TrackerTimeouts
+from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.tracker import RunInfo
 timeouts = TrackerTimeouts(10000, 300, 300, 300)
 trackers = Trackers.load(["tensorboard"], lambda *_, **__: None, timeouts)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlctl.runs.rewind import rewind
 from rlctl.runs.run_dir import RunDir
 from rlctl.tracking import jsonl
-from rlctl.tracking.history import missing_steps
+from rlctl.tracking.delivery import first_missing_step
 from rlctl.tracking.jsonl import (
     JsonlTracker,
     generations_file,
@@ -232,6 +232,6 @@ def test_broken_event_makes_a_tracker_count_as_behind(tmp_path: Path) -> None:
     told = json.dumps({"kind": "trackers_told", "trackers": ["wandb"]}) + "\n"
     events = tmp_path / "events.jsonl"
     events.write_text(told)
-    assert missing_steps(tmp_path, "wandb", [1, 2]) == set()
+    assert first_missing_step(tmp_path, "wandb", 3) == 3
     events.write_text(f'{{"kind": "resu\n{told}')
-    assert missing_steps(tmp_path, "wandb", [1, 2]) == {1, 2}
+    assert first_missing_step(tmp_path, "wandb", 3) == 0

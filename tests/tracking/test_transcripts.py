@@ -14,8 +14,9 @@ from rlctl.quickstart import real_path
 from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.training.collector import agent_metrics
 from rlctl.runtime.training.validation import to_samples
+from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.episodes import Episode, Message, Use, transcript
-from rlctl.tracking.history import sample_call
+from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import read_generations, write_samples
 from rlctl.tracking.tracker import RunInfo, Sample
 from tests.numerics.batches import scored_batch
@@ -93,7 +94,11 @@ def test_samples_of_earlier_versions_are_read(tmp_path: Path) -> None:
 
 def test_trackers_get_transcripts_as_responses() -> None:
     tracker = Tracker()
-    sample_call(1, [SAMPLE, replace(SAMPLE, episode=EPISODE)]).apply(tracker)
+    timeouts = TrackerTimeouts(10, 300, 300, 300)
+    trackers = Trackers({"keeper": tracker}, lambda *_, **__: None, timeouts)
+    trackers.start(RunInfo("id", "project", "name", Path(), 1, {}, num_samples=2))
+    trackers.generations(1, [SAMPLE, replace(SAMPLE, episode=EPISODE)])
+    trackers.finish("finished")
     assert [each.response for each in tracker.samples] == ["r", transcript(EPISODE)]
 
 

@@ -22,7 +22,7 @@ from rlctl.errors import InternalError, UsageError
 from rlctl.runtime.balance import balance, row_cost
 from rlctl.runtime.batch import Batch, Prompts, Ragged, Rollouts
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.tracking import clock
+from rlctl.tracking.clock import timed
 from rlctl.tracking.metrics import merge
 
 _MARK = "__dispatch__"
@@ -163,7 +163,7 @@ def dispatch(
         @wraps(method)
         def call(worker: W, *args: P.args, **kwargs: P.kwargs) -> R:
             name = method.__name__
-            with clock.phase(phase(*args, **kwargs) if callable(phase) else phase):
+            with timed(phase(*args, **kwargs) if callable(phase) else phase):
                 if worker.transport is None:
                     with torch.profiler.record_function(f"{type(worker).__name__}.{name}"):
                         return method(worker, *args, **kwargs)

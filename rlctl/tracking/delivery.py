@@ -1,0 +1,279 @@
+"""Delivery of calls to one tracker, at once or through a thread, and replay of recorded steps."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from rlctl.errors import ConfigError, ResourceError, RlctlError
+from rlctl.log import warn_once
+from rlctl.tracking.episodes import transcript
+from rlctl.tracking.jsonl import (
+    METRICS_FILE,
+    generations_file,
+    metric_rows,
+    read_generations,
+    read_lines,
+)
+from rlctl.tracking.tracker import RunInfo, Sample, Tracker
+
+# Kinds of events: trackers that received everything that an attempt sent, a tracker that missed
+# steps, and a tracker that `rlctl runs sync` updated.
+DELIVERED, MISSED, SYNCED = "trackers_told", "tracker_missed", "tracker_synced"
+MAX_FAILURES = 3
+_OPTIONAL = ("phase", "episodes", "alarm")  # methods that not every tracker has
+_EXIT_GRACE_S = 5.0  # for other threads and exit handlers to complete
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class TrackerTimeouts:
+    """Limits of a tracker: queued calls, and seconds for the start, each call and the end."""
+
+    queue_size: int
+    start_s: float
+    call_s: float
+    finish_s: float
+
+
+class Call(NamedTuple):
+    """Call of a tracker's method, and the training step that it belongs to, if any."""
+
+    method: str
+    arguments: tuple[Any, ...]
+    step: int | None = None
+
+
+@dataclass(eq=False)
+class Delivery:
+    """Calls of one tracker, made in the caller's thread.
+
+    `disabled_reason` is None while the tracker is enabled; `last_error` describes its last
+    exception. `undelivered` has the step and the method of each call that was not completed.
+    """
+
+    name: str
+    tracker: Tracker
+    max_failures: float = field(default=MAX_FAILURES, kw_only=True)
+    disabled_reason: str | None = field(default=None, init=False)
+    last_error: str | None = field(default=None, init=False)
+    undelivered: set[tuple[int | None, str]] = field(
+        default_factory=set[tuple[int | None, str]], init=False
+    )
+    _num_failures: int = field(default=0, init=False)
+
+    def send(self, call: Call) -> None:
+        """Make a call unless the tracker is disabled; the last of `max_failures` disables it."""
+        self.undelivered.add((call.step, call.method))
+        if self.disabled_reason is not None:
+            return
+        try:
+            if call.method not in _OPTIONAL or hasattr(self.tracker, call.method):
+                getattr(self.tracker, call.method)(*call.arguments)
+            self.undelivered.discard((call.step, call.method))
+        except Exception as error:  # a failing tracker must not stop the run
+            self._num_failures += 1
+            self.last_error = f"{call.method}: {type(error).__name__}: {error}"
+            if self._num_failures >= self.max_failures:
+                self.disable(f"{MAX_FAILURES} failures, the last in {self.last_error}")
+
+    def disable(self, reason: str) -> None:
+        """Make no more calls; the first reason stays."""
+        self.disabled_reason = self.disabled_reason or reason
+
+    @property
+    def missed_steps(self) -> list[int]:
+        """Steps with a call that was not completed."""
+        return sorted({step for step, _ in self.undelivered.copy() if step is not None})
+
+    def shortfall(self) -> dict[str, Any]:
+        """Return the fields of an event: the cause, and the missed steps as (first, last)."""
+        ranges: list[tuple[int, int]] = []
+        for step in self.missed_steps:
+            first = ranges.pop()[0] if ranges and ranges[-1][1] == step - 1 else step
+            ranges.append((first, step))
+        why = self.disabled_reason or self.last_error
+        return {"tracker": self.name, "why": why, "steps": ranges}
+
+
+@dataclass(eq=False)
+class ThreadedDelivery(Delivery):
+    """Calls of one tracker, made by a daemon thread: a slow tracker never blocks the run.
+
+    The thread starts the tracker, replays the recorded `steps` from `first` on, and makes the
+    queued calls. If the tracker gives the run another id than the one in `run.trackers`, all
+    `steps` are replayed (`full_replay`).
+    """
+
+    timeouts: TrackerTimeouts
+    run: RunInfo
+    steps: Collection[int] = ()
+    first: int = 0
+    full_replay: bool = field(default=False, init=False)
+    _current: tuple[str, float] | None = field(default=None, init=False)  # method, and its start
+
+    def __post_init__(self) -> None:
+        self._queue: SimpleQueue[Call] = SimpleQueue()
+        self._started: Future[str | None] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"tracker {self.name}", daemon=True)
+        self._thread.start()
+
+    def wait_for_start(self) -> str | None:
+        """Return the id that the tracker gave the run.
+
+        Raises the RlctlError of its `start`, an RlctlError for any other exception, and
+        ResourceError after `start_s` seconds.
+        """
+        limit, mode = self.timeouts.start_s, f"set trainer.tracking.modes.{self.name} to a mode"
+        hint = f"remove {self.name} from trainer.logger, or {mode} that needs no network"
+        try:
+            error = self._started.exception(limit)
+        except TimeoutError:
+            self.disable("it did not start")
+            late = f"did not start within {limit:g} s (trainer.tracking.start_s)"
+            raise ResourceError(f"logger {self.name} {late}", hint=hint) from None
+        if isinstance(error, Exception) and not isinstance(error, RlctlError):
+            reason = f"failed to start: {type(error).__name__}: {error}"
+            raise RlctlError(f"logger {self.name} {reason}", hint=hint) from error
+        return self._started.result()
+
+    def send(self, call: Call) -> None:
+        """Queue a call without waiting; disable the tracker if it hangs or its queue is full.
+
+        `finish` is the last call, which a full queue accepts.
+        """
+        self._check_time()
+        size = self.timeouts.queue_size
+        if call.method != "finish" and self._queue.qsize() >= size:
+            self.disable(f"{size} calls are waiting (trainer.tracking.queue_size)")
+        self.undelivered.add((call.step, call.method))
+        if self.disabled_reason is None:
+            self._queue.put(call)
+
+    def wait_for_end(self, deadline: float) -> None:
+        """Wait for the delivery of all calls until `deadline` (`time.monotonic`); then give up."""
+        while self.disabled_reason is None and self._thread.is_alive():
+            self._thread.join(_POLL_S)
+            self._check_time(deadline)
+
+    @property
+    def has_started(self) -> bool:
+        """True if the tracker's `start` has returned."""
+        return self._started.done() and self._started.exception() is None
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if the tracker was disabled during a call that has not returned."""
+        is_off = self.disabled_reason is not None
+        return is_off and self._current is not None and self._thread.is_alive()
+
+    def _check_time(self, deadline: float = math.inf) -> None:
+        """Disable the tracker if a call takes too long, or the thread runs after `deadline`."""
+        now, current, limits = time.monotonic(), self._current, self.timeouts
+        if current and now - current[1] >= limits.call_s:
+            limit = f"{limits.call_s:g} s (trainer.tracking.call_s)"
+            self.disable(f"{current[0]} took longer than {limit}")
+        elif now > deadline and self._thread.is_alive():
+            limit = f"{limits.finish_s:g} s after the end of the run (trainer.tracking.finish_s)"
+            self.disable(f"it did not finish within {limit}")
+
+    def _run(self) -> None:
+        try:
+            run_id = self.tracker.start(replace(self.run, resume_step=max(0, self.first - 1)))
+        except BaseException as error:  # `wait_for_start` raises it in the run's thread
+            self._started.set_exception(error)
+            return
+        self.full_replay = run_id is not None and run_id != self.run.trackers.get(self.name)
+        steps = {step for step in self.steps if self.full_replay or step >= self.first}
+        self.undelivered |= {(step, "log") for step in steps}
+        self._started.set_result(run_id)
+        try:
+            queued = iter(self._queue.get, None)  # endless: waits for the next call
+            for call in chain(replay(self.run, steps), queued):
+                self._current = call.method, time.monotonic()
+                super().send(call)
+                self._current = None
+                if call.method == "finish" or self.disabled_reason is not None:
+                    return
+        except OSError as error:
+            self.disable(f"the run's record cannot be read: {error}")
+
+
+def force_exit_after_main(exit_code: int) -> None:
+    """Exit the process `_EXIT_GRACE_S` seconds after its main thread ends.
+
+    SDKs of trackers wait at exit, without a limit, for the call that is stuck.
+    """
+
+    def force_exit() -> None:
+        threading.main_thread().join()
+        time.sleep(_EXIT_GRACE_S)
+        os._exit(exit_code)
+
+    threading.Thread(target=force_exit, name="force exit", daemon=True).start()
+
+
+def log_call(step: int, metrics: Mapping[str, float]) -> Call:
+    """Return the call of `Tracker.log` with the finite metrics, as Python ints and floats."""
+    row = {
+        name: value if isinstance(value, int) else float(value)
+        for name, value in metrics.items()
+        if math.isfinite(value)
+    }
+    return Call("log", (step, row), step)
+
+
+def sample_calls(run: RunInfo, step: int, samples: Sequence[Sample]) -> list[Call]:
+    """Return the call of `Tracker.generations` with the selected samples, unless there are none.
+
+    Episodes are shown as transcripts.
+    """
+    shown = [
+        sample if sample.episode is None else replace(sample, response=transcript(sample.episode))
+        for sample in run.select_samples(samples)
+    ]
+    return [Call("generations", (step, shown), step)] if shown else []
+
+
+def replay(run: RunInfo, steps: Collection[int]) -> Iterator[Call]:
+    """Yield the calls of each recorded member of `steps`, oldest first.
+
+    Samples that cannot be read are left out, with one warning for each file.
+    """
+    for row in metric_rows(run.folder / METRICS_FILE) if steps else ():
+        if (step := int(row.pop("step"))) in steps:
+            try:
+                samples = read_generations(generations_file(run.folder, step))
+                yield from sample_calls(run, step, samples)
+            except (ConfigError, OSError) as error:
+                warn_once(f"the samples of step {step} are not replayed: {error}")
+            yield log_call(step, row)
+
+
+def first_missing_step(run: Path, logger: str, end: int) -> int:
+    """Return the first step that a logger may lack, from a run's events; `end` if it has all.
+
+    A complete attempt records what each logger missed. SDKs buffer in memory, so after an attempt
+    that was killed the logger counts as having none of its steps. With a broken line among the
+    events it counts as having no step at all.
+    """
+    first = 0
+    broken: list[int] = []
+    for event in read_lines(run / "events.jsonl", lambda _, lines: broken.extend(lines)):
+        kind, names = event.get("kind"), event.get("trackers", (event.get("tracker"),))
+        if kind == "resume":
+            first = min(first, event["step"] + 1 if event["step"] else 0)
+        elif kind in (DELIVERED, SYNCED) and logger in names:
+            first = end
+        elif kind == MISSED and logger in names:
+            first = min((begin for begin, _ in event["steps"]), default=end)
+    return 0 if broken else min(first, end)
