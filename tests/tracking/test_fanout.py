@@ -170,6 +170,28 @@ def test_tracker_with_a_full_queue_is_disabled(tmp_path, caplog):
     assert caplog.text.count("3 calls are waiting (trainer.tracking.queue_size)") == 1
 
 
+def test_a_full_queue_accepts_the_end_of_the_run(tmp_path):
+    taken, release = threading.Event(), threading.Event()
+
+    class Slow(Notebook):
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            taken.set()
+            release.wait()
+            super().log(step, metrics)
+
+    events, slow = Events(), Slow()
+    trackers = trackers_of({"slow": slow}, events, TrackerTimeouts(1, 300, 300, 300))
+    trackers.start(info(tmp_path))
+    trackers.log(1, {})
+    taken.wait()
+    trackers.log(2, {})
+    threading.Timer(0.5, release.set).start()
+    trackers.finish("finished")
+    assert logged(slow) == [1, 2]
+    assert slow.calls[-1] == ("finish", "finished")
+    assert events.seen == [("trackers_told", {"trackers": ["slow"]})]
+
+
 def test_errors_and_timeouts_of_start_propagate(tmp_path):
     class Refuses(Notebook):
         def start(self, run: RunInfo) -> None:
