@@ -21,6 +21,10 @@ from rlctl.redaction import redact, register
 from rlctl.runtime.checkpoint.card import CARD
 from rlctl.runtime.checkpoint.export import MARKER
 
+_TOKEN_HINT = (
+    "create a token with write access, set HF_TOKEN=… or log in with `hf auth login`: "
+    "{}/settings/tokens"
+)
 SILENCE_S = 120.0  # without a byte from the hub; its client waits for ever
 
 
@@ -46,15 +50,20 @@ def find_repo(name: str, private: bool) -> HubRepo:
     token or a network or if the hub refuses the token, and ConflictError if the repository is
     public although `private` is asked for.
     """
-    _check_name(name)
     try:
-        token = get_token()
-    except Exception as error:  # the token of a CI job, or its renewal, comes from the network
-        raise ResourceError(
-            f"no token for the Hugging Face hub: {_reason(error)}", hint=_token_hint()
+        validate_repo_id(name)
+        if "/" not in name:
+            raise HFValidationError
+    except HFValidationError as error:
+        raise UsageError(
+            f"--push should be ORG/NAME of letters, digits, '-', '_' and '.', not {name!r}",
+            hint="such as --push my-org/my-model; your user name is an ORG, too",
         ) from error
+    hint = _TOKEN_HINT.format(constants.ENDPOINT)
+    with _explained(name, hint):  # the token of a CI job, or its renewal, comes from the network
+        token = get_token()
     if token is None:
-        raise ResourceError("no token for the Hugging Face hub is set", hint=_token_hint())
+        raise ResourceError("no token for the Hugging Face hub is set", hint=hint)
     register(token, "token")
     if not hub_answers():
         raise ResourceError(
@@ -100,35 +109,12 @@ def push(repo: HubRepo, folder: Path, message: str, card_only: bool = False) -> 
     return commit.oid
 
 
-def _check_name(name: str) -> None:
-    hint = "such as --push my-org/my-model; your user name is an ORG, too"
-    allowed = "ORG/NAME" if "/" not in name else "ORG/NAME of letters, digits, '-', '_' and '.'"
-    try:
-        validate_repo_id(name)
-        if "/" not in name:
-            raise HFValidationError
-    except HFValidationError as error:
-        raise UsageError(f"--push should be {allowed}, not {name!r}", hint=hint) from error
-
-
-def _token_hint() -> str:
-    return (
-        "create a token with write access, set HF_TOKEN=… or log in with `hf auth login`: "
-        f"{constants.ENDPOINT}/settings/tokens"
-    )
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of an error's text, or its class."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
 @contextmanager
 def _explained(name: str, hint: str = "check the network and try again") -> Iterator[None]:
     """Raise errors of the hub's client in the block as ResourceError."""
     owner = "ORG is your user name or an organization that you may write to"
     causes = {
-        401: ("the hub refuses the token", _token_hint()),
+        401: ("the hub refuses the token", _TOKEN_HINT.format(constants.ENDPOINT)),
         403: (
             f"the token may not write to {name}",
             f"a token with write access to this name; {owner}",
@@ -137,10 +123,10 @@ def _explained(name: str, hint: str = "check the network and try again") -> Iter
     try:
         yield
     except Exception as error:  # the client's HTTP library changes; its errors share no class
-        label, reason = f": {type(error).__name__}", _reason(error)
-        problem, remedy = f"cannot push to {name}", hint
+        problem, label = (f"cannot push to {name}", hint), f": {type(error).__name__}"
+        reason = next(iter(str(error).strip().splitlines()), "no reason given")
         if isinstance(error, HfHubHTTPError):
             status = error.response.status_code
-            label, reason = f" ({status})", " ".join((error.server_message or reason).split())
-            problem, remedy = causes.get(status, (problem, remedy))
-        raise ResourceError(f"{problem}{label}: {reason}", hint=remedy) from error
+            problem, label = causes.get(status, problem), f" ({status})"
+            reason = " ".join((error.server_message or reason).split())
+        raise ResourceError(f"{problem[0]}{label}: {reason}", hint=problem[1]) from error
