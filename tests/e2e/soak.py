@@ -236,6 +236,9 @@ PROOFS: dict[str, Callable[[Path], str | None]] = {
     "engines/vllm-server-group": partial(
         soak_engines.train_on_servers, [*SETTINGS, *GRPO], group=True
     ),
+    "engines/vllm-server-group-lora": partial(
+        soak_engines.train_on_servers, [*SETTINGS, *GRPO, *LORA], group=True
+    ),
     "data-plane/grpo": partial(_same_on_both_planes, "grpo", GRPO, True),
     "data-plane/ppo": partial(_same_on_both_planes, "ppo", PPO, False),
 }
