@@ -14,7 +14,7 @@ from rlctl.runtime.cluster.fair_lock import FairLock
 from rlctl.runtime.roles import LostEnginesError, Published
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.workers.actor import ActorWorker
-from rlctl.tracking.clock import phase, timed
+from rlctl.tracking.clock import timed
 from rlctl.tracking.metrics import Metrics
 
 if TYPE_CHECKING:  # imports Ray
@@ -51,7 +51,7 @@ class DisaggregatedActor(DelegatingActor):
 
     def update_weights(self) -> None:
         """See `Actor`. Every stale engine gets the trainer's weights, unless it is learning."""
-        with self._lock, phase("update_weights"):
+        with self._lock, timed("update_weights"):
             self.engines.update_weights(self.trainer.send_weights)
 
     def publish_weights(self) -> Published:
@@ -59,7 +59,7 @@ class DisaggregatedActor(DelegatingActor):
 
         Engines must be idle, unless they load weights `in_flight`.
         """
-        with self._lock, phase("update_weights"):
+        with self._lock, timed("update_weights"):
             num_bytes = self.engines.broadcast(self.trainer.send_weights)
             return replace(self.trainer.publish_weights(), num_bytes=num_bytes)
 

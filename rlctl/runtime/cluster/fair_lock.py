@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Lock
 
-from rlctl.tracking.clock import phase
+from rlctl.tracking.clock import timed
 
 
 class FairLock:
@@ -20,7 +20,7 @@ class FairLock:
     def __enter__(self) -> None:
         with self._next:
             if not self._held.acquire(blocking=False):
-                with phase(self.phase_name):
+                with timed(self.phase_name):
                     self._held.acquire()
 
     def __exit__(self, *error: object) -> None:
