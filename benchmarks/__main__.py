@@ -36,7 +36,6 @@ BENCHMARKS: dict[str, tuple[str, str]] = {
     "adapter_sync": ("", "--runs 1 --sizes 1m"),
     "memory": ("", "--cases fp32 --hidden 128 --layers 2 --vocabulary 1024"),
     "fsdp_memory": ("", "--models 0.5B --ranks 8"),
-    "pool_mode": ("", "--runs 1 --sizes 1m --engines 1"),
     "vllm_start": ("", "--runs 1"),
     "runs": ("10000", "100"),
     "board": ("", "100 1000"),

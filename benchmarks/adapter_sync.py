@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from typing import Any
+from typing import Any, cast
 
 import ray
 import torch
@@ -24,6 +24,7 @@ from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from benchmarks.weight_sync import engine_pool
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged
+from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights
@@ -56,7 +57,7 @@ def generate(engines: EngineGroup, vocabulary: int) -> tuple[int, float]:
     prompts = Ragged(ids, torch.full((_PROMPTS,), 32))
     batch = Prompts(prompts, torch.arange(_PROMPTS), [None] * _PROMPTS)  # type: ignore[list-item]
     began = engine_seconds(engines)
-    rollouts = engines.generate_sequences(batch, seed=1)
+    rollouts = DisaggregatedActor(cast(Any, None), engines).generate_sequences(batch, seed=1)
     return len(rollouts.response_ids.values), engine_seconds(engines) - began
 
 

@@ -41,7 +41,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/runtime/agents/environments/python_process.py::run": "printed as Python would",
     "rlctl/runtime/workers/background.py::_guarded": "written to a file for the controller",
     "rlctl/runtime/checkpoint/saver.py::Saver._write": "reported as a failed checkpoint",
-    "rlctl/runtime/rollout/loop.py::EngineLoop._run": "delivered to the callers",
+    "rlctl/runtime/workers/judge.py::EngineLoop._run": "delivered to the callers",
 }
 # Names of plug-ins that are also words with another meaning.
 ALSO_A_WORD = {

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -28,6 +28,7 @@ from ray.cluster_utils import Cluster
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged
+from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.engine_group import EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import RAY_SETTINGS
@@ -149,13 +150,14 @@ def test_an_engine_is_divided_over_both_nodes(
         [places] = pool.nodes
         assert len(places.split(", ")) == 2
         engines.update_weights(_send_weights)
-        rollouts = engines.generate_sequences(prompts, seed=3)
+        actor = DisaggregatedActor(cast(Any, None), engines)
+        rollouts = actor.generate_sequences(prompts, seed=3)
         if lost == "process":
             ray.kill(pool.engines.engines[0].followers[0])
         else:
             cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
             cluster.add_node(**NODE)
-        again = engines.generate_sequences(prompts, seed=3)
+        again = actor.generate_sequences(prompts, seed=3)
         assert (pool.nodes == [places]) == (lost == "process")
         pool.close()
     assert events[0] == "engine_lost"

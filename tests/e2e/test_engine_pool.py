@@ -30,7 +30,7 @@ EAGER = (
 
 @pytest.mark.extra("vllm")
 @pytest.mark.soak
-@pytest.mark.parametrize("options", [(), ("actor_rollout_ref.rollout.mode=async",), EAGER])
+@pytest.mark.parametrize("options", [(), EAGER])
 def test_an_engine_on_two_devices_survives_the_loss_of_one(
     options: tuple[str, ...], settings: list[str], tmp_path: Path
 ) -> None:
@@ -83,9 +83,6 @@ def test_invalid_engine_pools_are_refused(
     assert "pool 'x' holds the rollout engines and critic" in capsys.readouterr().err
     assert main(["train", "ppo", "--inline", *settings, *SEPARATE]) == 2
     assert "--inline runs one process" in capsys.readouterr().err
-    assert main(["train", "ppo", *settings, *SEPARATE, "actor_rollout_ref.rollout.mode=async"]) == 3
-    message = "rollout.mode=async is set, but the engine hf runs one batch at a time"
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.extra("vllm")

@@ -63,9 +63,6 @@ ROLLOUT.name=sglang +ROLLOUT.engine_kwargs.url=http://a:1 ROLLOUT.gpu_memory_uti
   ROLLOUT.engine_kwargs.url is a running server
 ROLLOUT.name=vllm trainer.device=cpu ROLLOUT.free_cache_engine=true
   ROLLOUT.name is vllm (override ROLLOUT.name=vllm): trainer.device is cpu
-ROLLOUT.mode=async
-  mode has no effect: ROLLOUT.mode is async (override ROLLOUT.mode=async)
-  and trainer.placement.rollout is null
 algorithm.name=sft algorithm.rollout_correction.rollout_is=token
   rollout_correction.rollout_is has no effect: algorithm.name is sft
   (override algorithm.name=sft)

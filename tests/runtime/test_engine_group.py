@@ -10,20 +10,20 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from rlctl.errors import InternalError, RlctlError
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.cluster import engine_group, engine_processes, engines, live_engines
 from rlctl.runtime.cluster.channels import StoredWeights
+from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
 from rlctl.runtime.cluster.engines import Engine
-from rlctl.runtime.cluster.engines import Request as PartialBatch
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.model.engine_weights import Selection
@@ -34,7 +34,6 @@ from rlctl.runtime.rollout.weight_sync import WeightChannel
 from rlctl.runtime.workers.rollout import RolloutSpec
 from tests.configs import configured
 from tests.distributed.ranks import rank_info
-from tests.generation import echoed
 
 NUM_PROMPTS = 16
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -55,7 +54,8 @@ def wait(refs: list[Ref], num_returns: int = 1, timeout: float | None = None) ->
 
 
 def get(ref: Ref, timeout: float | None = None) -> Any:
-    del timeout
+    if ref.hangs:
+        raise GetTimeoutError(f"after {timeout} s")
     if isinstance(ref.value, Exception):
         raise ref.value
     return ref.value
@@ -106,15 +106,15 @@ class Processes(EngineProcesses):
 
 
 def healthy(method: str, args: tuple[Any, ...]) -> Any:
-    return echoed(args[0]) if method == "generate_sequences" else None
+    return completed(args[0]) if method == "exchange" else None
 
 
 def dying(method: str, args: tuple[Any, ...]) -> Any:
-    return RayActorError() if method == "generate_sequences" else None
+    return RayActorError() if method == "exchange" else None
 
 
 def hanging(method: str, args: tuple[Any, ...]) -> Any:
-    return Ref(hangs=method == "generate_sequences")
+    return Ref(hangs=method == "exchange")
 
 
 def broken_start(method: str, args: tuple[Any, ...]) -> Any:
@@ -135,6 +135,7 @@ class Setup:
             self.pool, spec, lambda kind, **fields: self.events.append((kind, fields))
         )
         self.group.wait()
+        self.actor = DisaggregatedActor(cast(Any, None), self.group)
 
     def send_weights(self, channel: WeightChannel[StoredWeights]) -> list[StoredWeights]:
         self.synced.append([])
@@ -143,7 +144,7 @@ class Setup:
 
     def generate(self) -> Rollouts:
         self.group.update_weights(self.send_weights)
-        return self.group.generate_sequences(prompts(), seed=1)
+        return self.actor.generate_sequences(prompts(), seed=1)
 
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.events]
@@ -157,7 +158,7 @@ def turns(numbers: Iterable[int]) -> list[Request]:
 
 
 def completed(requests: list[Request]) -> list[Completion]:
-    return [Completion(each.key, 0, torch.tensor([2]), torch.zeros(1), "stop") for each in requests]
+    return [Completion(each.key, 0, each.context_ids, torch.zeros(1), "stop") for each in requests]
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +166,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(wait=wait, get=get, kill=lambda _: None)
     for module in (engine_group, live_engines, engines, engine_processes):
         monkeypatch.setattr(module, "ray", fake)
-    monkeypatch.setattr(engine_group, "_POLL_S", 0.01)
+    monkeypatch.setattr(engine_group, "_PAUSE_S", 0.001)
     monkeypatch.setattr(live_engines, "gather", lambda *_: None)
 
 
@@ -194,11 +195,11 @@ def test_healthy_engines_share_the_requests_after_one_weight_sync() -> None:
 def test_generation_with_stale_weights_names_the_missing_call() -> None:
     setup = Setup(healthy)
     with pytest.raises(InternalError, match="call update_weights before"):
-        setup.group.generate_sequences(prompts(), seed=1)
+        setup.actor.generate_sequences(prompts(), seed=1)
     setup.generate()
     setup.group.mark_stale()
     with pytest.raises(InternalError, match="call update_weights before"):
-        setup.group.generate_sequences(prompts(), seed=1)
+        setup.actor.generate_sequences(prompts(), seed=1)
 
 
 def test_requests_of_a_lost_engine_are_reassigned_and_it_restarts(
@@ -206,12 +207,13 @@ def test_requests_of_a_lost_engine_are_reassigned_and_it_restarts(
 ) -> None:
     setup = Setup(dying, healthy)
     assert_complete(setup.generate())
-    assert setup.kinds() == ["engine_lost", "engine_restarted"]
-    assert setup.events[0][1]["requests"] == 2  # a synchronous engine holds two
+    assert setup.kinds() == ["engine_lost"]
+    assert setup.events[0][1]["requests"] == NUM_PROMPTS // 2
     assert "rollout engine 0 is lost (" in caplog.text
+    assert_complete(setup.generate())
+    assert setup.kinds() == ["engine_lost", "engine_restarted"]
     assert setup.synced == [[0, 1], [0]]  # the restarted engine needs the weights
     assert setup.selections == [Selection.ALL] * 2
-    assert_complete(setup.generate())
     assert [engine.num_failures for engine in setup.pool.engines] == [0, 0]
 
 
@@ -220,25 +222,17 @@ def test_engines_that_restart_while_the_trainer_learns_wait_for_the_next_broadca
     setup.group.broadcast(setup.send_weights)
     setup.group.end_broadcasts()
     with pytest.raises(LostEnginesError, match="no rollout engine with the weights of this step"):
-        setup.group.generate_sequences(prompts(), seed=1)
-    assert not setup.group.waiting
+        setup.actor.generate_sequences(prompts(), seed=1)
+    assert not setup.group.unplaced
     while not setup.pool.engines[0].ready:
         setup.group.restart_lost()
     setup.group.update_weights(setup.send_weights)
     assert setup.synced == [[0]], "the trainer has changed its weights"
     setup.group.broadcast(setup.send_weights)
     setup.group.end_broadcasts()
-    assert_complete(setup.group.generate_sequences(prompts(), seed=1))
+    assert_complete(setup.actor.generate_sequences(prompts(), seed=1))
     assert setup.synced == [[0], [0]]
     assert setup.kinds() == ["engine_lost", "engine_restarted"]
-
-
-def test_an_engine_in_mode_async_gets_prompts_until_its_rows_are_busy() -> None:
-    setup = Setup(dying, healthy)
-    asynchronous = {"mode": "async", "max_num_seqs": 3}
-    setup.group.rollout = setup.group.rollout.model_copy(update=asynchronous)
-    assert_complete(setup.generate())
-    assert setup.events[0][1]["requests"] == 4  # one for each row, and one that waits
 
 
 def test_turns_of_a_lost_engine_move_to_another() -> None:
@@ -337,31 +331,6 @@ def test_a_hung_engine_is_lost_after_the_call_timeout() -> None:
     assert setup.events[0][1]["reason"] == "it returned no result within 0.05 s"
 
 
-@pytest.mark.parametrize(("mode", "lost"), [("sync", False), ("async", True)])
-def test_the_time_of_a_request_begins_when_its_engine_is_free(
-    mode: str, lost: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two requests are sent at 0 s: one takes 60 s, the other is not done at 101 s."""
-    setup = Setup(healthy, num_engines=1, call_timeout_s=100.0)
-    setup.group.rollout = setup.group.rollout.model_copy(update={"mode": mode})
-    (engine,) = setup.pool.engines
-    first, second = (PartialBatch(number, prompts(), sent_at=0.0) for number in range(2))
-    engine.in_flight = {Ref(echoed(prompts())): first, Ref(hangs=True): second}
-    for seconds in (60.0, 101.0):
-        monkeypatch.setattr(time, "monotonic", lambda now=seconds: now)
-        setup.group._receive(results := {})
-        assert list(results) == ([0] if seconds == 60 else [])
-    assert (setup.kinds() == ["engine_lost"]) is lost
-
-
-def test_a_request_that_is_lost_with_three_engines_ends_the_run() -> None:
-    setup = Setup(dying)
-    setup.pool.restart_timeout_s = 30.0  # longer than the backoff after a second failure
-    with pytest.raises(RlctlError, match="3 rollout engines were lost with the same prompts"):
-        setup.generate()
-    assert not any(engine.in_flight for engine in setup.pool.engines)
-
-
 def test_repeated_failures_of_an_engine_delay_its_restart() -> None:
     pool = Processes([healthy], num_engines=1)
     [engine] = pool.engines
@@ -384,20 +353,19 @@ def test_an_added_engine_gets_the_weights_and_then_requests() -> None:
 
     def counting(number: int) -> Script:
         def script(method: str, args: tuple[Any, ...]) -> Any:
-            if method == "generate_sequences":
-                numbers.append(number)
+            if method == "exchange":
+                numbers.extend(number for _ in args[0])
             return healthy(method, args)
 
         return script
 
     setup = Setup(counting(0), counting(1), counting(7))
     assert_complete(setup.generate())
-    num_requests = len(numbers)
+    assert numbers == [0] * (NUM_PROMPTS // 2) + [1] * (NUM_PROMPTS // 2)
     engine = join(setup)
     assert_complete(setup.generate())
     assert setup.synced == [[0, 1], [7]]
-    assert set(numbers[num_requests:]) == {0, 1, 7}
-    assert len(numbers) == 2 * num_requests  # requests depend on the configured number
+    assert set(numbers[NUM_PROMPTS:]) == {0, 1, 7}
     assert setup.events[0][0] == "engine_added"
     assert engine.num_responses > 0
     assert not engine.joining

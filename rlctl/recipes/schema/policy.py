@@ -36,10 +36,8 @@ _REINFORCE = UnusedIf(
     }
 )
 _GREEDY = UnusedIf({".do_sample": False})
-_NO_POOL_FOR_ASYNC = UnusedIf({".mode": "async", "trainer.placement.rollout": None})
 _OBJECT_STORE = UnusedIf({".backend": "object_store"})
 _ENGINE_POOL = UnusedIf({"trainer.placement.rollout": Not(None)})
-_EPISODES = UnusedIf({".multi_turn.enable": True})
 _NO_EPISODES = UnusedIf({".multi_turn.enable": False})
 _NO_ADAPTERS = UnusedIf({"actor_rollout_ref.model.lora_rank": 0})
 _DORA = UnusedIf({"actor_rollout_ref.model.use_dora": True})
@@ -176,9 +174,6 @@ class Rollout(Section):
 
     name: Text = Field(description="engine: auto, hf, vllm, vllm_server, sglang or `module:Name`")
     params: dict[str, Any] = Field(description="settings of the engine plug-in")
-    mode: Annotated[Literal["sync", "async"], _NO_POOL_FOR_ASYNC, _EPISODES] = Field(
-        description="requests to a rollout pool: sync = parts of a batch, async = single prompts"
-    )
     seed: Seed | None = Field(description="sampling seed; null = trainer.seed")
     temperature: PositiveFloat = Field(description="sampling temperature")
     top_p: Share = Field(description="nucleus sampling: probability mass to keep; 1 = off")

@@ -25,7 +25,8 @@ from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
-from rlctl.runtime.rollout.requests import Completion, Request, Slice
+from rlctl.runtime.rollout.exchange import complete, divide
+from rlctl.runtime.rollout.requests import Completion
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.tracking.clock import timed
 
@@ -176,7 +177,6 @@ class StreamedActor(DelegatingActor):
 
 
 NO_OVERLAP = "responses are scored after generation, although reward.overlap is true: %s"
-_SLICE = Slice(steps=None, seconds=0.1)
 
 
 class OverlappedActor(DelegatingActor):
@@ -213,26 +213,16 @@ class OverlappedActor(DelegatingActor):
         requests = to_requests(prompts.prompt_ids, params, self.context_length)
         scoring = self.reward.begin(prompts.repeat(params.n))
         first_row = {request.key: number * params.n for number, request in enumerate(requests)}
-        waiting, completions = self._placed(requests), list[Completion]()
-        num_rows = len(prompts) * params.n
+        size = self.sampling.rollout.tensor_model_parallel_size  # ranks of an engine
+        divided = divide(requests, self.num_ranks(), size)
+
+        def score(completion: Completion) -> None:
+            scoring.add(first_row[completion.key] + completion.index, completion.response_ids)
+
         try:
-            while len(completions) < num_rows:
-                for completion in self.engines.exchange(waiting, _SLICE):
-                    completions.append(completion)
-                    scoring.add(
-                        first_row[completion.key] + completion.index, completion.response_ids
-                    )
-                waiting = []
+            completions = complete(divided, self.engines.exchange, score)
         finally:
             self.engines.end_exchange()
         rollouts = to_rollouts(prompts, params.n, to_responses(in_order(requests, completions)))
         scoring.finish(rollouts)
         return rollouts
-
-    def _placed(self, requests: list[Request]) -> list[Request]:
-        """Return the requests in the order and on the engines of an undivided generation."""
-        parts = torch.arange(len(requests)).tensor_split(self.num_ranks())
-        size = self.sampling.rollout.tensor_model_parallel_size  # ranks of an engine
-        engine = {i: rank // size for rank, part in enumerate(parts) for i in part.tolist()}
-        placed = [replace(request, affinity=engine[i]) for i, request in enumerate(requests)]
-        return sorted(placed, key=lambda request: -len(request.context_ids))

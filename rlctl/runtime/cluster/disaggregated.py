@@ -8,11 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlctl.errors import RlctlError
 from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
 from rlctl.runtime.cluster.fair_lock import FairLock
 from rlctl.runtime.roles import LostEnginesError, Published
+from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
+from rlctl.runtime.rollout.exchange import complete, divide
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
+from rlctl.runtime.rollout.sampling_params import to_rollouts
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.tracking.clock import timed
 from rlctl.tracking.metrics import Metrics
@@ -67,7 +71,12 @@ class DisaggregatedActor(DelegatingActor):
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
-        return self.engines.generate_sequences(prompts, seed=seed, validate=validate, greedy=greedy)
+        spec = self.engines.spec
+        params = spec.sampling.params(prompts.group, seed, validate, greedy, prompts.images)
+        length = spec.max_prompt_length + spec.sampling.max_response_length
+        requests = to_requests(prompts.prompt_ids, params, length)
+        completions = complete(divide(requests, self.num_engines()), self.exchange)
+        return to_rollouts(prompts, params.n, to_responses(in_order(requests, completions)))
 
     def exchange(
         self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int] = ()
@@ -75,8 +84,8 @@ class DisaggregatedActor(DelegatingActor):
         with self._lock:
             try:
                 return self.engines.exchange(requests, limit, cancelled)
-            except LostEnginesError:
-                if not self.in_flight:
+            except RlctlError as error:
+                if not (self.in_flight and isinstance(error, LostEnginesError)):
                     self.engines.unplaced.clear()
                     raise
         time.sleep(_PAUSE_S)

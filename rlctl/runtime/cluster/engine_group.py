@@ -2,73 +2,33 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import ray
 
-from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
-from rlctl.runtime.cluster.engines import (
-    Engine,
-    OpenTurn,
-    Request,
-    failure_reason,
-    place,
-)
+from rlctl.runtime.cluster.engines import OpenTurn, failure_reason, place
 from rlctl.runtime.cluster.live_engines import LiveEngines
 from rlctl.runtime.cluster.membership import Membership
 from rlctl.runtime.cluster.pool import PoolSpec
-from rlctl.runtime.rollout.requests import Completion, Slice
-from rlctl.runtime.rollout.requests import Request as TurnRequest
-from rlctl.runtime.rollout.sampling_params import max_in_flight, num_requests
-from rlctl.runtime.workers.dispatch import join, split
+from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
 
-logger = logging.getLogger(__name__)
-
-_POLL_S = 1.0  # interval at which deadlines are checked
+_PAUSE_S = 0.1  # if no engine has anything to do
 
 
 class EngineGroup(LiveEngines):
-    """Engines that share the requests of a batch.
+    """Engines that share requests. Those of a lost engine move to another, and it is restarted.
 
-    Requests of a lost engine are reassigned and the engine is restarted. Responses do not depend on
-    which engine generates them: a row's random stream is a function of the seed and the row's
-    number, and the size of requests depends on the configured, not the live, number of engines.
+    Tokens do not depend on which engine generates them, except for rounding: a row's random stream
+    is a function of the seed and the row's number.
     """
 
-    def generate_sequences(
-        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
-    ) -> Rollouts:
-        """See `Actor`. Raises RlctlError if all engines are down for `restart_timeout_s`."""
-        self.all_down_since = None
-        num_parts = num_requests(self.rollout, len(prompts), self.pool.num_configured)
-        parts = split(prompts, num_parts, balanced=False)
-        shards = prompts.without_local().chunk(parts)
-        self.waiting.extend(Request(number, shard) for number, shard in enumerate(shards))
-        results: dict[int, Rollouts] = {}
-        try:
-            while len(results) < len(parts):
-                self.restart_lost()
-                for engine, request in self._assign(self.ready_engines()):
-                    request.sent_at = time.monotonic()
-                    call = engine.call_concurrently if self.rollout.mode == "async" else engine.call
-                    args = (request.prompts, seed, validate, greedy)
-                    engine.in_flight[call("generate_sequences", *args)] = request
-                self._receive(results)
-        finally:  # after an error, results in flight are discarded
-            self.waiting.clear()
-            for engine in self.pool.engines:
-                engine.in_flight.clear()
-            self.pool.change_members()
-        return join([results[number] for number in range(len(parts))], parts, prompts)
-
     def exchange(
-        self, requests: Sequence[TurnRequest], limit: Slice, cancelled: Collection[int] = ()
+        self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int] = ()
     ) -> list[Completion]:
         """See `TurnEngines`. The open requests of a lost engine move to another one.
 
@@ -88,7 +48,7 @@ class EngineGroup(LiveEngines):
             if engine.turns or engine.cancelled
         }
         if not calls:
-            time.sleep(_POLL_S / 10)
+            time.sleep(_PAUSE_S)
             return []
         completions: list[Completion] = []
         for engine, result in calls.items():
@@ -104,54 +64,6 @@ class EngineGroup(LiveEngines):
                 self.mark_failed(engine, reason)
         self.pool.change_members()
         return completions
-
-    def _assign(self, ready: Sequence[Engine]) -> Iterator[tuple[Engine, Request]]:
-        """Yield the next requests, each with the least loaded ready engine that has capacity."""
-        capacity = max_in_flight(self.rollout, self.pool.spec.rank_info.device)
-        while self.waiting:
-            free = [
-                engine
-                for engine in ready
-                if not engine.draining and len(engine.in_flight) < capacity
-            ]
-            if not free:
-                return
-            yield min(free, key=lambda engine: engine.load), self.waiting.popleft()
-
-    def _began(self, engine: Engine, request: Request) -> float:
-        """Return when an engine began a request; in mode `sync` it generates one at a time."""
-        if self.rollout.mode == "async":
-            return request.sent_at
-        return max(request.sent_at, engine.busy_until)
-
-    def _receive(self, results: dict[int, Rollouts]) -> None:
-        """Wait for any result or start and store the results; enforce the call timeout."""
-        engines = self.pool.engines
-        starting = [engine.start_result for engine in engines if engine.start_result is not None]
-        in_flight = [result for engine in engines for result in engine.in_flight]
-        if not starting and not in_flight:
-            time.sleep(_POLL_S / 10)
-            return
-        ray.wait([*in_flight, *starting], timeout=_POLL_S)
-        done: set[ray.ObjectRef] = set()
-        if in_flight:
-            done.update(ray.wait(in_flight, num_returns=len(in_flight), timeout=0)[0])
-        now, limit = time.monotonic(), self.pool.spec.call_timeout_s
-        for engine in engines:
-            for result, request in list(engine.in_flight.items()):
-                if result not in engine.in_flight:  # reassigned with another request of the engine
-                    continue
-                if result in done:
-                    reason = failure_reason(result)
-                    if reason is None:
-                        part: Rollouts = ray.get(result)
-                        results[engine.in_flight.pop(result).number] = part
-                        engine.count(len(part), len(part.response_ids.values), request.sent_at)
-                        engine.num_failures = 0
-                    else:
-                        self.mark_failed(engine, reason)
-                elif now - self._began(engine, request) > limit:
-                    self.mark_failed(engine, f"it returned no result within {limit:g} s")
 
 
 class EnginePool:

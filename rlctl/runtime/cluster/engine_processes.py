@@ -16,7 +16,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rlctl.recipes.roles import ROLLOUT
 from rlctl.runs.logs import format_tails
-from rlctl.runtime.cluster.engines import GENERATE, Engine
+from rlctl.runtime.cluster.engines import Engine
 from rlctl.runtime.cluster.pool import (
     PoolSpec,
     nodes_of,
@@ -24,7 +24,6 @@ from rlctl.runtime.cluster.pool import (
     request_group,
     wait_for_groups,
 )
-from rlctl.runtime.rollout.sampling_params import max_in_flight
 from rlctl.runtime.rollout.weight_group import GroupAddress
 from rlctl.runtime.rollout.weight_sync import Bucket
 from rlctl.runtime.workers.process import Process
@@ -49,11 +48,7 @@ class _Stored:
 
 
 class EngineProcess(Process):
-    """Process with one rollout worker.
-
-    With `rollout.mode=async` the engine serves several requests at once: `call` then runs in a
-    concurrency group of its own.
-    """
+    """Process with one rollout worker."""
 
     def build_engine(self, spec: RolloutSpec) -> int:
         """Build the engine, or a rank of it; return its number of receivers of weights."""
@@ -136,27 +131,26 @@ class EngineProcesses:
         spec = replace(spec, number=engine.number) if engine.url is None else spec.at(engine.url)
         bundles = [index for index, size in enumerate(self.bundles) for _ in range(size)]
         leader, *followers = [
-            self._process(engine, rank, bundle, spec) for rank, bundle in enumerate(bundles)
+            self._process(engine, rank, bundle) for rank, bundle in enumerate(bundles)
         ]
         engine.handle, engine.followers = leader, followers
         if followers:
             address = (leader.address if len(self.bundles) == 1 else leader.node_address).remote()
             for process in (leader, *followers):
                 process.join.remote(address)
-        built = [process.build_engine.remote(spec) for process in (*followers, leader)]
+        for process in followers:
+            process.build_engine.remote(spec)
         engine.following = [process.follow.remote() for process in followers]
         if followers:
-            leader.watch.options(concurrency_group=GENERATE).remote(engine.following)
-        engine.start_result = built[-1]
+            leader.watch.remote(engine.following)
+        engine.start_result = leader.build_engine.remote(spec)
         engine.started_at, engine.version = time.monotonic(), -1
 
-    def _process(self, engine: Engine, rank: int, bundle: int, spec: RolloutSpec) -> Any:
+    def _process(self, engine: Engine, rank: int, bundle: int) -> Any:
         """Start the process of one rank of an engine in a bundle of its group."""
         log = engine.logs[rank] if engine.logs else None
         rank_info = replace(self.spec.rank_info, rank=rank, world_size=self.devices, log_path=log)
-        remote: Any = ray.remote  # Ray's stubs lack `concurrency_groups`
-        generate = max_in_flight(spec.sampling.rollout, rank_info.device)
-        process = remote(concurrency_groups={GENERATE: generate})(EngineProcess)
+        process: Any = ray.remote(EngineProcess)
         assert engine.group is not None
         options = process_options(self.spec, engine.group, engine.number, bundle)
         return process.options(**options).remote(rank_info)
@@ -177,7 +171,7 @@ class EngineProcesses:
             ray.kill(process)
         engine.handle = engine.start_result = None
         engine.followers = engine.following = ()
-        for requests in (engine.in_flight, engine.turns, engine.cancelled):
+        for requests in (engine.turns, engine.cancelled):
             requests.clear()
 
     def join(self, group: PlacementGroup, spec: RolloutSpec, url: str | None) -> Engine:

@@ -15,23 +15,9 @@ from ray.util.placement_group import PlacementGroup
 from rlctl.errors import RlctlError
 from rlctl.recipes.roles import ROLLOUT
 from rlctl.runs.logs import format_tails
-from rlctl.runtime.batch import Prompts
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.rollout.http_server import LostServerError
-from rlctl.runtime.rollout.requests import Completion
-from rlctl.runtime.rollout.requests import Request as TurnRequest
-
-GENERATE = "generate"  # Ray concurrency group
-
-
-@dataclass(eq=False)
-class Request:
-    """Some prompts of a batch, processed by one engine."""
-
-    number: int
-    prompts: Prompts
-    sent_at: float = 0.0
-    num_failures: int = 0  # engines that were lost with this request in flight
+from rlctl.runtime.rollout.requests import Completion, Request
 
 
 @dataclass(eq=False)
@@ -51,7 +37,6 @@ class Engine:
     num_receivers: int = 1  # processes in a group that gets weights; 0: it cannot join one
     num_failures: int = 0  # since its last result
     retry_at: float = 0.0
-    in_flight: dict[ray.ObjectRef, Request] = field(default_factory=dict)
     turns: dict[int, OpenTurn] = field(default_factory=dict)  # by key
     cancelled: list[int] = field(default_factory=list)  # keys that its next exchange drops
     draining: bool = False  # it gets no new requests, and is removed once it is idle
@@ -66,7 +51,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """True if no request is open."""
-        return not self.in_flight and not self.turns
+        return not self.turns
 
     def count(self, num_responses: int, num_tokens: int, since: float) -> None:
         """Count responses to a request that was sent at `since`."""
@@ -81,19 +66,9 @@ class Engine:
         """True if the engine is built and accepts calls."""
         return self.handle is not None and self.start_result is None
 
-    @property
-    def load(self) -> int:
-        """Number of prompts in flight."""
-        return sum(len(request.prompts) for request in self.in_flight.values())
-
     def call(self, method: str, *args: Any) -> ray.ObjectRef:
         """Queue a call of the worker's `method` after earlier calls."""
         return self.handle.call.remote(ROLLOUT.name, method, args, {})
-
-    def call_concurrently(self, method: str, *args: Any) -> ray.ObjectRef:
-        """Call the worker's `method` concurrently with running calls."""
-        options = self.handle.call.options(concurrency_group=GENERATE)
-        return options.remote(ROLLOUT.name, method, args, {})
 
     def cancel(self, keys: Collection[int]) -> None:
         """Forget turns with these keys; the next exchange lets the engine drop them."""
@@ -163,13 +138,13 @@ def failure_reason(
 
 def place(
     turns: Sequence[OpenTurn], engines: Sequence[Engine], ready: Sequence[Engine]
-) -> tuple[dict[Engine, list[TurnRequest]], list[OpenTurn]]:
+) -> tuple[dict[Engine, list[Request]], list[OpenTurn]]:
     """Distribute `turns` over the `ready` ones of all `engines` that are not draining.
 
     Returns the requests of each engine, and the turns that must wait for one. A turn goes to the
     engine of its affinity if that is able, else to the least busy one.
     """
-    new: dict[Engine, list[TurnRequest]] = {engine: [] for engine in ready}
+    new: dict[Engine, list[Request]] = {engine: [] for engine in ready}
     members = [engine for engine in engines if not engine.draining]
     able = [engine for engine in ready if not engine.draining]
     if not able:

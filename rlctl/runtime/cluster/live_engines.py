@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -16,7 +16,7 @@ import ray
 from rlctl.errors import InternalError, RlctlError
 from rlctl.runtime.cluster.channels import GroupChannel, Sent, StoreChannel, StoredWeights
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
-from rlctl.runtime.cluster.engines import Engine, Request, failure_reason
+from rlctl.runtime.cluster.engines import Engine, failure_reason
 from rlctl.runtime.cluster.group_host import GroupHost
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import gather
@@ -40,7 +40,7 @@ _LATE_S = 60.0  # for an engine to load a bucket, while the others wait
 class LiveEngines:
     """Engines that get the trainer's weights, and that are started again when they are lost.
 
-    Their requests then wait in `waiting` and `unplaced` for another engine.
+    Their requests then wait in `unplaced` for another engine.
     """
 
     def __init__(self, pool: EngineProcesses, spec: RolloutSpec, event: Event) -> None:
@@ -57,7 +57,6 @@ class LiveEngines:
         self.can_send = Lock()  # the trainer's weights do not change while it is held
         self.awaits_broadcast = False  # weights have changed since the last one
         self.num_bytes = 0  # of the last sync of the trainer's weights
-        self.waiting: deque[Request] = deque()  # parts of a batch that no engine has
         self.unplaced: list[OpenTurn] = []  # of lost engines
         self._num_losses: Counter[int] = Counter()  # engines lost with a request, by its key
         for engine in pool.engines:
@@ -74,7 +73,7 @@ class LiveEngines:
             pool.finish_start(engine)
 
     def mark_stale(self) -> None:
-        """Require `update_weights` before the next `generate_sequences`: the policy changes."""
+        """Require `update_weights` before the next exchange: the policy changes."""
         self.version += 1
         self.send_weights = None
 
@@ -240,30 +239,23 @@ class LiveEngines:
             engine.version = self.version
 
     def mark_failed(self, engine: Engine, reason: str) -> None:
-        """Kill the engine and put its requests at the front of the queue.
+        """Kill the engine and let its requests wait for another.
 
         Raises RlctlError for a request that was lost with `_MAX_FAILURES` engines.
         """
         turns = [turn.missing() for turn in engine.turns.values()]
         self.unplaced += turns
         self._num_losses.update(turn.request.key for turn in turns)
-        requests, tail = list(engine.in_flight.values()), engine.tail()
-        reason = engine.cause_in(reason)
+        tail, reason = engine.tail(), engine.cause_in(reason)
         self.pool.stop(engine)
         engine.version = -1
-        for request in requests:
-            request.num_failures += 1
-        self.waiting.extendleft(reversed(requests))
         first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason was given"
-        num_lost = len(requests) + len(turns)
-        self.event("engine_lost", engine=engine.number, reason=reason, requests=num_lost)
+        self.event("engine_lost", engine=engine.number, reason=reason, requests=len(turns))
         if engine.joining:  # the devices that it was given do not suit it
             engine.draining, engine.failure = True, reason
         fate = "removing" if engine.draining else "restarting"
         logger.warning("rollout engine %d is lost (%s); %s it", engine.number, first_line, fate)
-        losses = [request.num_failures for request in requests]
-        losses += [self._num_losses[turn.request.key] for turn in turns]
-        if max(losses, default=0) >= _MAX_FAILURES:
+        if max((self._num_losses[turn.request.key] for turn in turns), default=0) >= _MAX_FAILURES:
             raise RlctlError(
                 f"{_MAX_FAILURES} rollout engines were lost with the same prompts: {reason}",
                 where=tail,

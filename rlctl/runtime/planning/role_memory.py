@@ -24,7 +24,7 @@ from rlctl.runtime.planning.memory import RoleMemory, Storage, Work, peak_of, ro
 from rlctl.runtime.planning.model_size import ModelSize, UnknownSizeError
 from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.rollout.auto import plans_vllm
-from rlctl.runtime.rollout.sampling_params import num_requests, rows_at_a_time
+from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 from rlctl.runtime.workers.optimizers import bytes_per_parameter
 from rlctl.runtime.workers.passes import most_in_run
 
@@ -268,8 +268,6 @@ def _cached_rows(
         rows_per_prompt(config, needs),
     )
     parts = ceil_div(num_ranks, rollout.tensor_model_parallel_size)
-    if rollout_pool(config, needs) is not None and rollout.mode == "sync":
-        parts = num_requests(rollout, data.train_batch_size, parts)  # one request at a time
     prompts = min(
         ceil_div(data.train_batch_size, parts), max(1, rows_at_a_time(rollout, device) // n)
     )

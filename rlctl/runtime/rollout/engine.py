@@ -39,7 +39,6 @@ class EngineSpec:
     max_length: int  # limit of prompt and response tokens together
     seed: int
     number: int | None = None  # of the engine in a pool of its own; None: one per rank
-    concurrent: bool = False  # `generate` will be called from several threads
     on_oom: Callable[[OomRetry], None] = log_oom_retry  # called when the batch size is reduced
     routing: RoutingShape | None = None  # of the experts to record, for engines that record them
 
@@ -159,10 +158,6 @@ class RolloutEngine(Protocol):
         Each row uses its own random stream (`sampling.row_seeds`), independent of the rest of the
         batch: the same seed gives the same tokens on the same kind of device, except for rounding
         differences between batch compositions.
-
-        With `spec.concurrent`, several threads call `generate` at once and the engine batches their
-        prompts; no other method is called meanwhile. Engines without support refuse
-        `rollout.mode=async` in `check`.
 
         Raises:
             ConfigError: a prompt is empty or fills the model's context.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
+import torch
+
 from rlctl.runtime.rollout.engine import RolloutEngine
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
+
+_SLICE = Slice(steps=None, seconds=0.2)  # of generation, between looks at what has finished
 
 
 class WeightVersions:
@@ -66,6 +70,37 @@ class InFlightEngine(Protocol):
     def progress(self) -> dict[tuple[int, int], int]:
         """Return the number of tokens of each open response, by key and index."""
         ...
+
+
+def complete(
+    requests: Sequence[Request],
+    exchange: Callable[[Sequence[Request], Slice], Sequence[Completion]],
+    on_completion: Callable[[Completion], object] = lambda _: None,
+) -> list[Completion]:
+    """Return all responses to `requests`, each of which `on_completion` gets once it has come.
+
+    `exchange` is that of engines: see `TurnEngines`.
+    """
+    num_left, completions = sum(len(request.seeds) for request in requests), list[Completion]()
+    while num_left > 0:
+        finished = exchange(requests, _SLICE)
+        for completion in finished:
+            on_completion(completion)
+        completions += finished
+        num_left -= len(finished)
+        requests = ()
+    return completions
+
+
+def divide(requests: Sequence[Request], num_ranks: int, ranks_per_engine: int = 1) -> list[Request]:
+    """Return the requests with their engines as affinities, those with the longest contexts first.
+
+    Each rank has its part of the batch: these are the engines and the order of `generate`.
+    """
+    parts = torch.arange(len(requests)).tensor_split(num_ranks)
+    engine = {i: rank // ranks_per_engine for rank, part in enumerate(parts) for i in part.tolist()}
+    placed = [replace(request, affinity=engine[i]) for i, request in enumerate(requests)]
+    return sorted(placed, key=lambda request: -len(request.context_ids))
 
 
 def exchange(

@@ -128,13 +128,6 @@ class HFEngine:
         if rollout.engine_kwargs:
             message = f"{section}.engine_kwargs is set, but the engine hf takes none"
             problems.append(Problem(message, hint="leave it {}"))
-        if rollout.mode == "async" and not rollout.multi_turn.enable:
-            problems.append(
-                Problem(
-                    f"{section}.mode=async is set, but the engine hf runs one batch at a time",
-                    hint=f"set it to sync, or {section}.name=vllm",
-                )
-            )
         raise_problems(problems)
 
     @classmethod

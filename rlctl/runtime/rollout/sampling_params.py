@@ -16,37 +16,16 @@ from rlctl.runtime.batch.images import Images
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.model.load import empty_model
 from rlctl.runtime.model.routing import RoutingShape, routing_shape
-from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.engine import Responses, SamplingParams, random_streams
 
 # Rows that engines decode at a time by default: vLLM on a large GPU; hf, and any on a CPU.
 _ROWS_OF_GPU, DEFAULT_ROWS = 1024, 256
-# Few enough that each request is still a batch; enough that a slow or lost engine delays little.
-_REQUESTS_PER_ENGINE = 4
-
-
-def num_requests(rollout: schema.Rollout, num_prompts: int, num_engines: int) -> int:
-    """Return the number of requests that a batch for a pool of engines is split into.
-
-    Depends on the configured, not the live, engine count. In mode `async` each prompt is a request,
-    so that it joins the running batch of an engine.
-    """
-    if rollout.mode == "async":
-        return num_prompts
-    return min(num_prompts, _REQUESTS_PER_ENGINE * num_engines)
 
 
 def rows_at_a_time(rollout: schema.Rollout, device: str) -> int:
     """Return `max_num_seqs`; for null the most rows that an engine decodes at a time by default."""
     on_gpu = device == "cuda" or rollout.is_client
     return rollout.max_num_seqs or (_ROWS_OF_GPU if on_gpu else DEFAULT_ROWS)
-
-
-def max_in_flight(rollout: schema.Rollout, device: str) -> int:
-    """Return the number of requests sent to an engine before it replies, so that it never idles."""
-    if rollout.mode == "sync":
-        return 2
-    return ceil_div(rows_at_a_time(rollout, device), min(rollout.n, rollout.val_kwargs.n)) + 1
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Self
 
@@ -29,7 +28,6 @@ from rlctl.runtime.rollout.engine import (
     generate_by_requests,
 )
 from rlctl.runtime.rollout.exchange import InFlightEngine
-from rlctl.runtime.rollout.loop import EngineLoop
 from rlctl.runtime.rollout.requests import Completion, Request
 
 # The others wait for the next call without a limit: they end with the process of rank 0.
@@ -91,17 +89,13 @@ class SharedEngine(RolloutEngine):
 
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
-        alone = replace(spec, concurrent=False)
-        return cls(load("engines", spec.rollout.name).from_spec(alone, policy), spec)
+        return cls(load("engines", spec.rollout.name).from_spec(spec, policy), spec)
 
     def __init__(self, engine: RolloutEngine, spec: EngineSpec) -> None:
         if not isinstance(engine, InFlightEngine):
             raise InternalError(f"{type(engine).__name__} cannot be divided over several devices")
         self.engine, self.device, self.max_length = engine, spec.rank_info.device, spec.max_length
         self.calls = _Calls()
-        leads = spec.rank_info.rank == 0
-        threads = spec.rank_info.num_threads
-        self.loop = EngineLoop(self, threads) if leads and spec.concurrent else None
 
     def follow(self) -> None:
         """Make the calls of rank 0 until it closes the engine."""
@@ -115,8 +109,6 @@ class SharedEngine(RolloutEngine):
                 getattr(self.engine, method)(*arguments)
 
     def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
-        if self.loop:
-            return self.loop.generate(prompt_ids, sampling, self.max_length)
         return generate_by_requests(self, prompt_ids, sampling, self.max_length)
 
     @property
@@ -153,7 +145,5 @@ class SharedEngine(RolloutEngine):
         self.engine.wake()
 
     def close(self) -> None:
-        if self.loop:
-            self.loop.close()
         self.calls.send("close")
         self.engine.close()

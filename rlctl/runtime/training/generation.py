@@ -116,13 +116,10 @@ def _overlapped(
     reward: RuleReward | None,
 ) -> Roles:
     """Let the actor pass single responses to `reward` as they are finished, if it can."""
-    rollout, data = config.actor_rollout_ref.rollout, config.data
+    data = config.data
     if reward is None:
         return roles
     apart = isinstance(engines, DisaggregatedActor)
-    if apart and rollout.mode == "async":
-        LOG.info(NO_OVERLAP, "with rollout.mode=async engines return whole groups")
-        return roles
     count = engines.num_engines if apart else lambda: num_ranks
     length = data.max_prompt_length + data.max_response_length
     actor = OverlappedActor(roles.actor, engines, count, sampling, length, reward)

@@ -11,7 +11,6 @@ import logging
 import os
 import socket
 import sys
-import threading
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -42,7 +41,6 @@ class Process:
     def __init__(self, rank_info: RankInfo) -> None:
         self.rank_info = rank_info
         self.workers: dict[str, Any] = {}
-        self._calling: set[int] = set()  # ids of the threads with a call in progress
         self._trace: Trace | None = None
         self._listener: socket.socket | None = None  # of the store of the process group
         if rank_info.log_path is not None:
@@ -110,16 +108,12 @@ class Process:
 
         A call that hangs dumps the stacks of all threads to the log shortly before its timeout.
         """
-        thread = threading.get_ident()
-        self._calling.add(thread)
         faulthandler.dump_traceback_later(_DUMP_AFTER * self.rank_info.timeout_s, file=2)
         try:
             with PEAK.phase(self.rank_info.device):
                 return getattr(self.workers[role], method)(*args, **kwargs)
         finally:
-            self._calling.discard(thread)
-            if not self._calling:  # engines run concurrent calls, which share one timer
-                faulthandler.cancel_dump_traceback_later()
+            faulthandler.cancel_dump_traceback_later()
 
     def call_detached(
         self,

@@ -8,14 +8,13 @@ from typing import Protocol, Self, runtime_checkable
 
 from rlctl.plugins import load
 from rlctl.recipes import schema
-from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.model.load import compute_dtype, with_local_path
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, log_oom_retry
 from rlctl.runtime.rollout.exchange import InFlightEngine, WeightVersions, exchange
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
-from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
+from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.shared_engine import SharedEngine
 from rlctl.runtime.rollout.weight_group import GroupAddress, receive_weights
 from rlctl.runtime.rollout.weight_sync import Bucket, join_buckets
@@ -71,7 +70,7 @@ class IncomingWeights(Protocol):
 class RolloutWorker(Worker):
     """Worker with one engine, or with one rank of it.
 
-    Its methods are called one at a time, except `generate_sequences` with `rollout.mode=async`.
+    Its methods are called one at a time.
     """
 
     def __init__(self, rank_info: RankInfo, spec: RolloutSpec) -> None:
@@ -86,7 +85,6 @@ class RolloutWorker(Worker):
             max_length=spec.max_prompt_length + spec.sampling.max_response_length,
             seed=spec.seed,
             number=spec.number,
-            concurrent=rollout.mode == "async" and not rollout.multi_turn.enable,
             on_oom=self._restarted,
             routing=spec.sampling.routing,
         )
@@ -130,14 +128,6 @@ class RolloutWorker(Worker):
         else:
             version = receive_weights(address, number, self.rank_info, self.load_weights)
         return version is not None
-
-    def generate_sequences(
-        self, prompts: Prompts, seed: int, validate: bool, greedy: bool
-    ) -> Rollouts:
-        """See `Actor`. `prompts` may be part of a batch, which `group` numbers as a unit."""
-        sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy, prompts.images)
-        responses = self.engine.generate(prompts.prompt_ids.to(self.rank_info.device), sampling)
-        return to_rollouts(prompts, sampling.n, responses)
 
     def exchange(
         self, requests: list[Request], limit: Slice, cancelled: Collection[int] = ()

@@ -3,8 +3,7 @@
 If the policy is unsharded on a CPU, vLLM shares its parameters and weight sync costs nothing.
 Otherwise weights are streamed into vLLM one parameter at a time. With `tensor_model_parallel_size`
 t, t consecutive ranks share an engine: it samples the prompts of all t ranks together, and each
-rank keeps the responses to its own. In a separate pool with `rollout.mode=async`, concurrent calls
-of `generate` are batched.
+rank keeps the responses to its own.
 
 The hybrid engine follows HybridFlow, arXiv 2409.19256, section 5. The branches for CUDA have run
 with vLLM's worker for GPUs on a simulated one (tests/fake_gpu.py), and never on a GPU.
@@ -38,7 +37,6 @@ from rlctl.runtime.rollout.engine import (
     SamplingParams,
     generate_by_requests,
 )
-from rlctl.runtime.rollout.loop import EngineLoop
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.startup import run_startup
 from rlctl.runtime.rollout.vllm_engine import adapters
@@ -93,7 +91,6 @@ class VLLMEngine:
         self._open: dict[str, tuple[Request, int]] = {}  # vLLM's request id -> request, response
         self.images = EngineImages(runner, spec.model)
         self.routing = RoutedExperts(runner, spec.routing, spec.rank_info.device == "cpu")
-        self.loop = EngineLoop(self, spec.rank_info.num_threads) if spec.concurrent else None
         self.adapter = adapters.AdapterSlot.from_spec(spec, runner)
         self.shared: dict[str, Tensor] | None = None  # policy parameters that are views of vLLM's
         if policy is not None and spec.rank_info.device == "cpu" and self.ranks_per_engine == 1:
@@ -148,8 +145,6 @@ class VLLMEngine:
 
     def generate(self, prompt_ids: Ragged, sampling: SamplingParams) -> Responses:
         """Sample responses: see `RolloutEngine.generate`."""
-        if self.loop:
-            return self.loop.generate(prompt_ids, sampling, self.max_length)
         num_rows = len(prompt_ids) * sampling.n
         limits = torch.as_tensor(sampling.max_tokens, dtype=torch.int64).expand(num_rows)
         images = sampling.images or [()] * len(prompt_ids)
@@ -223,9 +218,6 @@ class VLLMEngine:
 
         The keys and values of open responses are computed again under the new weights.
         """
-        assert self.loop is None or self.loop.idle, (
-            "load_weights was called while generate is in progress"
-        )
         adapter: dict[str, Tensor] = {}
         base = adapters.without_adapters(weights, adapter)
         if (first := next(base, None)) is not None:
@@ -267,8 +259,6 @@ class VLLMEngine:
         """Shut vLLM down, and its process group if it created one."""
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-        if self.loop:
-            self.loop.close()
         self.llm.llm_engine.engine_core.shutdown()
         if self.owns_group:
             cleanup_dist_env_and_memory()
