@@ -18,7 +18,6 @@ from docs.keys import keys
 from rlctl.explain.entries import error_entries, metric_entries
 from rlctl.explain.lookup import library_options
 from rlctl.recipes.verl.tables import (
-    AGREEMENTS,
     PLUGIN_SETTINGS,
     RENAMED,
     RULES,
@@ -107,21 +106,25 @@ def verl_renamed() -> str:
         for old, new in mapping.items()
     ]
     parts.append("## Renamed values\n\n" + table(["key", "verl", "here"], words))
-    agreed = ((code(each.keys), code(each.expression)) for each in AGREEMENTS)
+    agreed = ((code(rule.keys), code(rule.equals)) for rule in RULES if rule.equals)
     parts.append("## Keys that must agree with others\n\n" + table(["verl", "must be"], agreed))
     return "\n\n".join(parts)
 
 
 def verl_dropped() -> str:
     """Return the table of verl's keys without a counterpart."""
-    rows = ((code(rule.keys), _accepted(rule), rule.reason) for rule in RULES)
+    rows = (
+        (code(rule.keys), _accepted(rule), rule.unused or rule.drop)
+        for rule in RULES
+        if not (rule.words or rule.now or rule.equals)
+    )
     return table(["verl", "accepted values", "reason"], rows)
 
 
 def _accepted(rule: Rule) -> str:
-    if rule.accepted is None:
-        return "no effect" if rule.depends else "all: dropped"
-    words = dict.fromkeys(json.dumps(value) for value in rule.accepted)
+    if rule.accept is None:
+        return "no effect" if rule.unused else "all: dropped"
+    words = dict.fromkeys(json.dumps(value) for value in rule.accept)
     return ", ".join(map(code, words)) or "none: refused"
 
 

@@ -46,33 +46,27 @@ class Combination:
             self._add_staleness()
             self._add_batch()
 
-    def _get(self, key: str, default: Any) -> Any:
-        """Return the given value of verl's key, or verl's default."""
-        return self.given.get(key, (default, ""))[0]
-
-    def _where(self, key: str) -> str:
-        """Return the place of verl's key, or of the first setting."""
-        return self.given.get(key, next(iter(self.given.values())))[1]
+    def _get(self, key: str, default: Any) -> tuple[Any, str]:
+        """Return value and place of verl's key; if it is not given, those of verl's default."""
+        return self.given.get(key, (default, next((place for _, place in self.given.values()), "")))
 
     def _refuse(self, message: str, key: str, hint: str) -> None:
         """Add a problem at the place of verl's key."""
-        self.problems.append(Problem(message, self._where(key), hint))
+        self.problems.append(Problem(message, self._get(key, None)[1], hint))
 
     def _add_engines(self, section: str) -> None:
         """Give the engines a pool of their own. In verl, trainer.n_gpus_per_node excludes them."""
         key, on_nodes = f"{section}.n_gpus_per_node", f"{section}.nnodes"
         is_given = key in self.given
-        nodes = self._get(on_nodes, 1 if section == ROLLOUT.name and is_given else 0)
+        nodes, _ = self._get(on_nodes, 1 if section == ROLLOUT.name and is_given else 0)
+        engines, where = self._get(key, None)
+        all_nodes, trainers = self.look("trainer.nnodes"), self.look("trainer.n_gpus_per_node")
         if not nodes:
             self.unused |= {key: f"{on_nodes} is 0"} if is_given else {}
-            return
-        if self._get(key, None) is None:
+        elif engines is None:
             hint = f"{key}=NUMBER of GPUs per node for the rollout engines"
             self._refuse(f"{on_nodes}={nodes}, but {key} is not set", on_nodes, hint)
-            return
-        engines, where = self.given[key]
-        all_nodes, trainers = self.look("trainer.nnodes"), self.look("trainer.n_gpus_per_node")
-        if nodes != all_nodes:
+        elif nodes != all_nodes:
             self._refuse(
                 f"{on_nodes}={nodes} differs from trainer.nnodes={all_nodes}: each pool has "
                 "devices on every node",
@@ -80,51 +74,44 @@ class Combination:
                 "set both to the number of all nodes, and divide the GPUs of a node by "
                 f"trainer.n_gpus_per_node and {key}",
             )
-            return
-        main = self.look(f"{_PLACEMENT}.actor")
-        pool = self.look(f"{_PLACEMENT}.rollout") or ROLLOUT.name
-        counts = {f"{_PLACEMENT}.rollout": pool, f"{_PLACEMENT}.pools.{pool}": engines}
-        if trainers and isinstance(engines, int):
-            counts[f"{_PLACEMENT}.pools.{main}"] = trainers
-            counts["trainer.n_gpus_per_node"] = trainers + engines
-        self.values |= {name: (value, where) for name, value in counts.items()}
+        else:
+            main, pools = self.look(f"{_PLACEMENT}.actor"), f"{_PLACEMENT}.pools"
+            pool = self.look(f"{_PLACEMENT}.rollout") or ROLLOUT.name
+            counts = {f"{_PLACEMENT}.rollout": pool, f"{pools}.{pool}": engines}
+            if trainers and isinstance(engines, int):
+                counts |= {f"{pools}.{main}": trainers}
+                counts |= {"trainer.n_gpus_per_node": trainers + engines}
+            self.values |= {name: (value, where) for name, value in counts.items()}
 
     def _add_staleness(self) -> None:
         """Set the staleness: a whole number of steps, which covers verl's share of a batch."""
-        threshold, where = self._get(_THRESHOLD, _DEFAULT_THRESHOLD), self._where(_THRESHOLD)
+        threshold, where = self._get(_THRESHOLD, _DEFAULT_THRESHOLD)
         if not isinstance(threshold, int | float) or threshold < 0:
-            self._refuse(
-                f"{_THRESHOLD}={threshold} should be 0 or more",
-                _THRESHOLD,
-                f"{_THRESHOLD}=0 trains synchronously, =1 lets engines be one step ahead",
-            )
+            hint = f"{_THRESHOLD}=0 trains synchronously, =1 lets engines be one step ahead"
+            self._refuse(f"{_THRESHOLD}={threshold} should be 0 or more", _THRESHOLD, hint)
             return
         self.values[f"{_ASYNC}.max_staleness"] = (math.ceil(threshold), where)
-        if threshold and (threshold != 1 or self._get(_PARTIAL, True)):
+        if threshold and (threshold != 1 or self._get(_PARTIAL, True)[0]):
             self.values[f"{_ASYNC}.schedule"] = ("eager", where)
 
     def _add_batch(self) -> None:
         """Set prompts and number of steps: a step is what verl trains on between two syncs."""
-        steps, batches = self._get(_SYNC_STEP, 4), self._get(_BATCHES, 1)
+        (steps, where), (batches, _) = self._get(_SYNC_STEP, 4), self._get(_BATCHES, 1)
         mini, chosen = self.look(_MINI), self.look(_BATCH)
         if not all(isinstance(factor, int) for factor in (steps, batches, mini)):
-            self._refuse(
-                f"{_SYNC_STEP}={steps}, {_BATCHES}={batches} and {_MINI}={mini} should be numbers",
-                _SYNC_STEP,
-                f"set {_BATCH}, and remove {_SYNC_STEP} and {_BATCHES}",
-            )
+            hint = f"set {_BATCH}, and remove {_SYNC_STEP} and {_BATCHES}"
+            factors = f"{_SYNC_STEP}={steps}, {_BATCHES}={batches} and {_MINI}={mini}"
+            self._refuse(f"{factors} should be numbers", _SYNC_STEP, hint)
             return
-        batch, where = steps * batches * mini, self._where(_SYNC_STEP)
+        batch = steps * batches * mini
         if self.is_set(_BATCH) and chosen not in (0, batch):
-            self._refuse(
-                f"{_BATCH}={chosen} differs from {_SYNC_STEP}={steps} × {_BATCHES}={batches} × "
-                f"{_MINI}={mini}",
-                _SYNC_STEP,
-                f"{_BATCH}={batch}, or 0 as in verl's scripts",
-            )
+            product = f"{_SYNC_STEP}={steps} × {_BATCHES}={batches} × {_MINI}={mini}"
+            hint = f"{_BATCH}={batch}, or 0 as in verl's scripts"
+            self._refuse(f"{_BATCH}={chosen} differs from {product}", _SYNC_STEP, hint)
             return
         self.values[_BATCH] = (batch, where)
         if self.is_set("data.gen_batch_size"):  # verl's stream of single prompts
             self.values["data.gen_batch_size"] = (None, where)
-        if batch and isinstance(total := self._get(_TOTAL, None), int):
-            self.values["trainer.total_training_steps"] = (total // batch, self.given[_TOTAL][1])
+        total, where = self._get(_TOTAL, None)
+        if batch and isinstance(total, int):
+            self.values["trainer.total_training_steps"] = (total // batch, where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,10 +70,8 @@ def import_script(path: Path) -> Imported:
             f"the command of verl has {len(overrides)} settings, at most {_MOST_SETTINGS} are read",
             where=str(path),
         )
-    default = next(
-        (name for words, name in DEFAULT_CONFIGURATIONS.items() if words in module), None
-    )
-    name = options.get("n", default)
+    defaults = (name for words, name in DEFAULT_CONFIGURATIONS.items() if words in module)
+    name = options.get("n", next(defaults, None))
     base = recipe_of(verb, options.get("p"), name) if options else f"{verb}_trainer"
     unread = list(dict.fromkeys(shell.unread))
     open_ended = [word for word in overrides if any(text in word for text in unread)]
@@ -140,16 +139,11 @@ def _translate(script: str, verb: str, base: str, overrides: list[str]) -> Impor
 
 
 def _container(base: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of the base with those of the script."""
+    """Return the values of the base, if it can be composed, with those of the script."""
     from rlctl.recipes.compose import compose_unvalidated
 
-    try:
-        container = compose_unvalidated(base)
-    except RlctlError:
-        container = {}
-    for key, value in values.items():
-        section, _, leaf = key.rpartition(".")
-        node = lookup(container, section)
-        if isinstance(node, dict):
-            node[leaf] = value
-    return container
+    kept: dict[str, Any] = {}
+    with suppress(RlctlError):
+        kept = leaves(compose_unvalidated(base))
+    replaced = [name for name in kept if any(key.startswith(f"{name}.") for key in values)]
+    return nested({name: kept[name] for name in kept if name not in replaced} | values)

@@ -7,7 +7,7 @@ false, and its default estimator is k3. Both are refused, also where a default a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,10 @@ from rlctl.recipes.slots import lookup
 from rlctl.recipes.verl.asynchronous import Combination
 from rlctl.recipes.verl.tables import Feature
 from rlctl.recipes.verl.translate import Kind, Translation, translate, written
+
+_SECTION = "distillation"
+_LOSS = f"{_SECTION}.distillation_loss"
+_ALGORITHM = "algorithm.name=distill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,8 @@ class VerlSettings:
         if result.kind:
             setting = VerlSetting(key, value, where, result)
             self.found.append(setting)
-            if result.extends is not None:
-                self.paths[result.extends] = value
+            if result.rule is not None and result.rule.extends:
+                self.paths[result.rule.extends] = value
             elif result.key is not None:
                 self._warn_of_another(result.key, setting)
         return result
@@ -98,45 +102,61 @@ class VerlSettings:
         return combination.values
 
     def add_unused(self, key: str, value: Any, where: str, reason: str) -> None:
-        """Record a setting of a plug-in that is not selected."""
+        """Record a setting that has no effect, such as one of a plug-in that is not selected."""
         self.found = [setting for setting in self.found if setting.key != key]
         self.found.append(VerlSetting(key, value, where, Translation(None, None, "unused", reason)))
 
     def problems(self, container: dict[str, Any]) -> list[Problem]:
         """Return the refused settings, one problem per missing feature, for resolved values."""
-        problems = self._distillation(container)
-        refused = [setting for setting in self.found if setting.kind == "refused"]
-        problems += [setting.problem for setting in refused if setting.result.feature is None]
-        problems += self._combined
+        problems = list(self._distillation(container))
         missing: dict[Feature, list[VerlSetting]] = {}
-        for setting in refused:
+        for setting in self.found:
             if setting.result.feature is not None:
                 missing.setdefault(setting.result.feature, []).append(setting)
-        for feature, settings in missing.items():
-            asked = settings[0].given
-            if len(settings) > 1:
-                asked += f" and {len(settings) - 1} more"
+            elif setting.kind == "refused":
+                problems.append(setting.problem)
+        problems += self._combined
+        for feature, (first, *others) in missing.items():
+            asked = f"{first.given} and {len(others)} more" if others else first.given
             message = f"{feature.sentence} (given: {asked})"
-            problems.append(Problem(message, settings[0].where, feature.hint))
+            problems.append(Problem(message, first.where, feature.hint))
         for setting in self.found:
-            agreement = setting.result.agreement
-            if agreement is not None and not agreement.holds(setting.value, container):
-                name, value = agreement.expression, agreement.value(container)
-                message = f"{setting.given} differs from {name}={value}"
-                problems.append(Problem(message, setting.where, f"remove it: rlctl uses {name}"))
+            rule = setting.result.rule
+            if rule is not None and not rule.agrees(setting.value, container):
+                message = f"{setting.given} differs from {rule.equals}={rule.expected(container)}"
+                hint = f"remove it: rlctl uses {rule.equals}"
+                problems.append(Problem(message, setting.where, hint))
         return problems
 
-    def _distillation(self, container: dict[str, Any]) -> list[Problem]:
-        """Return the problems of verl's distillation; if it is off, its settings are unused."""
-        settings = [setting for setting in self.found if setting.key.startswith(f"{SECTION}.")]
+    def _distillation(self, container: dict[str, Any]) -> Iterator[Problem]:
+        """Yield the problems of verl's distillation; if it is off, its settings are unused."""
+        settings = [setting for setting in self.found if setting.key.startswith(f"{_SECTION}.")]
         given = {setting.key: setting.value for setting in settings}
-        if given.get(f"{SECTION}.enabled") is True or _selected(container):
-            return distillation_problems(given, settings[0].where, container) if settings else []
-        for setting in {
-            setting.key: setting for setting in settings if setting.kind == "refused"
-        }.values():
-            self.add_unused(setting.key, setting.value, setting.where, "distillation is off")
-        return []
+        name = lookup(container, "algorithm.name")
+        is_selected = f"algorithm.name={name}" == _ALGORITHM
+        if given.get(f"{_SECTION}.enabled") is not True:
+            refused = {setting.key: setting for setting in settings if setting.kind == "refused"}
+            for setting in () if is_selected else refused.values():
+                self.add_unused(setting.key, setting.value, setting.where, "distillation is off")
+            return
+        where = settings[0].where
+        if not is_selected:
+            message = f"{_SECTION}.enabled=true, but algorithm.name is {name}"
+            hint = f"`rlctl train distill`, or {_ALGORITHM} with rollout.n=4"
+            yield Problem(message, where, hint)
+        for key, works, default in (
+            ("use_task_rewards", "use_task_rewards=false", "true, which adds the policy loss"),
+            ("loss_mode", "loss_mode=k1 or forward_kl_topk", "k3, which rlctl lacks"),
+        ):
+            if f"{_LOSS}.{key}" not in given:
+                message = f"{_LOSS}.{key} is not set; verl's default is {default}"
+                yield Problem(message, where, f"+{_LOSS}.{works}")
+        gradient = given.get(f"{_LOSS}.use_policy_gradient")
+        mode = given.get(f"{_LOSS}.loss_mode")
+        if gradient is not None and mode is not None and gradient is not (mode in ("k1", "kl")):
+            message = f"{_LOSS}.use_policy_gradient={str(gradient).lower()} with loss_mode={mode}"
+            hint = "true belongs to loss_mode=k1, false to forward_kl_topk"
+            yield Problem(f"{message} is not supported", where, hint)
 
     def notices(self) -> list[str]:
         """Return lines for the user: one per renamed key, one per reason of dropped settings."""
@@ -152,44 +172,3 @@ class VerlSettings:
                 for reason, given in dropped.items()
             ),
         ]
-
-
-SECTION = "distillation"
-_LOSS = f"{SECTION}.distillation_loss"
-_ALGORITHM = "algorithm.name=distill"
-
-
-def distillation_problems(
-    given: Mapping[str, Any], where: str, container: dict[str, Any]
-) -> list[Problem]:
-    """Return what the settings `given` of the section, at `where`, mean in verl and not here."""
-    if given.get(f"{SECTION}.enabled") is not True:
-        return []
-    found: list[Problem] = []
-    if not _selected(container):
-        name = lookup(container, "algorithm.name")
-        found.append(
-            Problem(
-                f"{SECTION}.enabled=true, but algorithm.name is {name}",
-                where,
-                f"`rlctl train distill`, or {_ALGORITHM} with rollout.n=4",
-            )
-        )
-    for key, works, default in (
-        ("use_task_rewards", "use_task_rewards=false", "true, which adds the policy loss"),
-        ("loss_mode", "loss_mode=k1 or forward_kl_topk", "k3, which rlctl lacks"),
-    ):
-        if f"{_LOSS}.{key}" not in given:
-            message = f"{_LOSS}.{key} is not set; verl's default is {default}"
-            found.append(Problem(message, where, f"+{_LOSS}.{works}"))
-    gradient = given.get(f"{_LOSS}.use_policy_gradient")
-    mode = given.get(f"{_LOSS}.loss_mode")
-    if gradient is not None and mode is not None and gradient is not (mode in ("k1", "kl")):
-        message = f"{_LOSS}.use_policy_gradient={str(gradient).lower()} with loss_mode={mode}"
-        hint = "true belongs to loss_mode=k1, false to forward_kl_topk"
-        found.append(Problem(f"{message} is not supported", where, hint))
-    return found
-
-
-def _selected(container: dict[str, Any]) -> bool:
-    return f"algorithm.name={lookup(container, 'algorithm.name')}" == _ALGORITHM

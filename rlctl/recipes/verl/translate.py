@@ -8,8 +8,7 @@ from functools import cache
 from typing import Any, Literal
 
 from rlctl.recipes.verl import tables
-from rlctl.recipes.verl.patterns import alternatives, compiled
-from rlctl.recipes.verl.tables import Agreement, Feature, Rule
+from rlctl.recipes.verl.tables import Feature, Rule, alternatives, compiled
 
 Kind = Literal["", "renamed", "dropped", "unused", "refused"]
 
@@ -19,9 +18,8 @@ class Translation:
     """Present form of one setting: its `key` (None = not used) and `value`.
 
     `kind` says what became of it (empty: nothing) and `text` why: a line for the user, a reason, or
-    the message of a refusal with its `hint` and missing `feature`. The value must agree with
-    `agreement`, or is appended to that of `extends`. `flat` marks a setting of a plug-in that was
-    given under verl's key.
+    the message of a refusal with its `hint` and missing `feature`. `rule` is the one that applies.
+    `flat` marks a setting of a plug-in that was given under verl's key.
     """
 
     key: str | None
@@ -30,9 +28,8 @@ class Translation:
     text: str = ""
     hint: str | None = None
     feature: Feature | None = None
-    agreement: Agreement | None = None
+    rule: Rule | None = None
     flat: bool = False
-    extends: str | None = None
 
 
 def translate(key: str, value: Any, *, sft: bool = False) -> Translation:
@@ -42,27 +39,18 @@ def translate(key: str, value: Any, *, sft: bool = False) -> Translation:
     """
     given = f"{key}={written(value)}"
     moved, flat = _moved(key, sft)
-    for pattern, words, feature in tables.REFUSED_WORDS:
-        if isinstance(value, str) and value in words and _matches(pattern, key, moved):
-            return _refused(feature)
-    if sft and moved in tables.SFT_PATHS:
-        path = tables.SFT_PATHS[moved]
-        return Translation(None, None, "renamed", f"{key} is now part of {path}", extends=path)
-    if key in tables.COMBINED:
-        return Translation(None, None, "renamed", f"{key} {tables.COMBINED[key]}")
-    agreement = next(
-        (agreement for agreement in tables.AGREEMENTS if _matches(agreement.keys, moved)), None
-    )
-    if agreement is not None:
-        reason = f"it is {agreement.expression}"
-        return Translation(None, None, "dropped", reason, agreement=agreement)
-    rule = _rule(moved)
-    if rule is not None:
+    is_text = isinstance(value, str)
+    for rule in _rules(key, moved, sft):
+        if rule.words is not None and not (is_text and value in rule.words):
+            continue
+        if rule.now:
+            return Translation(None, None, "renamed", f"{key} {rule.now}", rule=rule)
         if rule.accepts(value):
-            return Translation(None, None, "unused" if rule.depends else "dropped", rule.reason)
-        if rule.feature is not None:
-            return _refused(rule.feature)
-        hint = (rule.hint or f"{rule.reason}; remove it").replace("{value}", written(value))
+            kind: Kind = "unused" if rule.unused else "dropped"
+            return Translation(None, None, kind, rule.unused or rule.drop, rule=rule)
+        if feature := rule.feature:
+            return Translation(None, None, "refused", feature.sentence, feature.hint, feature)
+        hint = (rule.hint or f"{rule.drop}; remove it").replace("{value}", written(value))
         return Translation(None, None, "refused", f"{given} is not supported", hint)
     word = value
     for pattern, here in tables.WORDS:
@@ -76,12 +64,9 @@ def translate(key: str, value: Any, *, sft: bool = False) -> Translation:
 
 def aliases(key: str) -> list[str]:
     """Return verl's names of `key` that differ from it; those of its SFT trainer come last."""
-    found = [
-        alias
-        for pattern, new in (*tables.PLUGIN_SETTINGS, *tables.RENAMED, *tables.SFT_RENAMED)
-        for alias in _aliases(key, pattern, new)
-    ]
-    return [alias for alias in dict.fromkeys(found) if alias != key]
+    pairs = (*tables.PLUGIN_SETTINGS, *tables.RENAMED, *tables.SFT_RENAMED)
+    names = (name for pattern, new in pairs for name in _aliases(key, pattern, new))
+    return [name for name in dict.fromkeys(names) if name != key]
 
 
 def _aliases(key: str, pattern: str, new: str) -> Iterator[str]:
@@ -97,10 +82,6 @@ def _aliases(key: str, pattern: str, new: str) -> Iterator[str]:
                 yield old[:-1] + rest
 
 
-def _refused(feature: Feature) -> Translation:
-    return Translation(None, None, "refused", feature.sentence, feature.hint, feature)
-
-
 def _matches(pattern: str, *names: str) -> bool:
     return any(compiled(pattern).match(name) for name in names)
 
@@ -109,24 +90,23 @@ def _matches(pattern: str, *names: str) -> bool:
 def _moved(key: str, sft: bool) -> tuple[str, bool]:
     """Return the present name of a key, and True for a setting of a plug-in."""
     flat = False
-    for table, is_setting in (
-        (tables.SFT_RENAMED if sft else (), False),
-        (tables.PLUGIN_SETTINGS, True),
-    ):
+    for table in (tables.SFT_RENAMED if sft else [], tables.PLUGIN_SETTINGS, tables.RENAMED):
         for pattern, new in table:
             if match := compiled(pattern).match(key):
-                key, flat = match.expand(new), is_setting
+                key, flat = match.expand(new), flat or table is tables.PLUGIN_SETTINGS
                 break
-    for pattern, new in tables.RENAMED:
-        if match := compiled(pattern).match(key):
-            return match.expand(new), flat
     return key, flat
 
 
 @cache
-def _rule(key: str) -> Rule | None:
-    """Return the rule of a key without a counterpart, or None."""
-    return next((rule for rule in tables.RULES if _matches(rule.keys, key)), None)
+def _rules(key: str, moved: str, sft: bool) -> list[Rule]:
+    """Return the rules of a key; only those with words also match its name in verl."""
+    return [
+        rule
+        for rule in tables.RULES
+        if (sft or not rule.extends)
+        and _matches(rule.keys, moved, *([key] if rule.words is not None else []))
+    ]
 
 
 def written(value: Any) -> str:
