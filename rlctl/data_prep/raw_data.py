@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,31 +41,31 @@ _MARK, _BOXED = "####", "\\boxed{"
 
 
 @dataclass(frozen=True)
-class Column:
-    """Column of records, or a field of one (`reward_model.ground_truth`)."""
-
-    name: str
-    kind: str  # text, chat, number or other
-    example: Any
-
-
-@dataclass(frozen=True)
 class RawData:
     """Files of records, and a sample of them."""
 
-    name: str
+    source: str
     training: Sequence[Path]
     validation: Sequence[Path]  # empty: a part of the training records is split off
     records: Sequence[dict[str, Any]]
 
-    def columns(self) -> list[Column]:
-        """Return the columns of the sample, and the fields of those that are objects."""
+    @property
+    def name(self) -> str:
+        """Name of the source."""
+        return name_of([self.source])
+
+    def columns(self) -> dict[str, Any]:
+        """Return a value of each column of the sample, and of each field (`reward_model.style`)."""
         values: dict[str, Any] = {}
         for record in self.records:
-            for name, value in _flat(record):
-                if values.get(name) is None:
-                    values[name] = value
-        return [Column(name, kind_of(value), value) for name, value in values.items()]
+            for name, value in record.items():
+                inner = value.items() if isinstance(value, dict) else ()
+                for path, item in (
+                    (name, value),
+                    *((f"{name}.{key}", item) for key, item in inner),
+                ):
+                    values[path] = item if values.get(path) is None else values[path]
+        return values
 
     @property
     def image_key(self) -> str | None:
@@ -79,26 +79,22 @@ class RawData:
 
     def suggest_prompt(self) -> str | None:
         """Return the column that holds the prompts, by its name, or None."""
-        return _named(
-            _PROMPTS, [column for column in self.columns() if column.kind in ("text", "chat")]
-        )
+        return _first(_PROMPTS, self._names("text", "chat"))
 
     def suggest_answer(self, prompt: str) -> str | None:
         """Return the column that holds the answers: by its name, or the only one left.
 
         It is the prompt's if the chat there ends with a message of the assistant.
         """
-        columns = self.columns()
-        left = [
-            column
-            for column in columns
-            if column.kind in ("text", "number") and column.name != prompt
-        ]
-        if named := _named(_ANSWERS, left):
+        left = [name for name in self._names("text", "number") if name != prompt]
+        if named := _first(_ANSWERS, left):
             return named
-        if any(column.name == prompt and ends_with_response(column.example) for column in columns):
+        if ends_with_response(self.columns().get(prompt)):
             return prompt
-        return left[0].name if len(left) == 1 else None
+        return left[0] if len(left) == 1 else None
+
+    def _names(self, *kinds: str) -> list[str]:
+        return [name for name, value in self.columns().items() if kind_of(value) in kinds]
 
 
 def find_raw(source: str, validation: str | None) -> RawData:
@@ -123,27 +119,20 @@ def find_raw(source: str, validation: str | None) -> RawData:
         raise ConfigError("the data has no records", where=source)
     if not all(isinstance(record, dict) for record in records):
         raise ConfigError("the records are no objects with named fields", where=source)
-    return RawData(name_of([source]), training, held_out, records)
+    return RawData(source, training, held_out, records)
 
 
 def _files(source: str, split: str) -> list[Path]:
     """Return the files of a split, whose kind is known; all of a folder that has no splits."""
-    found = record_files([source], split)
-    for file in found:
+    files = record_files([source], split)
+    for file in files:
         if file.suffix.lower() not in RAW_SUFFIXES:
             raise ConfigError(
                 f"the data is a file of an unknown kind, {file.suffix!r}",
                 where=str(file),
                 hint=f"kinds that are read: {', '.join(RAW_SUFFIXES)}",
             )
-    return found
-
-
-def _flat(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in record.items():
-        yield name, value
-        if isinstance(value, dict):
-            yield from ((f"{name}.{key}", inner) for key, inner in value.items())
+    return files
 
 
 def kind_of(value: Any) -> str:
@@ -155,8 +144,8 @@ def kind_of(value: Any) -> str:
     return "number" if isinstance(value, int | float) else "other"
 
 
-def _named(names: Sequence[str], columns: Sequence[Column]) -> str | None:
-    by_name = {column.name.lower(): column.name for column in reversed(columns)}
+def _first(names: Iterable[str], columns: Sequence[str]) -> str | None:
+    by_name = {column.lower(): column for column in reversed(columns)}
     return next((by_name[name] for name in names if name in by_name), None)
 
 
@@ -169,13 +158,12 @@ def final_answer(solution: str) -> str:
     r"""Return the text after the last `####`, or in the last \boxed{}; else the whole text."""
     if _MARK in solution:
         return solution.rpartition(_MARK)[2].strip()
-    start = solution.rfind(_BOXED)
-    if start >= 0:
-        depth = 0
-        for end, letter in enumerate(solution[start:], start):
-            depth += (letter == "{") - (letter == "}")
-            if letter == "}" and depth == 0:
-                return solution[start + len(_BOXED) : end].strip()
+    _, boxed, text = solution.rpartition(_BOXED)
+    depth = 1
+    for end, letter in enumerate(text if boxed else ""):
+        depth += (letter == "{") - (letter == "}")
+        if depth == 0:
+            return text[:end].strip()
     return solution.strip()
 
 
@@ -201,12 +189,13 @@ class RowMaker:
 
     def splits(self) -> dict[str, RowSource]:
         """Return the rows for training (`train`) and validation (`val`), which are streamed."""
+        train, val = (
+            partial(self._rows, files) for files in (self.data.training, self.data.validation)
+        )
         if self.data.validation:
-            train = split_source(lambda: self._rows(self.data.training), 0.0, 0)
-            count = sum(1 for _ in self._rows(self.data.validation))
-            read = partial(self._rows, self.data.validation)
-            return train | {"val": SplitRows(read, "val", range(count), count)}
-        count = sum(1 for _ in self._rows(self.data.training))
+            count = sum(1 for _ in val())
+            return split_source(train, 0.0, 0) | {"val": SplitRows(val, "val", range(count), count)}
+        count = sum(1 for _ in train())
         if count < 2:
             raise ConfigError(
                 "the data has one record, which cannot be both for training and for validation",
@@ -214,15 +203,16 @@ class RowMaker:
                 hint="--val FILE",
             )
         size = min(_MAX_VALIDATION, max(1, count // 10))
-        return split_source(lambda: self._rows(self.data.training), size / count, 0, count)
+        return split_source(train, size / count, 0, count)
 
     def first(self, count: int) -> list[PromptRow]:
         """Return the first rows for training."""
         return list(islice(self._rows(self.data.training), count))
 
     def _rows(self, files: Sequence[Path]) -> Iterator[PromptRow]:
-        chosen = (self.fields.prompt_key, self.fields.answer_key)
-        if chosen == (_PROMPTS[0], _ANSWERS[0]) and not row_faults(
+        """Yield rows without an assistant's last message, and with the final answer."""
+        keys = (self.fields.prompt_key, self.fields.answer_key)
+        if keys == (_PROMPTS[0], _ANSWERS[0]) and not row_faults(
             self.data.records[0], "prompt", "data_source"
         ):  # rows already
             rows = chain.from_iterable(map(stream_rows, files))
@@ -230,16 +220,12 @@ class RowMaker:
             rows = rows_from_records(files, self.fields)
         for index, row in enumerate(rows):
             row.extra_info["index"] = index
-            yield self._finished(row)
-
-    def _finished(self, row: PromptRow) -> PromptRow:
-        """Return the row without an assistant's last message, and with the final answer."""
-        chat, truth = row.prompt, row.ground_truth
-        if len(chat) > 1 and chat[-1]["role"] == "assistant":
-            chat = chat[:-1]
-        if self.instruction:
-            last = chat[-1] | {"content": f"{chat[-1]['content']} {self.instruction}"}
-            chat = [*chat[:-1], last]
-        if isinstance(truth, str) and not self.whole:
-            truth = final_answer(truth)
-        return replace(row, prompt=chat, ground_truth=truth)
+            chat, truth = row.prompt, row.ground_truth
+            if len(chat) > 1 and chat[-1]["role"] == "assistant":
+                chat = chat[:-1]
+            if self.instruction:
+                text = f"{chat[-1]['content']} {self.instruction}"
+                chat = [*chat[:-1], chat[-1] | {"content": text}]
+            if isinstance(truth, str) and not self.whole:
+                truth = final_answer(truth)
+            yield replace(row, prompt=chat, ground_truth=truth)

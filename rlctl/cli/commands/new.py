@@ -144,10 +144,10 @@ def new(
     }
     can_ask = sys.stdin.isatty() and sys.stderr.isatty()
     answers = _answer(options, val, yes, can_ask)
-    project = Project(folder or answers.default_folder, algorithm)
+    project = Project(folder or Path(answers.rows.data.name), algorithm)
     if not force:
         project.refuse_existing()
-    rows = answers.rows(instruction)
+    rows = answers.rows_with(instruction)
     entries = [
         row_entry(index, row, answers.tokenizer) for index, row in enumerate(rows.first(_NUM_SHOWN))
     ]
@@ -171,24 +171,18 @@ def _answer(
     options: Mapping[str, str | None], val: str | None, accept: bool, can_ask: bool
 ) -> Answers:
     """Return the answers to all questions; show the columns before questions about them."""
-    from rlctl.runtime.project.questions import DATA, QUESTIONS, Answers
+    from rlctl.data_prep.raw_data import kind_of
+    from rlctl.runtime.project.questions import Interview
 
-    answers, ask = Answers(val, announce), _ask if can_ask else None
-    answers.fill([DATA], options, accept, ask)
-    if answers.raw and can_ask and None in (options["prompt_key"], options["answer_key"]):
+    interview = Interview(options, accept, _ask if can_ask else None, announce)
+    raw = interview.find_data(val)
+    if raw is not None and can_ask and None in (options["prompt_key"], options["answer_key"]):
         rows = [
-            (
-                str(number),
-                visible(column.name),
-                column.kind,
-                visible(f"{column.example!s:.{_EXAMPLE}}"),
-            )
-            for number, column in enumerate(answers.raw.columns(), 1)
+            (str(number), visible(name), kind_of(value), visible(f"{value!s:.{_EXAMPLE}}"))
+            for number, (name, value) in enumerate(raw.columns().items(), 1)
         ]
         stderr().print(table(["", "column", "kind", "value"], rows, right=[""]))
-    answers.fill(QUESTIONS, options, accept, ask)
-    answers.raise_missing()
-    return answers
+    return interview.finish(raw)
 
 
 def _ask(question: str, suggestion: str | None, parse: Callable[[str], Any]) -> Any:

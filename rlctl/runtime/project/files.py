@@ -16,7 +16,6 @@ from rlctl.errors import ConflictError
 from rlctl.files import write_text
 from rlctl.quickstart import FOLDERS
 from rlctl.runtime.project.questions import Answers
-from rlctl.runtime.project.rewards import OWN
 
 _NUM_MEASURED = 1000  # prompts whose tokens are counted
 _MAX_BATCH = 128  # prompts of a step
@@ -61,7 +60,6 @@ class Project:
         from rlctl.runtime.data.image_prompts import row_renderer
         from rlctl.runtime.data.tokenizer import encode_text  # imports transformers
 
-        assert answers.tokenizer is not None, "nothing is missing"
         splits = rows.splits()
         measured = rows.first(_NUM_MEASURED)
         render = row_renderer(answers.tokenizer)
@@ -69,7 +67,7 @@ class Project:
         batch = min(_MAX_BATCH, 2 ** (len(splits["train"]).bit_length() - 1))
         for name, split in splits.items():
             write_rows(self.files[name], split)
-        write_text(self.files["reward"], reward_source(answers.reward or OWN))
+        write_text(self.files["reward"], reward_source(answers.reward))
         recipe = _render(
             "recipe.yaml",
             project=self,
