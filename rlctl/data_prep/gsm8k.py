@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlctl.data_prep.agent_columns import ToolsParams, with_tools
 from rlctl.data_prep.datasets import dataset, option
 from rlctl.data_prep.hub import hub_answers
-from rlctl.data_prep.records import raise_capped, read_records
+from rlctl.data_prep.records import convert
 from rlctl.data_prep.rows import PromptRow
-from rlctl.errors import ConfigError, NotFoundError, Problem, ResourceError
+from rlctl.errors import NotFoundError, ResourceError
 
 DATA_SOURCE = "openai/gsm8k"
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
@@ -55,36 +55,25 @@ def load_gsm8k(source: Path | None, instruction: str = INSTRUCTION) -> dict[str,
     for malformed records, ResourceError if the hub cannot be reached.
     """
     return {
-        split: _rows(_find(source, split) if source else [_download(split)], split, instruction)
+        split: list(
+            convert(
+                _find(source, split) if source else [_download(split)],
+                partial(_row, split=split, instruction=instruction),
+            )
+        )
         for split in SPLITS
     }
 
 
-def _rows(files: list[Path], split: str, instruction: str) -> list[PromptRow]:
-    rows, problems = [], []
-    for index, (where, record) in enumerate(chain.from_iterable(map(read_records, files))):
-        question, answer = (
-            (record.get("question"), record.get("answer"))
-            if isinstance(record, dict)
-            else (None, None)
+def _row(record: Any, index: int, path: Path, *, split: str, instruction: str) -> PromptRow:
+    del path
+    fields = record if isinstance(record, dict) else {}
+    question, answer = fields.get("question"), fields.get("answer")
+    if not (isinstance(question, str) and isinstance(answer, str) and _MARK in answer):
+        raise ValueError(
+            "not a GSM8K record: expected {question, answer}, both text, "
+            "and `#### number` in the answer"
         )
-        if isinstance(question, str) and isinstance(answer, str) and _MARK in answer:
-            rows.append(_row(question, answer, split, index, instruction))
-        else:
-            problems.append(
-                Problem(
-                    "not a GSM8K record: expected {question, answer}, both text, "
-                    "and `#### number` in the answer",
-                    where,
-                )
-            )
-    raise_capped(problems, files[0])
-    if not rows:
-        raise ConfigError("the file contains no records", where=str(files[0]))
-    return rows
-
-
-def _row(question: str, answer: str, split: str, index: int, instruction: str) -> PromptRow:
     return PromptRow(
         data_source=DATA_SOURCE,
         prompt=[{"role": "user", "content": f"{question} {instruction}"}],

@@ -22,10 +22,10 @@ from rlctl.data_prep.chats import (
 )
 from rlctl.data_prep.datasets import dataset, option
 from rlctl.data_prep.images import PLACEHOLDER, image_faults, read_images, require_pillow, text_of
-from rlctl.data_prep.records import raise_capped, read_records, value_at
+from rlctl.data_prep.records import convert, value_at
 from rlctl.data_prep.rows import PromptRow, RowSource
 from rlctl.data_prep.sources import TRAIN, name_of, record_files
-from rlctl.errors import ConfigError, Problem, UsageError
+from rlctl.errors import UsageError
 from rlctl.plugins import Params
 
 
@@ -112,9 +112,11 @@ def jsonl(params: JsonlParams) -> dict[str, RowSource]:
 def split_source(
     read: Callable[[], Iterator[PromptRow]], fraction: float, seed: int, count: int | None = None
 ) -> dict[str, RowSource]:
-    """Split the rows that `read` yields as `split_off` does, without holding them.
+    """Split the rows that `read` yields into `train` and `val`, without holding them.
 
-    `count` is their number; without it, they are counted.
+    A `fraction` of them, chosen by `seed`, is in `val`; there is none if `fraction` is 0. Both keep
+    the order, and set `extra_info["split"]`. `count` is the number of rows; without it, they are
+    counted. Raises UsageError for a fraction that leaves a split empty.
     """
     if count is None:
         count = sum(1 for _ in read())
@@ -150,37 +152,16 @@ def rows_from_records(files: Sequence[Path], fields: Fields) -> Iterator[PromptR
     a text, the `answer` that ended a chat, and all other columns. Raises one ConfigError with the
     positions of all bad records of a file after its last one.
     """
-    index = 0
-    for path in files:
-        empty, problems = True, []
-        for where, record in read_records(path):
-            try:
-                row = row_of(record, index, fields)
-                if fields.image_key is not None:
-                    images = value_at(record, fields.image_key)
-                    row = with_images(row, fields.image_key, images, path.parent)
-            except ValueError as error:
-                problems.append(Problem(str(error), where))
-                continue
-            index, empty = index + 1, False
-            yield row
-        raise_capped(problems, path)
-        if empty:
-            raise ConfigError("the file contains no records", where=str(path))
-
-
-def split_off(rows: list[PromptRow], fraction: float, seed: int) -> dict[str, list[PromptRow]]:
-    """Split rows into `train` and `val`, with a `fraction` of them, chosen by `seed`, in `val`.
-
-    Both keep the file's order; there is no `val` if `fraction` is 0. Sets `extra_info["split"]`.
-    Raises UsageError for a fraction that leaves a split empty.
-    """
-    splits = split_source(lambda: iter(rows), fraction, seed, len(rows))
-    return {name: list(split) for name, split in splits.items()}
+    return convert(
+        files,
+        lambda record, index, path: with_images(
+            row_of(record, index, fields), fields.image_key, record, path.parent
+        ),
+    )
 
 
 def _validation_indices(count: int, fraction: float, seed: int) -> frozenset[int]:
-    """Return the indices of the rows for validation. Raises UsageError as `split_off` does."""
+    """Return the indices of the rows for validation. Raises UsageError as `split_source` does."""
     if not 0 <= fraction < 1:
         raise UsageError(
             f"the validation fraction is {fraction}", hint="use a number from 0 to below 1"
@@ -217,9 +198,14 @@ def row_of(record: Any, index: int, fields: Fields) -> PromptRow:
     return PromptRow(fields.data_source, chat, truth, extra_info={"index": index, **extra_info})
 
 
-def with_images(row: PromptRow, key: str, value: Any, folder: Path) -> PromptRow:
-    """Return the row with its images. Raises ValueError if its prompt refers to others."""
-    images = read_images(value, folder)
+def with_images(row: PromptRow, key: str | None, record: Any, folder: Path) -> PromptRow:
+    """Return the row with the images at `key` of its record; unchanged if that is None.
+
+    Raises ValueError if its prompt refers to others.
+    """
+    if key is None:
+        return row
+    images = read_images(value_at(record, key), folder)
     if not any(PLACEHOLDER in turn["content"] for turn in row.prompt):
         asked = next((turn for turn in row.prompt if turn["role"] != "system"), row.prompt[-1])
         asked["content"] = PLACEHOLDER * len(images) + asked["content"]

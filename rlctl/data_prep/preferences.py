@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
 from rlctl.data_prep.chats import FORMS, Chat, is_chat, read_chat, shortened
 from rlctl.data_prep.datasets import dataset, option
 from rlctl.data_prep.images import require_pillow
-from rlctl.data_prep.jsonl import as_texts, split_off, with_images
-from rlctl.data_prep.records import raise_capped, read_records, value_at
-from rlctl.data_prep.rows import PromptRow
+from rlctl.data_prep.jsonl import as_texts, split_source, with_images
+from rlctl.data_prep.records import convert, value_at
+from rlctl.data_prep.rows import PromptRow, RowSource
 from rlctl.data_prep.sources import name_of, record_files
 from rlctl.errors import ConfigError, Problem
 from rlctl.monitoring.text import plural
@@ -78,7 +77,7 @@ class PreferencesParams(Params):
     PreferencesParams,
     "rlctl prep preferences pairs.jsonl --out data/pairs --val-fraction 0.05",
 )
-def preferences(params: PreferencesParams) -> dict[str, list[PromptRow]]:
+def preferences(params: PreferencesParams) -> Mapping[str, RowSource]:
     """Preference pairs, for `rlctl train rm` and `rlctl train dpo`: train.parquet, val.parquet.
 
     A record has a prompt and two responses, `chosen` and `rejected`: texts, messages, or two
@@ -90,44 +89,28 @@ def preferences(params: PreferencesParams) -> dict[str, list[PromptRow]]:
     if params.image_key is not None:
         require_pillow("--image-key")
     files = record_files([params.source], params.split)
-    rows, problems = rows_of(files, params)
-    if params.skip_invalid:
-        for problem in problems[:1]:
-            LOG.warning(
-                "leaving out %s; the first: %s (%s)",
-                plural(len(problems), "record"),
-                problem.message,
-                problem.where,
-            )
-    elif problems:
-        raise_capped(problems, files[0])
-    if not rows:
-        raise ConfigError("no pairs are left", where=params.source)
-    return split_off(rows, params.val_fraction, params.seed)
-
-
-def rows_of(files: list[Path], params: PreferencesParams) -> tuple[list[PromptRow], list[Problem]]:
-    """Return a row for each record that is a pair, and a problem for each other record."""
     source = params.data_source or name_of([params.source])
-    rows: list[PromptRow] = []
-    problems: list[Problem] = []
-    records = chain.from_iterable(map(read_records, files))
-    for index, (where, record) in enumerate(records):
-        try:
-            prompt, chosen, rejected = pair_of(record, params)
-            row = PromptRow(source, prompt, "", style="model")
-            if params.image_key is not None:
-                images = value_at(record, params.image_key)
-                row = with_images(row, params.image_key, images, files[0].parent)
-        except ValueError as error:
-            hint = "--skip-invalid leaves such records out"
-            problems.append(Problem(str(error), where, hint))
-            continue
+    skipped: list[Problem] | None = [] if params.skip_invalid else None
+
+    def row_of(record: Any, index: int, path: Path) -> PromptRow:
+        prompt, chosen, rejected = pair_of(record, params)
         extra_info = {"index": index, "chosen": chosen, "rejected": rejected}
         if (margin := _margin(record)) is not None:
             extra_info["margin"] = margin
-        rows.append(replace(row, extra_info=extra_info))
-    return rows, problems
+        row = PromptRow(source, prompt, "", style="model", extra_info=extra_info)
+        return with_images(row, params.image_key, record, path.parent)
+
+    rows = list(convert(files, row_of, "--skip-invalid leaves such records out", skipped))
+    for problem in (skipped or ())[:1]:
+        LOG.warning(
+            "leaving out %s; the first: %s (%s)",
+            plural(len(skipped or ()), "record"),
+            problem.message,
+            problem.where,
+        )
+    if not rows:
+        raise ConfigError("no pairs are left", where=params.source)
+    return split_source(lambda: iter(rows), params.val_fraction, params.seed, len(rows))
 
 
 def pair_of(record: Any, params: PreferencesParams) -> tuple[Chat, str, str]:

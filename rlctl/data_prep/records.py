@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from rlctl.data_prep.chats import shortened
 from rlctl.errors import ConfigError, Problem
@@ -22,6 +22,36 @@ _MAX_FIELD = 2**30  # characters of a CSV field
 MAX_DEPTH = 100  # of lists and objects in a record: Arrow and Python have limits of their own
 _TOO_DEEP = f"lists or objects are nested more than {MAX_DEPTH} deep"
 
+T = TypeVar("T")
+
+
+def convert(
+    files: Iterable[Path],
+    make: Callable[[Any, int, Path], T],
+    hint: str | None = None,
+    skipped: list[Problem] | None = None,
+) -> Iterator[T]:
+    """Yield `make(record, index, path)` of each record of files; `index` counts all records.
+
+    A ValueError of `make` is a problem of the record. Those of a file are raised as one ConfigError
+    after its last record, with `hint`, or appended to `skipped`. Raises ConfigError for a file
+    without records.
+    """
+    index = 0
+    for path in files:
+        first, problems = index, [] if skipped is None else skipped
+        for index, (where, record) in enumerate(read_records(path), first + 1):
+            try:
+                made = make(record, index - 1, path)
+            except ValueError as error:
+                problems.append(Problem(str(error), where, hint))
+                continue
+            yield made
+        if skipped is None:
+            raise_capped(problems, path)
+        if index == first:
+            raise ConfigError("the file contains no records", where=str(path))
+
 
 def read_records(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield (position, record) of every record in a file.
@@ -30,17 +60,13 @@ def read_records(path: Path) -> Iterator[tuple[str, Any]]:
     parquet and Arrow; N starts at 0. A field of CSV or TSV is a text, an empty one None. Raises one
     ConfigError for a file that cannot be parsed, for lines that cannot after the last one.
     """
-    match path.suffix.lower():
-        case ".parquet":
-            return _parquet(path)
-        case ".arrow":
-            return _arrow(path)
-        case ".csv" | ".tsv":
-            return _csv(path)
-        case ".json":
-            return _json(path)
-        case _:
-            return _jsonl(path)
+    problems: list[Problem] = []
+    for where, record in _READERS.get(path.suffix.lower(), _jsonl)(path):
+        if isinstance(record, ValueError):
+            problems.append(Problem(_reason(record), where))
+        else:
+            yield where, record
+    raise_capped(problems, path)
 
 
 def value_at(record: Any, dotted: str) -> Any:
@@ -103,9 +129,8 @@ def parse_json(text: str) -> Any:
     Raises ValueError for text that is no JSON, is nested deeper than `MAX_DEPTH`, or has half of a
     surrogate pair (`"\\ud83d"`), which no tokenizer and no file can take.
     """
-    value = _loads(text)
-    _check(value, text.count("[") + text.count("{") > MAX_DEPTH, "\\ud" in text.lower())
-    return value
+    may_be_deep = text.count("[") + text.count("{") > MAX_DEPTH
+    return _checked(_loads(text), may_be_deep, "\\ud" in text.lower())
 
 
 def _loads(text: str) -> Any:
@@ -115,8 +140,8 @@ def _loads(text: str) -> Any:
         raise ValueError(_TOO_DEEP) from None
 
 
-def _check(value: Any, may_be_deep: bool, has_surrogates: bool) -> None:
-    """Raise ValueError as `parse_json` does."""
+def _checked(value: Any, may_be_deep: bool, has_surrogates: bool) -> Any:
+    """Return the value. Raises ValueError as `parse_json` does."""
     if may_be_deep and _depth(value) > MAX_DEPTH:
         raise ValueError(_TOO_DEEP)
     if has_surrogates:
@@ -125,6 +150,7 @@ def _check(value: Any, may_be_deep: bool, has_surrogates: bool) -> None:
         except UnicodeEncodeError as error:
             code = f"\\u{ord(error.object[error.start]):x}"
             raise ValueError(f"a text has half of a surrogate pair, {code}") from None
+    return value
 
 
 def _depth(value: Any) -> int:
@@ -142,20 +168,20 @@ def _reason(error: ValueError) -> str:
     return str(error)
 
 
+def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a call, or its ValueError."""
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        return error
+
+
 def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    problems: list[Problem] = []
     with _opened(path) as file:
         # Unlike `str.splitlines`, a file does not split at U+2028, which JSON text may contain.
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = parse_json(line.removesuffix("\n"))
-            except ValueError as error:
-                problems.append(Problem(_reason(error), f"{path}:{number}"))
-                continue
-            yield f"{path}:{number}", record
-    raise_capped(problems, path)
+            if line.strip():
+                yield f"{path}:{number}", _attempt(parse_json, line.removesuffix("\n"))
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
@@ -172,19 +198,11 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
             where=str(path),
         )
     del text
-    problems: list[Problem] = []
     for index, record in enumerate(records):
-        try:
-            _check(record, True, has_surrogates)
-        except ValueError as error:
-            problems.append(Problem(_reason(error), f"{path}, record {index}"))
-            continue
-        yield f"{path}, record {index}", record
-    raise_capped(problems, path)
+        yield f"{path}, record {index}", _attempt(_checked, record, True, has_surrogates)
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
-    problems: list[Problem] = []
     csv.field_size_limit(_MAX_FIELD)
     with _opened(path, newline="") as file:
         reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
@@ -196,12 +214,11 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
                 where = f"{path}:{reader.line_num}"
                 if None in record or None in record.values():  # too many fields, or too few
                     text = f"the line does not have the fields {', '.join(names)}"
-                    problems.append(Problem(text, where))
+                    yield where, ValueError(text)
                 else:
                     yield where, {name: text or None for name, text in record.items()}
         except csv.Error as error:
             raise ConfigError(f"not CSV: {error}", where=f"{path}:{reader.line_num}") from error
-    raise_capped(problems, path)
 
 
 def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
@@ -215,7 +232,7 @@ def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
                 for batch in batches
                 for start in range(0, batch.num_rows, BATCH_ROWS)
             )
-            yield from _numbered(path, parts)
+            yield from numbered(path, parts)
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(
             f"not a readable Arrow stream: {str(error).splitlines()[0]}", where=str(path)
@@ -224,10 +241,13 @@ def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     with readable_parquet(path) as file:
-        yield from _numbered(path, stream_parquet(file))
+        yield from numbered(path, stream_parquet(file))
 
 
-def _numbered(path: Path, batches: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+_READERS = {".parquet": _parquet, ".arrow": _arrow, ".csv": _csv, ".tsv": _csv, ".json": _json}
+
+
+def numbered(path: Path, batches: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the records of Arrow batches with their positions."""
     records = chain.from_iterable(batch.to_pylist() for batch in batches)
     for index, record in enumerate(records):
@@ -252,8 +272,5 @@ def readable_parquet(path: Path, hint: str | None = None) -> Iterator[Any]:
 
 def stream_parquet(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """Yield the rows of an open parquet file as Arrow batches."""
-    import pyarrow as pa
-
     for group in range(file.num_row_groups):  # in one call, pyarrow 26 keeps memory of each group
         yield from file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns)
-        pa.default_memory_pool().release_unused()

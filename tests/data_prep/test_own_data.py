@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlctl.data_prep.chats import FORMS
-from rlctl.data_prep.jsonl import Fields, JsonlParams, jsonl, rows_from_records, split_off
+from rlctl.data_prep.jsonl import Fields, JsonlParams, jsonl, rows_from_records, split_source
 from rlctl.data_prep.lengths import Lengths
 from rlctl.data_prep.records import read_records
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
@@ -200,19 +200,25 @@ def numbered(count: int) -> list[PromptRow]:
     ]
 
 
+def split(count: int, fraction: float, seed: int) -> dict[str, list[PromptRow]]:
+    rows = numbered(count)
+    splits = split_source(lambda: iter(rows), fraction, seed, count)
+    return {name: list(own) for name, own in splits.items()}
+
+
 def test_splits_are_disjoint_complete_and_seeded() -> None:
-    splits = split_off(numbered(100), 0.2, seed=1)
+    splits = split(100, 0.2, seed=1)
     indices = {name: [row.extra_info["index"] for row in rows] for name, rows in splits.items()}
     assert len(indices["val"]) == 20
     assert sorted(indices["train"] + indices["val"]) == list(range(100))
     assert indices["train"] == sorted(indices["train"])
     assert all(row.extra_info["split"] == name for name, rows in splits.items() for row in rows)
-    assert split_off(numbered(100), 0.2, seed=1) == splits
-    assert split_off(numbered(100), 0.2, seed=2) != splits
-    assert list(split_off(numbered(3), 0.0, seed=1)) == ["train"]
+    assert split(100, 0.2, seed=1) == splits
+    assert split(100, 0.2, seed=2) != splits
+    assert list(split(3, 0.0, seed=1)) == ["train"]
     for count, fraction in ((3, 0.1), (3, 0.9), (3, 1.0), (3, -0.1)):
         with pytest.raises(UsageError):
-            split_off(numbered(count), fraction, seed=1)
+            split(count, fraction, seed=1)
 
 
 @pytest.mark.parametrize(
