@@ -10,8 +10,6 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +108,8 @@ def load_into(state: dict[str, Any], folder: Path, *, no_dist: bool) -> None:
     Raises ConfigError for damaged files, also for those that contain other classes than tensors
     and plain values.
     """
-    with _readable(folder):
-        load(state, storage_reader=_Reader(folder), planner=_Planner(), no_dist=no_dist)
-
-
-@contextmanager
-def _readable(folder: Path) -> Iterator[None]:
-    """Turn the errors of DCP about the content of files into ConfigError."""
     try:
-        yield
+        load(state, storage_reader=_Reader(folder), planner=_Planner(), no_dist=no_dist)
     except (CheckpointException, pickle.UnpicklingError) as error:
         failures = getattr(error, "failures", {}).values()
         cause = next((inner for inner, _ in failures), error)
