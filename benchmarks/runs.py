@@ -1,14 +1,15 @@
-"""Time of `rlctl runs` with 10,000 runs. Targets: 1 s, 5 s without an index, an index of 40 MB.
+"""Time of `rlctl runs` with 10,000 runs. Target: 1 s.
 
     python -m benchmarks.runs [RUNS [ROUNDS]]
 
-`first` is the first command of its kind, which builds its part of the index. Half of the runs are
-lost: their process has gone. On a busy machine CPU time says more than
-wall-clock time.
+`first` is the first command of its kind: the runs have no `summary.json`, as those of versions that
+wrote none. Half of the runs are lost: their process has gone. On a busy machine CPU time says more
+than wall-clock time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -20,7 +21,6 @@ import yaml
 
 from benchmarks.child import Usage, rlctl
 from rlctl.recipes.compose import compose
-from rlctl.runs.index import INDEX_FILE
 from rlctl.runs.run_dir import RunDir
 
 METRIC = "val-core/gsm8k/acc/mean@1"
@@ -39,16 +39,16 @@ def make_runs(root: Path, number: int) -> None:
         folder = root / f"p{index % 10}" / f"run-{index:05d}"
         folder.mkdir(parents=True)
         created = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(1_700_000_000 + 60 * index))
+        values = {"NAME": folder.name, "4242": str(index), "0.4242": f"{index / 1e9}"}
+        text = re.sub("NAME|0.4242|4242", lambda match, new=values: new[match[0]], config)
+        (folder / "config.yaml").write_text(text)
         (folder / "run.json").write_text(
             json.dumps(
                 record
                 | {"name": folder.name, "id": f"{index:08x}", "created": created}
+                | {"config_sha256": hashlib.sha256(text.encode()).hexdigest()}
                 | ({"state": "running"} if index % 2 else {})
             )
-        )
-        values = {"NAME": folder.name, "4242": str(index), "0.4242": f"{index / 1e9}"}
-        (folder / "config.yaml").write_text(
-            re.sub("NAME|0.4242|4242", lambda match, new=values: new[match[0]], config)
         )
         rows = [
             {"step": step, METRIC: (index * 7 % 1000 + step) / 1020} | dict.fromkeys(names, 0.5)
@@ -84,8 +84,7 @@ def main() -> None:
             name: [rlctl(root.parent, *arguments) for _ in range(rounds)]
             for name, arguments in commands.items()
         }
-        size = (root / INDEX_FILE).stat().st_size / 1e6
-    print(f"{number} runs; index {size:.0f} MB")
+    print(f"{number} runs")
     for name in commands:
         print(f"{name:28} first {first[name]}")
         print(f"{name:28}       {_median(rounds_of[name])}")

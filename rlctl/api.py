@@ -228,7 +228,7 @@ def list_runs(
     from rlctl.runs.listing import RunQuery
     from rlctl.runs.store import RunStore
 
-    return list(RunQuery(state, where, sort, None, number).page(RunStore.at(root)).runs)
+    return list(RunQuery(state, where, sort, None, number).page(RunStore.at(root).runs()).runs)
 
 
 def compare(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlctl.runs.metrics_digest import has_grown, metrics_digest
 from rlctl.runs.report.curves import rows_from
-from rlctl.runs.run import Run
-from rlctl.tracking.jsonl import METRICS_FILE
+from rlctl.tracking.json_lines import METRICS_FILE, Position
 from rlctl.tracking.metric_table import MetricTable
 
 _MAX_RUNS = 16  # a run of 100,000 steps with 60 metrics has 50 MB
@@ -21,7 +20,7 @@ _EPOCHS = itertools.count(1)
 
 @dataclass
 class LiveMetrics:
-    """Rows of one `metrics.jsonl` and their digest, from one reading of the file.
+    """Rows of one `metrics.jsonl`.
 
     `epoch` changes when earlier rows did: the file was replaced (a resume discards steps).
     """
@@ -29,7 +28,7 @@ class LiveMetrics:
     path: Path
     table: MetricTable = field(default_factory=lambda: MetricTable.join([]))
     epoch: int = 0
-    digest: dict[str, Any] | None = None
+    _position: Position = field(default_factory=Position)
     _reading: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -38,24 +37,17 @@ class LiveMetrics:
         return len(self.table.steps)
 
     def read(self) -> MetricTable:
-        """Read new rows; return all rows."""
-        with self._reading:
-            if self.digest is None or not has_grown(self.path, self.digest["read"]):
-                self.digest, self.epoch = None, next(_EPOCHS)
-                self.table = MetricTable.join([])
-            new: list[MetricTable] = []
-            # Broken lines are named by the digest.
-            self.digest = metrics_digest(self.path, self.digest, new.append)
-            if new:
-                self.table = MetricTable.join([self.table, *new] if self.num_rows else new)
-            return self.table
-
-    def read_of(self, run: Run) -> MetricTable:
-        """Read new rows and set the digest of `run`, whose folder this is; return all rows."""
-        table = self.read()
-        if self.digest is not None:
-            run.set_metrics(self.digest)
-        return table
+        """Read new rows; return all rows, none if the file cannot be read."""
+        with self._reading, suppress(OSError):
+            after = self._position.num_bytes_after(self.path)
+            if after is None or not self.epoch:
+                self.epoch = next(_EPOCHS)
+                self.table, self._position = MetricTable.join([]), Position()
+            if after != 0:
+                # Broken lines are named by the summary.
+                new = MetricTable.read(self.path, lambda *_: None, self._position)
+                self.table = MetricTable.join([self.table, new]) if self.num_rows else new
+        return self.table
 
     def since(self, epoch: int, number: int) -> dict[str, Any] | None:
         """Return the rows read after the first `number` of this epoch, None if there are none.

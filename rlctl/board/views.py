@@ -21,8 +21,6 @@ from rlctl.errors import NotFoundError, RlctlError, UsageError
 from rlctl.monitoring.run_summary import LOSS, REWARD
 from rlctl.redaction import redact
 from rlctl.runs import details, logs
-from rlctl.runs.digests import CONFIG
-from rlctl.runs.index import stamp
 from rlctl.runs.listing import RunQuery
 from rlctl.runs.report.content import (
     checkpoints,
@@ -33,19 +31,21 @@ from rlctl.runs.report.content import (
     setting_texts,
     thumbnails_of,
 )
-from rlctl.runs.run import ACTIVE, Run, is_run, read_run
+from rlctl.runs.run import ACTIVE, Run, is_run, read_run, stamp
 from rlctl.runs.stacks import run_processes
 from rlctl.runs.store import RunStore
 from rlctl.sweeps import results
 from rlctl.sweeps.record import RECORD_FILE, SweepDir, sweeps
 from rlctl.terminal import visible
 from rlctl.tracking.jsonl import METRICS_FILE
+from rlctl.tracking.summary import SERIES
 
 MAX_RUNS = 24  # in one view
-PAGE = 100  # runs of a page of the list: the index looks up as many one by one
+PAGE = 100  # runs of a page of the list
 SAMPLES = 20
 LOG_LINES = 400
 _SMI_S = 5.0
+_LAST = SERIES.index("last")
 
 
 @dataclass
@@ -95,7 +95,6 @@ class Views:
     root: Path
     metrics: MetricsCache = field(default_factory=MetricsCache)
     listing: Listing = field(init=False)
-    _paging: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "listing", Listing(self.root))
@@ -116,18 +115,13 @@ class Views:
     def runs(self, query: RunQuery, offset: int = 0) -> dict[str, Any]:
         """Return `PAGE` runs from `offset` on, as `rlctl runs --json`; numbers of all of them."""
         version, every = self.listing.current()
-        with self._paging:  # a second request finds the digests of the first in the index
-            store = RunStore(self.root)
-            page = query.page(store, offset, every)
-            folders = {run.key: str(run.path) for run in page.runs}
-            configs = store.index.read(CONFIG, folders)
+        page = query.page(every, offset)
         rows = page.as_json()
         for row, run in zip(rows, page.runs, strict=True):
-            curves, series = run.metrics["curves"], run.metrics["series"]
+            curves, metrics = run.metrics.curves, run.metrics.metrics
             name = next((name for name in (*REWARD, row["metric"], *LOSS) if name in curves), None)
-            row |= {"key": run.key, "took": run.seconds, "curve_of": name}
-            row |= setting_texts(run, configs[run.key])
-            row |= {"curve": curves[name][2], "now": series[name][1]} if name else {"curve": []}
+            row |= {"key": run.key, "took": run.seconds, "curve_of": name, **setting_texts(run)}
+            row |= {"curve": curves[name], "now": metrics[name][_LAST]} if name else {"curve": []}
         return {
             "runs": rows,
             "matching": offset + len(page.runs) + page.hidden,
@@ -168,7 +162,7 @@ class Views:
 
     def _content(self, runs: Sequence[Run], found: Mapping[str, Any] | None) -> dict[str, Any]:
         live = [self.metrics.of(run.path) for run in runs]
-        tables = {run.path: metrics.read_of(run) for run, metrics in zip(runs, live, strict=True)}
+        tables = {run.path: metrics.read() for run, metrics in zip(runs, live, strict=True)}
         made = content(runs, None, found, lambda run: tables[run.path])
         for run, metrics in zip(made["runs"], live, strict=True):
             run["live"] = {"epoch": metrics.epoch, "rows": metrics.num_rows}
@@ -185,7 +179,7 @@ class Views:
         """Return what a page with `rows` of `epoch` lacks: new rows, state, alarms, summary."""
         run = self.run(key)
         live = self.metrics.of(run.path)
-        live.read_of(run)
+        live.read()
         new = live.since(epoch, rows)
         return {
             "key": key,

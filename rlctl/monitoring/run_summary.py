@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ def figure(row: Row, names: Sequence[str]) -> float | None:
 
 def validation_metric(row: Row) -> str | None:
     """Return the main validation metric of the row: the first accuracy, else the first other."""
-    names = [name for name in row if _VALIDATION.fullmatch(name)]
+    names = [name for name in row if name.startswith("val") and _VALIDATION.fullmatch(name)]
     return next((name for name in names if _ACCURACY.fullmatch(name)), names[0] if names else None)
 
 
@@ -89,4 +90,5 @@ class RunSummary:
             first, last = value if first is None else first, value
             if best is None or (value < best if lower_is_better(metric) else value > best):
                 best, best_step = value, step
-        return RunSummary(step, metric, first, last, best, best_step, seconds, int(tokens))
+        seconds, tokens = min(seconds, float(sys.maxsize)), int(min(tokens, sys.maxsize))
+        return RunSummary(step, metric, first, last, best, best_step, seconds, tokens)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.runs.details import changed_settings
-from rlctl.runs.digests import config_digest
 from rlctl.runs.run import Run
+from rlctl.runs.settings import read_settings
 from rlctl.tracking.jsonl import METRICS_FILE
-from rlctl.tracking.metric_table import Column, MetricTable, metric_tables
+from rlctl.tracking.metric_table import Column, MetricTable
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def compare(runs: Sequence[Run], changed: bool = False) -> Comparison:
 
     With `changed`, only what differs between the runs.
     """
-    tables = [MetricTable.join([*metric_tables(run.path / METRICS_FILE)]) for run in runs]
+    tables = [MetricTable.read(run.path / METRICS_FILE) for run in runs]
     names = dict.fromkeys(name for table in tables for name in table.names)
     curves = {name: [Curve.from_table(table, name) for table in tables] for name in names}
     curves = {
@@ -146,7 +146,7 @@ def compare(runs: Sequence[Run], changed: bool = False) -> Comparison:
 
 def _settings(runs: Sequence[Run], changed: bool) -> dict[str, list[Any]]:
     """Return settings that differ between runs or, unless `changed`, from the base config."""
-    configs = [config_digest(run.path / "config.yaml") for run in runs]
+    configs = [read_settings(run.path) for run in runs]
     touched = set() if changed else {key for run in runs for key in changed_settings(run.path)}
     keys = dict.fromkeys(key for config in configs for key in config)
     rows = {key: [config.get(key) for config in configs] for key in keys}

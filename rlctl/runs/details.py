@@ -11,10 +11,10 @@ from rlctl.errors import NotFoundError
 from rlctl.files import by_step
 from rlctl.log import warn_once
 from rlctl.monitoring.run_summary import RunSummary
-from rlctl.runs.digests import SERIES
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.run import Run
 from rlctl.tracking.jsonl import generations_file, read_generations
+from rlctl.tracking.summary import SERIES
 from rlctl.tracking.tracker import Sample
 
 
@@ -24,7 +24,6 @@ def overview(run: Run) -> dict[str, Any]:
     Unreadable values are null, and `problem` gives the reason.
     """
     record = run.record
-    summary, problem = run.figures
     return {
         "name": run.name,
         "project": run.project,
@@ -39,8 +38,8 @@ def overview(run: Run) -> dict[str, Any]:
         "total_steps": record.total_steps if record else None,
         "tags": list(run.labels.tags),
         "note": run.labels.note,
-        **dataclasses.asdict(summary or RunSummary()),
-        "problem": run.problem or problem,
+        **dataclasses.asdict(run.metrics.figures or RunSummary()),
+        "problem": run.problem or run.metrics.problem,
     }
 
 
@@ -51,7 +50,7 @@ def details(run: Run) -> dict[str, Any]:
         "changed": changed_settings(run.path),
         "metrics": {
             name: dict(zip(SERIES, values, strict=True))
-            for name, values in run.metrics["series"].items()
+            for name, values in run.metrics.metrics.items()
         },
         "alarms": alarms(run),
         "generations": generation_steps(run.path),

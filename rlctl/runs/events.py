@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.monitoring.alarms import EVENT, OVER
-from rlctl.tracking.jsonl import read_lines
+from rlctl.tracking.json_lines import read_lines
 
 EVENTS_FILE = "events.jsonl"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rlctl.errors import ConflictError
 from rlctl.files import remove, replacing
 from rlctl.runs.run_dir import RunDir
-from rlctl.tracking.jsonl import json_object
+from rlctl.tracking.json_lines import json_object
 
 PARTS = ("checkpoints", "rollouts", "generations")
 

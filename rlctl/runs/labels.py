@@ -31,7 +31,8 @@ class Labels:
 def read_labels(folder: Path) -> Labels:
     """Return the labels of the run in `folder`; empty if the file is missing or damaged."""
     try:
-        raw = json.loads((folder / LABELS_FILE).read_text(encoding="utf-8"))
+        with open(f"{folder}/{LABELS_FILE}", encoding="utf-8") as file:
+            raw = json.load(file)
         return Labels(tuple(str(tag) for tag in raw["tags"]), str(raw["note"]))
     except (OSError, ValueError, TypeError, KeyError):
         return Labels()

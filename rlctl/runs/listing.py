@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.runs.details import overview
-from rlctl.runs.query_values import FIELDS, columns, ordered, where
+from rlctl.runs.query import Query, Term
 from rlctl.runs.run import Run
-from rlctl.runs.store import RunStore
+from rlctl.runs.settings import read_settings
+from rlctl.suggest import did_you_mean
+from rlctl.tracking.summary import SERIES
+
+FIELDS: Mapping[str, Callable[[Run], Any]] = {
+    "name": lambda run: run.name,
+    "project": lambda run: run.project,
+    "path": lambda run: str(run.path),
+    "state": lambda run: run.state,
+    "created": lambda run: run.created.isoformat(timespec="seconds"),
+    "took": lambda run: run.seconds,
+    "tags": lambda run: list(run.labels.tags),
+    "note": lambda run: run.labels.note,
+    **{
+        name: lambda run, name=name: getattr(run.record, name, None)
+        for name in ("id", "recipe", "ended", "exit_code", "total_steps", "attempts", "sweep")
+    },
+    "failure": lambda run: ((run.record and run.record.failure) or {}).get("message"),
+    "host": lambda run: run.record.process.host if run.record else None,
+    **{
+        name: lambda run, name=name: getattr(run.metrics.figures, name, None)
+        for name in ("step", "metric", "first", "last", "best", "best_step", "seconds", "tokens")
+    },
+}
+_FEW = 50  # runs whose names are searched for a hint
 
 
 @dataclass(frozen=True)
@@ -44,30 +70,86 @@ class RunQuery:
     number: int | None
     group: str | None = None
 
-    def page(self, store: RunStore, offset: int = 0, every: Sequence[Run] | None = None) -> RunPage:
-        """Return the matching runs from `offset` on, of `every` or all of the store.
+    def page(self, every: Sequence[Run], offset: int = 0) -> RunPage:
+        """Return the matching ones of `every` run, from `offset` on.
 
         Raises UsageError for an invalid expression or unknown name.
         """
-        every = store.runs() if every is None else every
-        found = where(store.index, every, self.where) if self.where is not None else every
+        found = where(every, self.where) if self.where is not None else every
         found = [run for run in found if self.state in (None, run.state)]
-        found = ordered(store.index, found, self.sort) if self.sort is not None else found
+        found = _ordered(found, self.sort) if self.sort is not None else found
         if self.group is not None:
             value = FIELDS[self.group]
             places = {name: place for place, name in enumerate(dict.fromkeys(map(value, found)))}
             found = sorted(found, key=lambda run: places[value(run)])
         end = None if self.number is None else offset + self.number
         shown = found[offset:end]
-        store.preload(shown)
         keys = [
             key.strip() for key in (self.cols or "").removeprefix("+").split(",") if key.strip()
         ]
         default = self.cols is None or self.cols.startswith("+")
-        return RunPage(
-            shown,
-            columns(store.index, shown, keys),
-            default,
-            max(0, len(found) - offset - len(shown)),
-            len(every),
-        )
+        hidden = max(0, len(found) - offset - len(shown))
+        return RunPage(shown, _columns(shown, keys), default, hidden, len(every))
+
+
+def value_of(run: Run, term: Term) -> Any:
+    """Return the value of a term for a run, None if it has none; read only the file needed."""
+    if term.is_metric:
+        best = "min" if lower_is_better(term.name) else "max"
+        values = run.metrics.metrics.get(term.name)
+        return values and values[SERIES.index(best if term.aspect == "best" else term.aspect)]
+    if term.name in FIELDS:
+        return FIELDS[term.name](run)
+    return run.setting(term.name)
+
+
+def where(runs: Sequence[Run], text: str) -> list[Run]:
+    """Return the runs that match an expression, in order.
+
+    Raises UsageError for an invalid expression or an unknown name.
+    """
+    query = Query(text)
+    _check_names(query, runs)
+    # Copies forget their metrics, which would fill the memory.
+    return [run for run in runs if query.evaluate(partial(value_of, replace(run)))]
+
+
+def _ordered(runs: Sequence[Run], text: str) -> list[Run]:
+    """Sort the runs by a value, ascending, or descending with a leading `-`; missing ones last."""
+    query = Query(text.removeprefix("-"))
+    term = query.term()
+    _check_names(query, runs)
+    values = [(value_of(replace(run), term), run) for run in runs]
+    known = [(value, run) for value, run in values if value is not None]
+    numbers = all(isinstance(value, int | float) for value, _ in known)
+    known.sort(key=lambda pair: pair[0] if numbers else str(pair[0]), reverse=text.startswith("-"))
+    return [run for _, run in known] + [run for value, run in values if value is None]
+
+
+def _columns(runs: Sequence[Run], texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the value of each of `texts` for every run."""
+    queries = {text: Query(text) for text in texts}
+    terms = {text: query.term() for text, query in queries.items()}
+    for query in queries.values():
+        _check_names(query, runs)
+    return [{text: value_of(run, term) for text, term in terms.items()} for run in runs]
+
+
+def _check_names(query: Query, runs: Sequence[Run]) -> None:
+    """Raise UsageError for a name that no run has; a known one may be null in all of them."""
+    for term in query.terms:
+        if term.name in FIELDS or not runs:
+            continue
+        if any(value_of(replace(run), term) is not None for run in runs):
+            continue
+        names = {name for run in runs[:_FEW] for name in _names(run, term.is_metric)}
+        if term.name not in names:
+            hint = did_you_mean(term.name, names) or (
+                "`rlctl show RUN --json` has all metrics, `rlctl config show -r RUN` all keys"
+            )
+            raise query.unknown(term, hint)
+
+
+def _names(run: Run, metrics: bool) -> set[str]:
+    """Return the metrics of a run, or its fields and keys."""
+    return {*run.metrics.metrics} if metrics else {*FIELDS, *read_settings(run.path)}

@@ -15,13 +15,11 @@ import ast
 import fnmatch
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlctl.errors import Problem, UsageError
-from rlctl.monitoring.run_summary import lower_is_better
-from rlctl.runs.digests import SERIES
 
 _DEEPEST = 100  # levels of an expression: evaluation is recursive
 ASPECTS = ("last", "first", "best", "min", "max")
@@ -59,185 +57,150 @@ class Term:
         """True for a metric."""
         return "/" in self.name
 
-    def value_in(self, series: Sequence[float] | None) -> float | None:
-        """Return the value of this aspect in a metric's `series` of `metrics_digest`."""
-        if series is None:
-            return None
-        best = "min" if lower_is_better(self.name) else "max"
-        return series[SERIES.index(best if self.aspect == "best" else self.aspect)]
+
+Values = Callable[[Term], Any]
 
 
-Values = Mapping[Term, Any]
-
-
-@dataclass(frozen=True)
 class Query:
-    """Parsed expression and the `terms` that it needs."""
+    """Parsed expression; `terms` are the names in it, `evaluate` returns its value for `Values`.
 
-    text: str
-    tree: ast.expr
-    places: tuple[int, ...]  # position in `text` of every character that Python parsed
-    names: Mapping[str, str]
-    terms: tuple[Term, ...]
+    Raises UsageError that points at the position of the error; `evaluate` does so for an invalid
+    comparison.
+    """
 
-    @classmethod
-    def parse(cls, text: str) -> Query:
-        """Parse an expression. Raises UsageError that points at the position of the error."""
-        source, places, names = _python(text)
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.terms: list[Term] = []
+        source, self._words = _masked(text)
         try:
-            tree = ast.parse(source, mode="eval").body
+            self._tree = ast.parse(source, mode="eval").body
         except SyntaxError as error:
-            raise _unreadable(text, source, places, error) from error
+            raise self._unreadable(source, error) from error
         except (ValueError, RecursionError, MemoryError) as error:
-            raise _wrong(text, 0, "too deeply nested, or contains invalid characters") from error
-        if _depth(tree) > _DEEPEST:
-            raise _wrong(text, 0, "too deeply nested")
-        query = cls(text, tree, tuple(places), names, ())
-        return replace(query, terms=tuple(dict.fromkeys(query._terms(tree))))
-
-    def value(self, values: Values) -> Any:
-        """Evaluate the expression for `values`. Raises UsageError for an invalid comparison."""
-        return self._value(self.tree, values)
+            raise self._wrong(0, "too deeply nested, or contains invalid characters") from error
+        self.evaluate = self._compile(self._tree, 1)
 
     def term(self) -> Term:
         """Return the single term of a column or order. Raises UsageError for anything else."""
-        if len(self.terms) != 1 or not isinstance(self.tree, ast.Name | ast.Call):
-            raise _wrong(self.text, 0, "expected one name, or an aspect such as best(METRIC)")
+        if len(self.terms) != 1 or not isinstance(self._tree, ast.Name | ast.Call):
+            raise self._wrong(0, "expected one name, or an aspect such as best(METRIC)")
         return self.terms[0]
 
     def unknown(self, term: Term, near: str) -> UsageError:
         """Return the error for an unknown name."""
-        return _wrong(
-            self.text,
-            term.at,
-            f"no run has a {'metric' if term.is_metric else 'field or key'} {term.name!r}",
-            near,
-        )
+        kind = "metric" if term.is_metric else "field or key"
+        return self._wrong(term.at, f"no run has a {kind} {term.name!r}", near)
 
-    def _at(self, node: ast.expr) -> int:
-        return self.places[min(node.col_offset, len(self.places) - 1)]
+    def _compile(self, node: ast.expr, level: int) -> Callable[[Values], Any]:
+        """Return the function that evaluates a tree, and note its terms.
 
-    def _terms(self, node: ast.expr) -> list[Term]:
-        """Return the terms of a tree. Raises UsageError for nodes outside the language."""
+        Raises UsageError for nodes outside the language.
+        """
+        if level > _DEEPEST:
+            raise self._wrong(0, "too deeply nested")
+
+        def compiled(*nodes: ast.expr) -> list[Callable[[Values], Any]]:
+            return [self._compile(node, level + 1) for node in nodes]
+
         match node:
-            case ast.BoolOp(values=values):
-                return [term for value in values for term in self._terms(value)]
-            case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
-                return self._terms(operand)
-            case ast.Compare(left=left, ops=ops, comparators=others) if all(
-                type(op) in _COMPARE for op in ops
-            ):
-                return [term for side in (left, *others) for term in self._terms(side)]
-            case ast.List(elts=items) | ast.Tuple(elts=items):
-                return [term for item in items for term in self._terms(item)]
-            case ast.Constant(value=str() | int() | float()):
-                return []
-            case ast.Name():
-                term = self._term(node, "last")
-                return [term] if term else []
-            case ast.Call(func=ast.Name(id=function), args=[ast.Name() as name], keywords=[]) if (
-                self.names.get(function) in ASPECTS
-            ):
-                term = self._term(name, self.names[function])
-                if term and term.is_metric:
-                    return [term]
-                raise _wrong(
-                    self.text,
-                    self._at(name),
-                    f"{self.names[function]}(…) expects a metric, such as critic/score/mean",
-                )
-            case ast.Call(
-                func=ast.Name(id=function), args=[text, ast.Constant(value=str())], keywords=[]
-            ) if self.names.get(function) == "like":
-                return self._terms(text)
-        raise _wrong(self.text, self._at(node), "this is not part of the language")
-
-    def _term(self, node: ast.Name, aspect: str) -> Term | None:
-        name = self.names[node.id]
-        return None if name in _WORDS else Term(name, aspect, self._at(node))
-
-    def _value(self, node: ast.expr, values: Values) -> Any:
-        match node:
-            case ast.BoolOp(op=op, values=parts):
-                return (all if isinstance(op, ast.And) else any)(
-                    self._value(part, values) for part in parts
-                )
+            case ast.BoolOp(op=op, values=nodes):
+                parts, join = compiled(*nodes), all if isinstance(op, ast.And) else any
+                return lambda values: join(part(values) for part in parts)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return not self._value(operand, values)
-            case ast.UnaryOp(operand=operand):
-                value = self._value(operand, values)
-                if not isinstance(value, int | float | None):
-                    raise _wrong(self.text, self._at(node), f"{value!r} has no negative")
-                return None if value is None else -value
-            case ast.Compare(left=left, ops=ops, comparators=others):
-                sides = [self._value(side, values) for side in (left, *others)]
-                return all(
-                    self._compare(node, op, a, b)
-                    for op, a, b in zip(ops, sides, sides[1:], strict=False)
-                )
+                (part,) = compiled(operand)
+                return lambda values: not part(values)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                (part,) = compiled(operand)
+                return lambda values: self._negative(node, part(values))
+            case ast.Compare(ops=ops) if all(type(op) in _COMPARE for op in ops):
+                parts = compiled(node.left, *node.comparators)
+                return lambda values: self._compare(node, [part(values) for part in parts])
             case ast.List(elts=items) | ast.Tuple(elts=items):
-                return [self._value(item, values) for item in items]
-            case ast.Call(args=[text, ast.Constant(value=str() as pattern)]):
-                return fnmatch.fnmatchcase(str(self._value(text, values)), pattern)
-            case ast.Call() | ast.Name():
-                (term,) = self._terms(node) or [None]
-                return values[term] if term else _WORDS[self.names[node.id]]  # type: ignore[union-attr]
-            case ast.Constant(value=value):
-                return value
-        raise AssertionError(ast.dump(node))  # `parse` lets nothing else through
+                parts = compiled(*items)
+                return lambda values: [part(values) for part in parts]
+            case ast.Constant(value=int() | float() as number):
+                return lambda _: number
+            case ast.Constant() if (text := self._text(node)) is not None:
+                return lambda _: text
+            case ast.Name():
+                return self._name(node)
+            case ast.Call(func=ast.Name() as function, args=[ast.Name() as name], keywords=[]) if (
+                self._words[function.col_offset] in ASPECTS
+            ):
+                return self._aspect(name, self._words[function.col_offset])
+            case ast.Call(func=ast.Name() as function, args=[value, pattern], keywords=[]) if (
+                self._words[function.col_offset] == "like"
+                and (text := self._text(pattern)) is not None
+            ):
+                (part,) = compiled(value)
+                return lambda values: fnmatch.fnmatchcase(str(part(values)), text)
+        raise self._wrong(node.col_offset, "this is not part of the language")
 
-    def _compare(self, node: ast.expr, op: ast.cmpop, a: Any, b: Any) -> bool:
-        sign, apply = _COMPARE[type(op)]
-        if sign not in ("==", "!=") and (b is None or (a is None and "in" not in sign)):
-            return False
-        try:
-            return apply(a, b)
-        except TypeError:
-            raise _wrong(
-                self.text, self._at(node), f"{a!r} {sign} {b!r} cannot be compared"
-            ) from None
+    def _text(self, node: ast.expr) -> str | None:
+        """Return the string at a node; None for another node, or several strings in a row."""
+        word = self._words.get(node.col_offset)
+        if word is None or not isinstance(node, ast.Constant):
+            return None
+        return word if node.end_col_offset == node.col_offset + len(word) + 2 else None
+
+    def _name(self, node: ast.Name, aspect: str = "last") -> Callable[[Values], Any]:
+        name = self._words[node.col_offset]
+        if name in _WORDS:
+            return lambda _: _WORDS[name]
+        term = Term(name, aspect, node.col_offset)
+        if term not in self.terms:
+            self.terms.append(term)
+        return lambda values: values(term)
+
+    def _aspect(self, node: ast.Name, aspect: str) -> Callable[[Values], Any]:
+        if "/" not in self._words[node.col_offset]:
+            message = f"{aspect}(…) expects a metric, such as critic/score/mean"
+            raise self._wrong(node.col_offset, message)
+        return self._name(node, aspect)
+
+    def _negative(self, node: ast.expr, value: Any) -> Any:
+        if not isinstance(value, int | float | None):
+            raise self._wrong(node.col_offset, f"{value!r} has no negative")
+        return None if value is None else -value
+
+    def _compare(self, node: ast.Compare, sides: list[Any]) -> bool:
+        for op, a, b in zip(node.ops, sides, sides[1:], strict=False):
+            sign, holds = _COMPARE[type(op)]
+            if sign not in ("==", "!=") and (b is None or (a is None and "in" not in sign)):
+                return False
+            try:
+                if not holds(a, b):
+                    return False
+            except TypeError:
+                message = f"{a!r} {sign} {b!r} cannot be compared"
+                raise self._wrong(node.col_offset, message) from None
+        return True
+
+    def _unreadable(self, source: str, error: SyntaxError) -> UsageError:
+        """Return the error for a syntax error, at its position or the end of the text."""
+        if not source.strip():
+            return self._wrong(0, "the expression is empty")
+        if lone := re.search(r"(?<![=!<>])=(?!=)", source):
+            return self._wrong(lone.start(), "`=` sets a value, `==` compares")
+        at = min(error.offset - 1, len(source)) if error.offset else len(source)
+        return self._wrong(at, error.msg)
+
+    def _wrong(self, at: int, message: str, hint: str = _HINT) -> UsageError:
+        return UsageError(Problem(message, where=f"{self.text}\n      {' ' * at}^", hint=hint))
 
 
-def _depth(tree: ast.AST) -> int:
-    """Return the number of levels of a tree."""
-    level, depth = [tree], 0
-    while level:
-        level, depth = [child for node in level for child in ast.iter_child_nodes(node)], depth + 1
-    return depth
+def _masked(text: str) -> tuple[str, dict[int, str]]:
+    """Return an ASCII text of the same length whose names and strings are underscores.
 
-
-def _python(text: str) -> tuple[str, list[int], dict[str, str]]:
-    """Replace each name by a Python identifier.
-
-    Returns the source, the position in `text` of each of its characters, and the name of each
-    identifier. Non-ASCII characters of strings are escaped so that Python's columns count
-    characters.
+    Python's columns are then positions in `text`. The words are returned by position.
     """
-    source, places, names, end = "", [], {}, 0
-    for match in _TOKEN.finditer(text):
+    words: dict[int, str] = {}
+
+    def mask(match: re.Match[str]) -> str:
         piece = match.group()
-        name = match["name"] if match["name"] not in _KEYWORDS else None
-        if match["quoted"] is not None or name is not None:
-            piece = f"_{len(names)}"
-            names[piece] = match["quoted"] if match["quoted"] is not None else match["name"]
-        elif match["text"] is not None:
-            piece = repr(match["text"][1:-1]).encode("ascii", "backslashreplace").decode()
-        source += text[end : match.start()] + piece
-        places += [*range(end, match.start()), *[match.start()] * len(piece)]
-        end = match.end()
-    return source + text[end:], [*places, *range(end, len(text)), len(text)], names
+        if match["number"] or piece in _KEYWORDS:
+            return piece
+        words[match.start()] = match["name"] or piece[1:-1]
+        return f"'{'_' * (len(piece) - 2)}'" if match["text"] else "_" * len(piece)
 
-
-def _unreadable(text: str, source: str, places: Sequence[int], error: SyntaxError) -> UsageError:
-    """Return a UsageError for a syntax error, at its position or the end of the text."""
-    if not text.strip():
-        return _wrong(text, 0, "the expression is empty")
-    if lone := re.search(r"(?<![=!<>])=(?!=)", source):
-        return _wrong(text, places[lone.start()], "`=` sets a value, `==` compares")
-    return _wrong(
-        text, places[min(error.offset - 1, len(source)) if error.offset else len(source)], error.msg
-    )
-
-
-def _wrong(text: str, at: int, message: str, hint: str = _HINT) -> UsageError:
-    return UsageError(Problem(message, where=f"{text}\n      {' ' * at}^", hint=hint))
+    return re.sub(r"\s", " ", _TOKEN.sub(mask, text)), words

@@ -78,17 +78,18 @@ class RunRecord:
         return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
-    def read(cls, path: Path) -> RunRecord:
+    def read(cls, path: Path | str) -> RunRecord:
         """Read a record; ignore fields written by a later version of rlctl.
 
         Raises ConfigError when the file is missing or not a record.
         """
         try:
-            raw: dict[str, Any] = orjson.loads(path.read_bytes())
-            known = cls.__dataclass_fields__
-            fields = {name: value for name, value in raw.items() if name in known}
-            fields["process"] = DriverProcess.from_dict(raw["process"])
-            return cls(**fields)
+            with open(path, "rb") as file:
+                raw: dict[str, Any] = orjson.loads(file.read())
+            for name in raw.keys() - cls.__dataclass_fields__.keys():
+                del raw[name]
+            raw["process"] = DriverProcess.from_dict(raw["process"])
+            return cls(**raw)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
                 f"not a run record: {type(error).__name__}: {error}", where=str(path)

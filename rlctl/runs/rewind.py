@@ -11,7 +11,8 @@ from typing import Self
 
 from rlctl.files import by_step, write_bytes
 from rlctl.runs.run_dir import CONFIG_FILE, RECORD_FILE, RunDir
-from rlctl.tracking.jsonl import METRICS_FILE, json_object
+from rlctl.tracking.json_lines import METRICS_FILE, json_object
+from rlctl.tracking.summary import SUMMARY_FILE
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def rewind(run: RunDir, step: int | None) -> Rewound:
 
 def _remove_unfinished(folder: Path) -> None:
     """Remove the temporary files of a driver that was killed while it wrote."""
-    driven = [RECORD_FILE, CONFIG_FILE, "origins.json", METRICS_FILE]
+    driven = [RECORD_FILE, CONFIG_FILE, "origins.json", METRICS_FILE, SUMMARY_FILE]
     names = [f".{name}.*.tmp" for name in driven] + [f"{part}/.step_*.tmp" for part in _BY_STEP]
     for name in names:
         for file in folder.glob(name):

@@ -7,20 +7,24 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, RlctlError
 from rlctl.files import by_step
-from rlctl.monitoring.run_summary import RunSummary
-from rlctl.runs.digests import LABELS, METRICS, RECORD
-from rlctl.runs.labels import Labels
-from rlctl.runs.process import DriverProcess, uptime
+from rlctl.runs.labels import Labels, read_labels
+from rlctl.runs.process import uptime
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
+from rlctl.runs.settings import read_setting
 from rlctl.tracking.jsonl import METRICS_FILE, read_generations, read_metrics
+from rlctl.tracking.summary import MetricsSummary, read_summary
 from rlctl.tracking.tracker import Sample
 
+if TYPE_CHECKING:
+    from rlctl.tracking.metric_table import MetricTable
+
 ACTIVE = ("running", "starting")
+Stamp = tuple[int, int, int]  # inode, size, time of modification in ns
 
 
 @dataclass(frozen=True)
@@ -87,18 +91,26 @@ class Run:
             return record.seconds
         if record.began is not None and record.process.alive(self.path):
             return (record.seconds or 0.0) + uptime() - record.began
-        summary, _ = self.figures
-        return summary.seconds if summary is not None else None
+        figures = self.metrics.figures
+        return figures.seconds if figures is not None else None
 
     @cached_property
-    def metrics(self) -> dict[str, Any]:
-        """Digest of the metrics (`metrics_digest`); see `RunStore.preload`."""
-        path = self.path / METRICS.file
-        return METRICS.digest(path) if path.exists() else METRICS.absent
+    def metrics(self) -> MetricsSummary:
+        """Summary of the metrics when it was first asked for."""
+        return read_summary(self.path)
 
-    def set_metrics(self, digest: dict[str, Any]) -> None:
-        """Use a digest of the metrics that was read already."""
-        vars(self)["metrics"] = digest
+    def table(self) -> MetricTable:
+        """Return all metrics as arrays, none if they cannot be read; see `metrics.problem`."""
+        from rlctl.tracking.metric_table import MetricTable  # imports numpy
+
+        try:
+            return MetricTable.read(self.path / METRICS_FILE, lambda *_: None)
+        except OSError:
+            return MetricTable.join([])
+
+    def setting(self, key: str) -> Any:
+        """Return the value of a key in the configuration, None if it is missing."""
+        return read_setting(self.path, key, self.record and self.record.config_sha256)
 
     def history(self) -> list[dict[str, float]]:
         """Return the rows of `metrics.jsonl`, one per step: `step` and the metrics of that step."""
@@ -109,12 +121,6 @@ class Run:
         files = by_step(self.path / "generations", ".jsonl")
         chosen = max(files, default=None) if step is None else step
         return read_generations(files[chosen]) if chosen in files else []
-
-    @property
-    def figures(self) -> tuple[RunSummary | None, str | None]:
-        """Summary of the metrics, or None and the reason why they cannot be read."""
-        summary = self.metrics["summary"]
-        return (RunSummary(**summary) if summary else None), self.metrics["problem"]
 
 
 def is_run(folder: Path) -> bool:
@@ -127,30 +133,24 @@ def is_run(folder: Path) -> bool:
 
 def read_run(folder: Path) -> Run:
     """Read the run in `folder`."""
-    run = _read(folder)
+    run = build_run(folder)
     # The process of a lost run may have finished it between the two checks.
-    return _read(folder) if run.state == "lost" else run
+    return build_run(folder) if run.state == "lost" else run
 
 
-def _read(folder: Path) -> Run:
-    return build_run(
-        folder, RECORD.digest(folder / RECORD.file), LABELS.digest(folder / LABELS.file)
-    )
+def build_run(folder: Path) -> Run:
+    """Read the run in `folder` once: its process may end before its state is asked for."""
+    labels = read_labels(folder)
+    try:
+        return Run(folder, RunRecord.read(f"{folder}/{RECORD_FILE}"), labels=labels)
+    except RlctlError as error:
+        return Run(folder, None, str(error), labels)
 
 
-def build_run(folder: Path, record: dict[str, Any] | None, labels: dict[str, Any] | None) -> Run:
-    """Build a `Run` from cached file digests."""
-    run_labels = Labels(tuple(labels["tags"]), labels["note"]) if labels else Labels()
-    if record is None or record["record"] is None:
-        return Run(
-            folder,
-            None,
-            record["problem"] if record else RECORD.digest(folder / RECORD.file)["problem"],
-            run_labels,
-        )
-    fields = record["record"]
-    return Run(
-        folder,
-        RunRecord(**{**fields, "process": DriverProcess(**fields["process"])}),
-        labels=run_labels,
-    )
+def stamp(path: str) -> Stamp | None:
+    """Return what changes whenever a file does; None for a missing one."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns

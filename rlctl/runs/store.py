@@ -1,4 +1,4 @@
-"""Registry of runs: their folders, read through an index that is validated on each access."""
+"""Registry of runs: their folders."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlctl.errors import NotFoundError, Problem, UsageError
 from rlctl.log import warn_once
 from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.quickstart import FOLDERS
-from rlctl.runs.digests import LABELS, METRICS, RECORD
-from rlctl.runs.index import Index
+from rlctl.runs.labels import LABELS_FILE
+from rlctl.runs.listing import value_of
 from rlctl.runs.query import Query
-from rlctl.runs.query_values import read_values
-from rlctl.runs.run import ACTIVE, Run, build_run, is_run, read_run
+from rlctl.runs.run import ACTIVE, Run, Stamp, build_run, is_run, read_run, stamp
+from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.storage import is_url
 from rlctl.suggest import closest, did_you_mean
 
@@ -27,7 +27,7 @@ class RunStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.index = Index(root)
+        self._known: dict[str, tuple[tuple[Stamp | None, ...], Run]] = {}  # by folder
 
     @classmethod
     def at(cls, root: Path | None) -> RunStore:
@@ -36,33 +36,23 @@ class RunStore:
 
     def runs(self) -> list[Run]:
         """Return active runs, then the others; both newest first."""
-        folders = {
-            f"{project.name}/{run.name}": run.path
-            for project in _subfolders(self.root)
-            for run in _subfolders(project.path)
-        }
-        records, labels = self.index.read(RECORD, folders), self.index.read(LABELS, folders)
-        self.index.forget_others(folders)
-        kept = [
-            key
-            for key, folder in folders.items()
-            if records[key] is not None or is_run(Path(folder))
-        ]
-        found = {key: build_run(Path(folders[key]), records[key], labels[key]) for key in kept}
+        folders = [run.path for project in _subfolders(self.root) for run in _subfolders(project)]
+        found = [run for folder in folders if (run := self._read(folder)) is not None]
         # The process of a lost run may have finished it between the two checks.
-        lost = {key: folders[key] for key, run in found.items() if run.state == "lost"}
-        for key, record in self.index.read(RECORD, lost).items():
-            if record is not records[key]:
-                found[key] = build_run(Path(folders[key]), record, labels[key])
-        return sorted(
-            found.values(), key=lambda run: (run.state in ACTIVE, run.created), reverse=True
-        )
+        again = [self._read(str(run.path)) if run.state == "lost" else run for run in found]
+        found = [run for run in again if run is not None]
+        return sorted(found, key=lambda run: (run.state in ACTIVE, run.created), reverse=True)
 
-    def preload(self, runs: Sequence[Run]) -> None:
-        """Read the metrics of `runs` through the index, which makes their `figures` cheap."""
-        digests = self.index.read(METRICS, {run.key: str(run.path) for run in runs})
-        for run in runs:
-            run.set_metrics(digests[run.key])
+    def _read(self, folder: str) -> Run | None:
+        """Return the run in a folder, if there is one; read its files only if they have changed."""
+        now = stamp(f"{folder}/{RECORD_FILE}"), stamp(f"{folder}/{LABELS_FILE}")
+        if now[0] is None and not is_run(Path(folder)):
+            return None
+        before, run = self._known.get(folder, (None, None))
+        if run is not None and before == now:
+            return replace(run)
+        self._known[folder] = now, build_run(Path(folder))
+        return self._known[folder][1]
 
     def find(self, selector: str) -> Run:
         """Return the run that `selector` names.
@@ -118,12 +108,9 @@ class RunStore:
 
     def _best(self, metric: str, runs: Sequence[Run]) -> Run | None:
         """Return the run with the best value of a metric or aspect; ties go to the newest."""
-        term = Query.parse(metric if "(" in metric else f"best({metric})").term()
-        found = [
-            (row[term], run)
-            for run, row in zip(runs, read_values(self.index, runs, [term]), strict=True)
-            if row[term] is not None
-        ]
+        term = Query(metric if "(" in metric else f"best({metric})").term()
+        values = [(value_of(run, term), run) for run in runs]
+        found = [(value, run) for value, run in values if value is not None]
         choose = min if lower_is_better(term.name) else max
         return choose(found, key=lambda pair: pair[0])[1] if found else None
 
@@ -153,7 +140,7 @@ def _names(run: Run) -> tuple[str, ...]:
     return (*names, run.record.id) if run.record else names
 
 
-def _subfolders(folder: Path | str) -> Iterator[os.DirEntry[str]]:
+def _subfolders(folder: Path | os.DirEntry[str]) -> Iterator[os.DirEntry[str]]:
     """Yield the subfolders that are not hidden (the trash is) and whose names are UTF-8."""
     try:
         entries = os.scandir(folder)

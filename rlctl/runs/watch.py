@@ -14,7 +14,7 @@ from rlctl.monitoring.text import duration
 from rlctl.runs.events import EVENTS_FILE
 from rlctl.runs.logs import POLL_S, Tail, reread
 from rlctl.runs.run import ACTIVE, Run
-from rlctl.tracking.jsonl import METRICS_FILE, json_object
+from rlctl.tracking.json_lines import METRICS_FILE, json_object
 
 
 class RunWatcher:

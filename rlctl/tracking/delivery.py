@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 from rlctl.errors import ConfigError, ResourceError, RlctlError
 from rlctl.log import warn_once
 from rlctl.tracking.episodes import transcript
+from rlctl.tracking.json_lines import read_lines
 from rlctl.tracking.jsonl import (
     METRICS_FILE,
     generations_file,
     metric_rows,
     read_generations,
-    read_lines,
 )
 from rlctl.tracking.tracker import RunInfo, Sample, Tracker
 

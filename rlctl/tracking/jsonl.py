@@ -1,4 +1,4 @@
-"""Record of a run as JSON lines: `metrics.jsonl` (the source of truth) and `generations/`.
+"""Record of a run: `metrics.jsonl` (the source of truth), `summary.json` and `generations/`.
 
 Each step writes one line without buffering, so a killed process loses at most the line that it was
 writing. Readers skip such an incomplete last line.
@@ -12,24 +12,26 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from rlctl.errors import ConfigError
 from rlctl.files import replacing, step_name
-from rlctl.log import warn_once
 from rlctl.tracking.episodes import Episode
+from rlctl.tracking.json_lines import (
+    METRICS_FILE,
+    OnBroken,
+    drop_torn_tail,
+    is_metrics,
+    read_lines,
+)
+from rlctl.tracking.summary import write_summary
 from rlctl.tracking.tracker import RunInfo, Sample
 
-METRICS_FILE = "metrics.jsonl"
-
 MAX_PENDING = 20_000  # samples kept in memory: about 40 MB of 2 kB each
-OnBroken = Callable[[str, Sequence[int]], object]  # message, numbers of the lines from 1
 
 
 def generations_file(folder: Path, step: int) -> Path:
@@ -41,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class JsonlTracker:
-    """Tracker that writes `metrics.jsonl` and `generations/`.
+    """Tracker that writes `metrics.jsonl`, `summary.json` and `generations/`.
 
     Floats read back as the same bits; NaN and infinities are written as null. A row that cannot be
     written stays in memory, leaves no partial line in the file, and is written with the next row;
@@ -68,6 +70,8 @@ class JsonlTracker:
         row = {"step": step} | {name: _number(value) for name, value in metrics.items()}
         self.pending += json.dumps(row, allow_nan=False).encode() + b"\n"
         self._write()
+        with suppress(OSError):  # readers complete the summary from the row
+            write_summary(self.folder)
         self._write_samples()
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
@@ -141,7 +145,7 @@ def metric_rows(path: Path, on_broken: OnBroken | None = None) -> Iterator[dict[
 
     A broken line is no object of numbers with `step`; see `read_lines`.
     """
-    for row in read_lines(path, on_broken, _is_metrics):
+    for row in read_lines(path, on_broken, is_metrics):
         yield {name: math.nan if value is None else value for name, value in row.items()}
 
 
@@ -166,90 +170,6 @@ def _sample(row: Mapping[str, Any]) -> Sample:
     images = tuple(map(str, row.get("images", ())))
     episode = Episode.from_dict(episode) if episode else None
     return Sample(**{**row, "episode": episode, "images": images})
-
-
-@dataclass
-class Position:
-    """Place in a file after `line` lines, which end at byte `offset`."""
-
-    offset: int = 0
-    line: int = 0
-
-
-def read_lines(
-    path: Path,
-    on_broken: OnBroken | None = None,
-    valid: Callable[[dict[str, Any]], bool] = lambda _: True,
-    position: Position | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON lines file, which may be missing or still growing.
-
-    An unterminated last line is skipped. So are broken lines, which are no JSON object or not
-    `valid`: after the last line `on_broken` receives their description and numbers; by default it
-    is logged as a warning, once. Reading starts at `position`, which moves with the lines read.
-    """
-    if not path.exists():
-        return
-    at = position or Position()
-    broken: list[int] = []
-    with path.open("rb") as file:
-        file.seek(at.offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            at.offset += len(line)
-            at.line += 1
-            row = json_object(line)
-            if row is None or not valid(row):
-                broken.append(at.line)
-            else:
-                yield row
-    if broken:
-        message = (
-            f"skipped a broken line at {path}:{broken[0]}"
-            if len(broken) == 1
-            else f"skipped {len(broken)} broken lines, the first at {path}:{broken[0]}"
-        )
-        if on_broken is None:
-            warn_once(message)
-        else:
-            on_broken(message, broken)
-
-
-def json_object(line: str | bytes) -> dict[str, Any] | None:
-    """Return the JSON object in `line`, None if there is none."""
-    row = parse_json(line)
-    return row if isinstance(row, dict) else None
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text, None if it is not valid JSON."""
-    try:
-        return orjson.loads(text)
-    except ValueError:
-        pass
-    try:  # NaN, infinities, integers above 64 bits, and bytes that are no UTF-8
-        return json.loads(text.decode(errors="replace") if isinstance(text, bytes) else text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _is_metrics(row: Mapping[str, Any]) -> bool:
-    return isinstance(row.get("step"), int) and all(
-        value is None or isinstance(value, int | float) for value in row.values()
-    )
-
-
-def drop_torn_tail(path: Path) -> None:
-    """Remove an incomplete last line, left by a killed process or a full disk."""
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    with path.open("rb+") as file:
-        file.seek(-1, os.SEEK_END)
-        if file.read() != b"\n":
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-            os.fsync(file.fileno())
 
 
 def _number(value: float) -> float | int | None:

@@ -3,10 +3,8 @@
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,10 +15,8 @@ from rlctl.cli.commands.compare import print_comparison
 from rlctl.errors import ConflictError, NotFoundError, UsageError
 from rlctl.runs import trash
 from rlctl.runs.compare import compare
-from rlctl.runs.index import INDEX_FILE
 from rlctl.runs.labels import Labels, change_tags, read_labels, set_note
-from rlctl.runs.listing import RunQuery
-from rlctl.runs.query_values import where
+from rlctl.runs.listing import RunQuery, where
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from tests.recorded import plain_environment
@@ -51,7 +47,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def names(store: RunStore, expression: str) -> list[str]:
-    return [run.name for run in where(store.index, store.runs(), expression)]
+    return [run.name for run in where(store.runs(), expression)]
 
 
 def test_where_over_fields_metrics_and_settings(root):
@@ -73,12 +69,12 @@ def test_where_over_fields_metrics_and_settings(root):
 
 
 def test_order_columns_and_the_best(root):
-    page = RunQuery(None, None, f"-best({ACC})", f"+actor.lr,{ACC}", 2).page(RunStore(root))
+    page = RunQuery(None, None, f"-best({ACC})", f"+actor.lr,{ACC}", 2).page(RunStore(root).runs())
     assert [run.name for run in page.runs] == ["a", "b"]
     assert page.columns == [{"actor.lr": 1e-3, ACC: 0.5}, {"actor.lr": 1e-4, ACC: 0.7}]
     assert (page.hidden, page.total, page.default_columns) == (1, 3, True)
     assert [
-        run.name for run in RunQuery(None, None, ACC, None, None).page(RunStore(root)).runs
+        run.name for run in RunQuery(None, None, ACC, None, None).page(RunStore(root).runs()).runs
     ] == [
         "a",
         "b",
@@ -90,43 +86,21 @@ def test_order_columns_and_the_best(root):
         RunStore(root).find("@best:x/y")
 
 
-@pytest.mark.parametrize("damage", ["missing", "garbage", "locked", "layout", "values"])
-def test_index_can_be_deleted(root, damage):
-    before = [run.key for run in RunStore(root).runs()]
-    index = root / INDEX_FILE
-    assert index.exists()
-    assert names(RunStore(root), f"{ACC} == 0.5") == ["a"]
-    if damage == "missing":
-        index.unlink()
-    elif damage == "garbage":
-        index.write_bytes(b"not a database at all" * 1000)
-    elif damage == "locked":
-        index.unlink()
-        index.mkdir()  # nothing can be written there
-    else:
-        change = "stamp = '0-' || stamp, " if damage == "layout" else ""  # of another version
-        value = zlib.compress(b'{"of": "another layout"}') if damage == "layout" else b"nonsense"
-        with sqlite3.connect(index) as connection:
-            connection.execute(f"UPDATE digests SET {change}value = ?", (value,))
-    assert [run.key for run in RunStore(root).runs()] == before
-    assert names(RunStore(root), f"{ACC} == 0.5") == ["a"]
-
-
 READER = """
 import sys
 from pathlib import Path
+from rlctl.runs.listing import where
 from rlctl.runs.store import RunStore
-from rlctl.runs.query_values import where
 for _ in range(15):
-    store = RunStore(Path(sys.argv[1]))
-    found = where(store.index, store.runs(), "val-core/x/acc/mean@1 >= 0")
+    found = where(RunStore(Path(sys.argv[1])).runs(), "val-core/x/acc/mean@1 >= 0")
     assert len(found) == 2, found
     if sys.argv[2] == "delete":
-        store.index.file.unlink(missing_ok=True)
+        for run in found:
+            (run.path / "summary.json").unlink(missing_ok=True)
 """
 
 
-def test_concurrent_listing_while_the_index_is_deleted(root):
+def test_concurrent_listing_while_summaries_are_deleted(root):
     readers = [
         subprocess.Popen(
             [sys.executable, "-c", READER, str(root), kind], stderr=subprocess.PIPE, text=True
@@ -140,6 +114,20 @@ def test_concurrent_listing_while_the_index_is_deleted(root):
         _, error = reader.communicate(timeout=600)
         assert reader.returncode == 0, error
     assert RunStore(root).find("c").record.total_steps == 99  # type: ignore[union-attr]
+    assert not [*(root / "p").glob("*/.summary*")]
+
+
+def test_a_store_reads_what_has_changed(root):
+    store = RunStore(root)
+    before = {run.name: run for run in store.runs()}
+    RunDir(root / "p" / "a").update(total_steps=7)
+    change_tags(root / "p" / "b", ["good"])
+    after = {run.name: run for run in store.runs()}
+    assert after["a"].record.total_steps == 7  # type: ignore[union-attr]
+    assert after["b"].labels.tags == ("good",)
+    assert after["c"].record is before["c"].record
+    shutil.rmtree(root / "p" / "c")
+    assert {run.name for run in store.runs()} == {"a", "b"}
 
 
 def test_compare_uses_the_last_common_step(root):

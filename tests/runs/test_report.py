@@ -23,7 +23,7 @@ from rlctl.runs.report.curves import MAX_POINTS, curves
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from rlctl.tracking.episodes import Episode, Message, Use
-from rlctl.tracking.metric_table import MetricTable, metric_tables
+from rlctl.tracking.metric_table import MetricTable
 from rlctl.tracking.tracker import Sample
 from tests.browser import chromium, problems_of
 from tests.forks import completed
@@ -325,7 +325,7 @@ def test_long_run_is_thinned_but_keeps_validations_and_extremes(tmp_path: Path) 
     ]
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = curves(MetricTable.join(list(metric_tables(file))))
+    found = curves(MetricTable.read(file))
     steps, metrics = found["x"]["step"], found["metrics"]
     drawn = {name: [steps[at] for at in curve["at"]] for name, curve in metrics.items()}
     assert found["thinned"]

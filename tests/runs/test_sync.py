@@ -12,7 +12,8 @@ from rlctl.errors import ConflictError, RlctlError, UsageError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from rlctl.runs.sync import run_info, sync
-from rlctl.tracking.jsonl import generations_file, metric_rows, read_lines
+from rlctl.tracking.json_lines import read_lines
+from rlctl.tracking.jsonl import generations_file, metric_rows
 from rlctl.tracking.tensorboard import TensorBoardTracker
 from tests.recorded import record
 from tests.tracking.real import tensorboard_curves

@@ -90,9 +90,9 @@ def runs(
     if watch:
         runs_view.watch_runs(listing, store, as_json)
     elif as_json:
-        print_json(listing.page(store).as_json())
+        print_json(listing.page(store.runs()).as_json())
     else:
-        runs_view.print_runs(listing.page(store), store.root)
+        runs_view.print_runs(listing.page(store.runs()), store.root)
 
 
 def _refuse_options(ctx: typer.Context) -> None:

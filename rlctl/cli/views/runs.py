@@ -70,7 +70,7 @@ def print_runs(page: RunPage, root: Path) -> None:
     if page.hidden:
         notice(f"{page.hidden} more; --all shows them")
     for run in page.runs:
-        if problem := run.problem or run.figures[1]:
+        if problem := run.problem or run.metrics.problem:
             warn(f"{run.key}: {problem}")
 
 
@@ -80,7 +80,7 @@ def watch_runs(query: RunQuery, store: RunStore, as_json: bool) -> None:
         raise UsageError("--watch needs a terminal", hint="list the runs once without it")
     with Live(console=stdout(), auto_refresh=False, transient=True) as live:
         while True:
-            page = query.page(store)
+            page = query.page(store.runs())
             live.update(_runs_table(page) if page.runs else Text("no runs yet"), refresh=True)
             time.sleep(WATCH_S)
 
@@ -118,7 +118,7 @@ def _cell(key: str, value: object) -> str | Text:
 
 
 def _default_cells(run: Run) -> list[str | Text]:
-    summary = run.figures[0] or RunSummary()
+    summary = run.metrics.figures or RunSummary()
     total = run.record.total_steps if run.record else None
     steps = "-" if summary.step is None else str(summary.step)
     return [
@@ -145,10 +145,7 @@ def _validation(summary: RunSummary) -> str:
 
 def print_run(run: Run) -> None:
     """Print the page of `rlctl show`."""
-    from rlctl.runs.metrics_digest import read_table  # imports numpy
-
-    metrics = read_table(run)
-    summary, problem = run.figures
+    summary, problem = run.metrics.figures, run.metrics.problem
     stdout().print(Text.assemble((run.name, "bold"), "  ", (run.state, COLOURS[run.state])))
     for trouble in filter(None, (run.problem, problem)):
         warn(trouble)
@@ -176,12 +173,13 @@ def print_run(run: Run) -> None:
     if run.labels.note:
         facts.add_row("note", Text(visible(run.labels.note)))
     stdout().print(facts)
-    series = run.metrics["series"]
+    series = run.metrics.metrics
     names = [
         *(name for name in series if name.startswith("val-core/")),
         *(name for name in SHOWN_METRICS if name in series),
         *(name for name in series if name.startswith(SHOWN_PREFIXES)),
     ]
+    metrics = run.table()
     values = {name: metrics.finite_values(name) for name in names}
     if names:
         stdout().print()

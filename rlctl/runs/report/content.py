@@ -18,9 +18,7 @@ from rlctl.monitoring.run_summary import is_accuracy
 from rlctl.monitoring.text import count, duration, percent_or_number
 from rlctl.recipes.layers import MISSING
 from rlctl.runs.details import changed_settings, generation_steps, overview
-from rlctl.runs.digests import CONFIG
 from rlctl.runs.events import alarms_of, read_events
-from rlctl.runs.metrics_digest import read_table
 from rlctl.runs.report.curves import curves, short
 from rlctl.runs.run import Run
 from rlctl.runs.thumbnails import read_thumbnail
@@ -41,7 +39,7 @@ def content(
     runs: Sequence[Run],
     samples_per_step: int | None,
     search: Mapping[str, Any] | None = None,
-    table_of: Callable[[Run], MetricTable] = read_table,
+    table_of: Callable[[Run], MetricTable] = Run.table,
 ) -> dict[str, Any]:
     """Return the content of the report; `search` is the result of `rlctl.sweeps.results.search`.
 
@@ -78,7 +76,7 @@ def _run(
         "label": label,
         "key": run.key,
         **head(run),
-        **setting_texts(run, CONFIG.digest(run.path / CONFIG.file)),
+        **setting_texts(run),
         "facts": _facts(run),
         **notable_events(run.path),
         "checkpoints": checkpoints(run.path),
@@ -103,9 +101,9 @@ def head(run: Run) -> dict[str, Any]:
     }
 
 
-def setting_texts(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
+def setting_texts(run: Run) -> dict[str, Any]:
     """Return model, algorithm and sweep of a run."""
-    model, algorithm, estimator = (settings.get(key) for key in _HEAD_KEYS)
+    model, algorithm, estimator = map(run.setting, _HEAD_KEYS)
     sweep = run.record.sweep if run.record else None
     name = f"{algorithm} ({estimator})" if algorithm == "ppo" and estimator else algorithm
     return {"model": model, "algorithm": name, "sweep": sweep}
