@@ -6,6 +6,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,10 @@ def untouched_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redaction, "_registered", set())
     for name in INTERFACES:
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to an empty folder for the test, and return it."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine, SamplingParams
+from rlctl.runtime.rollout.engine import EngineSpec, Responses, RolloutEngine, SamplingParams
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 
 STOP = 2
@@ -52,6 +53,15 @@ def full_forward(
     """Return log-probs (len(response),) computed by transformers."""
     found = full_log_probs(policy, prompt, response, temperature)
     return found.gather(1, response[:, None]).squeeze(1)
+
+
+def recomputed(
+    policy: PreTrainedModel, prompt_ids: Ragged, found: Responses, temperature: float = 1.0
+) -> Tensor:
+    """Return the log-probs (T,) of all responses, which are as many for each prompt."""
+    prompts, n = prompt_ids.rows(), len(found.response_ids) // len(prompt_ids)
+    rows = enumerate(found.response_ids.rows())
+    return torch.cat([full_forward(policy, prompts[i // n], ids, temperature) for i, ids in rows])
 
 
 def full_log_probs(
@@ -98,14 +108,9 @@ def _columns(top: tuple[tuple[int, float], ...]) -> tuple[tuple[int, ...], tuple
     return ids, numbers
 
 
-def echoed(prompts: Prompts) -> Rollouts:
-    """Return the prompts as responses to themselves."""
-    ids = prompts.prompt_ids
+def respond(prompts: Prompts, rows: Ragged | Sequence[Sequence[int]], **fields: Any) -> Rollouts:
+    """Return responses of these tokens; mask and log-probs are ones if `fields` lacks them."""
+    ids = rows if isinstance(rows, Ragged) else Ragged.from_rows(rows, torch.int64)
     ones = ids.like(torch.ones(len(ids.values)))
-    return prompts.grow(
-        Rollouts,
-        response_ids=ids,
-        response_mask=ones,
-        rollout_log_probs=ones,
-        finish=["stop"] * len(prompts),
-    )
+    given = {"response_mask": ones, "rollout_log_probs": ones, "finish": ["stop"] * len(prompts)}
+    return prompts.grow(Rollouts, response_ids=ids, **(given | fields))

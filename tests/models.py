@@ -14,24 +14,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 Arch = Literal["llama", "qwen2", "qwen3"]
 
 ARCHS: tuple[Arch, ...] = ("llama", "qwen2", "qwen3")
-_CLASSES: dict[Arch, tuple[type, type]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
 
 # Fields that the configs of most architectures have.
 TINY: dict[str, Any] = {
@@ -80,25 +69,18 @@ def tiny_model(arch: Arch = "qwen2", seed: int = 0, **overrides: Any) -> PreTrai
     Biases and norms are random (the defaults of zeros and ones hide mistakes), and the head is
     sharp enough to avoid ties in greedy decoding. `overrides` are fields of the config.
     """
-    config_class, model_class = _CLASSES[arch]
-    settings = TINY | {"head_dim": 8, "tie_word_embeddings": True} | overrides
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = model_class(config_class(**settings))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model.train()
+    fields = {"head_dim": 8, "tie_word_embeddings": True} | overrides
+    return model_of(arch, fields, seed, attention=None).train()
 
 
 def limited_model(kind: str) -> PreTrainedModel:
     """Build a model with windows of 8 tokens in one or both layers, and sinks in gpt_oss."""
-    return _model_of(kind, {"head_dim": 8, "sliding_window": WINDOW} | LIMITED[kind])
+    return model_of(kind, {"head_dim": 8, "sliding_window": WINDOW} | LIMITED[kind])
 
 
 def mixture_model(kind: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """Build a mixture of experts: a model of `MIXTURES`, float32."""
-    return _model_of(kind, {"num_experts_per_tok": 2} | MIXTURES[kind] | overrides, seed)
+    return model_of(kind, {"num_experts_per_tok": 2} | MIXTURES[kind] | overrides, seed)
 
 
 def write_mixture_model(folder: Path, kind: str = "qwen3_moe") -> Path:
@@ -109,12 +91,18 @@ def write_mixture_model(folder: Path, kind: str = "qwen3_moe") -> Path:
     return folder
 
 
-def _model_of(kind: str, fields: dict[str, Any], seed: int = 0) -> PreTrainedModel:
-    settings = TINY | fields
+def model_of(
+    kind: str,
+    fields: dict[str, Any],
+    seed: int = 0,
+    auto: Any = AutoModelForCausalLM,
+    attention: str | None = "eager",
+) -> PreTrainedModel:
+    """Build a model of this type with random norms and biases."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        config = AutoConfig.for_model(kind, **settings)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        config = AutoConfig.for_model(kind, **(TINY | fields))
+        model = auto.from_config(config, attn_implementation=attention).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.2)

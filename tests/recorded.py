@@ -12,6 +12,8 @@ from unittest.mock import patch
 
 from rlctl.__main__ import main
 from rlctl.cli.console import stderr, stdout
+from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo, Sample
 
@@ -29,6 +31,19 @@ def record(
     for step, answers in (samples or {}).items():
         tracker.generations(step, answers)
     tracker.finish("finished")
+
+
+def exportable(root: Path) -> RunDir:
+    """Return a run in `root` with a checkpoint whose policy is one small file."""
+    run = RunDir.create(root, "p", "r", "ppo")
+    run.write_config("trainer: {}\n", {})
+    store = CheckpointStore(run.path / "checkpoints")
+    aside = store.begin(1)
+    (aside / "huggingface").mkdir()
+    (aside / "huggingface" / "config.json").write_text("{}")
+    (aside / CONFIG).write_text("trainer: {}\n")
+    store.finish(1)
+    return run
 
 
 def plain_environment(**changes: str) -> dict[str, str]:

@@ -14,8 +14,7 @@ SMALL = f"""{STEPS}, "data.train_batch_size=8", "data.val_max_samples=4", "train
     "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.max_response_length=8\""""
 
 
-def test_documented_blocks_run(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
+def test_documented_blocks_run(here, monkeypatch, capfd):
     page = PAGE.read_text(encoding="utf-8")
     assert page.count(STEPS) == 2
     blocks = re.findall(r"```python\n(.*?)```", page.replace(STEPS, SMALL), re.DOTALL)
@@ -24,7 +23,7 @@ def test_documented_blocks_run(tmp_path, monkeypatch, capfd):
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), scope)
     assert capfd.readouterr().out == ""
-    assert (tmp_path / "runs" / "quickstart" / "first" / "run.json").is_file()
+    assert (here / "runs" / "quickstart" / "first" / "run.json").is_file()
 
 
 @pytest.mark.parametrize("name", rlctl.__all__)

@@ -25,6 +25,7 @@ from rlctl.runs.store import RunStore
 from rlctl.runtime.cluster.access import check_packages
 from rlctl.runtime.training.profile import check_profile
 from rlctl.runtime.training.stopping import Watchdog
+from tests.settings import given
 
 
 @pytest.fixture
@@ -86,7 +87,6 @@ def waiting() -> Iterator[subprocess.Popen[str]]:
     code = "import time\ndef wait_for_data():\n    print(1, flush=True)\n    time.sleep(600)\n"
     command = [sys.executable, "-c", code + "wait_for_data()"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         yield process
         process.kill()
@@ -164,12 +164,9 @@ def test_verl_keys_become_profile_settings() -> None:
 
 @pytest.mark.slow
 def test_a_chosen_step_is_traced_for_perfetto(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    small = ["data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2"]
-    small += ["data.train_max_samples=2", "data.val_files=null", "data.max_response_length=3"]
-    small += ["actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=1"]
+    small = given(batch=2, mini_batch=2, train_rows=2, val=None, response=3, n=2, steps=1)
     run = rlctl.train("grpo", [*small, "trainer.profile.steps=[1]"], inline=True)
     assert details(run)["profiles"] == ["profiles/step_000001/main-0.json"]
     events = json.loads((run.path / "profiles/step_000001/main-0.json").read_text())["traceEvents"]

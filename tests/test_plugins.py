@@ -46,13 +46,12 @@ def test_plugin_is_found_by_module_and_name() -> None:
 
 
 def test_modules_of_the_current_folder_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own_estimator.py").write_text("def plain(): ...\n")
-    monkeypatch.chdir(tmp_path)
+    (here / "own_estimator.py").write_text("def plain(): ...\n")
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert plugins.load("advantages", "own_estimator:plain").__module__ == "own_estimator"
-    assert sys.path[-1] == str(tmp_path)
+    assert sys.path[-1] == str(here)
     with pytest.raises(ConfigError) as caught:
         plugins.load("advantages", "own_estimator.py:plain")
     assert caught.value.problems[0].hint.startswith("write own_estimator:plain;")

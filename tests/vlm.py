@@ -22,6 +22,7 @@ from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPI
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.tokenizer import encode_text, load_tokenizer
 from tests.configs import configured
+from tests.models import TINY
 
 SPECIAL = [
     *("<pad>", "<end>", "<user>", "<assistant>"),
@@ -32,19 +33,16 @@ SPECIAL = [
 VOCABULARY = {token: i for i, token in enumerate([*SPECIAL, *"abcdefghijklmnopqrstuvwxyz ?\n"])}
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl", "glm4v", "gemma3")
 
-_TEXT = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+_TEXT = TINY | {
     "head_dim": 8,
-    "intermediate_size": 64,
-    "vocab_size": 64,
     "max_position_embeddings": 512,
-    "pad_token_id": 0,
     "eos_token_id": 1,
     "bos_token_id": None,
     "initializer_range": 0.2,
+}
+_LAYERS = {  # of towers without merged patches
+    **{key: TINY[key] for key in ("hidden_size", "num_hidden_layers", "intermediate_size")},
+    "num_attention_heads": 2,
 }
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 _VISION = {
@@ -61,36 +59,13 @@ _VISION = {
 }
 _VISION_3 = {**_VISION, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
 _VISION_OF: dict[str, dict[str, Any]] = {
-    "qwen2_vl": {
-        "depth": 2,
-        "embed_dim": 32,
-        "hidden_size": 32,
-        "num_heads": 2,
-        "mlp_ratio": 2,
-        "patch_size": 8,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-    },
+    "qwen2_vl": {**_VISION, "embed_dim": 32, "mlp_ratio": 2},
     "qwen2_5_vl": {**_VISION, "window_size": 32, "fullatt_block_indexes": [1]},
     "qwen3_vl": _VISION_3,
     "qwen3_5": _VISION_3 | {"deepstack_visual_indexes": []},
     "glm4v": {**_VISION, "image_size": 64},
-    "internvl": {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "image_size": [32, 32],
-        "patch_size": [8, 8],
-    },
-    "gemma3": {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "image_size": 32,
-        "patch_size": 8,
-    },
+    "internvl": {**_LAYERS, "image_size": [32, 32], "patch_size": [8, 8]},
+    "gemma3": {**_LAYERS, "image_size": 32, "patch_size": 8},
 }
 _OF_TOKENIZER = {
     "internvl": {

@@ -8,12 +8,15 @@ from pathlib import Path
 import torch
 
 from rlctl.recipes.schema import Config
-from rlctl.runtime.batch import Experience, Ragged
+from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.batch import Experience, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
+from rlctl.runtime.workers.background import await_written
+from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.dispatch import split
 from tests.configs import configured
 
@@ -42,6 +45,49 @@ def actor(where: RankInfo, model: Path | str, overrides: tuple[str, ...] = ()) -
     """Build an actor of the recipe ppo whose loss has all terms."""
     path = f"actor_rollout_ref.model.path={model}"
     return actor_of(where, configured("ppo", [path, *LOSS], overrides))
+
+
+def critic_of(where: RankInfo, config: Config) -> CriticWorker:
+    """Build the critic of a recipe of PPO."""
+    algorithm = PPO.from_config(config, num_steps=1)
+    return CriticWorker(where, CriticSpec(config.critic, algorithm, 0))
+
+
+def save(worker: ActorWorker, folder: Path, export: Path | None = None) -> None:
+    """Save the state of a worker, and wait until it is written; see `begin_writing`."""
+    worker.save(folder, export)
+    await_written([folder], timeout_s=60)
+
+
+def gradients(
+    worker: ActorWorker | CriticWorker, batch: Rollouts
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Return the gradients in full that an update passes to the optimizer, and its metrics."""
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(*_: object) -> None:
+        for name, parameter in worker.learner.model.named_parameters():
+            if parameter.grad is not None:  # else of the base of adapters, or a frozen tower
+                found[name] = full_tensor(parameter.grad).clone()
+
+    worker.learner.optimizer.register_step_pre_hook(keep)
+    metrics = worker.update(batch, lr=1e-3)
+    return found, {name: metric.value for name, metric in metrics.items()}
+
+
+def learnable(rollouts: Rollouts, log_probs: Ragged, advantages: torch.Tensor) -> Experience:
+    """Return an experience with an advantage for each row (R,)."""
+    nothing, num_rows = log_probs.like(torch.zeros_like(log_probs.values)), len(rollouts)
+    of_tokens = log_probs.like(advantages.repeat_interleave(log_probs.lengths))
+    return rollouts.grow(
+        Experience,
+        scores=torch.zeros(num_rows),
+        components={},
+        failed=torch.zeros(num_rows, dtype=torch.bool),
+        **dict.fromkeys(("rewards", "values", "returns"), nothing),
+        **dict.fromkeys(("old_log_probs", "ref_log_probs"), log_probs),
+        advantages=of_tokens,
+    )
 
 
 def update(worker: ActorWorker, lr: float = 1e-3) -> None:

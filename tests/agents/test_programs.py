@@ -99,7 +99,6 @@ def check_chat(chat: Rollouts, trained: torch.Tensor) -> None:
     written = chat.response_mask.values.bool()
     assert 0 < written.float().mean() < 1
     assert (trained - chat.rollout_log_probs.values)[written].abs().mean() < 5e-6
-    assert chat.turn is not None
     assert all(turns.unique().tolist() == [0, 1, 2] for turns in chat.turn.rows())
 
 
@@ -119,7 +118,6 @@ def check_fork(fork: Rollouts) -> None:
     assert Counter(fork.group.tolist()) == dict.fromkeys(fork.group.unique().tolist(), 3 * N)
     assert len(fork) == 3 * N
     assert all(episode.score == 0.5 for episode in fork.episodes)
-    assert fork.turn is not None
     assert [int(turns[-1]) + 1 for turns in fork.turn.rows()] == [2, 2, 1] * N
     assert num_retokenized(fork) == 0
     metrics = agent_metrics(fork)
@@ -131,7 +129,6 @@ def check_choices(played: Rollouts) -> None:
     """Check that each choice is a row, and that programs get the log-probs of the rows."""
     assert outcomes(played) == {("done", None)}
     assert num_retokenized(played) == 0
-    assert played.turn is not None
     num_turns = torch.tensor([int(turns[-1]) + 1 for turns in played.turn.rows()]).view(N, 6)
     # Equal texts of the first response are one conversation to the program.
     assert num_turns.sort(1).values.tolist() == [[1, 1, 1, 1, 1, 2]] * N
@@ -145,7 +142,6 @@ def check_texts(played: Rollouts) -> None:
     """Check that ids which extend a row continue it, and that others begin rows."""
     assert outcomes(played) == {("done", None)}
     assert num_retokenized(played) == 0
-    assert played.turn is not None
     num_turns = torch.tensor([int(turns[-1]) + 1 for turns in played.turn.rows()]).view(N, 6)
     assert num_turns.tolist() == [[3, 1, 1, 1, 1, 1]] * N
 
@@ -183,7 +179,6 @@ def test_programs_with_tools(tmp_path: Path) -> None:
 
 def check_cancelled(batch: Rollouts) -> None:
     """Check that a cancelled request leaves no tokens."""
-    assert batch.turn is not None
     for turns, mask in zip(batch.turn.rows(), batch.response_mask.rows(), strict=True):
         assert turns.unique().tolist() in ([0], [0, 1])
         assert mask[-1] == 1, "a row ends with a turn of the policy"

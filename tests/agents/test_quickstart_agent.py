@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from rlctl.__main__ import main
 from rlctl.quickstart import AGENT, real_path
 from rlctl.runtime.agents.chat_bridge import ChatBridge
 from rlctl.runtime.agents.environments.calculator import calculator
 from rlctl.runtime.agents.environments.function_tools import schema_of
 from rlctl.runtime.agents.parsers.json_calls import HermesParser
 from rlctl.runtime.agents.template_check import TOOL, USER, check_chat_template
-from tests.e2e.command import metrics
+from tests.e2e.command import metrics, train
+from tests.settings import given
 from tools.make_agent_model import CALCULATOR
 
 FOLDER = Path(real_path(AGENT))
@@ -41,20 +41,10 @@ def test_the_model_is_small() -> None:
 
 @pytest.mark.parametrize("recipe", ["tools", "gridworld"])
 def test_a_step_of_the_recipes(recipe: str, tmp_path: Path) -> None:
-    settings = [
-        f"trainer.run_dir={tmp_path}",
-        "trainer.num_threads=1",
-        "trainer.total_training_steps=1",
-        "data.train_batch_size=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
-        "actor_rollout_ref.rollout.agent.num_workers=1",
-    ]
-    command = ["train", "grpo", "--recipe", recipe, "--inline", "--name", recipe]
-    assert main([*command, *settings]) == 0
-    [step] = metrics(tmp_path / "quickstart" / recipe)
+    settings = given(threads=1, steps=1, batch=4, mini_batch=4, validate=-1, save=-1)
+    settings += ["trainer.val_before_train=false", "actor_rollout_ref.rollout.agent.num_workers=1"]
+    words = ("--recipe", recipe, "--inline", *settings)
+    [step] = metrics(train("grpo", recipe, *words, cwd=tmp_path))
     assert step["agent/retokenized_tokens"] == 0
     assert step["agent/num_failed"] == 0
     assert 0 < step["critic/score/mean"] < 0.6  # there is something to learn

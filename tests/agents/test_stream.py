@@ -1,45 +1,75 @@
-"""Groups of responses that begin and finish at any time in a stream, and how it ends."""
+"""Groups of responses in a stream, how it ends, and requests that fail while engines work on them.
+
+Requests have places on engines of several ranks.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock, create_autospec
 
 import pytest
 import torch
 
 from rlctl.errors import RlctlError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.agents.actor import AgentActor
+from rlctl.runtime.agents.actor import AgentActor, ColocatedEngines, RankEngines
 from rlctl.runtime.agents.schedule import Schedule, TurnEngines
-from rlctl.runtime.agents.stream import Player, SingleTurns, Stream, StreamedActor
+from rlctl.runtime.agents.stream import OverlappedActor, Player, SingleTurns, Stream, StreamedActor
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
-from rlctl.runtime.rollout.requests import Completion, Request, Slice
+from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
+from rlctl.runtime.rewards.role import RuleReward
+from rlctl.runtime.roles import Actor, Roles
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.training.generation import _overlapped
 from tests.agents.quiz import write_quiz
 from tests.agents.test_episodes import episodes, generate
 from tests.progress import wait_until
+from tests.settings import given
 
 N = 3
 WAIT_S = 60.0  # far more than anything here takes
 
 
+Open = list[tuple[Request, int]]  # requests and the indices of their responses
+
+
+def newest(num_needed: int) -> Callable[[Open], Open]:
+    """Finish the newest response in each exchange once `num_needed` are open, and then the rest."""
+    left = num_needed
+
+    def finish(responses: Open) -> Open:
+        nonlocal left
+        if len(responses) < left:
+            return []
+        left -= 1
+        return responses[-1:]
+
+    return finish
+
+
 class Engines(TurnEngines):
-    """Engine that finishes the newest response in each exchange once `num_needed` are open.
+    """Engine whose exchange finishes the responses that `finish` chooses among the open ones.
 
     A response is its prompt's last token and its index, by the weights of versions 4 and 5.
     """
 
-    def __init__(self, num_needed: int | None = None) -> None:
-        self.num_needed = num_needed
-        self.open: list[tuple[Request, int]] = []
+    def __init__(self, finish: Callable[[Open], Open] = lambda _: []) -> None:
+        self.finish = finish
+        self.open: Open = []
+        self.asked: list[list[int]] = []  # keys of the requests of each exchange
         self.cancelled: list[int] = []
         self.has_work = threading.Event()
         self.error: Exception | None = None
@@ -50,19 +80,21 @@ class Engines(TurnEngines):
         if self.error is not None:
             raise self.error
         self.cancelled += cancelled
+        self.asked.append([each.key for each in requests])
         self.open += [(each, index) for each in requests for index in range(len(each.seeds))]
         self.open = [each for each in self.open if each[0].key not in self.cancelled]
         self.has_work.set()
-        if self.num_needed is None or len(self.open) < self.num_needed:
-            return []
-        request, index = self.open.pop()
-        self.num_needed -= 1
-        ids = torch.tensor([int(request.context_ids[-1]), index])
-        spans = ((4, 1), (5, 1))
-        return [Completion(request.key, index, ids, -ids.float(), "stop", spans)]
+        done = self.finish(self.open)
+        self.open = [each for each in self.open if each not in done]
+        return [response(*each) for each in done]
 
     def end_exchange(self) -> None:
         pass
+
+
+def response(request: Request, index: int) -> Completion:
+    ids = torch.tensor([int(request.context_ids[-1]), index])
+    return Completion(request.key, index, ids, -ids.float(), "stop", ((4, 1), (5, 1)))
 
 
 class Tools(Player):
@@ -127,7 +159,7 @@ def prompts(*tokens: int, first_group: int = 0) -> Prompts:
 
 
 def test_groups_share_the_engines_and_finish_in_any_order() -> None:
-    engines = Engines(num_needed=4 * N)
+    engines = Engines(newest(4 * N))
     with streamed(engines) as stream:
         groups = [prompts(10), prompts(11, 12, first_group=5), prompts(13)]
         futures = [stream.submit(each, seed=1) for each in groups]
@@ -139,7 +171,6 @@ def test_groups_share_the_engines_and_finish_in_any_order() -> None:
         assert [each.tolist() for each in rollouts.response_ids.rows()] == expected
         assert rollouts.group.tolist() == group.group.repeat_interleave(N).tolist()
         assert torch.equal(rollouts.rollout_log_probs.values, -rollouts.response_ids.values.float())
-        assert rollouts.versions is not None
         assert rollouts.versions.values.tolist() == [4, 5] * len(rollouts)
 
 
@@ -172,7 +203,7 @@ def test_an_error_of_the_engines_reaches_every_caller_and_later_ones() -> None:
 
 
 def test_an_error_of_one_group_leaves_the_others() -> None:
-    engines = Engines(num_needed=N)
+    engines = Engines(newest(N))
     with streamed(engines) as stream:
         too_long = replace(prompts(10), prompt_ids=Ragged.from_rows([[7] * 16], torch.int64))
         with pytest.raises(RlctlError, match="leave space for a response"):
@@ -258,3 +289,142 @@ def test_episodes_of_a_stream_are_those_of_a_batch(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([each.group for each in found]), batch.group)
     assert {each.outcome for part in found for each in part.episodes} == {"done"}
     assert len(validated) == len(asked)
+
+
+def one_slot(responses: Open) -> Open:
+    """Work on the oldest request, and on that with key 0 without end."""
+    return [each for each in responses[:1] if each[0].key]
+
+
+def turn(key: int, episode: int) -> Request:
+    decoding = Decoding(1.0, 1.0, -1, (2,))
+    return Request(key, torch.tensor([3]), decoding, (9,), (0,), affinity=episode)
+
+
+async def episode(schedule: Schedule, number: int, limit_s: float | None) -> str:
+    request = turn(number, number)
+    try:
+        async with asyncio.timeout(limit_s):
+            return (await schedule.generate(request)).finish
+    except TimeoutError:
+        return "timeout"
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_turn_past_the_deadline_frees_its_slot(fixed: bool) -> None:
+    engines = Engines(one_slot)
+    schedule = Schedule(engines, fixed=fixed, num_threads=1)
+    limits = [0.1, None, None]
+    runs = [partial(episode, schedule, *each) for each in enumerate(limits)]
+    assert asyncio.run(schedule.run(runs)) == ["timeout", "stop", "stop"]
+    assert (engines.cancelled, engines.open) == ([0], [])
+
+
+def test_a_turn_that_was_not_sent_never_reaches_an_engine() -> None:
+    engines = Engines(one_slot)
+    schedule = Schedule(engines, fixed=True, num_threads=1)
+    ended = asyncio.Event()
+
+    async def first() -> str:
+        outcome = await episode(schedule, 0, 0.05)
+        ended.set()
+        return outcome
+
+    async def second() -> str:
+        await ended.wait()  # until then it sends nothing, and the schedule waits for it
+        return await episode(schedule, 1, None)
+
+    assert asyncio.run(schedule.run([first, second])) == ["timeout", "stop"]
+    assert (engines.cancelled, engines.open) == ([], [])
+
+
+@pytest.mark.parametrize("delay_s", [0, 0.02])
+def test_requests_of_one_episode_share_no_step(delay_s: float) -> None:
+    """Batches are the same, however late the second of two concurrent requests arrives."""
+    engines = Engines(lambda responses: responses)
+    schedule = Schedule(engines, fixed=True, num_threads=1)
+
+    async def ask(number: int, key: int, delay_s: float = 0) -> None:
+        await asyncio.sleep(delay_s)
+        await schedule.generate(turn(key, number))
+
+    async def two_at_a_time(number: int) -> None:
+        await asyncio.gather(ask(number, 10 * number), ask(number, 10 * number + 1, delay_s))
+
+    asyncio.run(schedule.run([partial(two_at_a_time, number) for number in range(3)]))
+    assert engines.asked == [[0, 10, 20], [1, 11, 21]]
+
+
+def overlapped(engines: TurnEngines, *overrides: str) -> Actor:
+    """Return the actor of a run whose rewards are computed in processes."""
+    config = compose("grpo", list(overrides)).config
+    rollout = config.actor_rollout_ref.rollout
+    actor, reward = create_autospec(Actor), create_autospec(RuleReward)
+    sampling = SamplingConfig(rollout, 8, (2,))
+    roles = _overlapped(config, Roles(actor, reward), engines, 4, sampling, reward)
+    return roles.actor
+
+
+def test_overlap_places_requests_on_engines(caplog: pytest.LogCaptureFixture) -> None:
+    """One engine of two ranks each, a pool of three, and a pool whose engines return groups."""
+    decoding = Decoding(1.0, 1.0, -1, ())
+    ids = [Request(i, torch.tensor([1]), decoding, (4,), (i,)) for i in range(12)]
+    shared = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
+    pool = create_autospec(DisaggregatedActor, instance=True)
+    pool.num_engines.return_value = 3
+    for engines, overrides, expected in (
+        (ColocatedEngines(create_autospec(RankEngines), 4, 2), [shared], {0: 6, 1: 6}),
+        (pool, [], {0: 4, 1: 4, 2: 4}),
+    ):
+        actor = overlapped(engines, *overrides)
+        assert isinstance(actor, OverlappedActor)
+        assert Counter(each.affinity for each in actor._placed(ids)) == expected
+    caplog.set_level("INFO", "rlctl")
+    actor = overlapped(pool, "actor_rollout_ref.rollout.mode=async")
+    assert not isinstance(actor, OverlappedActor)
+    assert "responses are scored after generation, although reward.overlap is true" in caplog.text
+
+
+class Ranks:
+    """Ranks whose engines finish each request at once, with its length as the response."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[list[Request]], Slice]] = []
+
+    def exchange(
+        self, requests: list[list[Request]], limit: Slice, cancelled: Collection[int] = ()
+    ) -> list[list[Completion]]:
+        assert not cancelled
+        self.calls.append((requests, limit))
+        return [
+            [
+                Completion(each.key, i, ids, torch.zeros(1), "stop")
+                for each in part
+                for i, ids in enumerate([torch.tensor([len(each.context_ids)])] * len(each.seeds))
+            ]
+            for part in requests
+        ]
+
+    def end_exchange(self) -> None:
+        pass
+
+
+def test_ranks_that_share_an_engine_get_the_same_requests_and_steps() -> None:
+    config = compose("grpo", given(tensor=2, n=2)).config
+    sampling = SamplingConfig(config.actor_rollout_ref.rollout, 8, (2,))
+    ranks, reward = Ranks(), MagicMock()
+    roles = Roles(cast(Any, SimpleNamespace()), cast(Any, reward))
+    overlapped = _overlapped(config, roles, ColocatedEngines(ranks, 4, 2), 4, sampling, reward)
+    lengths = [3, 1, 4, 2, 5]
+    ids = Ragged.from_rows([[7] * n for n in lengths], torch.int64)
+    rollouts = overlapped.actor.generate_sequences(
+        Prompts(ids, torch.arange(5), cast(Any, [None] * 5)), seed=1
+    )
+    assert rollouts.response_ids.values.tolist() == [n for n in lengths for _ in range(2)]
+    ((parts, limit),) = ranks.calls
+    assert [[len(each.context_ids) for each in part] for part in parts] == 2 * [[4, 3, 1]] + 2 * [
+        [5, 2]
+    ]
+    assert (limit.steps, limit.seconds) == (8, None)
+    assert reward.begin().add.call_count == 10
+    reward.begin().finish.assert_called_once_with(rollouts)

@@ -15,12 +15,11 @@ from torch import Tensor
 from rlctl.runtime.model import load
 from rlctl.runtime.model.lora import merged_parameters
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.workers.background import await_written
 from tests.distributed.ranks import rank_info
 from tests.distributed.test_gradient import gradient
 from tests.models import MIXTURES, mixture_model, tiny_tokenizer, write_tiny_model
 from tests.numerics.test_reward_model import gradient as reward_gradient
-from tests.workers import actor, update, weights
+from tests.workers import actor, save, update, weights
 
 NUM_RANKS = 4
 SECTIONS = ("actor_rollout_ref.actor", "critic", "reward.reward_model")
@@ -149,8 +148,7 @@ def train(where: RankInfo, model: str, folder: Path, settings: tuple[str, ...]) 
     """Update an actor, save it to `folder`, update it again, and do so again from the file."""
     worker = actor(where, model, settings)
     update(worker)
-    worker.save(folder)
-    await_written([folder], timeout_s=60)
+    save(worker, folder)
     saved, engine = weights(worker), dict(merged_parameters(worker.policy.hf))
     update(worker)
     updated = weights(worker)

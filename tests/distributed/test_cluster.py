@@ -37,12 +37,13 @@ from rlctl.runtime.rollout.weight_sync import WHOLE, WeightChannel, to_buckets, 
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.workers import ResourcePool, Worker, dispatch, session, spawn
 from tests.distributed.ranks import rank_info
-from tests.e2e.command import environment, metrics, rlctl
+from tests.e2e.command import environment, metrics, rlctl, train
 from tests.e2e.conftest import small, write_shelf
 from tests.forks import ONE_MACHINE, read_ray_variables
 from tests.models import tiny_model, write_tiny_model
 from tests.ports import free_port
 from tests.progress import wait_until
+from tests.settings import given
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 NODE_SETTINGS = TOKEN | RAY_SETTINGS
@@ -83,8 +84,7 @@ def address(cluster: Cluster) -> str:
 def settings(tmp_path_factory: pytest.TempPathFactory, address: str) -> list[str]:
     return [
         *small(write_shelf(tmp_path_factory.mktemp("folder"))),
-        *("data.train_batch_size=4", "trainer.total_training_steps=1", "trainer.test_freq=1"),
-        *("trainer.val_before_train=false", "trainer.project_name=two"),
+        *given(batch=4, steps=1, validate=1, validate_first=False, project="two"),
         f"ray_kwargs.ray_init.address={address}",
     ]
 
@@ -97,9 +97,7 @@ def nodes(run: Path) -> set[str]:
 
 @pytest.mark.soak
 def test_run_uses_both_nodes(settings: list[str], tmp_path: Path) -> None:
-    wide = ["trainer.nnodes=2", "trainer.n_gpus_per_node=1", "--name", "wide"]
-    rlctl("train", "sft", *settings, *wide, cwd=tmp_path, **WITH_TOKEN)
-    run = tmp_path / "runs" / "two" / "wide"
+    run = train("sft", "wide", *settings, *given(nodes=2, ranks=1), cwd=tmp_path, **WITH_TOKEN)
     assert len(nodes(run)) == 2
     assert metrics(run)[-1]["actor/grad_norm"] > 0
 

@@ -12,19 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience
 from rlctl.runtime.budget import Budget
+from rlctl.runtime.model.sharding import full_tensor, local_part
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.actor import ActorWorker
-from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
+from rlctl.runtime.workers.critic import CriticWorker
 from rlctl.runtime.workers.dispatch import split
 from rlctl.tracking.metrics import to_floats
 from tests.distributed.ranks import on_ranks, rank_info
-from tests.workers import LOSS, ROWS, actor_of, experience
+from tests.workers import LOSS, ROWS, actor_of, critic_of, experience
 
 ROLES = ("actor", "critic", "sft")
 Metrics = dict[str, float]
@@ -33,19 +32,14 @@ Metrics = dict[str, float]
 def build(where: RankInfo, model: str, role: str) -> ActorWorker | CriticWorker:
     overrides = [f"actor_rollout_ref.model.path={model}", *LOSS]
     config = compose("sft" if role == "sft" else "ppo", overrides).config
-    if role == "critic":
-        algorithm = PPO.from_config(config, num_steps=1)
-        return CriticWorker(where, CriticSpec(config.critic, algorithm, 0))
-    return actor_of(where, config)
+    return (critic_of if role == "critic" else actor_of)(where, config)
 
 
 def state(worker: ActorWorker | CriticWorker) -> list[torch.Tensor]:
     """Return copies of the local weights and moments."""
-    optimizer = worker.learner.optimizer
-    assert optimizer is not None
     tensors = [*worker.learner.model.parameters()]
-    tensors += [x for each in optimizer.state.values() for x in each.values()]
-    return [(x.to_local() if isinstance(x, DTensor) else x).detach().clone() for x in tensors]
+    tensors += [x for each in worker.learner.optimizer.state.values() for x in each.values()]
+    return [local_part(each.detach()).clone() for each in tensors]
 
 
 def masked(rows: list[int]) -> Experience:
@@ -94,9 +88,7 @@ def few_rows(where: RankInfo, model: str, role: str) -> list[torch.Tensor]:
             assert len(worker.compute_log_probs(part).log_probs) == len(part)
         metrics.append(to_floats(worker.update(part, lr=1e-2)))
     assert not any(math.isnan(value) for each in metrics for value in each.values())
-    weights = worker.learner.model.parameters()
-    full = [each.full_tensor() if isinstance(each, DTensor) else each for each in weights]
-    return [each.detach().clone() for each in full]
+    return [full_tensor(each).clone() for each in worker.learner.model.parameters()]
 
 
 def of_all_roles(where: RankInfo, model: str) -> list[tuple[Any, list[torch.Tensor]]]:

@@ -36,6 +36,7 @@ from rlctl.tracking.metrics import to_floats
 from tests.distributed.ranks import rank_info
 from tests.models import write_tiny_model
 from tests.warm_workers import warm_workers
+from tests.workers import learnable
 
 # An engine that fails on request, by files in its folder: it crashes ("die") or hangs ("hang")
 # during generation, corrupts received weights ("spoil"), crashes ("fall") or hangs ("freeze")
@@ -200,20 +201,8 @@ def prompts(num: int = 18) -> Prompts:
 
 def experience(rollouts: Rollouts, old: Ragged) -> Experience:
     """Return an experience with random scores, to change the weights."""
-    num = len(rollouts)
-    scores = torch.randn(num, generator=torch.Generator().manual_seed(2))
-    advantages = rollouts.response_ids.like(scores.repeat_interleave(rollouts.response_ids.lengths))
-    fields = {f: getattr(rollouts, f) for f in rollouts.__dataclass_fields__}
-    zeros = torch.zeros(num, dtype=torch.bool)
-    return Experience(
-        **fields,
-        scores=scores,
-        components={},
-        failed=zeros,
-        rewards=advantages,
-        old_log_probs=old,
-        advantages=advantages,
-    )
+    scores = torch.randn(len(rollouts), generator=torch.Generator().manual_seed(2))
+    return learnable(rollouts, old, scores)
 
 
 def same(first: Rollouts, second: Rollouts) -> bool:
@@ -327,7 +316,6 @@ def test_engines_join_and_leave_without_a_change_of_responses(
     assert refused.message.startswith("0 of 1 engines started: 1 × {'CPU': 9.0} were not free")
     monkeypatch.undo()
     status = PoolStatus.read(stage.folder)
-    assert status is not None
     states = [(each.engine, each.state) for each in status.engines]
     assert states == [(1, "serving"), (2, "serving")]
     assert all(each.responses and each.tokens_per_s for each in status.engines)

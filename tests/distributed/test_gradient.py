@@ -7,21 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.distill import Graded
 from rlctl.runtime.algorithms.pair_losses import PairParams, pair_rows
-from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Ragged, Rollouts, Scored
 from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.dispatch import split
 from rlctl.tracking.metrics import to_floats
 from tests.configs import configured
 from tests.distributed.ranks import on_ranks, rank_info
-from tests.workers import LOSS, ROWS, actor_of, experience
+from tests.workers import LOSS, ROWS, actor_of, critic_of, experience, gradients
 
 # Roles of the actor with another algorithm than PPO.
 RECIPES = ("distill", "online_dpo", "raft", "sft", "dpo")
@@ -48,8 +45,6 @@ def rows_of(role: str) -> Rollouts:
     if role == "replay":
         return dataclasses.replace(batch, routing=experts(batch))
     if role in ("online_dpo", "dpo"):
-        assert batch.ref_log_probs is not None
-        assert batch.old_log_probs is not None
         fields = {each.name: getattr(batch, each.name) for each in dataclasses.fields(Scored)}
         first = torch.arange(6)
         now, ref = batch.old_log_probs.select(first), batch.ref_log_probs.select(first)
@@ -81,54 +76,26 @@ def gradient(
     sizes = [f"actor_rollout_ref.actor.loss_agg_mode={mode}", *overrides]
     if num_micro_batches > 1:
         rows = ROWS // where.world_size // num_micro_batches
-        sizes += [
-            "actor_rollout_ref.actor.use_dynamic_bsz=false",
-            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={max(1, rows)}",
-        ]
-        sizes += [
-            "critic.use_dynamic_bsz=false",
-            f"critic.ppo_micro_batch_size_per_gpu={max(1, rows)}",
-        ]
+        for role_section in ("actor_rollout_ref.actor", "critic"):
+            sizes.append(f"{role_section}.use_dynamic_bsz=false")
+            sizes.append(f"{role_section}.ppo_micro_batch_size_per_gpu={max(1, rows)}")
     if role == "distill":
         given.append("actor_rollout_ref.ref.model.path=teacher")
     config = configured(role if role in RECIPES else "ppo", given, sizes)
-    if role == "critic":
-        algorithm = PPO.from_config(config, num_steps=1)
-        worker = CriticWorker(where, CriticSpec(config.critic, algorithm, 0))
-    else:
-        worker = actor_of(where, config)
-    gradients: list[torch.Tensor] = []
-
-    def keep(*_: object) -> None:
-        for parameter in worker.learner.model.parameters():
-            if not parameter.requires_grad:  # the base of adapters
-                continue
-            grad = parameter.grad
-            assert grad is not None
-            gradients.append(
-                (grad.full_tensor() if isinstance(grad, DTensor) else grad).flatten().clone()
-            )
-
-    assert worker.learner.optimizer is not None
-    worker.learner.optimizer.register_step_pre_hook(keep)
+    worker = (critic_of if role == "critic" else actor_of)(where, config)
     batch, ranks_per_row = rows_of(role), worker.learner.model.ranks_per_row
     parts = split(batch, where.world_size // ranks_per_row, balanced=True)
     mine = batch.chunk(parts)[where.rank // ranks_per_row]
-    metrics = worker.update(mine, lr=1e-3)
-    return torch.cat(gradients), {name: metric.value for name, metric in metrics.items()}
+    found, metrics = gradients(worker, mine)
+    trained = {name for name, each in worker.learner.model.named_parameters() if each.requires_grad}
+    assert found.keys() == trained
+    return torch.cat([each.flatten() for each in found.values()]), metrics
 
 
-@pytest.mark.parametrize(
-    ("role", "mode"),
-    [
-        ("actor", "token-mean"),
-        ("actor", "seq-mean-token-mean"),
-        ("actor", "seq-mean-token-sum-norm"),
-    ],
-)
-def test_micro_batches_do_not_change_the_gradient(model: Path, role: str, mode: str) -> None:
-    whole, metrics = gradient(rank_info(), str(model), role, mode, 1)
-    cut, cut_metrics = gradient(rank_info(), str(model), role, mode, 4)
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_micro_batches_do_not_change_the_gradient(model: Path, mode: str) -> None:
+    whole, metrics = gradient(rank_info(), str(model), "actor", mode, 1)
+    cut, cut_metrics = gradient(rank_info(), str(model), "actor", mode, 4)
     assert whole.norm() > 1e-3
     assert (whole - cut).norm() <= 1e-6 * whole.norm()
     assert cut_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-7)

@@ -54,7 +54,6 @@ def test_blocked_process_exits_and_kills_its_children(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", BLOCKED, str(tmp_path)], stdout=-1, stderr=-1, text=True
     )
-    assert process.stdout is not None
     pids = [int(process.stdout.readline()) for _ in range(2)]
     assert process.stdout.readline() == "started\n"
     daemons = [psutil.Process(pid) for pid in pids]
@@ -73,7 +72,6 @@ def test_blocked_process_exits_and_kills_its_children(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("daemon", "name"), [("gcs_server", "GCS"), ("raylet", "raylet")])
 def test_killed_daemon_ends_a_process_that_waits_for_a_task(daemon: str, name: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", WITH_RAY], stdout=-1, stderr=-1, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     started = psutil.Process(process.pid).children(recursive=True)
     (killed,) = [each for each in started if _read(each.name) == daemon]

@@ -18,7 +18,6 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.balance import TokenCounts
 from rlctl.runtime.batch import Experience
 from rlctl.runtime.budget import Budget, OomRetry
-from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.process_memory import MMAP_THRESHOLD, TOP_PAD, TRIM_THRESHOLD
@@ -66,16 +65,8 @@ def leave(mebibytes: int | None) -> None:
 
 def update(worker: ActorWorker) -> tuple[torch.Tensor, list[OomRetry]]:
     """Return the gradient that an update passes to the optimizer, and the out-of-memory retries."""
-    gradients: list[torch.Tensor] = []
-
-    def keep(*_: object) -> None:
-        grads = [p.grad for p in worker.learner.model.parameters() if p.grad is not None]
-        gradients.append(torch.cat([full_tensor(grad).flatten() for grad in grads]))
-
-    assert worker.learner.optimizer is not None
-    worker.learner.optimizer.register_step_pre_hook(keep)
-    worker.update(experience(), lr=1e-3)
-    return gradients[0], worker.pop_oom_retries()
+    found, _ = workers.gradients(worker, experience())
+    return torch.cat([each.flatten() for each in found.values()]), worker.pop_oom_retries()
 
 
 def return_freed_memory() -> None:
@@ -148,12 +139,8 @@ def test_budget_is_halved_three_times() -> None:
         budget.halve([lengths[part] for part in budget.cut(counts)], 0, alone=True, reason="")
     assert (error.value.key, error.value.value, error.value.proposed) == (KEY, 10**6, 3)
     by_rows = Budget(KEY, 4, "rows")
-    assert (
-        by_rows.halve(
-            [lengths[part] for part in by_rows.cut(counts)], 3, alone=True, reason=""
-        ).after
-        == 2
-    )
+    parts = [lengths[part] for part in by_rows.cut(counts)]
+    assert by_rows.halve(parts, 3, alone=True, reason="").after == 2
 
 
 def oom_in_sharded_backward(where: RankInfo, model: str, folder: str) -> dict[str, Any]:

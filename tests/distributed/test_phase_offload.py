@@ -19,10 +19,10 @@ from rlctl.runtime.model.sharding import local_part
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import begin_writing
-from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
+from rlctl.runtime.workers.critic import CriticWorker
 from tests.configs import configured
 from tests.distributed.ranks import on_ranks, rank_info
-from tests.workers import LOSS, actor_of, experience
+from tests.workers import LOSS, actor_of, critic_of, experience
 
 FSDP = ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp_config")
 # Weights that are mapped from files cannot leave a CPU.
@@ -47,8 +47,7 @@ def resident(worker: ActorWorker | CriticWorker) -> bool:
 def roles(where: RankInfo, model: Path | str, *given: str) -> tuple[ActorWorker, CriticWorker]:
     paths = [f"{section}.model.path={model}" for section in ("actor_rollout_ref", "critic")]
     config = configured("ppo", [*paths, *RANDOM, *LOSS], given)
-    actor = actor_of(where, config)
-    return actor, CriticWorker(where, CriticSpec(config.critic, actor.spec.algorithm, 0))  # pyright: ignore[reportArgumentType]
+    return actor_of(where, config), critic_of(where, config)
 
 
 def steps(where: RankInfo, model: Path | str, folder: Path, *given: str) -> list[Any]:

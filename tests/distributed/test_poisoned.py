@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.model.sharding import trained_state
-from rlctl.runtime.workers.background import await_written, begin_writing
+from rlctl.runtime.workers.background import begin_writing
 from rlctl.runtime.workers.safe_load import load_into, read_metadata
 from tests.distributed.ranks import rank_info
-from tests.workers import actor, update
+from tests.workers import actor, save, update
 
 
 class Bomb:
@@ -37,8 +37,7 @@ def saved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     worker = actor(rank_info(), str(model))
     update(worker)
     begin_writing(folder.parent)
-    worker.save(folder)
-    await_written([folder], 60.0)
+    save(worker, folder)
     return folder
 
 

@@ -29,6 +29,7 @@ from tests.e2e.command import TIMEOUT_S, environment, metrics, reproducible, wai
 from tests.e2e.conftest import small, write_shelf
 from tests.e2e.killed_runs import events
 from tests.progress import wait_until
+from tests.settings import given
 
 pytestmark = [pytest.mark.soak, pytest.mark.slow]
 
@@ -127,7 +128,6 @@ def machines() -> Iterator[list[Machine]]:
             )
             command = ["ip", "netns", "exec", name, "unshare", "-um", "sh", "-c", script]
             anchor = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            assert anchor.stdout is not None
             assert anchor.stdout.readline() == "ready\n"
             found.append(Machine(number, name, folder, anchor))
         write_files(found)
@@ -165,12 +165,8 @@ def write_files(machines: list[Machine]) -> None:
 def settings(machine: Machine, steps: int, root: Path | None = None) -> list[str]:
     return [
         *small(machine.folder),
-        *("data.train_batch_size=4", "actor_rollout_ref.rollout.n=2"),
-        f"trainer.total_training_steps={steps}",
-        "trainer.val_before_train=false",
-        "trainer.project_name=two",
-        "trainer.save_freq=1",
-        f"trainer.run_dir={root or machine.folder}/runs",
+        *given(batch=4, n=2, steps=steps, validate_first=False, save=1),
+        *given(project="two", runs=f"{root or machine.folder}/runs"),
         f"ray_kwargs.ray_init.address={machine.address}:6379",
     ]
 
@@ -263,9 +259,8 @@ def test_an_engine_is_divided_over_the_machines(
 def test_an_engine_of_the_actor_is_divided_over_the_machines(
     machines: list[Machine], tmp_path: Path
 ) -> None:
-    rollout = "actor_rollout_ref.rollout"
-    wide = ["trainer.nnodes=2", "trainer.n_gpus_per_node=1", f"{rollout}.name=vllm"]
-    words = [*settings(machines[0], 2, tmp_path), *wide, f"{rollout}.tensor_model_parallel_size=2"]
+    wide = given(nodes=2, ranks=1, engine="vllm", tensor=2)
+    words = [*settings(machines[0], 2, tmp_path), *wide]
     machines[0].run("rlctl", "train", "grpo", "--name", "a", *words)
     rows = metrics(tmp_path / "runs" / "two" / "a")
     assert len(rows) == 2

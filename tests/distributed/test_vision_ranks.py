@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rlctl.runtime.batch import Experience, Ragged
-from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.rank_info import RankInfo
+from tests import workers
 from tests.configs import configured
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.vlm import CHATS, prompts_of, write_vlm
@@ -47,18 +47,8 @@ def gradients(
         *more,
     ]
     worker = actor_of(where, configured("ppo", given, sizes))
-    found: dict[str, torch.Tensor] = {}
-
-    def keep(*_: object) -> None:
-        for name, parameter in worker.policy.named_parameters():
-            if parameter.grad is not None:
-                found[name] = full_tensor(parameter.grad).clone()
-
-    assert worker.learner.optimizer is not None
-    worker.learner.optimizer.register_step_pre_hook(keep)
     mine = torch.arange(8).tensor_split(where.world_size)[where.rank]
-    worker.update(batch_of(Path(folder)).select(mine), lr=1e-3)
-    return found
+    return workers.gradients(worker, batch_of(Path(folder)).select(mine))[0]
 
 
 @pytest.mark.parametrize("frozen", ["true", "false"])

@@ -21,7 +21,8 @@ from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
 from tests.distributed.ranks import in_a_process, rank_info
 from tests.models import write_tiny_model
-from tests.workers import LOSS, actor_of
+from tests.settings import given
+from tests.workers import LOSS, actor_of, learnable, save
 
 pytestmark = pytest.mark.extra("vllm")
 
@@ -35,21 +36,13 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(
-        tmp_path_factory.mktemp("untied"),
-        "llama",
-        hidden_size=128,
-        head_dim=32,
-        tie_word_embeddings=False,
-    )
+    sizes = {"hidden_size": 128, "head_dim": 32, "tie_word_embeddings": False}
+    return write_tiny_model(tmp_path_factory.mktemp("untied"), "llama", **sizes)
 
 
 def actor(where: RankInfo, model: Path) -> ActorWorker:
-    rollout = [
-        "actor_rollout_ref.rollout.name=vllm",
-        "actor_rollout_ref.rollout.max_num_seqs=16",
-    ]
-    config = compose("ppo", [f"actor_rollout_ref.model.path={model}", *LOSS, *rollout]).config
+    rollout = [*given(model=model, engine="vllm"), "actor_rollout_ref.rollout.max_num_seqs=16"]
+    config = compose("ppo", [*LOSS, *rollout]).config
     worker = actor_of(where, config, (24, 24))
     worker.start_engine()
     return worker
@@ -69,20 +62,7 @@ def prompts(where: RankInfo) -> Prompts:
 
 def with_advantages(rollouts: Rollouts, log_probs: Ragged) -> Experience:
     """Return an experience whose rows have advantages of different sign and size."""
-    advantages = (rollouts.group.float() - 3.5).repeat_interleave(log_probs.lengths)
-    nothing = log_probs.like(torch.zeros_like(log_probs.values))
-    return rollouts.grow(
-        Experience,
-        scores=torch.zeros(len(rollouts)),
-        components={},
-        failed=torch.zeros(len(rollouts), dtype=torch.bool),
-        rewards=nothing,
-        old_log_probs=log_probs,
-        advantages=log_probs.like(advantages),
-        ref_log_probs=log_probs,
-        values=nothing,
-        returns=nothing,
-    )
+    return learnable(rollouts, log_probs, rollouts.group.float() - 3.5)
 
 
 @dataclass(frozen=True)
@@ -121,7 +101,6 @@ def observe(
         found.append((log_probs.values.exp() - rollouts.rollout_log_probs.values.exp()).abs())
         if step < updates:
             worker.update(with_advantages(rollouts, log_probs), lr=1e-2)
-    assert worker.engine is not None
     worker.engine.close()
     return Observed(found[0], found[-1])
 
@@ -143,8 +122,7 @@ def load_and_export(worker: ActorWorker, model: Path, folder: Path) -> None:
     worker.update_weights()
     loaded = worker.generate_sequences(asked, seed=1).response_ids.values
     assert torch.equal(loaded, before.response_ids.values)
-    worker.save(folder / "after", folder / "model")
-    await_written([folder / "after"], timeout_s=60)
+    save(worker, folder / "after", folder / "model")
     written, read = (
         AutoModelForCausalLM.from_pretrained(path).state_dict()
         for path in (model, folder / "model")

@@ -85,6 +85,13 @@ def rlctl(
     return done
 
 
+def train(verb: str, name: str, *settings: object, cwd: Path, **how: Any) -> Path:
+    """Train to the end and return the folder of the run; see `rlctl` for `how`."""
+    rlctl("train", verb, "--name", name, *settings, cwd=cwd, **how)
+    [run] = cwd.glob(f"runs/[!.]*/{name}")
+    return run
+
+
 def _runs_here(words: list[str]) -> bool:
     """Return True for a command that needs neither Ray nor a supervisor."""
     alone = {"--inline", "--dry-run"} & {*words} and "--retries" not in words

@@ -7,6 +7,7 @@ import pytest
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
 from tests.models import write_tiny_model
+from tests.settings import given
 
 
 @pytest.fixture(scope="session")
@@ -30,20 +31,11 @@ def settings(shelf: Path) -> list[str]:
 
 def small(shelf: Path) -> list[str]:
     """Return overrides that make any recipe small: two steps of eight prompts."""
+    train, val = (f"{shelf}/{split}.parquet" for split in ("train", "val"))
     return [
-        f"data.train_files={shelf}/train.parquet",
-        f"data.val_files={shelf}/val.parquet",
-        f"actor_rollout_ref.model.path={shelf}/model",
-        "data.max_prompt_length=160",
-        "data.max_response_length=12",
-        "data.train_batch_size=8",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "trainer.total_training_steps=2",
-        "trainer.test_freq=2",
-        "trainer.save_freq=-1",
-        "trainer.project_name=quickstart",
+        *given(train=train, val=val, model=f"{shelf}/model", project="quickstart"),
+        *given(prompt=160, response=12, batch=8, mini_batch=4, steps=2, validate=2),
+        *given(save=-1, threads=1, warmup=0),
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",
-        "trainer.num_threads=1",
-        "trainer.critic_warmup=0",
         "trainer.timeouts.ray_start_s=120",
     ]

@@ -19,16 +19,13 @@ import psutil
 import pytest
 
 from tests.e2e.command import start, with_marker
+from tests.settings import given
 
 STEPS = (50, 200)
 _WINDOW = 10  # steps of one measurement
 _SAMPLE_S = 0.1
 SETTINGS = [
-    "trainer.total_epochs=100",
-    f"trainer.total_training_steps={STEPS[1] + _WINDOW}",
-    "trainer.save_freq=10",
-    "trainer.test_freq=10",
-    "trainer.max_ckpt_to_keep=2",
+    *given(epochs=100, steps=STEPS[1] + _WINDOW, save=10, validate=10, keep=2),
     "trainer.logger=[console]",
 ]
 # Growth from step 50 to step 200 that is no leak: allocators keep a little more for a while.

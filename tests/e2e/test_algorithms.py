@@ -17,16 +17,12 @@ from rlctl.recipes.compose import compose
 from rlctl.recipes.roles import trained_role
 from rlctl.recipes.search_path import library_recipes
 from rlctl.runtime.build import load_algorithm
-from tests.e2e.command import VERBS, metrics, reproducible, rlctl
+from tests.e2e.command import VERBS, metrics, reproducible, rlctl, train
 from tests.e2e.killed_runs import SCORE, learned
 from tests.models import write_tiny_model
-from tests.recorded import called
+from tests.settings import given
 
-SAMPLED = [
-    "actor_rollout_ref.rollout.n=4",
-    "reward.custom_reward_function.path=score.py",
-    "reward.num_processes=1",
-]
+SAMPLED = given(n=4, reward="score.py", reward_processes=1)
 # Recipe -> settings, and a metric that shows that it learned.
 CASES: dict[str, tuple[list[str], str]] = {
     "online_dpo": ([*SAMPLED, "algorithm.params.pairs=random"], "pairs/margin"),
@@ -68,11 +64,9 @@ SOAK = pytest.mark.soak
 )
 def test_two_steps_and_an_exact_resume(recipe: str, folder: Path, settings: list[str]) -> None:
     more, metric = CASES[recipe]
-    settings = [*settings, "data.max_response_length=8", "trainer.save_freq=1", *more]
-    settings += ["trainer.val_before_train=false", "actor_rollout_ref.actor.optim.lr=1e-3"]
+    settings = [*settings, *given(response=8, save=1, validate_first=False, lr=1e-3), *more]
     verb = VERBS.get(recipe, "ppo")
-    rlctl("train", verb, "--recipe", recipe, "--inline", "--name", recipe, *settings, cwd=folder)
-    run = folder / "runs" / "quickstart" / recipe
+    run = train(verb, recipe, "--recipe", recipe, "--inline", *settings, cwd=folder)
     assert [row["step"] for row in metrics(run)] == [1, 2]
     for row in metrics(run):
         assert math.isfinite(row[metric])
@@ -84,9 +78,8 @@ def test_two_steps_and_an_exact_resume(recipe: str, folder: Path, settings: list
 
 
 SMALL = [
-    *("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
-    *("trainer.total_training_steps=1", "trainer.save_freq=-1", "trainer.test_freq=-1"),
-    *("trainer.critic_warmup=0", "trainer.val_before_train=false", "data.val_files=null"),
+    *given(batch=4, mini_batch=2, steps=1, save=-1, validate=-1),
+    *given(warmup=0, validate_first=False, val=None),
 ]
 # Settings without which a recipe has nothing to do in a step.
 MORE = {
@@ -128,10 +121,6 @@ def test_embedded_recipes_train_and_others_compose(name: str, tmp_path: Path) ->
         return
     settings = [*SMALL, *MORE.get(name, [])]
     verb = VERBS.get(name, "ppo")
-    words = ["train", verb, "--recipe", name, "--name", "r", "--inline", *settings]
-    done = called(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    [run] = tmp_path.glob("runs/*/r")
-    [row] = metrics(run)
+    [row] = metrics(train(verb, "r", "--recipe", name, "--inline", *settings, cwd=tmp_path))
     role = "reward_model" if name == "rm" else "actor"
     assert 0 < row[f"{role}/grad_norm"] < math.inf

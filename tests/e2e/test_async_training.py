@@ -15,25 +15,24 @@ import pytest
 from rlctl.__main__ import main
 from rlctl.runtime.rewards.pool import Scoring
 from rlctl.runtime.workers.actor import ActorWorker
+from tests.e2e import command
 from tests.e2e.command import reproducible, rlctl
 from tests.e2e.conftest import small
 from tests.e2e.killed_runs import SCORE
+from tests.settings import given
 
 Rows = list[dict[str, Any]]
 AHEAD = [
     *("async_training.max_staleness=1", "algorithm.rollout_correction.rollout_is=token"),
-    *("actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.optim.lr=1e-3"),
-    *("trainer.total_training_steps=3", "trainer.test_freq=3"),
-    *("data.sampler=curriculum", "reward.custom_reward_function.path=score.py"),
-    "reward.num_processes=1",
+    *given(n=2, lr=1e-3, steps=3, validate=3, reward="score.py", reward_processes=1),
+    "data.sampler=curriculum",
 ]
 
 
 def train(name: str, settings: list[str], cwd: Path, *words: str) -> Path:
     """Train with GRPO and return the run."""
     (cwd / "score.py").write_text(SCORE)
-    rlctl("train", "grpo", "--name", name, *settings, *AHEAD, *words, cwd=cwd)
-    return cwd / "runs" / "quickstart" / name
+    return command.train("grpo", name, *settings, *AHEAD, *words, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -112,20 +111,10 @@ def rank(data_source, solution_strs, ground_truth, extra_infos):
 
 
 SINGLE = [
-    *("grpo", "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.rollout.val_kwargs.n=2"),
-    *("trainer.total_training_steps=1", "trainer.test_freq=1", "trainer.val_before_train=false"),
+    *("actor_rollout_ref.rollout.val_kwargs.n=2", *given(n=4, steps=1, validate=1)),
+    *given(validate_first=False),
 ]
-EPISODES = [
-    *(
-        "tools",
-        "data.train_max_samples=2",
-        "data.train_batch_size=2",
-        "data.val_files=null",
-        "trainer.num_threads=1",
-    ),
-    *("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
-    *("trainer.total_training_steps=1", "trainer.save_freq=-1", "trainer.test_freq=-1"),
-]
+EPISODES = given(train_rows=2, batch=2, mini_batch=2, n=4, val=None, threads=1, steps=1, save=-1)
 
 
 @pytest.mark.parametrize("is_episodes", [False, pytest.param(True, marks=pytest.mark.soak)])
@@ -133,7 +122,8 @@ def test_scores_are_those_without_overlap(
     settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_episodes: bool
 ) -> None:
     (tmp_path / "mine.py").write_text(REWARD)
-    recipe, *overrides = EPISODES if is_episodes else [SINGLE[0], *settings, *SINGLE[1:]]
+    recipe = "tools" if is_episodes else "grpo"
+    overrides = [*EPISODES, *given(validate=-1)] if is_episodes else [*settings, *SINGLE]
     events: list[str] = []
 
     def watch(owner: type, method: str) -> None:
@@ -150,12 +140,12 @@ def test_scores_are_those_without_overlap(
     rows = []
     for overlap in ("true", "false"):
         events.clear()
-        given = [
+        words = [
             *("--inline", "--name", f"overlap-{overlap}", *overrides, f"reward.overlap={overlap}"),
             f"reward.functions=[{tmp_path}/mine.py:compute_score,{tmp_path}/mine.py:rank]",
-            *("reward.failed=drop", "reward.num_processes=1", f"trainer.run_dir={tmp_path}/runs"),
+            *("reward.failed=drop", *given(reward_processes=1, runs=f"{tmp_path}/runs")),
         ]
-        assert main(["train", "grpo", "--recipe", recipe, *given]) == 0
+        assert main(["train", "grpo", "--recipe", recipe, *words]) == 0
         found = reproducible(tmp_path / f"runs/quickstart/overlap-{overlap}")
         # Times of tools depend on the clock.
         rows.append([{k: v for k, v in row.items() if not k.startswith("tool/")} for row in found])

@@ -40,12 +40,11 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_bad_input_gives_one_clear_error(
-    case: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+    case: str, settings: list[str], here: Path, capsys: Capsys
 ) -> None:
     make, code, wanted = CASES[case]
-    spoilt = make(tmp_path) if callable(make) else make
+    spoilt = make(here) if callable(make) else make
     overrides = spoilt if isinstance(spoilt, list) else [spoilt]
-    monkeypatch.chdir(tmp_path)
     assert main(["train", "ppo", *settings, *overrides]) == code
     talk = capsys.readouterr().err
     begin, *lines = talk.splitlines()
@@ -54,19 +53,18 @@ def test_bad_input_gives_one_clear_error(
     assert first.startswith("error: "), talk
     assert wanted in talk
     assert "Traceback" not in talk
-    assert not (tmp_path / "runs").exists()
+    assert not (here / "runs").exists()
 
 
 def test_missing_package_of_a_logger_exits_6_with_the_install_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", None)
     # An earlier test may have imported the tracker while its package was there.
     monkeypatch.delitem(sys.modules, "rlctl.tracking.wandb", raising=False)
     assert main(["train", "ppo", "-l", "wandb"]) == 6
     assert "pip install 'rlctl[wandb]'" in capsys.readouterr().err
-    assert not (tmp_path / "runs" / "quickstart").exists()
+    assert not (here / "runs" / "quickstart").exists()
 
 
 def test_too_little_disk_space_is_refused(

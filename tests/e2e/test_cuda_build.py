@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.gpu.entry_points import ROOT
 from tests.e2e.command import environment, rlctl
+from tests.settings import given
 
 pytestmark = [
     pytest.mark.soak,
@@ -82,9 +83,7 @@ def test_dry_run_of_a_run_on_gpus_elsewhere(
 def test_a_run_here_is_refused_a_gpu_and_uses_the_cpu(
     cuda: Mapping[str, str], tmp_path: Path
 ) -> None:
-    short = ["trainer.total_training_steps=1", "data.train_batch_size=8", "data.val_files=null"]
-    short += ["actor_rollout_ref.actor.ppo_mini_batch_size=8", f"trainer.run_dir={tmp_path}"]
-    command = ["train", "grpo", *short]
+    command = ["train", "grpo", *given(steps=1, batch=8, mini_batch=8, val=None, runs=tmp_path)]
     refused = rlctl(*command, NODES[0], cwd=tmp_path, more=cuda, process=True, code=7)
     assert "this machine has 0 GPUs" in refused.stderr
     rlctl(*command, cwd=tmp_path, more=cuda, process=True)

@@ -13,7 +13,9 @@ from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.resume import ResumeOptions, ResumePlan, compose_resumed, plan_resume
 from rlctl.runtime.training.run_folder import input_hashes, open_run
-from tests.e2e.command import rlctl
+from tests.e2e.command import train
+from tests.e2e.conftest import small
+from tests.settings import given
 
 
 @pytest.fixture(scope="module")
@@ -21,18 +23,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, shelf: Path) -> Path:
     """Return a run of two steps with two checkpoints."""
     folder = tmp_path_factory.mktemp("trained")
     shutil.copytree(shelf / "model", folder / "model")
-    rlctl(
-        *("train", "ppo", "--inline", "--name", "r", "trainer.project_name=p"),
-        f"data.train_files={shelf}/train.parquet",
-        *("data.val_files=null", f"actor_rollout_ref.model.path={folder}/model"),
-        *("data.max_prompt_length=160", "data.max_response_length=4", "data.train_batch_size=4"),
-        *("actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.total_training_steps=2"),
-        *("trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=1"),
-        *("trainer.num_threads=1", "trainer.critic_warmup=0", "trainer.max_ckpt_to_keep=null"),
-        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
-        cwd=folder,
-    )
-    return folder / "runs" / "p" / "r"
+    own = given(val=None, model=f"{folder}/model", response=4, batch=4, project="p", save=1)
+    own += given(keep=None, validate=-1, validate_first=False)
+    return train("ppo", "r", "--inline", *small(shelf), *own, cwd=folder)
 
 
 @pytest.fixture
@@ -86,7 +79,6 @@ def test_damaged_checkpoints_are_named_and_the_previous_one_is_used(run: Path) -
     problem = "step_000002 is damaged: manifest.json is missing"
     (run / "checkpoints/step_000002/manifest.json").unlink()
     planned = plan(run)
-    assert planned.start is not None
     assert planned.start.step == 1
     assert planned.warnings == [problem]
     (run / "checkpoints/step_000001/state.json").unlink()
@@ -166,7 +158,6 @@ def test_run_without_a_checkpoint_starts_over(run: Path) -> None:
     assert refused.value.problems[0].hint == "steps with a checkpoint: 1, 2"
     shutil.rmtree(run / "checkpoints")
     start = plan(run).start
-    assert start is not None
     assert (start.checkpoint, start.step) == (None, 0)
 
 
@@ -197,6 +188,5 @@ def test_a_resume_that_fails_at_its_start_records_the_cause(run: Path, tmp_path:
         reopened(plan(run, f"trainer.default_local_dir={tmp_path}/elsewhere"))
     record = RunDir(run).record
     assert (record.state, record.exit_code) == ("failed", 5)
-    assert record.failure is not None
     assert record.failure["code"] == "E-EXISTS"
     assert record.failure["message"].startswith("the folder has files of another run")

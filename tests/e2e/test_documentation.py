@@ -1,12 +1,14 @@
 """Commands of the README and the docs: each is run in order, or parsed for the reason given here.
 
 Documents start with the run that the README trains, under the names that they use. Training takes
-two small steps. `make strangers` runs those of `FROM_SCRATCH`.
+two small steps. `make strangers` runs those of `FROM_SCRATCH`. Pages are generated, blocks are
+valid, and the site builds without warnings.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -16,9 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from docs.generate import PAGES as GENERATED
+from docs.generate import PARTS, with_parts
 from rlctl.__main__ import main
+from rlctl.explain.entries import error_entries, metric_entries
 from tests.e2e.command import environment, rlctl
+from tests.settings import given
 
 ROOT = Path(__file__).parents[2]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,16 +33,7 @@ FROM_SCRATCH = ("README.md", "tutorial.md")
 NAMES = ("RUN", "A", "B", "C", "S1", "S2", "ppo-261121")
 
 PROGRAMS = ("rlctl", "make", "pip", "python", "seq", "ray", "source")
-SHORT = [
-    "--inline",
-    "data.train_batch_size=8",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-    "data.val_max_samples=4",
-    "data.max_response_length=8",
-    "trainer.total_training_steps=2",
-    "trainer.test_freq=2",
-    "trainer.num_threads=1",
-]
+SHORT = given(batch=8, mini_batch=8, val_rows=4, response=8, steps=2, validate=2, threads=1)
 APPENDED = {  # words that make a command short; the text of the document comes first
     r"rlctl generate ": ["--max-tokens", "4"],
 }
@@ -79,6 +77,12 @@ def commands(text: str) -> list[str]:
     return lines
 
 
+def documented() -> list[str]:
+    """Return the commands of all documents."""
+    texts = [text for document in DOCS for language, text in blocks(document) if language == ""]
+    return [command for text in texts for command in commands(text)]
+
+
 def reason(command: str) -> str | None:
     """Return why a command is not run, or None."""
     return next((why for pattern, why in NOT_RUN.items() if re.match(pattern, command)), None)
@@ -105,7 +109,7 @@ def parse(command: str) -> None:
 def readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder in which the README's `make demo` was run."""
     folder = tmp_path_factory.mktemp("readme")
-    rlctl("train", "ppo", *SHORT, cwd=folder)
+    rlctl("train", "ppo", "--inline", *SHORT, cwd=folder)
     return folder
 
 
@@ -127,8 +131,7 @@ def follow(document: Path, folder: Path) -> None:
 
 
 def test_every_command_exists() -> None:
-    texts = [text for document in DOCS for language, text in blocks(document) if language == ""]
-    found = [command for text in texts for command in commands(text)]
+    found = documented()
     for words in sorted({parsed(each) for each in found if each.startswith("rlctl ")}):
         assert main([*words, "--help"]) == 0, words
 
@@ -147,13 +150,92 @@ def test_other_documents(readme: Path, tmp_path: Path) -> None:
 
 
 def test_every_reason_is_used() -> None:
-    found = [
-        command
-        for document in DOCS
-        for language, text in blocks(document)
-        if language == ""
-        for command in commands(text)
-    ]
+    found = documented()
     unused = [pattern for pattern in NOT_RUN if not any(re.match(pattern, each) for each in found)]
     assert unused == []
     assert len(found) > 40
+
+
+PAGES = DOCS[1:]
+_LOADED = re.compile(
+    r'<script[^>]+src="https?:|<link[^>]+rel="(?:stylesheet|preconnect)"[^>]+https?:'
+)
+
+
+def texts_in(*languages: str) -> Iterator[tuple[Path, str]]:
+    """Yield page and text of the blocks of the docs in these languages."""
+    found = ((page, *block) for page in PAGES for block in blocks(page))
+    return ((page, text) for page, language, text in found if language in languages)
+
+
+def test_generated_pages_have_every_entry() -> None:
+    errors, metrics = GENERATED["errors.md"](), GENERATED["metrics.md"]()
+    assert all(f"\n## {code}\n" in errors for code in error_entries())
+    assert all(f"\n| `{entry.name}` |" in metrics for entry in metric_entries())
+    keys = GENERATED["verl-keys.md"]()
+    assert "| `ray_init*` | `ray_kwargs.ray_init\\1` |" in keys
+    assert "## Keys without a counterpart" in keys
+
+
+def test_no_generated_page_is_kept_and_every_part_is_used() -> None:
+    assert not {page.name for page in PAGES} & set(GENERATED)
+    texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    marks = {name: re.findall(r"<!-- generated: (.+) -->", text) for name, text in texts.items()}
+    assert marks.pop("migrating.md") == ["trl", "openrlhf"]
+    assert marks.pop("machines.md") == ["memory"]
+    assert marks.pop("models.md") == ["models"]
+    assert not any(marks.values())
+    assert set(PARTS) == {"trl", "openrlhf", "memory", "models"}
+    assert "| `num_generations` | `actor_rollout_ref.rollout.n` |" in with_parts(
+        texts["migrating.md"]
+    )
+
+
+def test_pages_that_messages_name_exist() -> None:
+    named = {entry.page.partition("#")[0] for entry in error_entries().values() if entry.page}
+    sources = (ROOT / "rlctl").rglob("*.py")
+    for path in sources:
+        named |= set(re.findall(r"docs/([\w-]+\.md)", path.read_text(encoding="utf-8")))
+    assert named <= {page.name for page in PAGES}
+
+
+def test_blocks_are_valid() -> None:
+    for _, text in texts_in("yaml"):
+        assert yaml.safe_load(text)
+    for _, text in texts_in("json"):
+        for line in text.splitlines():
+            json.loads(line)
+    for page, text in texts_in("python"):
+        compile(text.replace("…", "..."), page, "exec")
+    scripts = "\n".join(text.replace("…", "") for _, text in texts_in("bash", "sh"))
+    subprocess.run(["bash", "-n"], input=scripts, text=True, check=True)
+
+
+def test_commands_of_scripts_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    """Parse commands that only a cluster, a hub or a GPU can run."""
+    for page, text in texts_in("bash", "sh"):
+        for line in re.sub(r"\\\n|(?<=\s)# .*$|&$", "", text, flags=re.MULTILINE).splitlines():
+            if line.startswith("rlctl "):
+                words = line.replace("…", "").split()[1:]
+                assert main([*words, "--help"]) == 0, f"{page}: {line}"
+    capsys.readouterr()
+
+
+@pytest.mark.soak
+def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {page.name: page.read_text() for page in (tmp_path / "site").glob("*.html")}
+    names = {page.name for page in PAGES} - {"README.md"} | set(GENERATED)
+    assert set(pages) >= {name.replace(".md", ".html") for name in names}
+    assert [name for name, text in pages.items() if _LOADED.search(text)] == []
+    assert 'id="e-oom"' in pages["errors.html"]
+    assert "num_generations" in pages["migrating.html"]
+    assert not any("<!-- generated:" in text for text in pages.values())
+    assert "rlctl.api.train" in pages["api.html"]

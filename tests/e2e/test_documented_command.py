@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.documented import SWANLAB
-from tests.e2e.command import metrics, rlctl
+from tests.e2e.command import metrics, rlctl, train
 from tests.models import write_tiny_model
+from tests.settings import given
 
 GSM8K = Path(__file__).parents[1] / "data" / "gsm8k"
 
@@ -40,16 +41,8 @@ def test_documented_command_trains_and_logs_to_swanlab(
         "    return len(solution_str)\n"
     )
     (tmp_path / "longer.py").write_text(longer)
-    few = ["data.train_max_samples=300", "data.val_max_samples=8", "trainer.num_threads=1"]
-    short = [
-        *few,
-        "data.max_response_length=8",
-        "trainer.total_training_steps=1",
-        "trainer.experiment_name=swan",
-    ]
-    reward = "reward.custom_reward_function.path=longer.py"
-    rlctl("train", "ppo", *words, *short, "trainer.device=cpu", reward, cwd=tmp_path)
-    (run,) = tmp_path.glob("runs/*/swan")
+    short = given(train_rows=300, val_rows=8, threads=1, response=8, steps=1, device="cpu")
+    run = train("ppo", "swan", *words, *short, *given(reward="longer.py"), cwd=tmp_path)
     step = metrics(run)[-1]
     assert step["training/global_step"] == 1
     assert step["actor/grad_norm"] > 0

@@ -12,13 +12,14 @@ from rlctl.__main__ import main
 from tests.e2e.command import (
     metrics,
     reproducible,
-    rlctl,
     start,
+    train,
     wait_for_steps,
     wait_until_gone,
     with_marker,
 )
 from tests.e2e.killed_runs import events
+from tests.settings import given
 
 SEPARATE = ["trainer.placement.rollout=engines", "trainer.placement.pools={engines: 2}"]
 
@@ -36,9 +37,7 @@ def test_an_engine_on_two_devices_survives_the_loss_of_one(
 ) -> None:
     marker = f"{os.getpid()}-shared"
     overrides = [
-        *(*settings, *SEPARATE, "trainer.total_training_steps=5", "trainer.total_epochs=9"),
-        *("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.n=2"),
-        "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+        *(*settings, *SEPARATE, *given(steps=5, epochs=9, engine="vllm", n=2, tensor=2)),
         *options,
     ]
     run = tmp_path / "runs" / "quickstart" / "shared"
@@ -68,10 +67,8 @@ def test_the_transport_of_weights_changes_no_metric(settings: list[str], tmp_pat
     rows: list[object] = []
     for backend in ("object_store", "gloo"):
         transport = f"actor_rollout_ref.rollout.checkpoint_engine.backend={backend}"
-        steps = ["trainer.total_training_steps=3", "actor_rollout_ref.actor.optim.lr=1e-3"]
-        overrides = [*settings, *SEPARATE, *steps, transport, "actor_rollout_ref.rollout.n=2"]
-        rlctl("train", "grpo", "--name", backend, *overrides, cwd=tmp_path)
-        rows.append(reproducible(tmp_path / "runs" / "quickstart" / backend))
+        own = [*settings, *SEPARATE, transport, *given(steps=3, lr=1e-3, n=2)]
+        rows.append(reproducible(train("grpo", backend, *own, cwd=tmp_path)))
     assert rows[0] == rows[1]
 
 

@@ -14,15 +14,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
 from rlctl.runtime.checkpoint.export import export
-from tests.e2e.command import metrics, rlctl
+from tests.e2e.command import metrics, rlctl, train
+from tests.e2e.conftest import small
 from tests.models import write_tiny_model
+from tests.settings import given
 
 RUNS = Path("runs") / "quickstart"
 LORA = [
-    "actor_rollout_ref.model.lora_rank=8",
-    "actor_rollout_ref.model.lora_alpha=16",
-    "actor_rollout_ref.actor.use_kl_loss=true",
-    "actor_rollout_ref.actor.optim.lr=1e-2",
+    *("actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=16"),
+    *given(kl_loss=True, lr=1e-2),
 ]
 
 REWARD = """
@@ -46,27 +46,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(folder: Path, shelf: Path, base: Path) -> Path:
     """Return a GRPO run with LoRA and a KL loss; an untrained model gets part of the reward."""
     (folder / "reward.py").write_text(REWARD)
-    settings = [
-        f"data.train_files={shelf}/train.parquet",
-        f"data.val_files={shelf}/val.parquet",
-        f"actor_rollout_ref.model.path={base}",
-        *("data.max_prompt_length=160", "data.max_response_length=12", "data.train_batch_size=8"),
-        *(
-            "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-            "actor_rollout_ref.rollout.n=2",
-            "trainer.total_training_steps=3",
-        ),
-        *(
-            "trainer.test_freq=3",
-            "trainer.save_freq=1",
-            "trainer.max_ckpt_to_keep=5",
-            "trainer.project_name=quickstart",
-        ),
-        *("trainer.num_threads=1", "reward.num_processes=1"),
-        f"reward.custom_reward_function.path={folder}/reward.py",
-    ]
-    rlctl("train", "grpo", "--inline", "--name", "lora", *settings, *LORA, cwd=folder)
-    return folder / RUNS / "lora"
+    own = given(model=base, mini_batch=8, n=2, steps=3, validate=3, save=1, keep=5)
+    own += given(reward_processes=1, reward=f"{folder}/reward.py")
+    return train("grpo", "lora", "--inline", *small(shelf), *own, *LORA, cwd=folder)
 
 
 def found(path: Path) -> Run:
@@ -77,13 +59,10 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return dict(AutoModelForCausalLM.from_pretrained(path).named_parameters())
 
 
-def test_lora_run_learns_and_uses_its_base_as_reference(
-    trained: Path,
-) -> None:
+def test_lora_run_learns_and_uses_its_base_as_reference(trained: Path) -> None:
     rows = metrics(trained)
-    assert rows[1]["actor/kl_loss"] == pytest.approx(
-        0, abs=1e-6
-    )  # before the first update policy and base are the same
+    # Before the first update policy and base are the same.
+    assert rows[1]["actor/kl_loss"] == pytest.approx(0, abs=1e-6)
     assert rows[3]["actor/kl_loss"] > 1e-4
     for row in rows[1:]:
         assert row["training/rollout_probs_diff_max"] < 1e-4
@@ -97,23 +76,14 @@ def test_lora_run_learns_and_uses_its_base_as_reference(
 def test_exported_model_scores_as_the_run_did(trained: Path, folder: Path, shelf: Path) -> None:
     rlctl("export", "lora", "model", cwd=folder)
     files = {path.name for path in (folder / "model").iterdir()}
-    assert {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "README.md",
-    } <= files
+    assert {"config.json", "generation_config.json", "model.safetensors"} <= files
+    assert {"tokenizer.json", "README.md"} <= files
     last = {name: value for name, value in metrics(trained)[3].items() if name.startswith("val-")}
     for target in ("model", "lora"):
-        reward = f"-sreward.custom_reward_function.path={folder}/reward.py"
-        settings = [
-            f"-sdata.val_files={shelf}/val.parquet",
-            reward,
-            "-sdata.max_prompt_length=160",
-            "-sdata.max_response_length=12",
-        ]
-        scores = json.loads(rlctl("eval", target, *settings, "--json", cwd=folder).stdout)
+        reward = f"{folder}/reward.py"
+        own = given(val=f"{shelf}/val.parquet", reward=reward, prompt=160, response=12)
+        words = [f"-s{each}" for each in own]
+        scores = json.loads(rlctl("eval", target, *words, "--json", cwd=folder).stdout)
         core = [name for name in last if name.startswith("val-core/")]
         assert core
         for name in core:

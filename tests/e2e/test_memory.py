@@ -38,12 +38,8 @@ def test_single_rank_retries_with_half_the_budget(tmp_path: Path, hungry: list[s
     done = rlctl("train", "ppo", "--inline", "--name", "alone", *hungry, cwd=tmp_path)
     run = tmp_path / "runs" / "quickstart" / "alone"
     (event,) = [each for each in read_events(run) if each["kind"] == "oom_retry"]
-    assert (event["step"], event["role"], event["key"], event["unit"]) == (
-        1,
-        "actor",
-        KEY,
-        "tokens",
-    )
+    found = [event[name] for name in ("step", "role", "key", "unit")]
+    assert found == [1, "actor", KEY, "tokens"]
     assert event["after"] == event["before"] // 2
     assert f"retrying with {KEY}={event['after']}" in done.stderr
     assert [row.get("actor/oom_retries") for row in metrics(run)] == [None, 1.0, None]

@@ -21,6 +21,7 @@ from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.workers.actor import ActorWorker
 from tests.e2e import command
 from tests.e2e.killed_runs import events
+from tests.settings import given
 
 METRIC = "training/rollout_probs_diff_mean"
 Capsys = pytest.CaptureFixture[str]
@@ -49,18 +50,12 @@ def scored(settings: list[str], tmp_path: Path) -> list[str]:
         "    return float(len(set(solution_str)))\n"
     )
     reward = f"reward.custom_reward_function.path={tmp_path}/letters.py"
-    own = [reward, "reward.num_processes=1", "data.val_files=null"]
-    return [*settings, *own, f"trainer.run_dir={tmp_path}/runs"]
+    return [*settings, reward, *given(reward_processes=1, val=None, runs=f"{tmp_path}/runs")]
 
 
 @pytest.fixture
 def stale(scored: list[str]) -> list[str]:
-    return [
-        *scored,
-        f"actor_rollout_ref.rollout.name={__name__}:StaleEngine",
-        "actor_rollout_ref.actor.optim.lr=0.02",
-        "trainer.total_training_steps=3",
-    ]
+    return [*scored, *given(engine=f"{__name__}:StaleEngine", lr=0.02, steps=3)]
 
 
 def steps(run: Path) -> dict[int, dict[str, Any]]:
@@ -69,15 +64,15 @@ def steps(run: Path) -> dict[int, dict[str, Any]]:
 
 
 # With GRPO and one mini-batch, the update itself compares before its step.
-ONE_UPDATE = ["actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.rollout.n=2"]
+ONE_UPDATE = given(mini_batch=8, n=2)
 
 
 @pytest.mark.parametrize(("recipe", "sizes"), [("ppo", []), ("grpo", ONE_UPDATE)])
 def test_halt_stops_before_learning(
     recipe: str, sizes: list[str], stale: list[str], tmp_path: Path, capsys: Capsys
 ) -> None:
-    given = [*stale, *sizes, "trainer.mismatch.halt=0.005"]
-    assert main(["train", recipe, "--inline", "--name", "x", *given]) == 1
+    own = [*stale, *sizes, "trainer.mismatch.halt=0.005"]
+    assert main(["train", recipe, "--inline", "--name", "x", *own]) == 1
     run = tmp_path / "runs" / "quickstart" / "x"
     [halt] = events(run, "mismatch_halt")
     assert (halt["step"], halt["metric"], halt["limit"]) == (2, METRIC, 0.005)
@@ -88,20 +83,16 @@ def test_halt_stops_before_learning(
     assert "Traceback" not in talk
     dump = torch.load(halt["batch"], weights_only=False)
     assert Path(halt["batch"]).parent == run / "attempts" / "1"
-    ours, theirs = (
-        dump["log_probs"].values.double(),
-        dump["batch"].rollout_log_probs.values.double(),
-    )
+    found = dump["log_probs"], dump["batch"].rollout_log_probs
+    ours, theirs = (each.values.double() for each in found)
     assert float((ours.exp() - theirs.exp()).abs().mean()) == pytest.approx(halt["value"])
     assert json.loads((run / "run.json").read_text())["exit_code"] == 1
 
 
 def test_responses_of_a_file_are_not_compared(tmp_path: Path) -> None:
     """The engine has generated others, for the validation before the first step."""
-    short = ["trainer.total_training_steps=1", "data.val_max_samples=4", "data.train_batch_size=8"]
-    given = [*short, "actor_rollout_ref.actor.ppo_mini_batch_size=8", "trainer.mismatch.halt=1e-9"]
-    where = f"trainer.run_dir={tmp_path}/runs"
-    assert main(["train", "dpo", "--inline", "--name", "x", *given, where]) == 0
+    own = given(steps=1, val_rows=4, batch=8, mini_batch=8, runs=f"{tmp_path}/runs")
+    assert main(["train", "dpo", "--inline", "trainer.mismatch.halt=1e-9", *own]) == 0
 
 
 def test_remax_subtracts_the_greedy_score(
@@ -132,19 +123,13 @@ def test_remax_subtracts_the_greedy_score(
     monkeypatch.setattr(PPO, "collect", watch_collect)
     monkeypatch.setattr(ActorWorker, "update", watch_update)
     overrides = [
-        "algorithm.adv_estimator=remax",
-        "actor_rollout_ref.rollout.n=2",
-        "reward.overlap=false",
-        "algorithm.overlong_buffer.enable=true",
-        "algorithm.overlong_buffer.len=4",
-        "trainer.total_training_steps=1",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        *("algorithm.adv_estimator=remax", "reward.overlap=false", *given(steps=1), *ONE_UPDATE),
+        *("algorithm.overlong_buffer.enable=true", "algorithm.overlong_buffer.len=4"),
     ]
     assert main(["train", "ppo", "--inline", *scored, *overrides]) == 0
     [answers], [batch], [experience] = greedy, sampled, learned
     assert len(answers) == 8
     assert len(batch) == len(experience) == 16
-    assert batch.greedy_scores is not None
 
     def penalty(length: int) -> float:
         return -max(length - 8, 0) / 4

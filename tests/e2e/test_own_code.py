@@ -15,7 +15,7 @@ from rlctl.__main__ import main
 from rlctl.runtime.rollout.hf import HFEngine
 from tests import own_code
 from tests.e2e.command import metrics
-from tests.generation import engine_spec, full_forward, prompts, sampling
+from tests.generation import engine_spec, prompts, recomputed, sampling
 from tests.models import tiny_tokenizer
 
 TRUST = "actor_rollout_ref.model.trust_remote_code"
@@ -41,12 +41,10 @@ def own_model(tmp_path: Path) -> Path:
 def test_code_of_the_folder_runs_only_if_it_is_trusted(
     own_model: Path,
     settings: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    here: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "length.py").write_text(
+    (here / "length.py").write_text(
         "def score(data_source, solution_str, ground_truth, extra_info):\n"
         "    return float(len(set(solution_str)))\n"
     )
@@ -54,7 +52,7 @@ def test_code_of_the_folder_runs_only_if_it_is_trusted(
         *("train", "grpo", "--inline", "--name", "own", *settings),
         *(f"actor_rollout_ref.model.path={own_model}", "actor_rollout_ref.model.init=random"),
         *("actor_rollout_ref.rollout.name=hf", "actor_rollout_ref.rollout.n=4"),
-        f"reward.custom_reward_function.path={tmp_path}/length.py",
+        f"reward.custom_reward_function.path={here}/length.py",
         *("reward.custom_reward_function.name=score", "trainer.save_freq=2"),
     ]
     assert main(command) == 3
@@ -62,17 +60,17 @@ def test_code_of_the_folder_runs_only_if_it_is_trusted(
     assert f"error: the model '{own_model}' needs Python code of its own" in said
     assert f"at: {TRUST}" in said
     assert not [name for name in sys.modules if name.endswith("configuration_own")]
-    assert not (tmp_path / "runs").exists()
+    assert not (here / "runs").exists()
 
     assert main([*command, f"{TRUST}=true"]) == 0
-    run = tmp_path / "runs/quickstart/own"
+    run = here / "runs/quickstart/own"
     steps = metrics(run)
     assert all(step["training/rollout_probs_diff_max"] <= 1e-4 for step in steps[-2:])
     assert all(step["actor/grad_norm"] > 0 for step in steps[-2:])
     assert main(["export", "own", "exported"]) == 0
-    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", trust_remote_code=True)
+    trained = AutoModelForCausalLM.from_pretrained(here / "exported", trust_remote_code=True)
     assert type(trained).__name__ == "OwnForCausalLM"
-    assert {path.name for path in (tmp_path / "exported").glob("*.py")} == set(FILES)
+    assert {path.name for path in (here / "exported").glob("*.py")} == set(FILES)
     assert trained(torch.tensor([[3, 4]])).logits.isfinite().all()
 
 
@@ -82,7 +80,5 @@ def test_an_engine_with_its_own_copy_decodes_as_the_model(own_model: Path) -> No
     engine = HFEngine.from_spec(engine_spec(own_model, *words), None)
     prompt_ids = prompts(5, 9, 5)
     found = engine.generate(prompt_ids, sampling(n=2, max_tokens=6))
-    pairs = zip(found.response_ids.rows(), found.log_probs.rows(), strict=True)
-    for row, (ids, log_probs) in enumerate(pairs):
-        expected = full_forward(engine.model, prompt_ids.rows()[row // 2], ids, 1.0)
-        torch.testing.assert_close(log_probs, expected, atol=1e-4, rtol=0)
+    expected = recomputed(engine.model, prompt_ids, found)
+    torch.testing.assert_close(found.log_probs.values, expected, atol=1e-4, rtol=0)

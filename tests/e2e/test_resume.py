@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlctl.runtime.checkpoint.store import damage
+from tests.e2e import command
 from tests.e2e.command import metrics, reproducible, rlctl
 from tests.e2e.killed_runs import (
     LOGGER,
@@ -22,6 +23,7 @@ from tests.e2e.killed_runs import (
     run,
     state,
 )
+from tests.settings import given
 
 SOAK = pytest.mark.soak
 PPO = [
@@ -54,15 +56,8 @@ def small(settings: list[str]) -> list[str]:
     """Return settings for three epochs of two steps, validated and saved at their ends."""
     return [
         *settings,
-        "data.train_files=train.parquet",
-        "data.train_max_samples=16",
-        "trainer.total_training_steps=null",
-        "trainer.total_epochs=3",
-        "trainer.save_freq=2",
-        "trainer.test_freq=2",
-        "data.max_response_length=8",
-        "reward.custom_reward_function.path=score.py",
-        "reward.num_processes=1",
+        *given(train="train.parquet", train_rows=16, response=8, epochs=3, steps=None),
+        *given(save=2, validate=2, reward="score.py", reward_processes=1),
         LOGGER,
     ]
 
@@ -70,9 +65,7 @@ def small(settings: list[str]) -> list[str]:
 def train(verb: str, name: str, settings: list[str], folder: Path, *options: str) -> Path:
     """Return an undisturbed run, made once per module."""
     path = folder / "runs" / "quickstart" / name
-    if not path.exists():
-        rlctl("train", verb, *options, "--name", name, *settings, cwd=folder)
-    return path
+    return path if path.exists() else command.train(verb, name, *options, *settings, cwd=folder)
 
 
 def copy_of(path: Path, name: str) -> Path:
@@ -116,8 +109,8 @@ def test_killed_at_any_moment(
     kills = ["start-up::SIGINT", *random_kills(number, 24, random.Random(seed)), *WORST]
     print(f"seed {seed}: {kills}")  # pytest shows it if the test fails
     name = f"{verb}-killed"
-    command = ["train", verb, "--inline", "--name", name, *small, *more]
-    doing = finish_despite(kills, name, command, folder, "--inline")
+    words = ["train", verb, "--inline", "--name", name, *small, *more]
+    doing = finish_despite(kills, name, words, folder, "--inline")
     killed = straight.with_name(name)
     assert_same(killed, straight, f"seed {seed}: {kills}, {doing}")
     assert len(doing) == len(kills), doing
@@ -153,11 +146,8 @@ def test_resume_mode_extends_a_finished_run(
     assert len(events(copied, "attempt")) == 1
     assert "shorter resumes from step 4 of 6" in rlctl(*auto, cwd=tmp_path).stderr
     assert_same(copied, finished)
-    scores = {
-        row["step"]: row["critic/score/mean"]
-        for row in metrics(finished)
-        if row["step"] in (2, 4, 6)
-    }
+    scores = {row["step"]: row.get("critic/score/mean") for row in metrics(finished)[::2]}
+    del scores[0]
     best = sorted(scores, key=lambda step: (-scores[step], step))[:2]
     left = {int(each.name.removeprefix("step_")) for each in copied.glob("checkpoints/step_*")}
     assert left == {6, *best}
@@ -168,9 +158,8 @@ def test_resume_mode_extends_a_finished_run(
 
 def test_resume_mode_starts_from_a_path(finished: Path, small: list[str], folder: Path) -> None:
     checkpoint = f"trainer.resume_from_path={finished}/checkpoints/step_000004"
-    path = ["--name", "from-path", "trainer.resume_mode=resume_path", checkpoint]
-    rlctl("train", "ppo", "--inline", *small, *PPO, *path, cwd=folder)
-    rows = reproducible(finished.with_name("from-path"))[1:]
+    path = ["trainer.resume_mode=resume_path", checkpoint]
+    rows = reproducible(train("ppo", "from-path", [*small, *PPO, *path], folder, "--inline"))[1:]
     assert rows == [row for row in reproducible(finished) if row["step"] > 4]
 
 
@@ -235,8 +224,8 @@ def test_full_disk_keeps_earlier_checkpoints(shorter: Path, folder: Path) -> Non
     """Continue after a failed write; exit with code 7 if the last checkpoint fails too."""
     copied = copy_of(shorter, "full")
     limit = next(copied.glob("checkpoints/*/huggingface/*.safetensors")).stat().st_size - 1
-    command = ["resume", copied.name, "--inline", "trainer.total_epochs=3", "trainer.save_freq=1"]
-    ended = run(*command, cwd=folder, largest_file=limit)
+    words = ["resume", copied.name, "--inline", *given(epochs=3, save=1)]
+    ended = run(*words, cwd=folder, largest_file=limit)
     assert ended.code == 7, ended.talk
     assert "the checkpoint of step 5 was not written: " in ended.talk
     assert "the latest checkpoint is that of step 4" in ended.talk
@@ -258,8 +247,8 @@ def test_a_signal_finishes_the_step_and_saves(
     name: str, code: int, finished: Path, small: list[str], folder: Path
 ) -> None:
     """Save even if no checkpoints are configured, and resume to the undisturbed result."""
-    command = ["train", "ppo", "--inline", "--name", name, *small, *PPO, "trainer.save_freq=-1"]
-    ended = run(*command, cwd=folder, kill_at=f"{random.randint(12, 30)}:0.02:{name}")
+    words = ["train", "ppo", "--inline", "--name", name, *small, *PPO, "trainer.save_freq=-1"]
+    ended = run(*words, cwd=folder, kill_at=f"{random.randint(12, 30)}:0.02:{name}")
     assert ended.code == code, ended.talk
     assert f"{name}: finishing the step" in ended.talk
     stopped = finished.with_name(name)

@@ -47,7 +47,7 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def surroundings(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def surroundings(server: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Use a cache and credentials of this test only."""
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -56,10 +56,9 @@ def surroundings(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv(storage.CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(here / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(here / "none"))
+    monkeypatch.setenv(storage.CACHE_VARIABLE, str(here / "cache"))
     forget()
     yield
     forget()

@@ -14,6 +14,7 @@ from rlctl.__main__ import main
 from rlctl.recipes.compose import compose
 from tests.e2e.command import metrics, rlctl, start, wait_for_steps, wait_until_gone
 from tests.e2e.killed_runs import events
+from tests.settings import given
 
 LR = "actor_rollout_ref.actor.optim.lr"
 # A metric that is known in advance, so that the best and the pruned trials are too.
@@ -45,6 +46,9 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
+HELD = [*given(reward="score.py", reward_processes=1), "reward.timeout_s=300"]
+
+
 def record(run: Path) -> dict[str, object]:
     return json.loads((run / "run.json").read_text())
 
@@ -68,19 +72,9 @@ def test_grid_is_pruned_and_its_best_trial_exported(settings: list[str], tmp_pat
     }.get(name, num_steps_of("sweep-001") < 9 or (num_steps >= 4 and not signalled))"""
     (tmp_path / "score.py").write_text(HELD_REWARD.format(condition=condition))
     own = [
-        "reward.custom_reward_function.path=score.py",
-        "reward.num_processes=1",
-        "reward.timeout_s=300",
-        "trainer.total_training_steps=9",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=9",
-        "data.max_response_length=4",
-        "algorithm.norm_adv_by_std_in_grpo=false",
-    ]
-    own += [
-        f"{LR}=5e-3,4e-3,3e-3,2e-3",
-        "trainer.placement.device_fraction=0.5",
-        "ray_kwargs.ray_init.num_cpus=1",
+        *(*HELD, *given(steps=9, validate_first=False, validate=9, response=4)),
+        *(f"{LR}=5e-3,4e-3,3e-3,2e-3", "algorithm.norm_adv_by_std_in_grpo=false"),
+        *("trainer.placement.device_fraction=0.5", "ray_kwargs.ray_init.num_cpus=1"),
     ]
     options = ["--metric", "actor/lr", "--pruner", "hyperband", "--name", "sweep"]
     done = rlctl("sweep", "grpo", *settings, *own, *options, cwd=tmp_path)
@@ -90,9 +84,8 @@ def test_grid_is_pruned_and_its_best_trial_exported(settings: list[str], tmp_pat
     records = [record(run) for run in runs]
     assert {each["sweep"] for each in records} == {"sweep"}
     assert records[1]["created"] < records[0]["ended"], "two at once"
-    assert records[2]["created"] > min(records[0]["ended"], records[1]["ended"]), (
-        "and no more than two"
-    )
+    ends = [each["ended"] for each in records[:2]]
+    assert records[2]["created"] > min(ends), "and no more than two"
     assert [trial["state"] for trial in found] == ["finished", "finished", "pruned", "pruned"]
     assert [trial["value"] for trial in found[:2]] == [5e-3, 4e-3]
     for run in runs[2:]:
@@ -101,10 +94,8 @@ def test_grid_is_pruned_and_its_best_trial_exported(settings: list[str], tmp_pat
         assert metrics(run)[-1]["step"] < 9
     rlctl("sweep", "best", "sweep", "--export", "best.yaml", cwd=tmp_path)
     winner, exported = compose(tmp_path / "best.yaml").config, tmp_path / "best.yaml"
-    assert (winner.actor_rollout_ref.actor.optim.lr, winner.algorithm.norm_adv_by_std_in_grpo) == (
-        5e-3,
-        False,
-    )
+    assert winner.actor_rollout_ref.actor.optim.lr == 5e-3
+    assert not winner.algorithm.norm_adv_by_std_in_grpo
     assert winner.data.train_batch_size == 8
     rlctl("sweep", "best", "sweep", "--export", exported, cwd=tmp_path, code=5)
     assert "sweep" in rlctl("sweeps", cwd=tmp_path).stdout
@@ -116,15 +107,8 @@ def test_crashed_trial_is_retried_and_then_fails_alone(settings: list[str], tmp_
     (tmp_path / "crash.py").write_text(
         "import os\n\ndef estimator(inputs, config):\n    os.kill(os.getpid(), 9)\n"
     )
-    short = (
-        "trainer.total_training_steps=1",
-        "trainer.test_freq=1",
-        "trainer.val_before_train=false",
-    )
-    crash = (
-        *short,
-        "algorithm.adv_estimator=crash:estimator,grpo",
-    )
+    short = given(steps=1, validate=1, validate_first=False)
+    crash = (*short, "algorithm.adv_estimator=crash:estimator,grpo")
     rlctl(
         *("sweep", "grpo", *settings, *crash, *KNOWN_METRIC, "--name", "crash"),
         cwd=tmp_path,
@@ -139,19 +123,18 @@ def test_crashed_trial_is_retried_and_then_fails_alone(settings: list[str], tmp_
 
 def test_excessive_resources_and_invalid_values_are_rejected(
     settings: list[str],
-    tmp_path: Path,
+    here: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Sweep in this process, on a cluster of two CPUs instead of Ray."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("rlctl.runtime.cluster.session.ray_session", lambda *_: nullcontext())
     total = {"CPU": 2.0, "GPU": 0.0}
     monkeypatch.setattr("rlctl.runtime.cluster.resources.total", lambda: total)
     too_many = ("trainer.n_gpus_per_node=4,2", "ray_kwargs.ray_init.num_cpus=2")
     assert main(["sweep", "ppo", *settings, *too_many, "--name", "large"]) == 7
     assert "needs 4 CPU; the whole cluster has 2 CPU" in capsys.readouterr().err
-    stored = json.loads((tmp_path / "runs" / "quickstart" / "large" / "sweep.json").read_text())
+    stored = json.loads((here / "runs" / "quickstart" / "large" / "sweep.json").read_text())
     assert stored["state"] == "failed"
     assert main(["sweep", "ppo", *settings, f"{LR}=1e-4,1e-3", "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -170,19 +153,8 @@ def test_interrupted_sweep_resumes(settings: list[str], tmp_path: Path) -> None:
     """
     condition = "num_steps >= 2 and not signalled"
     (tmp_path / "score.py").write_text(HELD_REWARD.format(condition=condition))
-    reward = (
-        "reward.custom_reward_function.path=score.py",
-        "reward.num_processes=1",
-        "reward.timeout_s=300",
-    )
-    own = [
-        "trainer.total_training_steps=6",
-        "trainer.test_freq=6",
-        "trainer.val_before_train=false",
-        "trainer.save_freq=1",
-        *reward,
-        f"{LR}=choice(1e-4,2e-4)",
-    ]
+    own = [*HELD, *given(steps=6, validate=6, validate_first=False, save=1)]
+    own.append(f"{LR}=choice(1e-4,2e-4)")
     words = ["sweep", "grpo", *settings, *own, *KNOWN_METRIC, "--parallel", "1", "--name", "sweep"]
     first, second = (tmp_path / "runs" / "quickstart" / f"sweep-{trial:03d}" for trial in range(2))
     interrupt(words, tmp_path, first, signal.SIGINT, 130)

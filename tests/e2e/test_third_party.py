@@ -13,6 +13,7 @@ import pytest
 from rlctl.runs.sync import Sent
 from tests.forks import completed
 from tests.processes import run_python
+from tests.settings import given
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "plugins"
@@ -30,16 +31,9 @@ SETTINGS = [
     "trainer.tracking.params.tsv={file: lines.tsv}",
     "data.sampler=every_other",
     "data.sampler_params={stride: 3}",
-    "data.train_batch_size=4",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-    "trainer.total_training_steps=2",
-    "trainer.test_freq=2",
+    *given(batch=4, mini_batch=2, n=4, response=12, val_rows=4, threads=1),
+    *given(steps=2, validate=2, validate_first=False),
     "trainer.log_val_generations=2",
-    "trainer.val_before_train=false",
-    "data.val_max_samples=4",
-    "data.max_response_length=12",
-    "actor_rollout_ref.rollout.n=4",
-    "trainer.num_threads=1",
 ]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.e2e.command import metrics, reproducible, rlctl
+from tests.e2e.command import metrics, reproducible, rlctl, train
+from tests.settings import given
 
 
 @pytest.fixture(scope="module")
@@ -29,23 +30,23 @@ def test_ppo_inline_and_on_ray(num_ranks: int, folder: Path, settings: list[str]
         "actor_rollout_ref.actor.use_kl_loss=true",
         "actor_rollout_ref.actor.entropy_coeff=0.01",
     ]
-    runs, name = folder / "runs" / "quickstart", f"ray-{num_ranks}"
+    name = f"ray-{num_ranks}"
     ranks = f"trainer.n_gpus_per_node={num_ranks}"
-    rlctl("train", "ppo", "--inline", "--name", f"{name}-inline", *settings, cwd=folder)
-    rlctl("train", "ppo", "--name", name, *settings, ranks, cwd=folder)
-    inline, on_ray = metrics(runs / f"{name}-inline"), metrics(runs / name)
+    here = train("ppo", f"{name}-inline", "--inline", *settings, cwd=folder)
+    there = train("ppo", name, *settings, ranks, cwd=folder)
+    inline, on_ray = metrics(here), metrics(there)
     if num_ranks == 1:
-        assert reproducible(runs / f"{name}-inline") == reproducible(runs / name)
+        assert reproducible(here) == reproducible(there)
     assert len(inline) == len(on_ray) == 3
     for metric in """
         critic/score/mean response_length/mean actor/pg_loss actor/grad_norm critic/grad_norm
         critic/vf_loss
     """.split():
         assert on_ray[1][metric] == pytest.approx(inline[1][metric], rel=1e-3, abs=1e-6), metric
-    record = json.loads((runs / name / "run.json").read_text())
+    record = json.loads((there / "run.json").read_text())
     assert (record["state"], record["exit_code"], record["total_steps"]) == ("finished", 0, 2)
     files = {"config.yaml", "origins.json", "metrics.jsonl", "events.jsonl", "generations"}
-    assert {*files, "attempts"} <= {path.name for path in (runs / name).iterdir()}
+    assert {*files, "attempts"} <= {path.name for path in there.iterdir()}
     check_metrics(inline)
 
 
@@ -84,9 +85,8 @@ def check_metrics(steps: list[dict[str, Any]]) -> None:
 
 def test_grpo_then_eval_then_generate(folder: Path, settings: list[str], shelf: Path) -> None:
     """Check that a checkpoint matches its manifest, loads in transformers and generates."""
-    settings = [*settings, "actor_rollout_ref.rollout.n=4", "trainer.save_freq=2"]
-    rlctl("train", "grpo", "--inline", "--name", "group", *settings, cwd=folder)
-    checkpoint = folder / "runs" / "quickstart" / "group" / "checkpoints" / "step_000002"
+    run = train("grpo", "group", "--inline", *settings, *given(n=4, save=2), cwd=folder)
+    checkpoint = run / "checkpoints" / "step_000002"
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     on_disk = {
         str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file()
@@ -99,7 +99,7 @@ def test_grpo_then_eval_then_generate(folder: Path, settings: list[str], shelf: 
     before = AutoModelForCausalLM.from_pretrained(shelf / "model").state_dict()
     assert all(trained[name].shape == value.shape for name, value in before.items())
     assert any(not torch.equal(trained[name], value) for name, value in before.items())
-    last = metrics(folder / "runs" / "quickstart" / "group")[-1]
+    last = metrics(run)[-1]
     accuracy = "val-core/rlctl/arithmetic/acc/mean@1"
     evaluated = json.loads(rlctl("eval", "group", "--json", cwd=folder).stdout)
     assert evaluated[accuracy] == last[accuracy]
@@ -109,15 +109,8 @@ def test_grpo_then_eval_then_generate(folder: Path, settings: list[str], shelf: 
 
 
 def test_sft_learns_the_solutions(folder: Path, settings: list[str]) -> None:
-    settings = [
-        *settings,
-        "trainer.total_training_steps=12",
-        "trainer.test_freq=-1",
-        "actor_rollout_ref.actor.optim.lr=4e-2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-    ]
-    rlctl("train", "sft", "--inline", "--name", "taught", *settings, cwd=folder)
-    rows = metrics(folder / "runs" / "quickstart" / "taught")
+    settings = [*settings, *given(steps=12, validate=-1, lr=4e-2, mini_batch=8)]
+    rows = metrics(train("sft", "taught", "--inline", *settings, cwd=folder))
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
     assert losses[-1] < 0.7 * losses[0]
 

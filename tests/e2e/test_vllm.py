@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.command import metrics, rlctl
 from tests.e2e.killed_runs import SCORE
+from tests.settings import given
 
 pytestmark = [pytest.mark.extra("vllm"), pytest.mark.slow]
 
@@ -25,12 +26,8 @@ LORA = [
 
 def test_vllm_inline_and_shared_by_two_ranks(tmp_path: Path, settings: list[str]) -> None:
     (tmp_path / "score.py").write_text(SCORE)
-    settings = [*settings, *LORA, "actor_rollout_ref.rollout.name=vllm", "reward.num_processes=1"]
-    settings.append("reward.custom_reward_function.path=score.py")
-    two_ranks = [
-        "trainer.n_gpus_per_node=2",
-        "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
-    ]
+    settings = [*settings, *LORA, *given(engine="vllm", reward_processes=1, reward="score.py")]
+    two_ranks = given(ranks=2, tensor=2)
     # The other scores responses while vLLM generates; the numbers are the same.
     apart = [*settings, "reward.overlap=false"]
     rlctl("train", "ppo", "--inline", "--name", "inline", *apart, cwd=tmp_path)

@@ -19,7 +19,8 @@ from rlctl.runs.run import Run, read_run
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.card import MAX_POINTS, model_card
 from rlctl.runtime.checkpoint.export import MARKER, export
-from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore
+from rlctl.runtime.checkpoint.store import CheckpointStore
+from tests.recorded import exportable
 from tests.small_disk import small_disk
 
 METRIC = "val-core/openai/gsm8k/acc/mean@1"
@@ -113,16 +114,7 @@ def test_texts_of_a_run_are_shown_and_never_rendered(tmp_path: Path, hostile: st
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Return a run with a checkpoint whose policy is one small file."""
-    made = RunDir.create(tmp_path / "runs", "p", "r", "ppo")
-    made.write_config("trainer: {}\n", {})
-    store = CheckpointStore(made.path / "checkpoints")
-    aside = store.begin(1)
-    (aside / "huggingface").mkdir()
-    (aside / "huggingface" / "config.json").write_text("{}")
-    (aside / CONFIG).write_text("trainer: {}\n")
-    store.finish(1)
-    return read_run(made.path)
+    return read_run(exportable(tmp_path / "runs").path)
 
 
 def test_force_replaces_an_export(run: Run, tmp_path: Path) -> None:

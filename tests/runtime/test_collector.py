@@ -11,12 +11,13 @@ import torch
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
+from rlctl.runtime.batch import Prompts, Ragged, Scored
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.samplers import sequential_order
 from rlctl.runtime.training.collector import Collector
 from rlctl.tracking.episodes import Episode
 from tests.configs import configured
+from tests.generation import respond
 from tests.rows import rows_of
 
 SIZE, N = 4, 2
@@ -39,15 +40,7 @@ class FakeAlgorithm:
         self.prompts.append(numbers)
         self.groups.append(prompts.group.tolist())
         rows = prompts.repeat(N)
-        one = Ragged.from_rows([[1]] * len(rows), torch.int64)
-        ones = one.like(torch.ones(len(rows)))
-        rollouts = rows.grow(
-            Rollouts,
-            response_ids=one,
-            response_mask=ones,
-            rollout_log_probs=ones,
-            finish=["stop"] * len(rows),
-        )
+        rollouts = respond(rows, [[1]] * len(rows))
         scores = torch.tensor(
             [float(i in self.mixed and part == 1) for i in numbers for part in range(N)]
         )
@@ -157,20 +150,13 @@ def played(*failed: list[bool], num_rows: int = 2) -> Scored:
         for lost in each
     ]
     rows = [each for each in episodes for _ in range(num_rows)]
-    one = Ragged.from_rows([[1]] * len(rows), torch.int64)
-    ones = one.like(torch.ones(len(rows)))
-    return Scored(
-        prompt_ids=one,
-        group=torch.tensor([group for group, _ in rows]),
-        rows=[PromptRow("x", [], "1") for _ in rows],
-        response_ids=one,
-        response_mask=ones,
-        rollout_log_probs=ones,
-        finish=["stop"] * len(rows),
-        episodes=[each for _, each in rows],
-        scores=torch.ones(len(rows)),
-        components={},
-        failed=torch.zeros(len(rows), dtype=torch.bool),
+    groups, played = zip(*rows, strict=True)
+    ones = [[1]] * len(rows)
+    texts = [PromptRow("x", [], "1") for _ in rows]
+    prompts = Prompts(Ragged.from_rows(ones, torch.int64), torch.tensor(groups), texts)
+    scores = torch.ones(len(rows))
+    return respond(prompts, ones, episodes=[*played]).grow(
+        Scored, scores=scores, components={}, failed=scores > 2
     )
 
 

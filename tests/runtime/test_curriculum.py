@@ -151,8 +151,7 @@ def test_a_state_of_other_data_is_not_used(caplog: pytest.LogCaptureFixture) -> 
     assert "starts from scratch" in caplog.text
 
 
-def test_a_stateful_sampler_needs_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_stateful_sampler_needs_scores(here: Path) -> None:
     from rlctl.runtime.planning.plan import make_plan
 
     with pytest.raises(ConfigError, match=r"data\.sampler=thompson learns from scores"):

@@ -20,6 +20,7 @@ from rlctl.tracking.metrics import Mean, Metrics, Sum
 from rlctl.workers import ResourcePool, spawn
 from tests.architecture.source import ROOT
 from tests.distributed.ranks import rank_info
+from tests.generation import respond
 
 LENGTHS = [3, 1, 4, 2, 5]
 
@@ -32,15 +33,7 @@ def prompts(num_rows: int = 5) -> Prompts:
 
 def rollouts(lengths: list[int]) -> Rollouts:
     """Rows whose response tokens are all the row's number."""
-    ids = Ragged.from_rows([[row] * n for row, n in enumerate(lengths)], torch.int64)
-    ones = ids.like(torch.ones(len(ids.values)))
-    return prompts(len(lengths)).grow(
-        Rollouts,
-        response_ids=ids,
-        response_mask=ones,
-        rollout_log_probs=ones,
-        finish=["stop"] * len(lengths),
-    )
+    return respond(prompts(len(lengths)), [[row] * n for row, n in enumerate(lengths)])
 
 
 class Recorder(Worker):
@@ -64,15 +57,7 @@ class Recorder(Worker):
     def respond(self, batch: Prompts, n: int) -> Rollouts:
         """Return n responses per prompt: response i is the prompt's group number, i + 1 times."""
         rows = [[int(group)] * (i + 1) for group in batch.group for i in range(n)]
-        ids = Ragged.from_rows(rows, torch.int64)
-        ones = ids.like(torch.ones(len(ids.values)))
-        return batch.repeat(n).grow(
-            Rollouts,
-            response_ids=ids,
-            response_mask=ones,
-            rollout_log_probs=ones,
-            finish=["stop"] * len(rows),
-        )
+        return respond(batch.repeat(n), rows)
 
     @dispatch(Dispatch.SPLIT)
     def update(self, batch: Rollouts, lr: float) -> Metrics:
@@ -275,7 +260,6 @@ def test_groups_of_a_program_share_the_processes_of_a_pool() -> None:
 def test_the_documented_worker_runs() -> None:
     page = (ROOT / "docs" / "workers.md").read_text()
     block = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-    assert block is not None
     exec(block[1].replace("session(num_cpus=2), ResourcePool(2)", "ResourcePool(inline=True)"), {})
 
 

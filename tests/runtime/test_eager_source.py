@@ -26,6 +26,7 @@ from rlctl.runtime.roles import Actor, Published, Roles
 from rlctl.runtime.training.eager import Eager
 from rlctl.runtime.training.rollout_source import Collected, CollectionSetup, StreamState
 from rlctl.tracking.clock import Clock
+from tests.generation import respond
 
 SIZE = 3  # groups of a step
 ROWS = 2  # responses of a group
@@ -102,15 +103,8 @@ class Stream:
 def written(prompts: Prompts, first: int, last: int) -> Rollouts:
     """Return two tokens for each response, by weights of these versions."""
     rows = prompts.repeat(ROWS)
-    ids = Ragged.from_rows([[1, 2]] * len(rows), torch.int64)
-    return rows.grow(
-        Rollouts,
-        response_ids=ids,
-        response_mask=ids.like(torch.ones(2 * len(rows))),
-        rollout_log_probs=ids.like(torch.zeros(2 * len(rows))),
-        finish=["stop"] * len(rows),
-        versions=Ragged.from_rows([[first, last]] * len(rows), torch.int64),
-    )
+    versions = Ragged.from_rows([[first, last]] * len(rows), torch.int64)
+    return respond(rows, [[1, 2]] * len(rows), versions=versions)
 
 
 class Run:

@@ -43,6 +43,7 @@ from tests.generation import (
     engine_spec,
     full_forward,
     prompts,
+    recomputed,
     sampling,
 )
 from tests.models import mixture_model, tiny_model
@@ -118,20 +119,20 @@ def weights(policy: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     return ((name, value.detach()) for name, value in policy.named_parameters())
 
 
+def plain_copy(policy: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of the policy with transformers' attention."""
+    plain = copy.deepcopy(policy).eval()
+    plain.set_attn_implementation("sdpa")
+    return plain
+
+
 def assert_agree(
     responses: Responses, prompt_ids: Ragged, policy: PreTrainedModel, temperature: float = 1.0
 ) -> None:
-    """Compare log-probs with a full forward of the current policy in transformers' attention."""
-    plain = copy.deepcopy(policy).eval()
-    plain.set_attn_implementation("sdpa")
-    n = len(responses.response_ids) // len(prompt_ids)
-    for row, (response, log_probs) in enumerate(
-        zip(responses.response_ids.rows(), responses.log_probs.rows(), strict=True)
-    ):
-        expected = full_forward(plain, prompt_ids.rows()[row // n], response, temperature)
-        torch.testing.assert_close(
-            log_probs, expected, atol=1e-4, rtol=0
-        )  # of numbers down to -20, in float32
+    """Compare log-probs with a full forward of the current policy."""
+    expected = recomputed(plain_copy(policy), prompt_ids, responses, temperature)
+    # Of numbers down to -20, in float32.
+    torch.testing.assert_close(responses.log_probs.values, expected, atol=1e-4, rtol=0)
 
 
 def own_experts(policy: PreTrainedModel, prompt: Tensor, response: Tensor) -> Tensor:
@@ -169,7 +170,6 @@ def test_weights_and_experts_of_mixtures(
         assert sum(stacks.values()) == 2 * old.config.num_hidden_layers
         found = engine.generate(prompt_ids, sampling())
         assert_agree(found, prompt_ids, old)
-        assert found.routing is not None
         for row, (experts, response) in enumerate(
             zip(found.routing.rows(), found.response_ids.rows(), strict=True)
         ):
@@ -209,14 +209,11 @@ def test_log_probs_cover_the_entire_vocabulary(shared: Shared, temperature: floa
 
 @pytest.mark.parametrize("temperature", [0.6, 0.0])
 def test_the_most_probable_tokens(shared: Shared, temperature: float) -> None:
-    plain = copy.deepcopy(shared.policy).eval()
-    plain.set_attn_implementation("sdpa")
-    assert_most_probable(plain, shared.engine, temperature, atol=1e-4)
+    assert_most_probable(plain_copy(shared.policy), shared.engine, temperature, atol=1e-4)
 
 
 def test_greedy_decoding_matches_a_naive_loop(shared: Shared) -> None:
-    prompt_ids, plain = prompts(9, 1, 40), copy.deepcopy(shared.policy).eval()
-    plain.set_attn_implementation("sdpa")
+    prompt_ids, plain = prompts(9, 1, 40), plain_copy(shared.policy)
     responses = shared.generate(prompt_ids, temperature=0.0, n=1, max_tokens=12, stop_token_ids=())
     for prompt, response in zip(prompt_ids.rows(), responses.response_ids.rows(), strict=True):
         ids = prompt
@@ -283,8 +280,7 @@ def test_tokens_follow_their_distribution(
         temperature=temperature,
     )
     with torch.no_grad():
-        plain = copy.deepcopy(shared.policy).eval()
-        plain.set_attn_implementation("sdpa")
+        plain = plain_copy(shared.policy)
         probs = (plain(prompt_ids.values[None]).logits[0, -1] / temperature).softmax(-1)
     expected = allowed(probs, top_k, top_p)
     observed = torch.bincount(responses.response_ids.values, minlength=64) / num

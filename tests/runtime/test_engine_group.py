@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -105,6 +106,23 @@ class Processes(EngineProcesses):
         engine.started_at, engine.version = time.monotonic(), -1
 
 
+def exchanging(reply: Callable[[list[Request]], Any], calls: list[Any] | None = None) -> Script:
+    """Return an engine whose exchanges give `reply(requests)`; keys and cancelled go to `calls`."""
+
+    def script(method: str, args: tuple[Any, ...]) -> Any:
+        if method != "exchange":
+            return None
+        if calls is not None:
+            calls.append(([each.key for each in args[0]], list(args[2])))
+        return reply(args[0])
+
+    return script
+
+
+def lost(_: list[Request]) -> RayActorError:
+    return RayActorError()
+
+
 def healthy(method: str, args: tuple[Any, ...]) -> Any:
     return completed(args[0]) if method == "exchange" else None
 
@@ -148,6 +166,13 @@ class Setup:
 
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.events]
+
+
+def synced(*scripts: Script) -> Setup:
+    """Return a group whose engines have the weights."""
+    setup = Setup(*scripts)
+    setup.group.update_weights(setup.send_weights)
+    return setup
 
 
 def turns(numbers: Iterable[int]) -> list[Request]:
@@ -238,17 +263,11 @@ def test_engines_that_restart_while_the_trainer_learns_wait_for_the_next_broadca
 def test_turns_of_a_lost_engine_move_to_another() -> None:
     seen: list[list[tuple[int, int | None]]] = []
 
-    def one(method: str, args: tuple[Any, ...]) -> Any:
-        return RayActorError() if method == "exchange" else None
+    def complete(requests: list[Request]) -> list[Completion]:
+        seen.append([(each.key, each.previous) for each in requests])
+        return completed(requests)
 
-    def other(method: str, args: tuple[Any, ...]) -> Any:
-        if method != "exchange":
-            return None
-        seen.append([(each.key, each.previous) for each in args[0]])
-        return completed(args[0])
-
-    setup = Setup(one, other, other)
-    setup.group.update_weights(setup.send_weights)
+    setup = synced(exchanging(lost), exchanging(complete))
     found = setup.group.exchange(turns(range(4)), Slice(8))
     assert sorted(each.key for each in found) == [1, 3]
     assert setup.kinds() == ["engine_lost"]
@@ -266,20 +285,12 @@ def test_missing_responses_of_a_lost_engine_are_generated_by_another() -> None:
     request = replace(request, previous=None, max_tokens=(4, 5, 6), seeds=(7, 8, 9))
     asked: list[Request] = []
 
-    def one(method: str, args: tuple[Any, ...]) -> Any:
-        if method != "exchange":
-            return None
-        asked.extend(args[0])
-        return [replace(completed([request])[0], index=1)] if args[0] else RayActorError()
+    def reply(indices: tuple[int, ...], requests: list[Request]) -> list[Completion]:
+        asked.extend(requests)
+        return [replace(completed(requests)[0], index=i) for i in indices if requests]
 
-    def other(method: str, args: tuple[Any, ...]) -> Any:
-        if method != "exchange":
-            return None
-        asked.extend(args[0])
-        return [replace(completed([request])[0], index=i) for i in (1, 0) if args[0]]
-
-    setup = Setup(one, other)
-    setup.group.update_weights(setup.send_weights)
+    one = exchanging(lambda requests: reply((1,), requests) or RayActorError())
+    setup = synced(one, exchanging(partial(reply, (1, 0))))
     found = setup.group.exchange([request], Slice(8))
     assert [each.index for each in found] == [1]
     while len(found) < 3:
@@ -295,14 +306,7 @@ def test_missing_responses_of_a_lost_engine_are_generated_by_another() -> None:
 def test_cancelled_turns_reach_their_engines_and_are_not_moved() -> None:
     calls: list[tuple[list[int], list[int]]] = []
 
-    def waits(method: str, args: tuple[Any, ...]) -> Any:
-        if method == "exchange":
-            calls.append(([each.key for each in args[0]], list(args[2])))
-            return RayActorError() if len(calls) == 5 else []
-        return None
-
-    setup = Setup(waits)
-    setup.group.update_weights(setup.send_weights)
+    setup = synced(exchanging(lambda _: RayActorError() if len(calls) == 5 else [], calls))
     setup.group.exchange(turns(range(4)), Slice(8), [])
     setup.group.exchange([], Slice(8), [1, 2])
     assert calls == [([0, 2], []), ([1, 3], []), ([], [2]), ([], [1])]
@@ -312,12 +316,8 @@ def test_cancelled_turns_reach_their_engines_and_are_not_moved() -> None:
 
 
 def test_turns_that_are_lost_with_three_engines_end_the_run() -> None:
-    def dies(method: str, args: tuple[Any, ...]) -> Any:
-        return RayActorError() if method == "exchange" else None
-
-    setup = Setup(dies)
+    setup = synced(exchanging(lost))
     setup.pool.restart_timeout_s = 30.0
-    setup.group.update_weights(setup.send_weights)
     setup.group.exchange(turns(range(4)), Slice(8))
     forever = iter(lambda: setup.group.exchange([], Slice(8)), None)
     with pytest.raises(RlctlError, match="3 rollout engines were lost with the same prompts"):
@@ -351,15 +351,11 @@ def join(setup: Setup) -> Engine:
 def test_an_added_engine_gets_the_weights_and_then_requests() -> None:
     numbers: list[int] = []
 
-    def counting(number: int) -> Script:
-        def script(method: str, args: tuple[Any, ...]) -> Any:
-            if method == "exchange":
-                numbers.extend(number for _ in args[0])
-            return healthy(method, args)
+    def counting(number: int, method: str, args: tuple[Any, ...]) -> Any:
+        numbers.extend(number for _ in (args[0] if method == "exchange" else ()))
+        return healthy(method, args)
 
-        return script
-
-    setup = Setup(counting(0), counting(1), counting(7))
+    setup = Setup(*(partial(counting, number) for number in (0, 1, 7)))
     assert_complete(setup.generate())
     assert numbers == [0] * (NUM_PROMPTS // 2) + [1] * (NUM_PROMPTS // 2)
     engine = join(setup)
@@ -383,17 +379,11 @@ def test_an_added_engine_that_does_not_start_is_given_up() -> None:
 def test_a_drained_engine_finishes_its_turns_and_gets_no_new_ones() -> None:
     seen: list[tuple[int, list[int]]] = []
 
-    def slow(number: int) -> Script:
-        def script(method: str, args: tuple[Any, ...]) -> Any:
-            if method == "exchange":
-                seen.append((number, [each.key for each in args[0]]))
-                return completed(turns([number])) if len(seen) > 2 else []
-            return None
+    def slow(number: int, requests: list[Request]) -> list[Completion]:
+        seen.append((number, [each.key for each in requests]))
+        return completed(turns([number])) if len(seen) > 2 else []
 
-        return script
-
-    setup = Setup(slow(0), slow(1))
-    setup.group.update_weights(setup.send_weights)
+    setup = synced(*(exchanging(partial(slow, number)) for number in range(2)))
     setup.group.exchange(turns([0, 1]), Slice(8))
     setup.pool.engines[0].draining = True
     found = setup.group.exchange(turns([2]), Slice(8))
@@ -404,11 +394,7 @@ def test_a_drained_engine_finishes_its_turns_and_gets_no_new_ones() -> None:
 
 
 def test_turns_wait_while_only_a_drained_engine_is_ready() -> None:
-    def script(method: str, args: tuple[Any, ...]) -> Any:
-        return completed(args[0] or turns([0])) if method == "exchange" else None
-
-    setup = Setup(script)
-    setup.group.update_weights(setup.send_weights)
+    setup = synced(exchanging(lambda requests: completed(requests or turns([0]))))
     first, second = setup.pool.engines
     first.turns = {0: OpenTurn.of(turns([0])[0])}
     first.draining, second.version = True, -1

@@ -169,9 +169,8 @@ def test_devices_by_name_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_prints_a_table_and_overrides(
-    seven_b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    seven_b: Path, here: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     words = ["fit", "grpo", "-m", str(seven_b), "--device", "H200", "--devices", "8"]
     assert main(words) == 0
     out = capsys.readouterr().out
@@ -182,7 +181,7 @@ def test_the_command_prints_a_table_and_overrides(
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["fits"][found["cheapest"]]["rows"] > 0
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
     assert main(["fit", "grpo", "-m", str(seven_b), "--device", "T4", "--devices", "1"]) == 7
     assert "nothing fits" in capsys.readouterr().err
     assert main([*words, "--try"]) == 7

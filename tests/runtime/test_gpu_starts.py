@@ -1,4 +1,4 @@
-"""Starts on GPUs, tested on a machine without one."""
+"""Starts on GPUs, and defaults that make runs there fast, tested on a machine without one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +19,9 @@ from rlctl.runtime.cluster import gpus, pool
 from rlctl.runtime.cluster.gpus import ClusterGpus, NodeGpus
 from rlctl.runtime.cluster.pool import PoolSpec, RayPool
 from rlctl.runtime.cluster.session import _options
+from rlctl.runtime.model import causal_lm, compiled, kernels
+from rlctl.runtime.model.causal_lm import has_score_kernel
+from rlctl.runtime.model.compiled import compiles_by_default, enable_compiler
 from rlctl.runtime.planning import devices
 from rlctl.runtime.planning.capacity import memory_of
 from rlctl.runtime.planning.devices import Devices, pool_device
@@ -29,9 +33,12 @@ from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 from rlctl.runtime.rollout.sglang import _launch_arguments
+from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 from rlctl.runtime.rollout.vllm_engine.startup import _quiet, engine_arguments
+from rlctl.runtime.workers import process as process_module
 from rlctl.runtime.workers.process import Process
-from tests.models import write_tiny_model
+from tests.models import mixture_model, tiny_model, write_tiny_model
+from tests.settings import KEYS, given
 from tests.workers import actor_of
 
 CPU = RankInfo(0, 1, "cpu", 1, 60.0, False, None)
@@ -51,45 +58,44 @@ def test_workers_compile_on_a_gpu(
         assert hasattr(compiled, "aot_compile") is compiles
 
 
+def spec_of(where: RankInfo, *overrides: str) -> EngineSpec:
+    config = compose("ppo", overrides).config.actor_rollout_ref
+    return EngineSpec(config.model, config.rollout, torch.bfloat16, where, 64, seed=0)
+
+
 @pytest.mark.parametrize("has_log", [True, False])
 def test_what_vllm_prints_at_its_start_is_in_the_log(
     has_log: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """In a worker that is its standard output: one that is killed leaves what it printed."""
-    config = compose("ppo").config.actor_rollout_ref
     where = replace(GPU, log_path=tmp_path / "main-0.log" if has_log else None)
-    spec = EngineSpec(config.model, config.rollout, torch.bfloat16, where, 64, seed=0)
-    with _quiet(spec):
+    with _quiet(spec_of(where)):
         os.write(2, b"NCCL WARN\n")
     assert capfd.readouterr().err == ("NCCL WARN\n" if has_log else "")
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_ranks_that_share_a_vllm_engine_see_one_gpu_each(size: int) -> None:
-    rollout = f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}"
-    config = compose("ppo", [rollout]).config.actor_rollout_ref
-    spec = EngineSpec(config.model, config.rollout, torch.bfloat16, GPU, 64, seed=0)
-    assert engine_arguments(spec)["disable_custom_all_reduce"] is (size > 1)
+    arguments = engine_arguments(spec_of(GPU, *given(tensor=size)))
+    assert arguments["disable_custom_all_reduce"] is (size > 1)
 
 
 @pytest.mark.parametrize(
-    ("where", "number", "given", "fraction"),
+    ("where", "number", "share", "fraction"),
     [(GPU, None, None, 0.5), (GPU, 0, None, 0.9), (GPU, 0, 0.3, 0.3), (CPU, 0, None, 0.5)],
 )
 def test_an_engine_gets_most_of_a_gpu_of_its_own(
-    where: RankInfo, number: int | None, given: float | None, fraction: float
+    where: RankInfo, number: int | None, share: float | None, fraction: float
 ) -> None:
-    config = compose("ppo").config.actor_rollout_ref
-    rollout = config.rollout.model_copy(update={"gpu_memory_utilization": given})
-    spec = EngineSpec(config.model, rollout, torch.bfloat16, where, 64, seed=0, number=number)
-    assert spec.memory_fraction == fraction
+    words = [] if share is None else [f"actor_rollout_ref.rollout.gpu_memory_utilization={share}"]
+    assert replace(spec_of(where, *words), number=number).memory_fraction == fraction
 
 
 LIMITS = "max_num_seqs", "max_num_batched_tokens"
 
 
 @pytest.mark.parametrize(
-    ("where", "given", "expected"),
+    ("where", "limits", "expected"),
     [
         (GPU, (), (None, None)),
         (GPU, (64, 512), (64, 512)),
@@ -98,22 +104,18 @@ LIMITS = "max_num_seqs", "max_num_batched_tokens"
     ],
 )
 def test_engines_have_their_own_limits_by_default(
-    tmp_path: Path, where: RankInfo, given: tuple[int, ...], expected: tuple[int | None, ...]
+    tmp_path: Path, where: RankInfo, limits: tuple[int, ...], expected: tuple[int | None, ...]
 ) -> None:
     """vLLM's own depend on the GPU, and so do SGLang's; on a CPU they stay as they were."""
-    limits = [
-        f"actor_rollout_ref.rollout.{name}={value}"
-        for name, value in zip(LIMITS, given, strict=False)
-    ]
-    model = f"actor_rollout_ref.model.path={write_tiny_model(tmp_path)}"
-    config = compose("ppo", [model, *limits]).config.actor_rollout_ref
-    spec = EngineSpec(config.model, config.rollout, torch.bfloat16, where, 64, seed=0)
+    named = zip(LIMITS, limits, strict=False)
+    words = [f"actor_rollout_ref.rollout.{name}={value}" for name, value in named]
+    spec = spec_of(where, *given(model=write_tiny_model(tmp_path)), *words)
     assert tuple(map(engine_arguments(spec).get, LIMITS)) == expected
     flags = _launch_arguments(spec)
     assert "None" not in flags
-    assert ("--max-prefill-tokens" in flags) == bool(given)
-    assert ("--max-running-requests" in flags) == (bool(given) or where is CPU)
-    assert rows_at_a_time(config.rollout, where.device) == (expected[0] or 1024)
+    assert ("--max-prefill-tokens" in flags) == bool(limits)
+    assert ("--max-running-requests" in flags) == (bool(limits) or where is CPU)
+    assert rows_at_a_time(spec.rollout, where.device) == (expected[0] or 1024)
 
 
 @pytest.mark.parametrize(
@@ -165,17 +167,9 @@ ACTOR = "actor_rollout_ref.actor.fsdp_config"
             [f"{ACTOR}.fsdp_size=4", f"{ACTOR}.pipeline_model_parallel_size=3"],
             [f"{ACTOR}.fsdp_size"],
         ),
-        (
-            3,
-            ["actor_rollout_ref.rollout.tensor_model_parallel_size=3"],
-            ["actor_rollout_ref.rollout.tensor_model_parallel_size"],
-        ),
-        (4, ["actor_rollout_ref.rollout.tensor_model_parallel_size=16"], []),
-        (
-            3,
-            ["actor_rollout_ref.rollout.tensor_model_parallel_size=12"],
-            ["actor_rollout_ref.rollout.tensor_model_parallel_size"],
-        ),
+        (3, given(tensor=3), [KEYS["tensor"]]),
+        (4, given(tensor=16), []),
+        (3, given(tensor=12), [KEYS["tensor"]]),
     ],
 )
 def test_no_group_of_ranks_straddles_a_node(
@@ -236,8 +230,8 @@ def test_gpus_elsewhere_without_bfloat16_are_planned_in_float32(tmp_path: Path) 
 def test_engines_on_gpus_have_time_to_compile() -> None:
     timeouts = compose("ppo").config.trainer.timeouts
     assert timeouts.worker_start("cpu") == 300 < timeouts.worker_start("cuda")
-    given = compose("ppo", ["trainer.timeouts.worker_start_s=7"]).config.trainer.timeouts
-    assert given.worker_start("cuda") == 7
+    own = compose("ppo", ["trainer.timeouts.worker_start_s=7"]).config.trainer.timeouts
+    assert own.worker_start("cuda") == 7
 
 
 @pytest.mark.parametrize(
@@ -330,3 +324,145 @@ def test_an_engine_sleeps_while_other_models_are_loaded(tmp_path: Path) -> None:
     assert (Sleeper.num_sleeps, worker.engine_is_stale) == (1, True)
     worker.update_weights()
     assert not worker.engine_is_stale
+
+
+FSDP = "actor_rollout_ref.actor.fsdp_config"
+
+
+@pytest.mark.parametrize(
+    ("device", "setting", "missing", "expected"),
+    [
+        ("cuda", "", None, True),
+        ("cpu", "", None, False),
+        ("cuda", f"{FSDP}.tensor_model_parallel_size=2", None, False),
+        ("cuda", f"{FSDP}.pipeline_model_parallel_size=2", None, False),
+        ("cuda", "actor_rollout_ref.model.load_in_4bit=true", None, False),
+        ("cuda", "actor_rollout_ref.model.lora_rank=8", None, False),
+        ("cuda", "", "a C compiler", False),
+    ],
+)
+def test_dense_layers_are_compiled_on_gpus(
+    device: str,
+    setting: str,
+    missing: str | None,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(compiled, "missing_for_compiler", lambda _: missing)
+    config = compose("ppo", [setting] if setting else []).config.actor_rollout_ref
+    assert config.actor.use_torch_compile is None
+    how = config.model, config.actor.fsdp_config, device
+    assert compiles_by_default(tiny_model(), *how) is expected
+    assert ("torch.compile needs a C compiler" in caplog.text) is (missing is not None)
+    assert not compiles_by_default(mixture_model("mixtral"), *how)
+
+
+def test_logits_are_scored_by_a_kernel_that_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.zeros(2, 3)
+    assert not has_score_kernel(logits)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    for missing in (None, "a C compiler"):
+        monkeypatch.setattr(causal_lm, "missing_for_compiler", lambda _, missing=missing: missing)
+        causal_lm._builds_kernels.cache_clear()
+        assert has_score_kernel(logits) is (missing is None)
+    causal_lm._builds_kernels.cache_clear()
+    assert not has_score_kernel(torch.zeros(3, 2).T)
+
+
+def test_compiled_code_is_kept_where_it_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home folder may be missing, or that of nobody; torch's own folder is then used."""
+    key, file = "TORCHINDUCTOR_CACHE_DIR", tmp_path / "file"
+    file.touch()
+    for home, expected in ((file, None), (tmp_path, str(tmp_path / "rlctl" / "inductor"))):
+        monkeypatch.delenv(key, raising=False)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+        with torch._dynamo.config.patch(disable=True):
+            enable_compiler()
+        assert os.environ.get(key) == expected
+    monkeypatch.delenv(key)
+
+
+def test_warnings_of_nccl_go_to_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    for level, expected in ((None, "WARN"), ("INFO", "INFO")):
+        monkeypatch.delenv("NCCL_DEBUG", raising=False)
+        if level:
+            monkeypatch.setenv("NCCL_DEBUG", level)
+        with torch._dynamo.config.patch(disable=True):
+            Process(GPU)
+        assert os.environ["NCCL_DEBUG"] == expected
+    monkeypatch.delenv("NCCL_DEBUG")
+
+
+@pytest.mark.parametrize(
+    ("installed", "capability", "error", "used"),
+    [
+        (True, (9, 0), None, True),
+        (True, (9, 0), RuntimeError("undefined symbol"), False),
+        (True, (8, 0), None, False),
+        (False, (9, 0), None, False),
+    ],
+)
+def test_flash_attention_3_is_used_where_it_is(
+    installed: bool,
+    capability: tuple[int, int],
+    error: Exception | None,
+    used: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    activated: list[str] = []
+
+    def activate(name: str) -> None:
+        if error is not None:
+            raise error
+        activated.append(name)
+
+    monkeypatch.setattr(kernels, "find_spec", lambda _: installed or None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activate)
+    assert kernels.use_flash_attention_3() is used
+    assert activated == ["FA3"] * used
+    assert ("undefined symbol" in caplog.text) is (error is not None)
+
+
+def test_vllm_chooses_its_own_algorithms() -> None:
+    """With `trainer.deterministic` torch refuses some that vLLM calls on a GPU."""
+    seen: list[bool] = []
+
+    def step() -> list[Any]:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return []
+
+    engine = SimpleNamespace(llm=SimpleNamespace(llm_engine=SimpleNamespace(step=step)))
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert VLLMEngine.step(cast(VLLMEngine, engine)) == []
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [False]
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the compiler and the settings of the allocator as they are."""
+    monkeypatch.setattr(process_module, "enable_compiler", lambda: None)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+
+
+@pytest.mark.usefixtures("compiler")
+def test_segments_of_gpus_grow_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
+    Process(GPU)
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    Process(CPU)
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+    Process(GPU)
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"

@@ -60,10 +60,7 @@ def test_a_lost_connection_to_the_agent_submits_the_job_once(
         jobs.submit("http://h:8265", "j", ["train", "ppo"], tmp_path)
 
 
-def test_unreachable_cluster_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_unreachable_cluster_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # and does not listen: the port refuses connections
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"

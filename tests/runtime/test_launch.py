@@ -13,41 +13,25 @@ from typing import Any, cast
 
 import pytest
 
-from rlctl.data_prep.arithmetic import train_and_validation
-from rlctl.data_prep.rows import write_rows
 from rlctl.errors import DeviceMemoryError, Terminated, TimeUp
 from rlctl.recipes.compose import compose
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.launch import train
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.training.stopping import Stopping
-from tests.models import write_tiny_model
+from tests.e2e.conftest import small, write_shelf
+from tests.settings import given
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write `model/` and `train.parquet`, and return their folder."""
-    folder = tmp_path_factory.mktemp("inputs")
-    write_tiny_model(folder / "model")
-    training, _ = train_and_validation(4, 2, seed=1, level=1, careless=0.0)
-    write_rows(folder / "train.parquet", training)
-    return folder
+    return write_shelf(tmp_path_factory.mktemp("inputs"))
 
 
 @pytest.fixture
 def plan(inputs: Path, tmp_path: Path) -> Plan:
-    overrides = [
-        f"data.train_files={inputs}/train.parquet",
-        f"actor_rollout_ref.model.path={inputs}/model",
-        "data.max_prompt_length=160",
-        "data.max_response_length=4",
-        "data.train_batch_size=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        f"trainer.run_dir={tmp_path}/runs",
-        "trainer.experiment_name=r",
-        "trainer.logger=[]",
-    ]
-    return make_plan(compose("ppo_trainer", overrides), inline=True)
+    own = given(response=4, runs=f"{tmp_path}/runs", name="r", logger=[])
+    return make_plan(compose("ppo_trainer", [*small(inputs), *own]), inline=True)
 
 
 def test_failed_run_records_its_state_and_reports_its_end(tmp_path: Path, plan: Plan) -> None:

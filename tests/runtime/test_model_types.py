@@ -1,14 +1,18 @@
-"""Every causal language model of transformers is computed as its rows alone, or refused."""
+"""Every model of transformers is computed as its rows alone, or refused.
+
+Multimodal checkpoints are on rows of text alone, and their exports keep the type.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
@@ -17,17 +21,25 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection
 from rlctl.runtime.model.lora import add_adapters, merged_parameters
 from rlctl.runtime.model.mapped import RankStorage
-from rlctl.runtime.model.padded_rows import has_padded_rows, use_own_attention
+from rlctl.runtime.model.padded_rows import decoder_of, has_padded_rows, use_own_attention
 from rlctl.runtime.model.pipeline_parallel import saved_buffers
 from rlctl.runtime.model.probe import check_model
 from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.vision import freeze_tower, towers
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.weight_sync import WHOLE, to_buckets, whole
 from rlctl.runtime.workers.passes import enter_training
 from tests.generation import engine_spec
-from tests.miniatures import NOT_DECODED, PADDED, REFUSED, TYPES, miniature
+from tests.miniatures import NOT_DECODED, PADDED, REFUSED, TYPES, miniature, with_random_weights
+from tests.multimodal import (
+    TEXT_EXACT,
+    TEXT_NOT_DECODED,
+    TEXT_PADDED,
+    TEXT_REFUSED,
+    multimodal_config,
+)
 
 # One of each mechanism; the others are tested by `make soak`.
 SAMPLE = {
@@ -37,13 +49,16 @@ SAMPLE = {
 FIELDS: dict[str, dict[str, Any]] = {"gemma2": {"attn_logit_softcapping": 0.5}}  # low: caps scores
 
 
-def some(types: list[str]) -> list[object]:
+def some(types: Iterable[str], sample: set[str] = SAMPLE) -> list[object]:
     soak = pytest.mark.soak
-    return [pytest.param(kind, marks=[] if kind in SAMPLE else soak) for kind in types]
+    return [pytest.param(kind, marks=[] if kind in sample else soak) for kind in types]
 
 
 def probed(kind: str, folder: Path) -> PreTrainedModel:
-    model = miniature(kind, folder, **FIELDS.get(kind, {}))
+    return checked(miniature(kind, folder, **FIELDS.get(kind, {})))
+
+
+def checked(model: PreTrainedModel) -> PreTrainedModel:
     check_model(PolicyModel(model, 1.0), RankStorage("cpu", torch.float32, torch.float32))
     return model
 
@@ -106,11 +121,14 @@ def test_log_probs_and_gradients_are_those_of_rows_alone(
 def test_the_engine_samples_from_the_model(
     kind: str, texts: tuple[Ragged, Ragged], tmp_path: Path
 ) -> None:
-    """Rows join and leave, and those of equal lengths are decoded together."""
-    model, (prompts, _) = probed(kind, tmp_path), texts
+    check_engine(probed(kind, tmp_path), texts[0], decodes=kind not in NOT_DECODED)
+
+
+def check_engine(model: PreTrainedModel, prompts: Ragged, decodes: bool) -> None:
+    """Let rows join and leave; those of equal lengths are decoded together."""
     limits = torch.tensor([12, 2, 5, 8, 1, 7])
     sampling = SamplingParams(1.0, 1.0, -1, (), limits, 7, 2)
-    if kind in NOT_DECODED:
+    if not decodes:
         with pytest.raises(ConfigError, match=r"the engine hf (cannot decode|decodes) models of"):
             HFEngine(model, 4).generate(prompts, sampling)
         return
@@ -160,3 +178,27 @@ def test_buffers_of_files_reach_exports_and_engines(kind: str, tmp_path: Path) -
 def test_others_are_refused(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=REFUSED[kind]):
         probed(kind, tmp_path)
+
+
+@pytest.mark.parametrize("kind", some(TEXT_EXACT, {"llama4", "mistral3"}))
+def test_rows_of_text_are_exact(kind: str, tmp_path: Path) -> None:
+    """Without files of an image processor, as for every model of which only text is trained."""
+    model = checked(with_random_weights(multimodal_config(kind), tmp_path))
+    assert has_padded_rows(model) == (kind in TEXT_PADDED)
+    prompts = Ragged.from_rows([torch.arange(3, 8), torch.arange(20, 29), torch.arange(3, 8)])
+    check_engine(model, prompts, decodes=kind not in TEXT_NOT_DECODED)
+    freeze_tower(model)
+    assert all(not each.requires_grad for part in towers(model) for each in part.parameters())
+    trained = [decoder_of(model), model.get_output_embeddings()]
+    assert all(each.requires_grad for part in trained for each in part.parameters())
+    model.save_pretrained(tmp_path / "exported")
+    exported = AutoConfig.from_pretrained(tmp_path / "exported")
+    assert exported.model_type == model.config.model_type
+    assert exported.architectures == [type(model).__name__]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", TEXT_REFUSED)
+def test_other_multimodal_types_are_refused(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=TEXT_REFUSED[kind]):
+        checked(with_random_weights(multimodal_config(kind), tmp_path))

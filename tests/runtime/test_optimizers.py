@@ -14,13 +14,13 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.sharding import local_part
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers import optimizers
-from rlctl.runtime.workers.background import await_written, begin_writing
+from rlctl.runtime.workers.background import begin_writing
 from rlctl.runtime.workers.optimizers import build_optimizer, check_optimizer, set_lr
 from tests.configs import configured
 from tests.distributed.ranks import on_ranks
 from tests.models import write_tiny_model
 from tests.second_device import NAME, SecondDevice, SecondTensor
-from tests.workers import actor, update, weights
+from tests.workers import actor, save, update, weights
 
 SHAPES = ((8, 4), (), (5,), (7, 8), (3,))
 SECTION = "actor_rollout_ref.actor"
@@ -130,19 +130,23 @@ def test_bfloat16_weights_train_as_float32_ones() -> None:
 HALF = (f"{SECTION}.fsdp_config.model_dtype=bf16",)
 
 
-def save_half(where: RankInfo, model: str, folder: Path) -> list[Tensor]:
-    """Update, save and update again; return the weights before and after the last update."""
-    worker = actor(where, model, HALF)
+def save_and_update(
+    where: RankInfo, model: str, folder: Path, overrides: tuple[str, ...]
+) -> list[Any]:
+    """Update, save and update again; return both weights, and how many moments have codes."""
+    worker = actor(where, model, overrides)
     update(worker)
     saved = weights(worker)
-    worker.save(folder)
-    await_written([folder], timeout_s=60)
+    save(worker, folder)
     update(worker)
-    return [saved, weights(worker)]
+    moments = [local_part(each["exp_avg"]) for each in worker.learner.optimizer.state.values()]
+    return [saved, weights(worker), sum(hasattr(each, "codes") for each in moments)]
 
 
-def load_half(where: RankInfo, model: str, folder: Path) -> list[Tensor]:
-    worker = actor(where, model, HALF)
+def load_and_update(
+    where: RankInfo, model: str, folder: Path, overrides: tuple[str, ...]
+) -> list[Tensor]:
+    worker = actor(where, model, overrides)
     worker.load(folder)
     loaded = weights(worker)
     update(worker)
@@ -152,10 +156,13 @@ def load_half(where: RankInfo, model: str, folder: Path) -> list[Tensor]:
 def test_bfloat16_weights_are_restored_with_their_other_bits(tmp_path: Path) -> None:
     model = str(write_tiny_model(tmp_path))
     begin_writing(tmp_path)
-    saved = {ranks: on_ranks(ranks, save_half, model, tmp_path / str(ranks))[0] for ranks in (1, 2)}
+    saved = {
+        ranks: on_ranks(ranks, save_and_update, model, tmp_path / str(ranks), HALF)[0]
+        for ranks in (1, 2)
+    }
     assert saved[1][0].dtype == torch.bfloat16
     for source, ranks in ((1, 1), (1, 2), (2, 1)):
-        loaded, updated = on_ranks(ranks, load_half, model, tmp_path / str(source))[0]
+        loaded, updated = on_ranks(ranks, load_and_update, model, tmp_path / str(source), HALF)[0]
         assert torch.equal(loaded, saved[source][0])
         if ranks == source:
             assert torch.equal(updated, saved[source][1])
@@ -180,41 +187,19 @@ def test_optimizers_that_cannot_be_used_are_refused() -> None:
         check_optimizer(optim(), half, SECTION)
 
 
-def save_eight_bits(where: RankInfo, model: str, source: Path | None, folder: Path) -> list[Any]:
-    """Update, save and update again; return both weights, and the number of quantized moments."""
-    worker = actor(where, model, tuple(f"{SECTION}.optim.{each}" for each in EIGHT_BITS))
-    if source is not None:
-        worker.load(source)
-    update(worker)
-    saved = weights(worker)
-    worker.save(folder)
-    await_written([folder], timeout_s=60)
-    update(worker)
-    optimizer = worker.learner.optimizer
-    assert optimizer is not None
-    moments = [local_part(each["exp_avg"]) for each in optimizer.state.values()]
-    return [saved, weights(worker), sum(hasattr(each, "codes") for each in moments)]
-
-
-def load_eight_bits(where: RankInfo, model: str, folder: Path) -> Tensor:
-    worker = actor(where, model, tuple(f"{SECTION}.optim.{each}" for each in EIGHT_BITS))
-    worker.load(folder)
-    update(worker)
-    return weights(worker)
-
-
 @pytest.mark.extra("torchao")
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_moments_in_eight_bits_are_saved_exactly(tmp_path: Path, ranks: int) -> None:
     """On the same number of ranks bitwise, and on others up to rounding."""
     model = str(write_tiny_model(tmp_path, hidden_size=256, intermediate_size=256))
     begin_writing(tmp_path)
-    [(_, one, quantized)] = on_ranks(1, save_eight_bits, model, None, tmp_path / "one")
-    (_, two, same), _ = on_ranks(2, save_eight_bits, model, None, tmp_path / "two")
+    overrides = tuple(f"{SECTION}.optim.{each}" for each in EIGHT_BITS)
+    [(_, one, quantized)] = on_ranks(1, save_and_update, model, tmp_path / "one", overrides)
+    (_, two, same), _ = on_ranks(2, save_and_update, model, tmp_path / "two", overrides)
     assert quantized == same > 4
     assert (one - two).norm() <= 1e-4 * one.norm()
     for source, expected in (("one", one), ("two", two)):
-        found = on_ranks(ranks, load_eight_bits, model, tmp_path / source)[0]
+        _, found = on_ranks(ranks, load_and_update, model, tmp_path / source, overrides)[0]
         if source == ("one", "two")[ranks - 1]:
             assert torch.equal(found, expected)
         else:

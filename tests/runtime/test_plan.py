@@ -19,6 +19,7 @@ from rlctl.runtime import rank_info
 from rlctl.runtime.planning.evaluation import target_config
 from rlctl.runtime.planning.plan import Plan, make_plan
 from tests.models import write_tiny_model
+from tests.settings import given
 
 MISSING = "algorithm.params={teacher_models: {numbers: {model_path: /none/here}}}"
 
@@ -33,16 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(folder: Path, *overrides: str, inline: bool = True) -> Plan:
-    small = [
-        f"data.train_files={folder}/train.parquet",
-        f"actor_rollout_ref.model.path={folder}/model",
-        "data.max_prompt_length=160",
-        "data.max_response_length=4",
-        "data.train_batch_size=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        f"trainer.run_dir={folder}/runs",
-        "trainer.device=cpu",
-    ]
+    small = given(train=f"{folder}/train.parquet", model=f"{folder}/model", runs=f"{folder}/runs")
+    small += given(prompt=160, response=4, batch=4, mini_batch=4, device="cpu")
     return make_plan(compose("ppo_trainer", [*small, *overrides]), inline)
 
 
@@ -83,12 +76,11 @@ def test_each_teacher_is_planned_and_each_row_needs_one(folder: Path) -> None:
     [("quikstart", "did you mean quickstart?"), ("actor.jsonl", None), ("nothing", None)],
 )
 def test_help_for_a_wrong_model(
-    model: str, hint: str | None, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, hint: str | None, folder: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (tmp_path / "actor.jsonl").write_text("{}\n{}\n")
-    (tmp_path / "nothing").mkdir()
+    (here / "actor.jsonl").write_text("{}\n{}\n")
+    (here / "nothing").mkdir()
     with pytest.raises(ConfigError, match=r"has no readable config\.json") as raised:
         plan(folder, f"actor_rollout_ref.model.path={model}")
     assert raised.value.problems[0].hint == hint
@@ -122,9 +114,8 @@ def test_inline_refuses_more_than_one_process(folder: Path, override: str, messa
 
 
 def test_fewer_prompts_than_a_batch_is_an_error(folder: Path) -> None:
-    sizes = ["data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=16"]
     with pytest.raises(ConfigError, match="10 training prompts do not fill one batch"):
-        plan(folder, *sizes)
+        plan(folder, *given(batch=16, mini_batch=16))
 
 
 def test_weights_that_do_not_fit_the_config_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -278,12 +269,9 @@ def test_a_run_without_a_checkpoint_is_one_problem(folder: Path, tmp_path: Path)
     assert problem.message.startswith("no checkpoint in")
 
 
-def test_folders_of_models_may_have_any_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "model"
+def test_folders_of_models_may_have_any_name(here: Path) -> None:
+    folder = here / "model"
     write_tiny_model(folder)
     for name in ("äpfel", "model(1)", "a b", 'a"b', "x=y,z"):
-        folder = folder.rename(tmp_path / name)
+        folder = folder.rename(here / name)
         assert target_config(name, [], "ppo").actor_rollout_ref.model.path == name

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.ppo import PPO
-from rlctl.runtime.algorithms.sft import SFT
+from rlctl.recipes.schema import Config
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model import attention, causal_lm
 from rlctl.runtime.model.activations import save_activation_memory
@@ -26,13 +25,11 @@ from rlctl.runtime.model.padded_rows import has_padded_rows, use_padded_rows
 from rlctl.runtime.model.probe import check_model, check_packing, first_layers
 from rlctl.runtime.model.routing import Routers
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.base import ModelWorker
-from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
 from tests.distributed.ranks import rank_info
-from tests.models import TINY, tiny_model, write_tiny_model
+from tests.models import model_of, tiny_model, write_tiny_model
+from tests.workers import actor_of, critic_of
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 # Heads that scale or cap the logits come first; test_model_types.py has every type.
@@ -68,16 +65,9 @@ PADDED: dict[str, dict[str, Any]] = {
 CAUGHT = ("stablelm", "nemotron", "doge")
 
 
-def miniature(kind: str, auto: type = AutoModelForCausalLM, **settings: Any) -> PreTrainedModel:
+def miniature(kind: str, auto: Any = AutoModelForCausalLM, **fields: Any) -> PreTrainedModel:
     """Build a model of two layers with random norms and biases."""
-    config = AutoConfig.for_model(kind, **(TINY | settings))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = auto.from_config(config, attn_implementation="eager").eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
+    return model_of(kind, fields, auto=auto)
 
 
 def prepared(model: PreTrainedModel) -> PreTrainedModel:
@@ -147,6 +137,12 @@ def test_probe_refuses_padded_rows_of_models_that_are_not_causal() -> None:
         check_model(PolicyModel(hf, 1.0), None)
 
 
+def leak_rows(patch: pytest.MonkeyPatch) -> None:
+    """Let the rows of the probe attend to the rows before them."""
+    whole = Packing.from_lengths(torch.tensor([7 + 36 + 4]), "cpu")
+    patch.setattr(Packing, "attend", partial(Packing.attend, whole))
+
+
 @pytest.mark.parametrize("kind", ["policy", "backbone"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_probe_refuses_a_leak_in_any_precision(
@@ -157,8 +153,7 @@ def test_probe_refuses_a_leak_in_any_precision(
     nn.Module.to(hf, dtype=dtype)
     model = PolicyModel(hf, 0.7) if kind == "policy" else ValueModel(hf)
     check_packing(model)
-    whole = Packing.from_lengths(torch.tensor([7 + 36 + 4]), "cpu")
-    monkeypatch.setattr(Packing, "attend", partial(Packing.attend, whole))
+    leak_rows(monkeypatch)
     with pytest.raises(ConfigError, match="computed wrongly on packed rows"):
         check_packing(model)
 
@@ -191,57 +186,37 @@ def test_probe_changes_nothing() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.fixture
-def leak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the rows of the probe attend to the rows before them."""
-    whole = Packing.from_lengths(torch.tensor([7 + 36 + 4]), "cpu")
-    monkeypatch.setattr(Packing, "attend", partial(Packing.attend, whole))
-
-
-def actor(folder: Path, recipe: str, kind: type[PPO | SFT]) -> ActorWorker:
-    settings = [f"actor_rollout_ref.model.path={write_tiny_model(folder)}"]
-    given = compose(recipe, [*settings, "actor_rollout_ref.rollout.temperature=0.5"]).config
-    part = given.actor_rollout_ref
-    sampling = SamplingConfig(part.rollout, 8, (2,))
-    algorithm = kind.from_config(given, num_steps=1)
-    return ActorWorker(
-        rank_info(), ActorSpec(part.model, part.actor, sampling, 8, algorithm, seed=0)
-    )
+def config_of(folder: Path, recipe: str) -> Config:
+    path = f"actor_rollout_ref.model.path={write_tiny_model(folder)}"
+    return compose(recipe, [path, "actor_rollout_ref.rollout.temperature=0.5"]).config
 
 
 def reference(folder: Path) -> ReferenceWorker:
-    settings = [f"actor_rollout_ref.model.path={write_tiny_model(folder)}"]
-    part = compose("ppo", settings).config.actor_rollout_ref
+    part = config_of(folder, "ppo").actor_rollout_ref
     return ReferenceWorker(rank_info(), ReferenceSpec(part.model, part.ref, 1.0, 0))
 
 
-def critic(folder: Path) -> CriticWorker:
-    settings = [f"actor_rollout_ref.model.path={write_tiny_model(folder)}"]
-    given = compose("ppo", settings).config
-    algorithm = PPO.from_config(given, num_steps=1)
-    return CriticWorker(rank_info(), CriticSpec(given.critic, algorithm, seed=0))
-
-
 WORKERS: dict[str, Callable[[Path], ModelWorker]] = {
-    "ppo": lambda folder: actor(folder, "ppo", PPO),
-    "sft": lambda folder: actor(folder, "sft", SFT),
+    "ppo": lambda folder: actor_of(rank_info(), config_of(folder, "ppo")),
+    "sft": lambda folder: actor_of(rank_info(), config_of(folder, "sft")),
     "reference": reference,
-    "critic": critic,
+    "critic": lambda folder: critic_of(rank_info(), config_of(folder, "ppo")),
 }
 
 
 @pytest.mark.parametrize("build", WORKERS.values(), ids=list(WORKERS))
-@pytest.mark.usefixtures("leak")
-def test_every_worker_is_probed(build: Callable[[Path], ModelWorker], tmp_path: Path) -> None:
+def test_every_worker_is_probed(
+    build: Callable[[Path], ModelWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leak_rows(monkeypatch)
     assert has_padded_rows(build(tmp_path).learner.model.hf)
 
 
-@pytest.mark.parametrize(("recipe", "kind", "expected"), [("sft", SFT, 1.0), ("ppo", PPO, 0.5)])
-def test_sft_trains_at_temperature_1(
-    recipe: str, kind: type[PPO | SFT], expected: float, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("recipe", "expected"), [("sft", 1.0), ("ppo", 0.5)])
+def test_sft_trains_at_temperature_1(recipe: str, expected: float, tmp_path: Path) -> None:
     """The temperature of the rollout is that of sampled responses, which SFT does not have."""
-    assert actor(tmp_path, recipe, kind).policy.temperature == expected
+    worker = actor_of(rank_info(), config_of(tmp_path, recipe))
+    assert worker.policy.temperature == expected
 
 
 def test_the_probe_copies_a_layer_of_each_kind_in_the_dtype_of_passes() -> None:

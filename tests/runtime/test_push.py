@@ -17,12 +17,11 @@ import pytest
 from huggingface_hub import constants
 
 from rlctl.__main__ import main
-from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.export import MARKER
-from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore
 from tests.ports import free_port
+from tests.recorded import exportable
 
-Rlctl = Callable[..., tuple[int, str, str]]
+Rlctl = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
@@ -47,22 +46,16 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def rlctl(hub: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Rlctl:
-    """Return `rlctl export` of a run with a checkpoint whose policy is one small file."""
-    run = RunDir.create(tmp_path / "runs", "p", "r", "ppo")
-    run.write_config("trainer: {}\n", {})
-    store = CheckpointStore(run.path / "checkpoints")
-    aside = store.begin(1)
-    (aside / "huggingface").mkdir()
-    (aside / "huggingface" / "config.json").write_text("{}")
-    (aside / CONFIG).write_text("trainer: {}\n")
-    store.finish(1)
+    """Return `rlctl export`, which checks the exit code and returns what it prints."""
+    exportable(tmp_path / "runs")
 
-    def export(*words: str) -> tuple[int, str, str]:
+    def export(*words: str, code: int = 0) -> tuple[str, str]:
         root = ["--root", str(tmp_path / "runs")]
-        code = main(["export", "r", str(tmp_path / "model"), *words, *root])
+        found = main(["export", "r", str(tmp_path / "model"), *words, *root])
         out, err = capfd.readouterr()
         assert TOKEN not in out + err
-        return code, out, err
+        assert found == code, err
+        return out, err
 
     return export
 
@@ -70,8 +63,7 @@ def rlctl(hub: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Rlctl:
 def test_push_creates_a_repository_and_later_adds_commits(
     rlctl: Rlctl, hub: Hub, tmp_path: Path
 ) -> None:
-    code, out, err = rlctl("--push", "me/model", "--private", "--json")
-    assert code == 0, err
+    out, _ = rlctl("--push", "me/model", "--private", "--json")
     pushed = json.loads(out)
     assert (pushed["run"], pushed["step"], pushed["created"]) == ("p/r", 1, True)
     assert pushed["url"] == f"{hub.url}/me/model"
@@ -81,8 +73,7 @@ def test_push_creates_a_repository_and_later_adds_commits(
     assert repo.files["README.md"] == (tmp_path / "model" / "README.md").read_bytes()
     assert repo.commits == ["r after step 1"]
     repo.files.clear()
-    code, out, err = rlctl("--push", "me/model", "--card-only", "--force")
-    assert code == 0, err
+    _, err = rlctl("--push", "me/model", "--card-only", "--force")
     assert "me/model exists: the push adds a commit to it" in err
     assert "pushing " in err
     assert set(repo.files) == {"README.md"}
@@ -93,20 +84,16 @@ def test_push_creates_a_repository_and_later_adds_commits(
 
 @pytest.mark.parametrize("name", ["model", "a/b/c", "me/mo del", "-me/model", "me/x..y"])
 def test_a_name_without_org_is_refused(rlctl: Rlctl, tmp_path: Path, name: str) -> None:
-    code, _, err = rlctl(f"--push={name}")
-    assert code == 2
+    _, err = rlctl(f"--push={name}", code=2)
     assert "--push should be ORG/NAME" in err
     assert "my-org/my-model" in err
     assert not (tmp_path / "model").exists()
 
 
 def test_private_needs_push_and_a_repository_that_is_not_public(rlctl: Rlctl, hub: Hub) -> None:
-    code, _, err = rlctl("--private")
-    assert code == 2
-    assert "--private needs --push" in err
+    assert "--private needs --push" in rlctl("--private", code=2)[1]
     hub.repos["me/model"] = Repo(private=False)
-    code, _, err = rlctl("--private", "--push", "me/model")
-    assert code == 5
+    _, err = rlctl("--private", "--push", "me/model", code=5)
     assert "me/model exists and is public" in err
     assert hub.repos["me/model"].commits == []
 
@@ -115,16 +102,13 @@ def test_a_missing_or_wrong_token_is_reported_before_the_export(
     rlctl: Rlctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_" + "w" * 30)
-    code, _, err = rlctl("--push", "me/model")
-    assert code == 7
+    _, err = rlctl("--push", "me/model", code=7)
     assert "the hub refuses the token (401)" in err
     assert "w" * 30 not in err
     monkeypatch.delenv("HF_TOKEN")
-    code, _, err = rlctl("--push", "me/model")
-    assert code == 7
-    assert "no token for the Hugging Face hub is set" in err
-    assert "HF_TOKEN" in err
-    assert "hf auth login" in err
+    _, err = rlctl("--push", "me/model", code=7)
+    for text in ("no token for the Hugging Face hub is set", "HF_TOKEN", "hf auth login"):
+        assert text in err
     assert "see: rlctl explain E-HUB-PUSH" in err
     assert not (tmp_path / "model").exists()
 
@@ -132,12 +116,10 @@ def test_a_missing_or_wrong_token_is_reported_before_the_export(
 def test_a_hub_that_refuses_is_reported_with_its_reason(
     rlctl: Rlctl, hub: Hub, tmp_path: Path
 ) -> None:
-    code, _, err = rlctl("--push", "others/model")
-    assert code == 7
+    _, err = rlctl("--push", "others/model", code=7)
     assert "the token may not write to others/model (403): You cannot create" in err
     hub.full = True
-    code, _, err = rlctl("--push", "me/model", "--force")
-    assert code == 7
+    _, err = rlctl("--push", "me/model", "--force", code=7)
     assert "cannot push to me/model (413): Your storage is full" in err
     assert "hf upload me/model" in err
     assert (tmp_path / "model" / "config.json").exists()
@@ -145,8 +127,7 @@ def test_a_hub_that_refuses_is_reported_with_its_reason(
 
 def test_a_hub_without_a_network_is_reported(rlctl: Rlctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    code, _, err = rlctl("--push", "me/model")
-    assert code == 7
+    _, err = rlctl("--push", "me/model", code=7)
     assert "the hub does not respond within 5 s" in err
     assert "HF_ENDPOINT=URL" in err
 

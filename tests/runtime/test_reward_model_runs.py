@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from rlctl import api
 from rlctl.cli.commands import reward
@@ -22,7 +23,9 @@ from rlctl.recipes.compose import compose
 from rlctl.runs.store import RunStore
 from rlctl.runtime.checkpoint.export import export, rebuild
 from rlctl.runtime.planning.plan import make_plan
+from tests.e2e.command import metrics as rows_of
 from tests.models import write_tiny_model
+from tests.settings import given
 
 CHOSEN_AND_REJECTED = ("chosen_response", "rejected_response")
 
@@ -34,44 +37,21 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tiny_model(folder / "model")
     for split, rows in arithmetic_pairs(16, 6, seed=0).items():
         write_rows(folder / f"{split}.parquet", rows)
-    overrides = settings(
-        folder,
-        "rm",
-        f"reward.reward_model.model.path={folder}/model",
-        "reward.reward_model.optim.lr=1e-3",
-        "trainer.total_training_steps=3",
-    )
-    api.train(compose("rm_trainer", overrides), inline=True)
+    model = f"reward.reward_model.model.path={folder}/model"
+    own = (model, "reward.reward_model.optim.lr=1e-3", *given(steps=3))
+    api.train(compose("rm_trainer", settings(folder, "rm", *own)), inline=True)
     return folder
 
 
 def settings(root: Path, name: str, *overrides: str) -> list[str]:
-    return [
-        f"data.train_files={root}/train.parquet",
-        f"data.val_files={root}/val.parquet",
-        "data.max_prompt_length=200",
-        "data.train_batch_size=4",
-        f"trainer.run_dir={root}/runs",
-        f"trainer.experiment_name={name}",
-        "trainer.project_name=p",
-        "trainer.logger=[]",
-        "trainer.save_freq=1",
-        "trainer.test_freq=2",
-        *overrides,
-    ]
+    train, val = (f"{root}/{split}.parquet" for split in ("train", "val"))
+    files = given(train=train, val=val, runs=f"{root}/runs", name=name, project="p", logger=[])
+    return [*files, *given(prompt=200, batch=4, save=1, validate=2), *overrides]
 
 
 def policy(root: Path) -> tuple[str, ...]:
-    return (
-        f"actor_rollout_ref.model.path={root}/model",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "data.max_response_length=6",
-        "reward.reward_model.enable=true",
-    )
-
-
-def rows_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    own = given(model=f"{root}/model", mini_batch=4, response=6)
+    return (*own, "reward.reward_model.enable=true")
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -137,12 +117,8 @@ def scores_of_transformers(folder: Path, chats: list[list[dict[str, str]]]) -> l
     model = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
-        return [
-            model(
-                **tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)
-            ).logits.item()
-            for chat in chats
-        ]
+        render = partial(tokenizer.apply_chat_template, return_tensors="pt", return_dict=True)
+        return [model(**render(chat)).logits.item() for chat in chats]
 
 
 def test_an_exported_model_gives_the_scores_of_the_run(root: Path, tmp_path: Path) -> None:
@@ -187,11 +163,13 @@ def test_a_run_is_evaluated_on_its_pairs(root: Path) -> None:
 
 
 def reward_test(root: Path, *arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(
-        reward.app, ["test", "--data", str(root / "val.parquet"), *arguments, "--json"]
-    )
+    result = invoke(root, *arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def invoke(root: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(reward.app, ["test", "--data", str(root / "val.parquet"), *arguments])
 
 
 def test_a_model_scores_pairs_and_responses_alone(root: Path, tmp_path: Path) -> None:
@@ -223,10 +201,7 @@ def test_a_model_scores_pairs_and_responses_alone(root: Path, tmp_path: Path) ->
 )
 def test_wrong_calls_of_reward_test(root: Path, arguments: list[str], message: str) -> None:
     run = str(root / "runs/p/rm")
-    arguments = [run if each == "MODEL" else each for each in arguments]
-    result = CliRunner().invoke(
-        reward.app, ["test", "--data", str(root / "val.parquet"), *arguments]
-    )
+    result = invoke(root, *(run if each == "MODEL" else each for each in arguments))
     assert isinstance(result.exception, RlctlError)
     assert message in str(result.exception)
 
@@ -256,11 +231,6 @@ def test_model_scale_needs_a_model_that_has_one(root: Path) -> None:
     for name in ("reward_mean", "reward_std"):
         config.pop(name)
     (root / "plain/config.json").write_text(json.dumps(config))
-    found = problems(
-        root,
-        "ppo_trainer",
-        *policy(root),
-        f"reward.reward_model.model.path={root}/plain",
-        "reward.reward_model.normalize=model",
-    )
+    own = [f"reward.reward_model.model.path={root}/plain", "reward.reward_model.normalize=model"]
+    found = problems(root, "ppo_trainer", *policy(root), *own)
     assert "has no reward_mean and reward_std" in found

@@ -20,18 +20,14 @@ from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import to_floats
 from tests.configs import configured
 from tests.numerics.batches import scored_batch
+from tests.settings import given
 
 OLD = [[-1.0, -0.5, -2.0], [-0.1, -3.0], [-1.2], [-0.7, -0.2, -0.9, -1.1]]
 ENGINE = [[-1.1, -0.2, -3.5], [-0.1, -2.9], [-0.4], [-0.8, -0.9, -0.7, -1.1]]
 CORRECTION = "algorithm.rollout_correction"
 SMALL = [
+    *given(n=2, response=4, train="[t]", model="m", batch=2, mini_batch=2),
     "algorithm.adv_estimator=grpo",
-    "actor_rollout_ref.rollout.n=2",
-    "data.max_response_length=4",
-    "data.train_files=[t]",
-    "actor_rollout_ref.model.path=m",
-    "data.train_batch_size=2",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
 ]
 
 
@@ -76,6 +72,18 @@ def learned(
     return algorithm, batch, {name: metric.value for name, metric in metrics.items()}
 
 
+def updates_of(algorithm: PPO, actor: Recorder) -> list[Experience]:
+    """Learn from responses with the log-probs ENGINE; return the batches of the updates."""
+    algorithm.learn(scored_batch(ENGINE), Roles(cast(Any, actor), cast(Any, None)), 1)
+    return actor.learned
+
+
+def clipped(ratio: float, advantage: float) -> float:
+    """Return PPO's loss of a token, whose bound is 3 for negative advantages."""
+    pessimistic = max(-advantage * ratio, -advantage * min(max(ratio, 0.8), 1.2))
+    return min(pessimistic, -advantage * 3.0) if advantage < 0 else pessimistic
+
+
 def ratios() -> list[list[float]]:
     return [
         [math.exp(a - b) for a, b in zip(ours, theirs, strict=True)]
@@ -84,7 +92,6 @@ def ratios() -> list[list[float]]:
 
 
 def rows_of(field: Ragged | None) -> list[list[float]]:
-    assert field is not None
     return [row.tolist() for row in field.rows()]
 
 
@@ -93,14 +100,8 @@ def test_no_weights_or_mask_without_correction() -> None:
     assert batch.is_weights is None
     assert rows_of(batch.response_mask) == [[1.0] * len(row) for row in OLD]
     assert "rollout_corr/rollout_is_mean" not in metrics
-    flat = [
-        (a, b)
-        for ours, theirs in zip(OLD, ENGINE, strict=True)
-        for a, b in zip(ours, theirs, strict=True)
-    ]
-    assert metrics["training/rollout_probs_diff_max"] == pytest.approx(
-        max(abs(math.exp(a) - math.exp(b)) for a, b in flat), rel=1e-5
-    )
+    largest = float((flat(OLD).exp() - flat(ENGINE).exp()).abs().max())
+    assert metrics["training/rollout_probs_diff_max"] == pytest.approx(largest, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -132,12 +133,7 @@ def test_importance_weights_reach_the_loss(
         for new, old, advantage, weight in zip(
             now[row], OLD[row], advantages, expected[row], strict=True
         ):
-            ratio = math.exp(new - old)
-            held = min(max(ratio, 0.8), 1.2)
-            pessimistic = max(-advantage * ratio, -advantage * held)
-            by_hand += weight * (
-                min(pessimistic, -advantage * 3.0) if advantage < 0 else pessimistic
-            )
+            by_hand += weight * clipped(math.exp(new - old), advantage)
     assert loss.total.item() == pytest.approx(by_hand, rel=1e-4)
     assert loss.count == num_tokens
 
@@ -154,9 +150,7 @@ def test_old_log_probs_of_the_updates_own_pass(correction: list[str]) -> None:
     """Without a pass of their own: the same loss, gradient and metrics."""
     _, before, metrics = learned(*correction)
     algorithm, actor = ppo(*correction), Recorder()
-    scored = scored_batch(ENGINE)
-    algorithm.learn(scored, Roles(cast(Any, actor), cast(Any, None)), 1)
-    [batch] = actor.learned
+    [batch] = updates_of(algorithm, actor)
     assert (actor.num_passes, batch.old_log_probs) == (0, None)
     now, same = flat(OLD).requires_grad_(), flat(OLD).requires_grad_()
     entropy = torch.linspace(0, 1, len(now))
@@ -178,8 +172,7 @@ def test_old_log_probs_of_the_updates_own_pass(correction: list[str]) -> None:
 
 def test_only_later_mini_batches_need_a_pass_before() -> None:
     algorithm, actor = ppo("actor_rollout_ref.actor.ppo_mini_batch_size=1"), Recorder(OLD[2:])
-    algorithm.learn(scored_batch(ENGINE), Roles(cast(Any, actor), cast(Any, None)), 1)
-    first, second = actor.learned
+    first, second = updates_of(algorithm, actor)
     assert first.old_log_probs is None
     assert rows_of(second.old_log_probs) == rows_of(Ragged.from_rows(OLD[2:]))
     assert actor.num_passes == 1
@@ -213,10 +206,8 @@ def test_later_epochs_use_the_log_probs_of_the_first_update(shuffle: bool) -> No
     updates: list[list[Experience]] = []
     for pass_before, num_passes in ((False, 2), (True, 4)):
         actor = Knowing()
-        algorithm = ppo(*settings, pass_before=pass_before)
-        algorithm.learn(scored_batch(ENGINE), Roles(cast(Any, actor), cast(Any, None)), 1)
+        updates.append(updates_of(ppo(*settings, pass_before=pass_before), actor))
         assert (len(actor.learned), actor.num_passes) == (6, num_passes)
-        updates.append(actor.learned)
     first, *_ = updates[0]
     assert (first.old_log_probs, first.is_weights) == (None, None)
     for own, before in list(zip(*updates, strict=True))[1:]:
@@ -358,13 +349,10 @@ def test_proximal_policy_is_interpolated_by_staleness(level: str, bound: float) 
         product = math.prod(to_prox)
         for (new, engine, s), weight, a in zip(triples, to_prox, advantages, strict=True):
             ratio = math.exp((new - engine) / (s + 1))
-            held = min(max(ratio, 0.8), 1.2)
-            pessimistic = max(-a * ratio, -a * held)
-            value = min(pessimistic, -a * 3.0) if a < 0 else pessimistic
+            value = clipped(ratio, a)
             weight = min(product if level == "sequence" else weight, bound)
             total += weight * value
             gradient.append(weight * value if value == -a * ratio else 0.0)
-    assert now.grad is not None
     assert loss.total.item() == pytest.approx(total, rel=1e-5)
     assert now.grad.tolist() == pytest.approx(gradient, rel=1e-4)
 

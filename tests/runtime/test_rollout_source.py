@@ -178,7 +178,6 @@ def test_tokens_have_a_staleness_and_rows_that_of_their_oldest_sampled_token() -
     scored = replace(scored, response_mask=scored.response_mask.like(mask))
     weights = torch.tensor([4, 3, 4, 1, 1, 4, 4, 0, 3])
     aged, metrics = with_staleness(scored, 5, weights, limit=4)
-    assert aged.staleness is not None
     assert [row.tolist() for row in aged.staleness.rows()] == [[0, 1, 0], [3, 3], [0], [0, 4, 1]]
     assert metrics == {
         "async/staleness/mean": 1.25,

@@ -71,7 +71,6 @@ def test_recorded_experts_are_replayed(kind: str) -> None:
     engine = HFEngine(hf, max_num_seqs=4, steps=Steps(rows=RecordedRows))  # several join and leave
     found = engine.generate(prompt_ids, sampling(max_tokens=12))
     routing = found.routing
-    assert routing is not None
     assert routing.values.dtype == torch.int8
     assert routing.lengths.tolist() == [
         int(prompt_ids.lengths[i // 3] + n) for i, n in enumerate(found.response_ids.lengths)
@@ -84,7 +83,6 @@ def test_recorded_experts_are_replayed(kind: str) -> None:
     policy = PolicyModel(hf, 1.0)
     packed = sequences(prompt_ids, found, routing)
     log_probs, grads = gradients(policy, packed)
-    assert packed.routing is not None
     num_choices = 2 * 2 * len(packed.targets)  # 2 layers, 2 experts of a token
     assert packed.routing.agreement(packed.predictors) == {
         "training/router_agreement": Mean(num_choices, num_choices)
@@ -103,7 +101,6 @@ def test_recorded_experts_are_replayed(kind: str) -> None:
         other[start : start + length] = other[first : first + length]
     packed = sequences(prompt_ids, found, routing.like(other))
     log_probs, grads = gradients(policy, packed)
-    assert packed.routing is not None
     assert packed.routing.given is not None
     choose(plain, packed.routing.given, NORMALIZED[kind])
     apart = PolicyModel(plain, 1.0)
@@ -124,7 +121,6 @@ def test_experts_get_the_replayed_choice(kind: str, tmp_path: Path) -> None:
     hf, prompt_ids = miniature(kind, tmp_path), prompts(9, 1, 40)
     engine = HFEngine(hf, max_num_seqs=4, steps=Steps(rows=RecordedRows))
     found = engine.generate(prompt_ids, sampling(max_tokens=6))
-    assert found.routing is not None
     policy, received = PolicyModel(hf, 1.0), list[Tensor]()
     for module in hf.modules():
         if type(module).__name__.endswith("Experts"):
@@ -133,7 +129,6 @@ def test_experts_get_the_replayed_choice(kind: str, tmp_path: Path) -> None:
     received.clear()
     packed = sequences(prompt_ids, found, found.routing)
     assert torch.equal(policy(packed).log_probs, expected)
-    assert packed.routing is not None
     agreement = packed.routing.agreement(packed.predictors)["training/router_agreement"]
     assert isinstance(agreement, Mean)
     assert agreement.total == agreement.count > 0
@@ -143,8 +138,6 @@ def test_experts_get_the_replayed_choice(kind: str, tmp_path: Path) -> None:
     rows = [(3 - row).where(row != OWN, row) for row in found.routing.rows()]  # of 4 experts
     packed = sequences(prompt_ids, found, Ragged.from_rows(rows))
     assert not torch.equal(policy(packed).log_probs, expected)
-    assert packed.routing is not None
-    assert packed.routing.given is not None
     for layer, experts in enumerate(received):
         given = packed.routing.given[:, layer].long()
         assert torch.equal(experts.where(given != OWN, given), given)

@@ -71,10 +71,17 @@ class Case:
     def report(self) -> None:
         self.num_reported += 1
 
+    def begin(self, step: int, jobs: dict[str, Any] | None = None, **state: Any) -> None:
+        """Begin to save `step` with `state`, values of `ControllerState`."""
+        controller = ControllerState(step, "id", state.pop("algorithm", {}), 0, {}, **state)
+        self.saver.begin(controller, jobs or {})
+
     def save(self, step: int, **metrics: float) -> None:
         """Save `step` and wait for the write."""
-        state = ControllerState(step, "id", {}, 0, {}, metrics=dict(metrics))
-        self.saver.begin(state, {})
+        self.begin(step, metrics=dict(metrics))
+        self.commit()
+
+    def commit(self) -> None:
         self.saver.commit()
         self.saver._wait()
 
@@ -116,10 +123,9 @@ def test_failed_export_gives_the_checkpoint_up_although_the_state_is_written(
     tmp_path: Path,
 ) -> None:
     case = Case(tmp_path)
-    case.saver.begin(ControllerState(1, "id", {}, 0, {}), {})
+    case.begin(1)
     (case.saver.store.folder / ".step_000001.partial" / WRITING).unlink()
-    case.saver.commit()
-    case.saver._wait()
+    case.commit()
     assert (case.steps, case.saver.failure is None) == ([], False)
 
 
@@ -128,7 +134,7 @@ def test_error_of_another_library_is_reported(tmp_path: Path) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device")
 
     case = Case(tmp_path)
-    case.saver.begin(ControllerState(1, "id", {}, 0, {}), {"rollouts": full})
+    case.begin(1, {"rollouts": full})
     case.saver.commit()
     with pytest.raises(ResourceError, match="step 1 was not written: SafetensorError"):
         case.saver.close()
@@ -139,15 +145,14 @@ def test_state_that_is_not_finite_gives_the_checkpoint_up_and_metrics_do_not(
     tmp_path: Path,
 ) -> None:
     case = Case(tmp_path)
-    case.saver.begin(ControllerState(1, "id", {"kl": {"coef": nan}}, 0, {}), {})
+    case.begin(1, algorithm={"kl": {"coef": nan}})
     assert case.saver.failure is not None
     ahead = {"weights": 1, "metrics": {"good": 0.5, "bad": nan}}
-    case.saver.begin(ControllerState(2, "id", {}, 0, {}, {"bad": nan}, ahead=ahead), {})
+    case.begin(2, metrics={"bad": nan}, ahead=ahead)
     case.saver.commit()
     case.saver.close()
     state = ControllerState.read(case.saver.store.path(2))
     assert state.metrics == {"bad": None}
-    assert state.ahead is not None
     assert state.ahead["metrics"] == pytest.approx(ahead["metrics"], nan_ok=True)
 
 
@@ -199,7 +204,7 @@ def test_killed_beside_a_rename_of_the_commit(
 
     if (child := os.fork()) == 0:
         setattr(Path, method, dying)
-        case.saver.begin(ControllerState(3, "id", {}, 0, {}), {})
+        case.begin(3)
         case.saver._write(3)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9

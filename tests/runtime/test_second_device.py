@@ -13,21 +13,18 @@ from transformers import PreTrainedModel
 
 from rlctl.quickstart import VISION, real_path
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, LogProbs, Prompts
-from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.hf import HFEngine, Steps
 from rlctl.runtime.workers.actor import ActorWorker
-from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.tracking.metrics import to_floats
 from tests import workers
 from tests.distributed.ranks import rank_info
 from tests.generation import sampling
 from tests.models import tiny_model, write_tiny_model
 from tests.second_device import NAME, DeviceError, SecondDevice
-from tests.workers import actor_of
+from tests.workers import actor_of, critic_of
 
 ROWS = 4
 ACTOR = "actor_rollout_ref.actor"
@@ -65,19 +62,20 @@ def actor(where: RankInfo, model: Path, *overrides: str) -> ActorWorker:
 
 def on_both(
     work: Callable[[RankInfo], dict[str, torch.Tensor]],
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], SecondDevice]:
-    """Return the results of `work` on the CPU and on the second device."""
+) -> tuple[dict[str, torch.Tensor], SecondDevice]:
+    """Check that `work` gives the same on the CPU and on the second device, and return it."""
     expected = work(rank_info())
     with SecondDevice() as device:
         found = work(dataclasses.replace(rank_info(), device=NAME))
         found = {name: value.cpu() for name, value in found.items()}
-    return expected, found, device
-
-
-def check_equal(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
+    return expected, device
+
+
+def weights_of(worker: ActorWorker) -> dict[str, torch.Tensor]:
+    return {name: each.detach() for name, each in worker.policy.named_parameters()}
 
 
 def log_probs(result: LogProbs) -> dict[str, torch.Tensor]:
@@ -97,12 +95,11 @@ def test_actor_learns(model: Path, mode: str, share: bool) -> None:
         before = log_probs(worker.compute_log_probs(batch))
         top = log_probs(worker.compute_log_probs(batch, "base", top_k=3))
         metrics = to_floats(worker.update(batch, lr=1e-2))
-        weights = {name: each.detach() for name, each in worker.policy.named_parameters()}
         numbers = {name: torch.tensor(value) for name, value in metrics.items()}
-        return before | {f"base {name}": each for name, each in top.items()} | weights | numbers
+        base = {f"base {name}": each for name, each in top.items()}
+        return before | base | weights_of(worker) | numbers
 
-    expected, found, device = on_both(work)
-    check_equal(expected, found)
+    _, device = on_both(work)
     assert not [each for each in device.syncs if each.startswith(("nonzero", "index"))]
 
 
@@ -112,10 +109,9 @@ def test_a_policy_loss_that_draws_tokens(model: Path) -> None:
     def work(where: RankInfo) -> dict[str, torch.Tensor]:
         worker = actor(where, model, f"{ACTOR}.policy_loss.loss_mode=clip_cov")
         worker.update(batch, lr=1e-2)
-        return {name: each.detach() for name, each in worker.policy.named_parameters()}
+        return weights_of(worker)
 
-    expected, found, _ = on_both(work)
-    check_equal(expected, found)
+    on_both(work)
 
 
 def test_critic_learns(model: Path) -> None:
@@ -124,17 +120,14 @@ def test_critic_learns(model: Path) -> None:
     config = compose(
         "ppo", [*overrides, "critic.ppo_max_token_len_per_gpu=40", f"critic.{ADAMW}"]
     ).config
-    algorithm = load_algorithm(config, num_steps=1)
-    assert isinstance(algorithm, PPO)
 
     def work(where: RankInfo) -> dict[str, torch.Tensor]:
-        worker = CriticWorker(where, CriticSpec(config.critic, algorithm, 0))
+        worker = critic_of(where, config)
         metrics = to_floats(worker.update(batch, lr=1e-2))
         values = worker.compute_values(batch).values
         return {"values": values} | {k: torch.tensor(v) for k, v in metrics.items()}
 
-    expected, found, _ = on_both(work)
-    check_equal(expected, found)
+    on_both(work)
 
 
 def test_engine_samples_and_waits_once_per_token(model: Path) -> None:
@@ -149,8 +142,7 @@ def test_engine_samples_and_waits_once_per_token(model: Path) -> None:
         rollouts = worker.generate_sequences(batch, seed=1)
         return {"ids": rollouts.response_ids.values, "lengths": rollouts.response_ids.lengths}
 
-    expected, found, device = on_both(work)
-    check_equal(expected, found)
+    expected, device = on_both(work)
     waits = {each: n for each, n in device.syncs.items() if "running.py" in each}
     assert max(waits.values()) <= int(expected["lengths"].max())
 

@@ -19,15 +19,17 @@ from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlErr
 from rlctl.runtime.rollout.engine import SamplingParams, to_requests
 from rlctl.runtime.rollout.sglang import SGLangEngine
 from rlctl.runtime.rollout.sglang_server import SGLangServer
-from tests.e2e.command import metrics
-from tests.generation import STOP, assert_most_probable, engine_spec, full_forward, prompts
+from tests.e2e.command import metrics, train
+from tests.generation import STOP, assert_most_probable, engine_spec, prompts, recomputed
 from tests.generation import sampling as any_sampling
 from tests.models import tiny_model, write_tiny_model
 from tests.progress import wait_until
+from tests.settings import given
 
 KWARGS = "actor_rollout_ref.rollout.engine_kwargs"
 PYTHON = os.environ.get("RLCTL_SGLANG_PYTHON")
 STARTS = [f"+{KWARGS}.python={PYTHON}", f"+{KWARGS}.start_timeout_s=1800"]
+URL = f"+{KWARGS}.url=http://a:1"
 SIZES = {"hidden_size": 128, "head_dim": 32}
 
 real = pytest.mark.skipif(PYTHON is None, reason="SGLang is not installed: make sglang")
@@ -46,9 +48,7 @@ def started(folder: Path) -> Iterator[SGLangEngine]:
     engine = SGLangEngine.from_spec(engine_spec(folder, *STARTS), None)
     yield engine
     engine.close()
-    assert engine.server.process is not None
     assert engine.server.process.poll() is not None
-    assert engine.server.log is not None
     assert not engine.server.log.exists()
 
 
@@ -68,17 +68,13 @@ def assert_log_probs_of(
     prompt_ids = prompts(9, 1, 40)
     responses = engine.generate(prompt_ids, sampling(temperature=temperature, top_k=40, top_p=0.95))
     assert len(responses.finish) == 9
-    for row, (response, log_probs) in enumerate(
-        zip(responses.response_ids.rows(), responses.log_probs.rows(), strict=True)
-    ):
-        expected = full_forward(model, prompt_ids.rows()[row // 3], response, temperature or 1.0)
-        torch.testing.assert_close(log_probs, expected, atol=5e-5, rtol=0)
+    expected = recomputed(model, prompt_ids, responses, temperature or 1.0)
+    torch.testing.assert_close(responses.log_probs.values, expected, atol=5e-5, rtol=0)
 
 
 @contextmanager
 def stopped(engine: SGLangEngine) -> Iterator[None]:
     """Stop all processes of a started server."""
-    assert engine.server.process is not None
     root = psutil.Process(engine.server.process.pid)
     processes = [root, *root.children(recursive=True)]
     for process in processes:
@@ -189,21 +185,11 @@ def test_a_tensor_parallel_server(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 @real
 @pytest.mark.parametrize("recipe", ["grpo", "tools"])
-def test_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
+def test_training_run(tmp_path: Path, recipe: str) -> None:
     """After an update the server has the new weights: engine and trainer agree."""
-    monkeypatch.chdir(tmp_path)
-    settings = [
-        *("--recipe", recipe),
-        "actor_rollout_ref.rollout.name=sglang",
-        *STARTS,
-        "data.train_batch_size=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.rollout.n=2",
-        "trainer.total_training_steps=2",
-        "trainer.val_before_train=false",
-    ]
-    assert main(["train", "grpo", "--inline", "--name", "x", *settings]) == 0
-    for row in metrics(next(tmp_path.glob("runs/*/x"))):
+    own = given(engine="sglang", batch=4, mini_batch=4, n=2, steps=2, validate_first=False)
+    words = ("--recipe", recipe, "--inline", *STARTS, *own)
+    for row in metrics(train("grpo", "x", *words, cwd=tmp_path)):
         assert row["training/rollout_probs_diff_max"] < 1e-4
         if recipe == "tools":
             assert sum(row[name] for name in row if name.endswith("/calls")) > 0
@@ -213,8 +199,6 @@ def test_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: s
 def test_a_killed_server_is_named(folder: Path) -> None:
     engine = SGLangEngine.from_spec(engine_spec(folder, *STARTS), None)
     process, log = engine.server.process, engine.server.log
-    assert process is not None
-    assert log is not None
     assert len(engine.generate(prompts(4), sampling(n=1)).finish) == 1
     os.killpg(process.pid, signal.SIGKILL)
     with pytest.raises(RlctlError, match="lost the connection to the SGLang server") as caught:
@@ -239,20 +223,10 @@ def test_failed_server_start_is_reported(folder: Path) -> None:
         ([], 1, MissingExtraError, "needs the package sglang"),
         ([f"+{KWARGS}.ulr=http://a:1"], 1, ConfigError, "no argument 'ulr'"),
         ([f"+{KWARGS}.url=localhost"], 1, ConfigError, "not the address of a server"),
-        ([f"+{KWARGS}.url=http://a:1"], 2, ConfigError, "1 servers for 2 ranks"),
+        ([URL], 2, ConfigError, "1 servers for 2 ranks"),
         ([f"+{KWARGS}.python=/no/python"], 1, ConfigError, "'/no/python' is not a program"),
-        (
-            [f"+{KWARGS}.python=sh", f"+{KWARGS}.url=http://a:1"],
-            1,
-            ConfigError,
-            "url names running ones",
-        ),
-        (
-            [f"+{KWARGS}.url=http://a:1", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
-            2,
-            ConfigError,
-            "one server per rank",
-        ),
+        ([f"+{KWARGS}.python=sh", URL], 1, ConfigError, "url names running ones"),
+        ([URL, *given(tensor=2)], 2, ConfigError, "one server per rank"),
     ],
 )
 def test_check_refuses_unsupported_settings(
@@ -279,9 +253,6 @@ def test_the_model_of_a_server(
         engine._check_server()
 
 
-def test_a_run_without_sglang_ends_before_it_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_without_sglang_ends_before_it_begins(here: Path) -> None:
     assert main(["train", "ppo", "--inline", "actor_rollout_ref.rollout.name=sglang"]) == 6
-    assert not (tmp_path / "runs").exists()
+    assert not (here / "runs").exists()

@@ -12,11 +12,12 @@ import torch
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.runtime.algorithms.stats import rollout_metrics, uniform_groups
-from rlctl.runtime.batch import Ragged, Scored
+from rlctl.runtime.batch import Prompts, Ragged, Scored
 from rlctl.runtime.training.validation import validation_metrics
 from rlctl.tracking.episodes import Episode
 from rlctl.tracking.metrics import to_floats
 from rlctl.tracking.tracker import Sample
+from tests.generation import respond
 
 
 def sample(
@@ -108,17 +109,10 @@ def test_majority_votes_by_the_whole_text_without_an_extracted_answer() -> None:
 
 def test_rows_without_a_component_and_rows_that_were_cut() -> None:
     ids = Ragged.from_rows([[1], [1, 1], [1, 1, 1]], torch.int64)
-    scored = Scored(
-        prompt_ids=ids,
-        group=torch.arange(3),
-        rows=[PromptRow("x", [], None)] * 3,
-        response_ids=ids,
-        response_mask=ids.like(torch.ones(6)),
-        rollout_log_probs=ids.like(torch.zeros(6)),
-        finish=["stop", "length", "stop"],
-        scores=torch.ones(3),
-        components={"acc": torch.tensor([1.0, torch.nan, 0.0]), "no": torch.full((3,), torch.nan)},
-        failed=torch.zeros(3, dtype=torch.bool),
+    prompts = Prompts(ids, torch.arange(3), [PromptRow("x", [], None)] * 3)
+    components = {"acc": torch.tensor([1.0, torch.nan, 0.0]), "no": torch.full((3,), torch.nan)}
+    scored = respond(prompts, ids, finish=["stop", "length", "stop"]).grow(
+        Scored, scores=torch.ones(3), components=components, failed=torch.zeros(3).bool()
     )
     metrics = to_floats(rollout_metrics(scored, 3))
     assert metrics["reward/acc/mean"] == 0.5

@@ -57,7 +57,6 @@ def alone(hf: Any, prompt: list[int], response: str | list[int], images: Any) ->
     """Return the log-probs of a response by transformers' own eager attention."""
     ids = torch.tensor([[*prompt, *(ids_of(response) if isinstance(response, str) else response)]])
     processor, given = image_processor(hf), {}
-    assert processor is not None
     if images:
         inputs = processor.inputs(images)
         given = {
@@ -191,7 +190,6 @@ def test_placeholders_have_no_probability(folders: dict[str, Path]) -> None:
     use_rlctl_attention(hf)
     outputs = PolicyModel(hf, 1.0)(packed(hf, prompts_of(folders["qwen2_5_vl"])), True, True)
     for values in (outputs.log_probs, outputs.entropy, outputs.sum_pi_squared):
-        assert values is not None
         assert values.isfinite().all()
 
 
@@ -289,7 +287,6 @@ def test_a_patch_counts_as_a_token_of_the_budget(folders: dict[str, Path], kind:
         images=[CHATS[i % 4][1] for i in range(8)],
     )
     counts, processor = count_tokens(PolicyModel(hf, 1.0), batch), image_processor(hf)
-    assert processor is not None
     for i, (_, own) in enumerate(CHATS):
         patches = sum(_num_patches(part["pixel_values"], hf) for part in processor.parts(own))
         assert int(counts.prompt_lengths[i]) == len(prompts[i]) + patches

@@ -25,6 +25,7 @@ from rlctl.runtime.model.vision import image_processor
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.tracking.jsonl import generations_file, read_generations
 from tests.e2e.command import metrics
+from tests.settings import given
 from tests.vlm import CHATS, ids_of, prompts_of, settings, write_vlm
 
 # Without a classifier of transformers, and renamed when saved; with one; not causal.
@@ -134,20 +135,13 @@ def test_a_policy_learns_from_a_model_that_saw_pictures(
             row.extra_info["chosen"] = row.ground_truth
             row.extra_info["rejected"] = f"{other.ground_truth} <image>"
         write_rows(tmp_path / f"{split}.parquet", rows)
-    both = (
-        *(f"data.{name}_files={tmp_path}/{name}.parquet" for name in ("train", "val")),
-        "data.train_batch_size=8",
-        f"trainer.run_dir={tmp_path}/runs",
-        "trainer.project_name=p",
-        "trainer.logger=[]",
-        "trainer.total_training_steps=1",
-        "trainer.test_freq=1",
-        "trainer.save_freq=1",
-    )
+    train, val = (f"{tmp_path}/{split}.parquet" for split in ("train", "val"))
+    both = given(train=train, val=val, batch=8, steps=1, validate=1, save=1)
+    both += given(runs=f"{tmp_path}/runs", project="p", logger=[])
     scorer, model = "reward.reward_model", folders["qwen2_5_vl"]
-    trained = ("trainer.experiment_name=rm", f"{scorer}.model.path={model}")
     sizes = (f"{scorer}.optim.lr=1e-3", f"{scorer}.ppo_mini_batch_size=8")
-    run = api.train(compose("rm_trainer", [*both, *trained, *sizes]), inline=True).path
+    trained = (*given(name="rm"), f"{scorer}.model.path={model}", *sizes)
+    run = api.train(compose("rm_trainer", [*both, *trained]), inline=True).path
     *_, last = metrics(run)
     assert 0 <= last["val-core/rlctl/shapes/acc/mean@1"] <= 1
     assert last["reward_model/grad_norm"] > 0
@@ -160,14 +154,8 @@ def test_a_policy_learns_from_a_model_that_saw_pictures(
     changed = {name for name in before.keys() & weights if weights[name].ne(before[name]).any()}
     assert changed
     assert {name for name in before if "visual" in name} <= weights.keys() - changed
-    policy = ("trainer.experiment_name=policy", f"actor_rollout_ref.model.path={model}")
-    small = ("actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+    policy = given(name="policy", model=model, n=2, mini_batch=8, prompt=64, response=6, val=None)
     uses = (f"{scorer}.enable=true", f"{scorer}.model.path=rm", f"{scorer}.normalize=model")
-    more = (
-        "data.max_prompt_length=64",
-        "data.max_response_length=6",
-        "data.val_files=null",
-    )
-    recipe = compose("grpo_trainer", [*both, *policy, *small, *uses, *more])
+    recipe = compose("grpo_trainer", [*both, *policy, *uses])
     *_, last = metrics(api.train(recipe, inline=True).path)
     assert last["reward/reward_model/mean"] != last["critic/score/mean"]  # normalized

@@ -24,7 +24,7 @@ from rlctl.runtime.model.padded_rows import use_own_attention
 from rlctl.runtime.model.routing import SUPPORTED, routing_shape
 from rlctl.runtime.planning.preflight import check_model
 from rlctl.runtime.rollout.engine import SamplingParams
-from tests.generation import engine_spec, full_forward
+from tests.generation import engine_spec, recomputed
 from tests.miniatures import IN_VLLM, REFUSED, ROUNDED_IN_VLLM, TYPES, miniature, miniature_config
 
 pytestmark = pytest.mark.extra("vllm")
@@ -66,12 +66,7 @@ def largest_difference(kind: str, folder: Path, shares: bool) -> float:
     prompt_ids, sampling = arbitrary_prompts(), SamplingParams(1.0, 1.0, -1, (), LIMITS, 7, 2)
     found = engine.generate(prompt_ids, sampling)
     use_own_attention(model, "eager")
-    pairs = zip(found.response_ids.rows(), found.log_probs.rows(), strict=True)
-    prompts = prompt_ids.rows()
-    return max(
-        float((log_probs - full_forward(model, prompts[row // 2], ids, 1.0)).abs().max())
-        for row, (ids, log_probs) in enumerate(pairs)
-    )
+    return float((found.log_probs.values - recomputed(model, prompt_ids, found)).abs().max())
 
 
 def num_other_experts(kind: str, folder: Path) -> int:
@@ -86,7 +81,6 @@ def num_other_experts(kind: str, folder: Path) -> int:
     engine.load_weights(engine_parameters(model, lambda _: True))
     prompt_ids, sampling = arbitrary_prompts(), SamplingParams(1.0, 1.0, -1, (), LIMITS, 7, 2)
     found = engine.generate(prompt_ids, sampling)
-    assert found.routing is not None
     pairs = zip(found.routing.rows(), found.response_ids.rows(), strict=True)
     others = 0
     for row, (experts, ids) in enumerate(pairs):

@@ -102,10 +102,9 @@ def tool(deed: str) -> str:
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(SOURCE)
-    return str(tmp_path / "mine.py")
+def mine(here: Path) -> str:
+    (here / "mine.py").write_text(SOURCE)
+    return str(here / "mine.py")
 
 
 async def play(pool: EnvironmentPool, *deeds: str, key: str = "k") -> list[str]:
@@ -414,7 +413,6 @@ def test_no_worker_outlives_the_program(mine: str) -> None:
         "asyncio.run(main())\n"
     )
     with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdout is not None
         printed = f"{program.stdout.readline()} {program.stdout.readline()}"
         program.kill()
     pids = [int(pid) for pid in printed.split()]

@@ -100,11 +100,10 @@ class Nothing:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "guess.py").write_text(SKYRL)
-    (tmp_path / "counter.py").write_text(TRL)
-    return tmp_path
+def folder(here: Path) -> Path:
+    (here / "guess.py").write_text(SKYRL)
+    (here / "counter.py").write_text(TRL)
+    return here
 
 
 def test_class_of_skyrl_gym(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,12 +51,11 @@ else:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(here: Path) -> Path:
     pytest.importorskip("mcp")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "server.py").write_text(SERVER)
-    configure({"command": sys.executable, "args": [str(tmp_path / "server.py")]})
-    return tmp_path
+    (here / "server.py").write_text(SERVER)
+    configure({"command": sys.executable, "args": [str(here / "server.py")]})
+    return here
 
 
 def configure(server: dict[str, Any]) -> None:

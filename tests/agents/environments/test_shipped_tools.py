@@ -47,9 +47,8 @@ def call_python(params: PythonParams, codes: Sequence[str]) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def folder(here: Path) -> Path:
+    return here
 
 
 def test_python_programs(folder: Path) -> None:

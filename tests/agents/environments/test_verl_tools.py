@@ -125,12 +125,11 @@ class PatientInteraction(BaseInteraction):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
+def folder(here: Path) -> Iterator[Path]:
     files = {"old_tools.py": OLD, "new_tools.py": NEW, "tools.yaml": YAML, "shipped.yaml": SHIPPED}
     for name, text in {**files, "users.yaml": USER, "users.py": USERS}.items():
-        (tmp_path / name).write_text(text)
-    yield tmp_path
+        (here / name).write_text(text)
+    yield here
     assert not [name for name in sys.modules if name.partition(".")[0] == "verl"]
 
 
