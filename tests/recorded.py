@@ -8,7 +8,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
+
+import pytest
 
 from rlctl.__main__ import main
 from rlctl.cli.console import stderr, stdout
@@ -44,6 +47,20 @@ def exportable(root: Path) -> RunDir:
     (aside / CONFIG).write_text("trainer: {}\n")
     store.finish(1)
     return run
+
+
+def watched(patch: pytest.MonkeyPatch, owner: type, method: str) -> list[tuple[Any, ...]]:
+    """Return the list to which each call of a method adds its arguments, names and result."""
+    calls: list[tuple[Any, ...]] = []
+    original = getattr(owner, method)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        calls.append((args, kwargs, result))
+        return result
+
+    patch.setattr(owner, method, call)
+    return calls
 
 
 def plain_environment(**changes: str) -> dict[str, str]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Container, Iterable
 from fnmatch import fnmatch
 from importlib.util import find_spec
+from typing import Any
+
+import pytest
 
 from rlctl.runtime.sandbox.isolation import has_bubblewrap
 from tests.browser import CHROMIUM
@@ -67,6 +71,12 @@ ALLOWED: list[tuple[str, bool, list[str]]] = [
     # Cases of parametrized tests that an engine does not have.
     ("* cannot load weights in mid-response", True, ["tests/runtime/test_engine_contract.py::*"]),
 ]
+
+
+def sampled(kinds: Iterable[str], sample: Container[str]) -> list[Any]:
+    """Return the kinds as parameters of a test; only `make soak` has those outside the sample."""
+    soak = pytest.mark.soak
+    return [pytest.param(kind, marks=[] if kind in sample else soak) for kind in kinds]
 
 
 def may_skip(test: str, reason: str) -> bool:

@@ -25,7 +25,7 @@ QUICKSTART = (f"{HERE}/on_quickstart.py", "tests/runtime/test_engine_contract.py
 VERL = (f"{HERE}/on_verl.py", f"{HERE}/on_verl_gsm8k.py")
 VLLM = (
     *("tests/runtime/test_engine_contract.py", "tests/distributed/test_vllm_actor.py"),
-    *("tests/runtime/test_vllm_images.py", "tests/e2e/test_vllm.py"),
+    *("tests/runtime/test_vllm_types.py", "tests/e2e/test_vllm.py"),
 )
 
 TRIALS = (

@@ -1,8 +1,12 @@
-"""Chat bridge: ids are appended, and those of a whole conversation are the same."""
+"""Chat bridge: ids are appended, and those of a whole conversation are the same.
+
+Chat templates are proved before: broken properties are named, others pass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,17 +16,180 @@ from transformers import PreTrainedTokenizerFast
 from rlctl.errors import ConfigError, InternalError
 from rlctl.runtime.agents.chat_bridge import ChatBridge
 from rlctl.runtime.agents.environments.protocol import Message, ToolCall, Turn
-from rlctl.runtime.data.tokenizer import encode_prompt
+from rlctl.runtime.agents.template_check import TOOL, USER, check_chat_template
+from rlctl.runtime.data.tokenizer import encode_prompt, load_tokenizer
 from tests.agents.templates import (
     ADDED,
     CHATML,
     DEEPSEEK,
+    GEMMA4,
     LLAMA3,
     MISTRAL,
     QWEN3,
     SPECIAL,
     chat_tokenizer,
 )
+
+BOTH = (TOOL, USER)
+END = "<|im_end|>"
+
+
+def broken(
+    template: str, replies: tuple[str, ...] = BOTH, eos: str = END, **kwargs: Any
+) -> dict[str, str]:
+    """Return the broken properties and the messages about them."""
+    tokenizer = chat_tokenizer(template, eos)
+    try:
+        check_chat_template(ChatBridge(tokenizer, [tokenizer.eos_token_id], kwargs), replies)
+    except ConfigError as error:
+        start = "the chat template lacks the property "
+        messages = [problem.message.removeprefix(start) for problem in error.problems]
+        return dict(each.split(": ", 1) for each in messages)
+    return {}
+
+
+def changed(old: str, new: str, template: str = CHATML) -> str:
+    assert template.count(old) == 1
+    return template.replace(old, new)
+
+
+@pytest.mark.parametrize("replies", [(TOOL,), (USER,), BOTH])
+def test_templates_that_only_append_pass(replies: tuple[str, ...]) -> None:
+    assert broken(CHATML, replies) == {}
+    assert broken(LLAMA3, replies, eos="<|eot_id|>") == {}
+
+
+def test_a_turn_may_continue_after_results() -> None:
+    tokenizer = chat_tokenizer(GEMMA4)
+    stops = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|eot_id|>")]
+    bridge = ChatBridge(tokenizer, stops)
+    check_chat_template(bridge, BOTH)
+    result = {"role": TOOL, "content": "fine"}
+    assert tokenizer.decode(bridge.bridge_ids(stops[1:], Turn(""), [result], [])) == "fine;"
+
+
+def test_several_calls_that_a_template_leaves_out_are_not_probed() -> None:
+    one = changed("message.tool_calls or [] %}", "(message.tool_calls or [])[:1] %}")
+    assert broken(one) == {}
+
+
+def test_thoughts_that_a_user_removes_are_found() -> None:
+    assert broken(QWEN3, (TOOL,)) == {}
+    for replies in ((USER,), BOTH):
+        found = broken(QWEN3, replies)
+        assert (
+            "a turn that begins with a thought became 'It is warm.<|im_end|>"
+            in found["thinking_is_kept"]
+        )
+    (name,) = broken(QWEN3, (TOOL,), enable_thinking=False)
+    assert name == "generation_prompt"
+    opening = changed(
+        "{{ header('assistant') }}{% endif %}", "{{ header('assistant') }}<think>\n{% endif %}"
+    )
+    assert broken(opening, (USER,)) == {}
+
+
+def test_tools_before_the_last_user_are_found() -> None:
+    for replies in ((TOOL,), (USER,)):
+        assert broken(MISTRAL, replies, eos="</s>") == {}
+    (name,) = broken(MISTRAL, BOTH, eos="</s>")
+    assert name == "prompt_is_kept"
+
+
+def test_prompts_without_tools_are_found() -> None:
+    assert set(broken(DEEPSEEK)) == {"tools_are_shown"}
+    assert broken(DEEPSEEK, (USER,)) == {}
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "message"),
+    [
+        (
+            changed("{%- endfor %}<|im_end|>\n{% elif message.role == 'tool' %}",
+                    "{%- endfor %}<s>\n{% elif message.role == 'tool' %}"),
+            "end_of_turn",
+            "none of <|im_end|> ends the turn in 'It is warm.<s>",
+        ),
+        (
+            changed("{{- header(message.role) }}{{ message.content }}",
+                    "{{- header(message.role) }}{{ message.content }}"
+                    "{% if not loop.last %} (earlier){% endif %}"),
+            "prompt_is_kept",
+            "became",
+        ),
+        (
+            changed("{{- header('assistant') }}{{ message.content }}",
+                    "{{- header('assistant') }}"
+                    "{% if loop.revindex < 4 %}{{ message.content }}{% endif %}"),
+            "history_is_kept",
+            "became",
+        ),
+        (
+            changed("{{- header('assistant') }}{{ message.content }}",
+                    "{{- header('assistant') }}"),
+            "turn_is_kept",
+            "'It is warm.' became ''",
+        ),
+        (
+            changed("message.role == 'tool' %}", "message.role == 'function' %}"),
+            "tool_results",
+            "'fine weather' is not in",
+        ),
+        (
+            changed("{{ message.content }}\n</tool_response>",
+                    "{{ raise_exception('no results') }}\n</tool_response>"),
+            "tool_results",
+            "rejects a prompt with the roles user, assistant, tool: no results",
+        ),
+        (
+            changed("{%- for call in message.tool_calls or [] %}", "{%- for call in [] %}"),
+            "tool_calls",
+            "a turn with a call became ''",
+        ),
+        (
+            changed("{{ message.content }}\n</tool_response>",
+                    "{{ message.content }} of {{ tools | length }}\n</tool_response>"),
+            "tool_results",
+            "the bridge is",
+        ),
+        (
+            changed("{{ message.content }}\n</tool_response>",
+                    "{{ message.content }}{{ message.content | length }}\n</tool_response>"),
+            "",
+            "",
+        ),
+        (
+            changed("{{ message.content }}\n</tool_response>",
+                    "{{ message.content }}{% for each in message.content %}"
+                    "{% if each == '[' %}[INST]{% endif %}{% endfor %}\n</tool_response>"),
+            "plain_text",
+            "a text with special tokens gives",
+        ),
+    ],
+)  # fmt: skip
+def test_the_broken_property_is_named(template: str, name: str, message: str) -> None:
+    found = broken(template)
+    assert (name in found) if name else not found
+    assert message in found.get(name, "")
+
+
+def test_a_message_has_the_template_and_what_works() -> None:
+    tokenizer = chat_tokenizer(QWEN3)
+    tokenizer.name_or_path = "some/model"
+    with pytest.raises(ConfigError) as caught:
+        check_chat_template(ChatBridge(tokenizer, [tokenizer.eos_token_id]), [USER])
+    (problem,) = caught.value.problems
+    assert problem.where == "some/model"
+    assert "custom_chat_template" in str(problem.hint)
+
+
+def test_the_quickstart_model_has_conversations_without_tools() -> None:
+    tokenizer = load_tokenizer("quickstart")
+    bridge = ChatBridge(tokenizer, [tokenizer.eos_token_id])
+    check_chat_template(bridge, [USER])
+    with pytest.raises(ConfigError, match="tools_are_shown"):
+        check_chat_template(bridge, [TOOL])
+
 
 TOOLS = [
     {
@@ -34,7 +201,7 @@ TOOLS = [
         },
     }
 ]
-USER: Message = {"role": "user", "content": "hello hello, 12 + 1212?"}
+ASKED: Message = {"role": "user", "content": "hello hello, 12 + 1212?"}
 STYLES = {
     "chatml": (CHATML, "<|im_end|>"),
     "qwen3": (QWEN3, "<|im_end|>"),
@@ -101,7 +268,7 @@ def appended(
 @pytest.mark.parametrize("style", ["chatml", "llama3", "mistral", "qwen3"])
 def test_appended_ids_are_those_of_the_conversation(style: str) -> None:
     history = [
-        USER,
+        ASKED,
         assistant("", 1),
         result(1, "hello\n\n12 <b> é 🙂"),
         assistant("", 2),
@@ -109,7 +276,7 @@ def test_appended_ids_are_those_of_the_conversation(style: str) -> None:
         assistant("It is 12."),
     ]
     if style != "mistral":  # it writes the tools before the last user
-        history += [{"role": "user", "content": "hello 12"}, assistant("12"), USER]
+        history += [{"role": "user", "content": "hello 12"}, assistant("12"), ASKED]
     if style == "chatml":
         history[1]["content"] = "<think>\nhello\n</think>\n\nLook:"
     ids, whole = appended(tokenizer_of(style), history, TOOLS)
@@ -117,7 +284,7 @@ def test_appended_ids_are_those_of_the_conversation(style: str) -> None:
 
 
 def test_results_of_one_turn_are_rendered_together() -> None:
-    history = [USER, assistant("", 1, 2, 3), result(1, "12"), result(2, ""), result(3, "hello")]
+    history = [ASKED, assistant("", 1, 2, 3), result(1, "12"), result(2, ""), result(3, "hello")]
     for style in ("chatml", "mistral"):
         tokenizer = tokenizer_of(style)
         ids, whole = appended(tokenizer, history, TOOLS)
@@ -200,8 +367,8 @@ def test_special_tokens_in_a_prompt_are_text_and_thoughts_are_not() -> None:
     tokens = tokenizer.convert_ids_to_tokens(bridge_of(tokenizer).prompt_ids(prompt, []))
     assert tokens.count("<|im_end|>") == 3
     assert tokens.count("<think>") == 1
-    assert bridge_of(tokenizer).prompt_ids([USER], TOOLS) == encode_prompt(
-        tokenizer, [USER], tools=TOOLS
+    assert bridge_of(tokenizer).prompt_ids([ASKED], TOOLS) == encode_prompt(
+        tokenizer, [ASKED], tools=TOOLS
     )
 
 
@@ -220,11 +387,11 @@ def test_any_stop_token_ends_a_turn() -> None:
     tokenizer = tokenizer_of("chatml")
     end, other = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     bridge = ChatBridge(tokenizer, [other, end])
-    one, two = (bridge.bridge_ids([each], Turn(""), [USER], []) for each in (end, other))
+    one, two = (bridge.bridge_ids([each], Turn(""), [ASKED], []) for each in (end, other))
     assert one == two
     assert tokenizer.decode(one).startswith("\n<|im_start|>user\nhello")
     with pytest.raises(InternalError, match="ends with a stop token"):
-        bridge.bridge_ids([5], Turn(""), [USER], [])
+        bridge.bridge_ids([5], Turn(""), [ASKED], [])
     with pytest.raises(ConfigError, match="is an added token"):
         ChatBridge(tokenizer, [0])
 
@@ -243,7 +410,7 @@ def test_arguments_have_the_form_that_the_template_needs(style: str, as_text: bo
     function = {"name": "add", "arguments": arguments}
     call = {"id": "call00000", "type": "function", "function": function}
     prompt = [
-        {**USER, "tool_calls": None},
+        {**ASKED, "tool_calls": None},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "12", "tool_call_id": "call00000", "name": None},
     ]
@@ -266,15 +433,15 @@ def test_results_without_an_id_are_accepted() -> None:
 def test_a_rejected_message_is_a_config_error() -> None:
     tokenizer = chat_tokenizer("{{ raise_exception('only one turn') if messages | length > 1 }}")
     with pytest.raises(ConfigError, match=r"rejects a prompt .*: only one turn"):
-        bridge_of(tokenizer).bridge_ids([tokenizer.eos_token_id], Turn(""), [USER], [])
+        bridge_of(tokenizer).bridge_ids([tokenizer.eos_token_id], Turn(""), [ASKED], [])
     tokenizer.chat_template = "{% for each in messages %}{{ each.content }}{% endfor %}"
     with pytest.raises(ConfigError, match="does not end an assistant's turn with a stop token"):
-        bridge_of(tokenizer).bridge_ids([tokenizer.eos_token_id], Turn(""), [USER], [])
+        bridge_of(tokenizer).bridge_ids([tokenizer.eos_token_id], Turn(""), [ASKED], [])
 
 
 def test_the_day_of_the_template_may_change() -> None:
     tokenizer = chat_tokenizer("{{ strftime_now('%f') }}" + CHATML)
     bridge = bridge_of(tokenizer)
     for _ in range(3):
-        ids = bridge.bridge_ids([tokenizer.eos_token_id], Turn(""), [USER], [])
+        ids = bridge.bridge_ids([tokenizer.eos_token_id], Turn(""), [ASKED], [])
         assert tokenizer.decode(ids).startswith("\n<|im_start|>user")

@@ -32,6 +32,7 @@ from rlctl.runtime.training.generation import Generation, with_episodes
 from rlctl.suggest import hydra_text
 from tests.agents.quiz import write_quiz
 from tests.distributed.ranks import rank_info
+from tests.settings import given
 
 ROLLOUT = "actor_rollout_ref.rollout"
 NUM_ROWS, N = 6, 2
@@ -49,12 +50,8 @@ def episodes(
     config = compose(
         "grpo",
         [
-            f"data.train_files=[{file}]",
-            "data.max_prompt_length=64",
-            "data.max_response_length=256",
+            *given(train=f"[{file}]", prompt=64, response=256, engine="hf", n=N),
             hydra_text("actor_rollout_ref.model.path", real_path("quickstart")),
-            f"{ROLLOUT}.name=hf",
-            f"{ROLLOUT}.n={N}",
             f"{ROLLOUT}.multi_turn.enable=true",
             f"{ROLLOUT}.agent.environment=tests.agents.quiz:Quiz",
             f"{ROLLOUT}.agent.num_workers=1",
@@ -172,8 +169,7 @@ def test_all_tokens_agree_to_1e_5(engine: str, tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.parquet", gridworld(GridworldParams(train=12, val=1))["train"])
     overrides = [
         hydra_text("actor_rollout_ref.model.path", real_path(AGENT)),
-        f"{ROLLOUT}.name={engine}",
-        f"{ROLLOUT}.n=1",
+        *given(engine=engine, n=1),
         f"{ROLLOUT}.agent.environment=gridworld",
         f"{ROLLOUT}.agent.params={{max_turns: 8}}",
     ]

@@ -1,9 +1,15 @@
-"""The gradient of a mini-batch does not depend on the numbers of ranks and micro-batches."""
+"""The gradient of a mini-batch does not depend on the numbers of ranks and micro-batches.
+
+Mini-batches may have no unmasked token, fewer rows than ranks, or images on one rank alone.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +17,17 @@ import torch
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.distill import Graded
 from rlctl.runtime.algorithms.pair_losses import PairParams, pair_rows
-from rlctl.runtime.batch import Ragged, Rollouts, Scored
-from rlctl.runtime.model.sharding import full_tensor
+from rlctl.runtime.batch import Experience, Ragged, Rollouts, Scored
+from rlctl.runtime.budget import Budget
+from rlctl.runtime.model.sharding import full_tensor, local_part
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.workers.actor import ActorWorker
+from rlctl.runtime.workers.critic import CriticWorker
 from rlctl.runtime.workers.dispatch import split
 from rlctl.tracking.metrics import to_floats
 from tests.configs import configured
 from tests.distributed.ranks import on_ranks, rank_info
+from tests.vlm import CHATS, prompts_of, write_vlm
 from tests.workers import LOSS, ROWS, actor_of, critic_of, experience, gradients
 
 # Roles of the actor with another algorithm than PPO.
@@ -150,3 +160,140 @@ def test_one_rank_on_a_cpu_trains_in_bfloat16_with_float32_weights(model: Path) 
     assert to_floats(metrics)["actor/skipped_updates"] == 0
     assert all(each.dtype == torch.float32 for each in after)
     assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+OF_ROW = (0, 0, 1, 3, 2, 2, 2, 2)  # chats; the last four rows have no images
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vlm("qwen2_5_vl", tmp_path_factory.mktemp("vlm"))
+
+
+def batch_of(folder: Path) -> Experience:
+    batch, prompts = experience(), prompts_of(folder)
+    ids = batch.response_ids.values
+    return replace(
+        batch,
+        prompt_ids=Ragged.from_rows([prompts[i] for i in OF_ROW], torch.int64),
+        response_ids=batch.response_ids.like(torch.where(ids < 20, ids + 20, ids)),
+        images=[CHATS[i][1] for i in OF_ROW],
+    )
+
+
+def image_gradients(
+    where: RankInfo, folder: str, frozen: str, rows: str, *more: str
+) -> dict[str, torch.Tensor]:
+    """Return the gradients of an update with images; micro-batches have at most `rows` rows."""
+    given = [f"actor_rollout_ref.model.path={folder}", *LOSS]
+    sizes = [
+        f"actor_rollout_ref.actor.freeze_vision_tower={frozen}",
+        "actor_rollout_ref.actor.use_dynamic_bsz=false",
+        f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={rows}",
+        *more,
+    ]
+    worker = actor_of(where, configured("ppo", given, sizes))
+    mine = torch.arange(8).tensor_split(where.world_size)[where.rank]
+    return gradients(worker, batch_of(Path(folder)).select(mine))[0]
+
+
+@pytest.mark.parametrize("frozen", ["true", "false"])
+def test_ranks_and_micro_batches_change_nothing(folder: Path, frozen: str) -> None:
+    whole = image_gradients(rank_info(), str(folder), frozen, "8")
+    cut = image_gradients(rank_info(), str(folder), frozen, "2")
+    (first, second) = on_ranks(2, image_gradients, str(folder), frozen, "2")
+    assert any("visual" in name for name in whole) is (frozen == "false")
+    recompute = "actor_rollout_ref.model.enable_gradient_checkpointing=true"
+    recomputed = image_gradients(rank_info(), str(folder), frozen, "8", recompute)
+    for other in (cut, recomputed, first, second):
+        assert other.keys() == whole.keys()
+        for name, gradient in whole.items():
+            assert float((other[name] - gradient).norm()) <= 1e-5 * float(gradient.norm()) + 1e-7
+
+
+ROLES = ("actor", "critic", "sft")
+Metrics = dict[str, float]
+
+
+def build(where: RankInfo, model: str, role: str) -> ActorWorker | CriticWorker:
+    overrides = [f"actor_rollout_ref.model.path={model}", *LOSS]
+    config = compose("sft" if role == "sft" else "ppo", overrides).config
+    return (critic_of if role == "critic" else actor_of)(where, config)
+
+
+def state(worker: ActorWorker | CriticWorker) -> list[torch.Tensor]:
+    """Return copies of the local weights and moments."""
+    tensors = [*worker.learner.model.parameters()]
+    tensors += [x for each in worker.learner.optimizer.state.values() for x in each.values()]
+    return [local_part(each.detach()).clone() for each in tensors]
+
+
+def masked(rows: list[int]) -> Experience:
+    """Return the experience with all tokens of `rows` masked."""
+    batch = experience()
+    hit = torch.isin(batch.response_ids.row_of_token, torch.tensor(rows))
+    mask = batch.response_mask.values.masked_fill(hit, 0.0)
+    return replace(batch, response_mask=batch.response_mask.like(mask))
+
+
+def updates(where: RankInfo, model: str, role: str) -> tuple[bool, Metrics, bool, Metrics]:
+    """Update once, then with all rows masked, then with those of rank 0 masked.
+
+    Returns whether the state was unchanged by the second and by the third, and their metrics.
+    """
+    worker = build(where, model, role)
+    parts = split(experience(), where.world_size, balanced=True)
+
+    def update(batch: Experience) -> Metrics:
+        return to_floats(worker.update(batch.chunk(parts)[where.rank], lr=1e-2))
+
+    update(experience())
+    before = state(worker)
+    empty = update(masked(list(range(ROWS))))
+    between = state(worker)
+    half = update(masked(parts[0].tolist() if where.world_size > 1 else [0, 1, 2]))
+    after = state(worker)
+    assert worker.learner.num_updates == 2, "those with an unmasked token"
+
+    def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+        return len(first) > 3 and all(map(torch.equal, first, second))
+
+    return same(before, between), empty, same(between, after), half
+
+
+def few_rows(where: RankInfo, model: str, role: str) -> list[torch.Tensor]:
+    """Return the weights after updates with 1 row, then with 3, each a micro-batch of its own."""
+    worker = build(where, model, role)
+    worker.budget = Budget("rows", 1, "rows")
+    metrics = []
+    for rows in ([1], [2, 3, 5]):
+        batch = experience().select(torch.tensor(rows))
+        part = batch.chunk(split(batch, where.world_size, balanced=True))[where.rank]
+        if isinstance(worker, ActorWorker) and role == "actor":
+            worker.infer_budget = worker.budget
+            assert len(worker.compute_log_probs(part).log_probs) == len(part)
+        metrics.append(to_floats(worker.update(part, lr=1e-2)))
+    assert not any(math.isnan(value) for each in metrics for value in each.values())
+    return [full_tensor(each).clone() for each in worker.learner.model.parameters()]
+
+
+def of_all_roles(where: RankInfo, model: str) -> list[tuple[Any, list[torch.Tensor]]]:
+    return [(updates(where, model, role), few_rows(where, model, role)) for role in ROLES]
+
+
+@pytest.mark.soak
+def test_mini_batches_without_tokens_take_no_step_and_ranks_may_lack_rows(model: Path) -> None:
+    alone = of_all_roles(rank_info(), str(model))
+    ranks = on_ranks(2, of_all_roles, str(model))
+    for number, role in enumerate(ROLES):
+        counter = f"{'critic' if role == 'critic' else 'actor'}/empty_mini_batches"
+        results = [alone[number], *(of_rank[number] for of_rank in ranks)]
+        assert [empty[counter] for (_, empty, _, _), _ in results] == [1.0, 1.0, 0.0], role
+        for (unchanged, empty, stuck, half), weights in results:
+            assert unchanged
+            assert not any(map(math.isnan, empty.values()))
+            assert not stuck
+            assert counter not in half
+            assert not any(map(math.isnan, half.values()))
+            for one, other in zip(weights, alone[number][1], strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-4)

@@ -1,4 +1,7 @@
-"""LoRA: results equal peft's; only adapters train and are saved; engines get what they lack."""
+"""LoRA: results equal peft's; only adapters train and are saved; engines get what they lack.
+
+With QLoRA the base is in 4 bits, and engine and export have the weights that it stands for.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,23 @@ from transformers import AutoModelForCausalLM
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection
+from rlctl.runtime.model.four_bit import is_4bit
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.lora import add_adapters, merged_parameters, without_adapters
 from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.planning.devices import Devices
+from rlctl.runtime.planning.role_models import check_adapters
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.actor import ActorWorker
+from rlctl.runtime.workers.background import await_written, begin_writing
+from tests.distributed.ranks import rank_info
 from tests.miniatures import miniature
-from tests.workers import LOSS, actor_of, experience
+from tests.models import write_tiny_model
+from tests.workers import LOSS, actor_of, experience, update
 
 LORA = ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora_alpha=8"]
 
@@ -35,6 +46,10 @@ def actor(where: RankInfo, model: Path | str, *more: str) -> ActorWorker:
     return worker
 
 
+def log_probs_of(hf: Any) -> torch.Tensor:
+    return PolicyModel(hf, 1.0)(sequences()).log_probs
+
+
 def sequences() -> Sequences:
     batch = experience()
     return Sequences.from_ragged(batch.prompt_ids, batch.response_ids)
@@ -45,7 +60,7 @@ def test_log_probs_and_gradients_are_those_of_peft(model: Path, kind: dict[str, 
     more = [f"actor_rollout_ref.model.{name}=true" for name in kind]
     spec = config(model, *more).actor_rollout_ref.model
     injected = load_model(spec, "policy", torch.float32, 0)
-    base = PolicyModel(load_model(spec, "policy", torch.float32, 0), 1.0)
+    base = load_model(spec, "policy", torch.float32, 0)
     add_adapters(injected, spec, seed=0)
     reference = peft.get_peft_model(
         AutoModelForCausalLM.from_pretrained(model),
@@ -58,48 +73,32 @@ def test_log_probs_and_gradients_are_those_of_peft(model: Path, kind: dict[str, 
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.3, mean=float("magnitude" in name))
             reference.get_parameter(f"base_model.model.{name}").data.copy_(parameter)
-    assert (
-        sum("lora_" in name for name, _ in injected.named_parameters())
-        == sum("lora_" in name for name, _ in reference.named_parameters())
-        > 0
-    )
+    names = ([name for name, _ in each.named_parameters()] for each in (injected, reference))
+    mine, theirs = (sum("lora_" in name for name in each) for each in names)
+    assert mine == theirs > 0
 
-    batch, packed = experience(), sequences()
-    log_probs = PolicyModel(injected, 1.0)(packed, with_entropy=False).log_probs
+    batch, log_probs = experience(), log_probs_of(injected)
     expected = []
     for prompt, response in zip(batch.prompt_ids.rows(), batch.response_ids.rows(), strict=True):
         logits = reference(torch.cat([prompt, response])[None]).logits[0].float()
-        expected.append(
-            logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, response[:, None])[:, 0]
-        )
+        found = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        expected.append(found.gather(1, response[:, None])[:, 0])
     torch.testing.assert_close(log_probs, torch.cat(expected), rtol=1e-4, atol=1e-5)
     log_probs.sum().backward()
     torch.cat(expected).sum().backward()
     for name, parameter in injected.named_parameters():
         assert parameter.requires_grad == ("lora_" in name)
         if parameter.requires_grad:
-            torch.testing.assert_close(
-                parameter.grad,
-                reference.get_parameter(f"base_model.model.{name}").grad,
-                rtol=1e-3,
-                atol=1e-4,
-            )
+            wanted = reference.get_parameter(f"base_model.model.{name}").grad
+            torch.testing.assert_close(parameter.grad, wanted, rtol=1e-3, atol=1e-4)
 
     with torch.no_grad():
         with without_adapters(injected):
-            assert torch.equal(
-                PolicyModel(injected, 1.0)(packed, with_entropy=False).log_probs,
-                base(packed, with_entropy=False).log_probs,
-            )
+            assert torch.equal(log_probs_of(injected), log_probs_of(base))
         plain = load_model(spec, "policy", torch.float32, 0)
         assert dict(plain.named_parameters()).keys() == dict(merged_parameters(injected)).keys()
         plain.load_state_dict(dict(merged_parameters(injected)), strict=False)
-        torch.testing.assert_close(
-            PolicyModel(plain, 1.0)(packed, with_entropy=False).log_probs,
-            log_probs,
-            rtol=1e-4,
-            atol=1e-4,
-        )
+        torch.testing.assert_close(log_probs_of(plain), log_probs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_5_moe_text"])
@@ -118,24 +117,20 @@ def test_experts_are_refused_and_the_other_layers_are_exact(kind: str, tmp_path:
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     assert any("lora_" in name for name, _ in hf.named_parameters())
-    packed = sequences()
     with torch.no_grad():
-        before, after = (PolicyModel(each, 1.0)(packed).log_probs for each in (plain, hf))
+        before, after = log_probs_of(plain), log_probs_of(hf)
         plain.load_state_dict(dict(merged_parameters(hf)), strict=False)
-        merged = PolicyModel(plain, 1.0)(packed).log_probs
+        merged = log_probs_of(plain)
     assert (before - after).abs().max() > 1e-3
     torch.testing.assert_close(merged, after, rtol=0, atol=1e-5)
 
 
 def test_unknown_or_nonlinear_target_modules_are_an_error(model: Path) -> None:
-    spec = config(model, "actor_rollout_ref.model.target_modules=[q_prj]").actor_rollout_ref.model
-    with pytest.raises(ConfigError, match="q_prj"):
-        add_adapters(load_model(spec, "policy", torch.float32, 0), spec, 0)
-    spec = config(
-        model, "actor_rollout_ref.model.target_modules=[embed_tokens]"
-    ).actor_rollout_ref.model
-    with pytest.raises(ConfigError, match="linear layers"):
-        add_adapters(load_model(spec, "policy", torch.float32, 0), spec, 0)
+    for target, message in (("q_prj", "q_prj"), ("embed_tokens", "linear layers")):
+        targets = f"actor_rollout_ref.model.target_modules=[{target}]"
+        spec = config(model, targets).actor_rollout_ref.model
+        with pytest.raises(ConfigError, match=message):
+            add_adapters(load_model(spec, "policy", torch.float32, 0), spec, 0)
 
 
 @pytest.mark.parametrize("sync", list(AdapterSync))
@@ -169,3 +164,61 @@ def test_changing_and_frozen_weights_are_all(model: Path, sync: AdapterSync) -> 
     if not weights.merges:
         rows = [*weights.rows(Selection.ALL, 0)]
         assert [name for name, *_ in rows] == [*after]
+
+
+FOUR_BIT = "actor_rollout_ref.model.load_in_4bit=true"
+
+
+@pytest.mark.extra("qlora")
+def test_adapters_train_on_a_base_in_4_bits(tmp_path: Path) -> None:
+    """Update, sync the engine, save, resume and export."""
+    model = write_tiny_model(tmp_path / "model", hidden_size=64, head_dim=16)
+    worker = actor(rank_info(), model, FOUR_BIT)
+    stored = {str(each.dtype) for each in worker.policy.parameters()}
+    assert stored == {"torch.uint8", "torch.float32"}
+    batch = experience()
+    untrained = worker.compute_log_probs(batch).log_probs.values
+    plain = actor(rank_info(), model).compute_log_probs(batch).log_probs.values
+    assert (untrained - plain).abs().max() > 1e-3  # 4 bits are not 32
+    update(worker, lr=1e-2)
+    folder = tmp_path / "state"
+    folder.mkdir()
+    begin_writing(folder)
+    worker.save(folder / "actor", folder / "huggingface")
+    update(worker, lr=1e-2)
+    await_written([folder / "actor"], timeout_s=60)
+    again = actor(rank_info(), model, FOUR_BIT)
+    again.load(folder / "actor")
+    exported = AutoModelForCausalLM.from_pretrained(folder / "huggingface")
+    saved = dict(exported.named_parameters())
+    assert not hasattr(exported.config, "quantization_config")
+    for name, value in again.engine_weights.parameters(Selection.ALL):
+        assert torch.equal(saved[name], value)
+    update(again, lr=1e-2)
+    trained = worker.compute_log_probs(batch).log_probs.values
+    assert torch.equal(again.compute_log_probs(batch).log_probs.values, trained)
+    assert (trained - untrained).abs().max() > 1e-2
+    assert torch.equal(worker.compute_log_probs(batch, "base").log_probs.values, untrained)
+    worker.update_weights()
+    prompts = Ragged(torch.tensor([5, 6, 7, 8, 9]), torch.tensor([2, 3]))
+    rollouts = worker.generate_sequences(Prompts(prompts, torch.arange(2), [None, None]), seed=3)  # type: ignore[list-item]
+    found = worker.compute_log_probs(rollouts).log_probs.values
+    assert (rollouts.rollout_log_probs.values - found).abs().max() < 1e-4
+
+
+@pytest.mark.extra("qlora")
+def test_a_base_in_4_bits_that_cannot_run_is_refused_before_the_start(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    one, two = (Devices("cpu", 1, number) for number in (1, 2))
+    check_adapters(config(model, FOUR_BIT), one, Needs.NOTHING)
+    with pytest.raises(ConfigError, match="is not sharded, and there are 2 ranks"):
+        check_adapters(config(model, FOUR_BIT), two, Needs.NOTHING)
+    with pytest.raises(ConfigError, match="needs weights to quantize"):
+        check_adapters(
+            config(model, FOUR_BIT, "actor_rollout_ref.model.init=random"), one, Needs.NOTHING
+        )
+    critic = ["critic.model.lora_rank=4", "critic.model.load_in_4bit=true"]
+    with pytest.raises(ConfigError, match="is for policies"):
+        check_adapters(config(model, *critic), one, Needs.CRITIC)
+    whole = compose("ppo", [FOUR_BIT]).config.actor_rollout_ref.model
+    assert not is_4bit(whole)  # without adapters

@@ -21,6 +21,7 @@ from tests.e2e.command import VERBS, metrics, reproducible, rlctl, train
 from tests.e2e.killed_runs import SCORE, learned
 from tests.models import write_tiny_model
 from tests.settings import given
+from tests.skips import sampled
 
 SAMPLED = given(n=4, reward="score.py", reward_processes=1)
 # Recipe -> settings, and a metric that shows that it learned.
@@ -55,13 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-SOAK = pytest.mark.soak
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    [pytest.param(name, marks=SOAK if name in ("raft", "distill") else ()) for name in CASES],
-)
+@pytest.mark.parametrize("recipe", sampled(CASES, CASES.keys() - {"raft", "distill"}))
 def test_two_steps_and_an_exact_resume(recipe: str, folder: Path, settings: list[str]) -> None:
     more, metric = CASES[recipe]
     settings = [*settings, *given(response=8, save=1, validate_first=False, lr=1e-3), *more]
@@ -104,14 +99,10 @@ def is_embedded(name: str, config: schema.Config) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.soak if name in IN_SOAK else ())
-        for name in library_recipes()
-        if not name.endswith("_trainer")
-    ],
-)
+RECIPES = [name for name in library_recipes() if not name.endswith("_trainer")]
+
+
+@pytest.mark.parametrize("name", sampled(RECIPES, {*RECIPES} - {*IN_SOAK}))
 def test_embedded_recipes_train_and_others_compose(name: str, tmp_path: Path) -> None:
     config = compose(name).config
     if not is_embedded(name, config):

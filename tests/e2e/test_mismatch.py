@@ -14,13 +14,12 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from rlctl.__main__ import main
 from rlctl.runtime.algorithms.ppo import PPO
-from rlctl.runtime.batch import Experience, Prompts, Rollouts, Scored
-from rlctl.runtime.roles import Roles
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.workers.actor import ActorWorker
 from tests.e2e import command
 from tests.e2e.killed_runs import events
+from tests.recorded import watched
 from tests.settings import given
 
 METRIC = "training/rollout_probs_diff_mean"
@@ -99,35 +98,16 @@ def test_remax_subtracts_the_greedy_score(
     scored: list[str], shelf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Overlong responses have a penalty, greedy ones too."""
-    greedy: list[Rollouts] = []
-    sampled: list[Scored] = []
-    learned: list[Experience] = []
-    generate, collect, update = ActorWorker.generate_sequences, PPO.collect, ActorWorker.update
-
-    def watch_generate(self: ActorWorker, prompts: Prompts, **how: bool | int) -> Rollouts:
-        rollouts = generate(self, prompts, **how)
-        greedy.extend([rollouts] if how.get("greedy") else [])
-        return rollouts
-
-    def watch_collect(self: PPO, prompts: Prompts, roles: Roles, step: int) -> Scored:
-        sampled.append(collect(self, prompts, roles, step))
-        return sampled[-1]
-
-    def watch_update(
-        self: ActorWorker, batch: Experience, lr: float, max_probs_diff: float | None = None
-    ) -> object:
-        learned.append(batch)
-        return update(self, batch, lr, max_probs_diff)
-
-    monkeypatch.setattr(ActorWorker, "generate_sequences", watch_generate)
-    monkeypatch.setattr(PPO, "collect", watch_collect)
-    monkeypatch.setattr(ActorWorker, "update", watch_update)
+    generated = watched(monkeypatch, ActorWorker, "generate_sequences")
+    collected = watched(monkeypatch, PPO, "collect")
+    updated = watched(monkeypatch, ActorWorker, "update")
     overrides = [
         *("algorithm.adv_estimator=remax", "reward.overlap=false", *given(steps=1), *ONE_UPDATE),
         *("algorithm.overlong_buffer.enable=true", "algorithm.overlong_buffer.len=4"),
     ]
     assert main(["train", "ppo", "--inline", *scored, *overrides]) == 0
-    [answers], [batch], [experience] = greedy, sampled, learned
+    [answers] = [found for _, how, found in generated if how.get("greedy")]
+    [(_, _, batch)], [((_, experience, *_), _, _)] = collected, updated
     assert len(answers) == 8
     assert len(batch) == len(experience) == 16
 

@@ -20,12 +20,9 @@ from tests.e2e.command import (
     with_marker,
 )
 from tests.e2e.killed_runs import KILL_AT, LOGGER, events
+from tests.settings import given
 
-ENDLESS = [
-    "trainer.total_training_steps=100000",
-    "trainer.total_epochs=100000",
-    "trainer.test_freq=-1",
-]
+ENDLESS = given(steps=100000, epochs=100000, validate=-1)
 
 # An engine that never responds.
 ENGINE = """
@@ -79,9 +76,8 @@ def test_signal_stops_every_process(
 @pytest.mark.slow
 def test_stop_from_another_shell_and_host(settings: list[str], tmp_path: Path) -> None:
     run = tmp_path / "runs" / "quickstart" / "long"
-    process = start(
-        "train", "grpo", "--inline", "--name", "long", *settings, *ENDLESS, cwd=tmp_path
-    )
+    words = ("train", "grpo", "--inline", "--name", "long", *settings, *ENDLESS)
+    process = start(*words, cwd=tmp_path)
     wait_for_steps(process, run, 2)
     assert rlctl("stop", "lo", cwd=tmp_path).stderr == "note: long: stopped\n"
     assert process.wait(1) == 143
@@ -104,16 +100,10 @@ def test_max_time_stops_a_run_that_resumes(settings: list[str], tmp_path: Path) 
     (tmp_path / "score.py").write_text(
         "import time\n\ndef compute_score(**_):\n    time.sleep(0.1)\n    return 1.0\n"
     )
-    reward = ["reward.custom_reward_function.path=score.py", "reward.num_processes=1"]
+    own = [*settings, *ENDLESS, *given(reward="score.py", reward_processes=1)]
     run = tmp_path / "runs" / "quickstart" / "long"
-    done = rlctl(
-        *("train", "grpo", "--inline", "--name", "long", "--max-time", "4s"),
-        *settings,
-        *ENDLESS,
-        *reward,
-        cwd=tmp_path,
-        fork=True,
-    )
+    words = ["train", "grpo", "--inline", "--name", "long", "--max-time", "4s", *own]
+    done = rlctl(*words, cwd=tmp_path, fork=True)
     assert "finishing the step and saving" in done.stderr
     assert record(run) == ("stopped", 0)
     step = metrics(run)[-1]["step"]
@@ -145,11 +135,7 @@ def test_retries_restart_a_crashed_run(settings: list[str], tmp_path: Path) -> N
 def test_hung_call_ends_with_stacks(inline: bool, settings: list[str], tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(ENGINE)
     marker, run = f"{os.getpid()}-hangs-{inline}", tmp_path / "runs" / "quickstart" / "hangs"
-    settings = [
-        *settings,
-        "actor_rollout_ref.rollout.name=hanging:Engine",
-        "trainer.timeouts.call_s=10",
-    ]
+    settings = [*settings, *given(engine="hanging:Engine"), "trainer.timeouts.call_s=10"]
     command = ["train", "grpo", "--name", "hangs", *settings, *(["--inline"] if inline else [])]
     process = start(*command, cwd=tmp_path, marker=marker)
     _, talk = process.communicate(timeout=600)

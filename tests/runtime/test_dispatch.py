@@ -1,10 +1,12 @@
-"""Calls on a worker handle: split, broadcast and joined through a transport in this process."""
+"""Calls on a worker handle, through a transport in this process, and the phases that they are."""
 
 from __future__ import annotations
 
 import re
+import threading
+import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.critic import CriticWorker
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, bind, dispatch, join, split
 from rlctl.runtime.workers.reference import ReferenceWorker
+from rlctl.tracking.clock import Clock, timed
 from rlctl.tracking.metrics import Mean, Metrics, Sum
 from rlctl.workers import ResourcePool, spawn
 from tests.architecture.source import ROOT
@@ -279,3 +282,65 @@ def test_the_protocol_methods_of_every_worker_carry_dispatch(worker: type[Worker
         getattr(handle, name)()
     assert set(sent) == names
     assert "pop_oom_retries" in names
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let no time pass but that of sleeps; return their seconds."""
+    seconds: list[float] = []
+    monkeypatch.setattr(time, "sleep", seconds.append)
+    monkeypatch.setattr(time, "perf_counter", lambda: sum(seconds))
+    return seconds
+
+
+def test_phases_exclude_nested_phases_and_add_up(slept: list[float]) -> None:
+    phases: list[str] = []
+    clock = Clock(phases.append)
+    with clock.phase("outer"):
+        time.sleep(0.02)
+        with clock.phase("inner"):
+            time.sleep(0.05)
+        with clock.phase("inner"):
+            time.sleep(0.01)
+    seconds = clock.take()
+    assert phases == ["outer", "inner", "inner"]
+    assert seconds == pytest.approx({"inner": 0.06, "outer": 0.02})
+    assert sum(seconds.values()) == pytest.approx(sum(slept))
+    assert clock.take() == {}
+
+
+class SlowWorker(Worker):
+    """Takes 30 ms for a weight sync and 10 ms for log-probs."""
+
+    @dispatch(Dispatch.BROADCAST, phase="update_weights")
+    def sync(self) -> None:
+        time.sleep(0.03)
+
+    @dispatch(Dispatch.BROADCAST, phase=lambda weights: "ref" if weights == "base" else "old")
+    def score(self, weights: str) -> None:
+        time.sleep(0.01)
+
+
+@timed("gen")
+def generate(worker: SlowWorker) -> None:
+    time.sleep(0.02)
+    worker.score("base")
+
+
+@pytest.mark.usefixtures("slept")
+def test_calls_of_workers_are_phases_of_the_running_clock() -> None:
+    phases: list[str] = []
+    clock, worker = Clock(phases.append), SlowWorker(cast(Any, None))
+    worker.sync()  # no clock runs
+    with clock.running():
+        worker.sync()
+        generate(worker)
+        worker.score("current")
+        thread = threading.Thread(target=worker.sync)  # beside the step: none of its time
+        thread.start()
+        thread.join()
+    worker.sync()
+    assert phases == ["update_weights", "gen", "ref", "old"]
+    assert clock.take() == pytest.approx(
+        {"update_weights": 0.03, "gen": 0.02, "ref": 0.01, "old": 0.01}
+    )

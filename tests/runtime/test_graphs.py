@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from rlctl.runtime.rollout.hf import HFEngine, Steps
 from tests.generation import prompts, recomputed, sampling
 from tests.models import ARCHS, LIMITED, Arch, limited_model, tiny_model
+from tests.skips import sampled
 
 
 class Tape(TorchDispatchMode):
@@ -73,9 +74,7 @@ def generate(model: PreTrainedModel, max_num_seqs: int | None, tapes: Tapes | No
     return engine.generate(prompts(9, 1, 40, 17), params)
 
 
-@pytest.mark.parametrize(
-    "arch", [ARCHS[0], *(pytest.param(arch, marks=pytest.mark.soak) for arch in ARCHS[1:])]
-)
+@pytest.mark.parametrize("arch", sampled(ARCHS, ARCHS[:1]))
 @pytest.mark.parametrize("max_num_seqs", [pytest.param(None, marks=pytest.mark.soak), 5])
 def test_replayed_steps_are_the_steps_of_exact_shapes(arch: Arch, max_num_seqs: int | None) -> None:
     tapes = Tapes()
@@ -86,10 +85,7 @@ def test_replayed_steps_are_the_steps_of_exact_shapes(arch: Arch, max_num_seqs: 
     assert 0 < tapes.num_captured <= int(LIMITS.max()) // 3
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=() if kind == "gpt_oss" else pytest.mark.soak) for kind in LIMITED],
-)
+@pytest.mark.parametrize("kind", sampled(LIMITED, ["gpt_oss"]))
 @pytest.mark.parametrize(
     "tapes",
     [pytest.param(None, id="exact", marks=pytest.mark.soak), pytest.param(Tapes(), id="fixed")],

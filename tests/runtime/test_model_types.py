@@ -1,11 +1,12 @@
 """Every model of transformers is computed as its rows alone, or refused.
 
-Multimodal checkpoints are on rows of text alone, and their exports keep the type.
+Multimodal checkpoints are on rows of text alone, and their exports keep the type. Layers with
+states have kernels that read packed rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,36 @@ from transformers import AutoConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.batch import Ragged
+from rlctl.runtime.model import probe
+from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection
 from rlctl.runtime.model.lora import add_adapters, merged_parameters
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.padded_rows import decoder_of, has_padded_rows, use_own_attention
 from rlctl.runtime.model.pipeline_parallel import saved_buffers
-from rlctl.runtime.model.probe import check_model
+from rlctl.runtime.model.probe import check_model, check_packing
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.vision import freeze_tower, towers
+from rlctl.runtime.planning import preflight
+from rlctl.runtime.planning.mesh import check_meshes
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.weight_sync import WHOLE, to_buckets, whole
 from rlctl.runtime.workers.passes import enter_training
 from tests.generation import engine_spec
-from tests.miniatures import NOT_DECODED, PADDED, REFUSED, TYPES, miniature, with_random_weights
+from tests.miniatures import (
+    NOT_DECODED,
+    PADDED,
+    REFUSED,
+    TYPES,
+    miniature,
+    miniature_config,
+    with_random_weights,
+)
 from tests.multimodal import (
     TEXT_EXACT,
     TEXT_NOT_DECODED,
@@ -40,6 +54,7 @@ from tests.multimodal import (
     TEXT_REFUSED,
     multimodal_config,
 )
+from tests.skips import sampled
 
 # One of each mechanism; the others are tested by `make soak`.
 SAMPLE = {
@@ -49,9 +64,7 @@ SAMPLE = {
 FIELDS: dict[str, dict[str, Any]] = {"gemma2": {"attn_logit_softcapping": 0.5}}  # low: caps scores
 
 
-def some(types: Iterable[str], sample: set[str] = SAMPLE) -> list[object]:
-    soak = pytest.mark.soak
-    return [pytest.param(kind, marks=[] if kind in sample else soak) for kind in types]
+ACCEPTED = [kind for kind in TYPES if kind not in REFUSED]
 
 
 def probed(kind: str, folder: Path) -> PreTrainedModel:
@@ -90,7 +103,7 @@ def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("kind", some([kind for kind in TYPES if kind not in REFUSED]))
+@pytest.mark.parametrize("kind", sampled(ACCEPTED, SAMPLE))
 def test_log_probs_and_gradients_are_those_of_rows_alone(
     kind: str, texts: tuple[Ragged, Ragged], tmp_path: Path
 ) -> None:
@@ -117,7 +130,7 @@ def test_log_probs_and_gradients_are_those_of_rows_alone(
             torch.testing.assert_close(found, expected[name], atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("kind", some([kind for kind in TYPES if kind not in REFUSED]))
+@pytest.mark.parametrize("kind", sampled(ACCEPTED, SAMPLE))
 def test_the_engine_samples_from_the_model(
     kind: str, texts: tuple[Ragged, Ragged], tmp_path: Path
 ) -> None:
@@ -180,7 +193,7 @@ def test_others_are_refused(kind: str, tmp_path: Path) -> None:
         probed(kind, tmp_path)
 
 
-@pytest.mark.parametrize("kind", some(TEXT_EXACT, {"llama4", "mistral3"}))
+@pytest.mark.parametrize("kind", sampled(TEXT_EXACT, {"llama4", "mistral3"}))
 def test_rows_of_text_are_exact(kind: str, tmp_path: Path) -> None:
     """Without files of an image processor, as for every model of which only text is trained."""
     model = checked(with_random_weights(multimodal_config(kind), tmp_path))
@@ -202,3 +215,114 @@ def test_rows_of_text_are_exact(kind: str, tmp_path: Path) -> None:
 def test_other_multimodal_types_are_refused(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=TEXT_REFUSED[kind]):
         checked(with_random_weights(multimodal_config(kind), tmp_path))
+
+
+def rows(*lengths: int) -> Ragged:
+    generator = torch.Generator().manual_seed(0)
+    return Ragged.from_rows(
+        [torch.randint(3, 128, (length,), generator=generator) for length in lengths]
+    )
+
+
+def gradients_of(hf: PreTrainedModel, *packed: Sequences) -> dict[str, Tensor]:
+    hf.zero_grad()
+    for sequences in packed:
+        PolicyModel(hf, 1.0)(sequences).log_probs.sum().backward()
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in hf.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def delta_kernel(chunk: Any) -> Any:
+    """Return `chunk` of transformers as flash-linear-attention has it: with `cu_seqlens`."""
+
+    def kernel(*qkv: Tensor, cu_seqlens: Tensor | None, **arguments: Any) -> tuple[Tensor, None]:
+        sizes = cu_seqlens.diff().tolist()
+        parts = zip(*(each.split(sizes, dim=1) for each in qkv), strict=True)
+        gates = zip(
+            *(arguments.pop(name).split(sizes, dim=1) for name in ("g", "beta")), strict=True
+        )
+        mixed = [
+            chunk(*part, g=g, beta=beta, **arguments)[0]
+            for part, (g, beta) in zip(parts, gates, strict=True)
+        ]
+        return torch.cat(mixed, dim=1), None
+
+    return kernel
+
+
+def convolution_kernel(convolve: Any) -> Any:
+    """Return `convolve` of transformers as causal-conv1d has it: with `seq_idx`."""
+
+    def kernel(hidden: Tensor, *others: Any, seq_idx: Tensor, **arguments: Any) -> Tensor:
+        assert seq_idx.dtype == torch.int32
+        sizes = seq_idx[0].bincount().tolist()
+        parts = [convolve(part, *others, **arguments) for part in hidden.split(sizes, dim=2)]
+        return torch.cat(parts, dim=2)
+
+    return kernel
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_kernels_read_packed_rows_if_they_keep_sequences_apart(
+    works: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hf = miniature("qwen3_5_text", tmp_path)
+    use_rlctl_attention(hf)
+    monkeypatch.setattr(probe, "may_have_kernels", lambda: True)
+    module = import_module(type(hf).__module__)
+    chunk, convolve = module.torch_chunk_gated_delta_rule, module.causal_conv1d_fn
+    calls: list[int] = []
+
+    def counting(*qkv: Tensor, **arguments: Any) -> Any:
+        calls.append(len(qkv[0]))
+        kernel = delta_kernel(chunk) if works and arguments["cu_seqlens"] is not None else chunk
+        return kernel(*qkv, **arguments)
+
+    def convolving(*others: Any, **arguments: Any) -> Any:
+        return (convolution_kernel(convolve) if "seq_idx" in arguments else convolve)(
+            *others, **arguments
+        )
+
+    monkeypatch.setattr(module, "torch_chunk_gated_delta_rule", counting)
+    monkeypatch.setattr(module, "causal_conv1d_fn", convolving)
+    packed = Sequences.from_ragged(rows(5, 9, 2), rows(7, 3, 30))
+    expected = gradients_of(hf, packed)
+    num_rectangles = len(calls)
+    check_model(PolicyModel(hf, 1.0), None)
+    calls.clear()
+    found = gradients_of(hf, packed)
+    layers = hf.config.layer_types.count("linear_attention")
+    assert len(calls) == (layers if works else num_rectangles)
+    assert num_rectangles > layers
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=2e-5, rtol=1e-3)
+
+
+def test_sizes_that_divide_tokens_or_layers_are_refused(tmp_path: Path) -> None:
+    miniature_config("qwen3_5_text").save_pretrained(tmp_path)
+    overrides = [
+        f"actor_rollout_ref.model.path={tmp_path}",
+        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
+    ]
+    config = compose("grpo", overrides).config
+    problems = check_meshes(config, {"main": 2}, Needs(0))
+    assert [problem.message for problem in problems] == [
+        "layers of qwen3_5_text carry a state from token to token, which "
+        "ulysses_sequence_parallel_size cannot divide"
+    ]
+    miniature_config("bloom").save_pretrained(tmp_path)
+    config = compose("grpo", [*overrides, "actor_rollout_ref.model.init=random"]).config
+    messages = [problem.message for problem in preflight.check_model(config)]
+    assert any("models of type bloom compute padded rows" in message for message in messages)
+
+
+def test_the_engine_refuses_states_that_it_cannot_keep(tmp_path: Path) -> None:
+    model = miniature("minimax", tmp_path)
+    use_rlctl_attention(model)
+    check_packing(PolicyModel(model, 1.0))
+    sampling = SamplingParams(1.0, 1.0, -1, (), torch.tensor([4]), 7, 1)
+    with pytest.raises(ConfigError, match="engine hf cannot decode models of type minimax"):
+        HFEngine(model, 3).generate(rows(5), sampling)

@@ -34,6 +34,8 @@ from rlctl.runtime.planning.role_memory import plan_memory
 from rlctl.runtime.planning.role_models import check_role_models, check_routers
 from tests.miniatures import miniature_config
 from tests.models import mixture_model, write_tiny_model
+from tests.runtime.test_fit import edit
+from tests.settings import KEYS, given
 
 NEEDS = Needs.GROUPS | Needs.CRITIC
 CPU, ONE_RANK = Devices("cpu", 1, 1), {"main": 1}
@@ -50,12 +52,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def config(model: Path, *overrides: str) -> Config:
-    small = [
-        "data.train_files=[t.parquet]",
-        f"actor_rollout_ref.model.path={model}",
-        "data.max_prompt_length=8",
-        "data.max_response_length=8",
-    ]
+    small = given(train="[t.parquet]", model=model, prompt=8, response=8)
     return compose("ppo_trainer", [*small, *overrides]).config
 
 
@@ -85,6 +82,12 @@ def test_frozen_weights_take_the_bytes_of_passes(model: Path) -> None:
     assert memory.parameters == 2 * frozen + 4 * memory.num_trained
 
 
+def mesh_faults(folder: Path, *overrides: str, ranks: int = 4, needs: Needs = Needs.GROUPS) -> str:
+    """Return the problems of sizes of meshes on a pool of `ranks`."""
+    problems = check_sizes(config(folder, *overrides), {"main": ranks}, needs)
+    return " ".join(str(each) for each in problems)
+
+
 ONE_ROW = (
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
     "actor_rollout_ref.actor.use_dynamic_bsz=false",
@@ -92,12 +95,8 @@ ONE_ROW = (
 
 
 def faults(model: Path) -> list[str]:
-    return [
-        each.message
-        for each in check_weights(
-            config(model).actor_rollout_ref.model, "actor_rollout_ref.model.path"
-        )
-    ]
+    section = config(model).actor_rollout_ref.model
+    return [each.message for each in check_weights(section, KEYS["model"])]
 
 
 def test_a_file_cut_off(model: Path) -> None:
@@ -140,35 +139,24 @@ def test_heads_are_shared_out_evenly(model: Path) -> None:
 
 
 def test_check_batches_uses_the_pool_of_each_role(model: Path) -> None:
-    own = [
-        "trainer.placement.critic=judge",
-        "critic.ppo_mini_batch_size=6",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    ]
-    chosen = config(model, *own, "data.train_batch_size=12")
+    own = ["trainer.placement.critic=judge", "critic.ppo_mini_batch_size=6"]
+    chosen = config(model, *own, *given(mini_batch=4, batch=12))
     assert check_batches(chosen, {"main": 4, "judge": 3}, NEEDS) == []
     [said] = check_batches(chosen, {"main": 3, "judge": 3}, NEEDS)
     assert "cannot be split evenly over the 3 ranks of the pool main" in said.message
 
 
 def test_tensor_parallel_size_divides_the_ranks_of_the_pool(model: Path) -> None:
-    chosen = config(
-        model, "actor_rollout_ref.rollout.tensor_model_parallel_size=2", "data.train_batch_size=768"
-    )
+    chosen = config(model, *given(tensor=2, batch=768))
     assert check_batches(chosen, {"main": 4}, Needs.GROUPS) == []
-    said = check_batches(chosen, {"main": 1}, Needs.GROUPS)
-    assert (
-        "tensor_model_parallel_size=2 does not divide the 1 ranks of the pool main"
-        in said[-1].message
-    )
+    *_, last = check_batches(chosen, {"main": 1}, Needs.GROUPS)
+    message = "tensor_model_parallel_size=2 does not divide the 1 ranks of the pool main"
+    assert message in last.message
 
 
 def test_model_larger_than_the_device_is_a_problem(model: Path) -> None:
     assert capacity_problems(config(model), NEEDS) == []
-    settings = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(
-        json.dumps(settings | {"vocab_size": 10**12})
-    )  # 4 numbers of 4 bytes each × 32 × 10¹²: 466 TiB
+    edit(model, vocab_size=10**12)  # 4 numbers of 4 bytes each × 32 × 10¹²: 466 TiB
     [said] = capacity_problems(config(model), Needs.GROUPS)
     assert "(actor) needs 476837" in said.message
     assert said.where == "trainer.placement"
@@ -206,15 +194,9 @@ def test_model_that_reads_values_while_it_is_built_is_left_out_with_a_warning(mo
         "    def __init__(self, config):\n        super().__init__(config)\n"
         "        self.first = torch.ones(1).item()\n"
     )
-    settings = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(
-        json.dumps(settings | {"auto_map": {"AutoModelForCausalLM": "modeling_nosy.Nosy"}})
-    )
-    chosen = config(
-        model,
-        "actor_rollout_ref.model.trust_remote_code=true",
-        "critic.model.trust_remote_code=false",
-    )
+    edit(model, auto_map={"AutoModelForCausalLM": "modeling_nosy.Nosy"})
+    trust = [f"{role}.model.trust_remote_code" for role in ("actor_rollout_ref", "critic")]
+    chosen = config(model, f"{trust[0]}=true", f"{trust[1]}=false")
     memory = plan_memory(chosen, CPU, ONE_RANK, NEEDS)
     assert check_capacity(memory, CPU, ONE_RANK) == []
     [warning] = memory.warnings
@@ -249,10 +231,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps(tokenizer))
 
     def problems(teacher: Path) -> list[str]:
-        paths = [
-            f"actor_rollout_ref.model.path={actor}",
-            f"actor_rollout_ref.ref.model.path={teacher}",
-        ]
+        paths = [*given(model=actor), f"actor_rollout_ref.ref.model.path={teacher}"]
         found = check_role_models(compose("distill", paths).config, Needs.REFERENCE)
         return [f"{each.where}: {each.message}" for each in found]
 
@@ -279,8 +258,7 @@ def test_stages_divide_the_pool_and_have_layers(model: Path, tmp_path: Path) -> 
     sizes = ("actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=1")
 
     def said(size: int, folder: Path = model, *more: str) -> str:
-        composed = config(folder, *sizes, f"{key}={size}", *more)
-        return " ".join(str(each) for each in check_sizes(composed, {"main": 4}, Needs.GROUPS))
+        return mesh_faults(folder, *sizes, f"{key}={size}", *more)
 
     assert said(2) == ""
     assert f"the mesh of the actor does not fit: {key}=3" in said(3)
@@ -309,8 +287,7 @@ def test_experts_are_divided_over_the_ranks_of_one_copy(model: Path, tmp_path: P
     key = "actor_rollout_ref.actor.fsdp_config.expert_model_parallel_size"
 
     def said(folder: Path, size: int, *more: str) -> str:
-        composed = config(folder, f"{key}={size}", *more)
-        return " ".join(str(each) for each in check_sizes(composed, {"main": 4}, Needs.NOTHING))
+        return mesh_faults(folder, f"{key}={size}", *more, needs=Needs.NOTHING)
 
     section = key.rpartition(".")[0]
     assert said(mixture, 4) == said(mixture, 2, f"{section}.fsdp_size=2") == ""
@@ -351,8 +328,7 @@ UTILIZATION = "actor_rollout_ref.rollout.gpu_memory_utilization"
 
 def engine_problems(model: Path, *overrides: str) -> list[Problem]:
     """Return the problems of an actor with vLLM on GPUs of 16 GiB; weights take 6.0 in float32."""
-    settings = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(settings | {"vocab_size": 50_000_000}))
+    edit(model, vocab_size=50_000_000)
     half = "actor_rollout_ref.model.dtype=bfloat16"
     tokens = "actor_rollout_ref.rollout.max_num_seqs=1"
     chosen = config(model, half, tokens, "actor_rollout_ref.rollout.name=auto", *overrides)

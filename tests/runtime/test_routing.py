@@ -25,6 +25,7 @@ from rlctl.tracking.metrics import Mean
 from tests.generation import prompts, sampling
 from tests.miniatures import miniature
 from tests.models import MIXTURES, mixture_model
+from tests.skips import sampled
 
 SAMPLE = {"glm4_moe", "minimax_m2"}  # groups of experts, and a router with two inputs
 NORMALIZED = {"qwen3_moe": True, "mixtral": True, "olmoe": False}
@@ -112,10 +113,7 @@ def test_recorded_experts_are_replayed(kind: str) -> None:
         assert "gate" not in name or each.norm() > 0
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=() if kind in SAMPLE else pytest.mark.soak) for kind in SUPPORTED],
-)
+@pytest.mark.parametrize("kind", sampled(SUPPORTED, SAMPLE))
 def test_experts_get_the_replayed_choice(kind: str, tmp_path: Path) -> None:
     """For each type of router: the engine's record gives the same bits, another one is used."""
     hf, prompt_ids = miniature(kind, tmp_path), prompts(9, 1, 40)

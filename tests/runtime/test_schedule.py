@@ -20,6 +20,7 @@ from rlctl.runtime.algorithms.sft import SFT
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.roles import Roles
 from tests.numerics.batches import scored_batch
+from tests.settings import given
 
 TOTAL = 12
 
@@ -91,8 +92,7 @@ class Recorder:
 
 def rates(recipe: str, steps: list[int], *overrides: str) -> tuple[list[float], list[float]]:
     """Return the learning rates of actor and critic in `steps` of a run of 10."""
-    sizes = ["data.train_files=[t]", "actor_rollout_ref.model.path=m", "data.train_batch_size=4"]
-    sizes.append("actor_rollout_ref.actor.ppo_mini_batch_size=4")
+    sizes = given(train="[t]", model="m", batch=4, mini_batch=4)
     config = compose(recipe, [*sizes, *overrides]).config
     algorithm = (SFT if recipe.startswith("sft") else PPO).from_config(config, num_steps=10)
     actor, critic = Recorder(), Recorder()

@@ -10,7 +10,7 @@ import pytest
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.calculator import calculate
 from rlctl.runtime.agents.environments.function_tools import schema_of
-from rlctl.runtime.agents.environments.protocol import MalformedCall, ToolCall, Turn
+from rlctl.runtime.agents.environments.protocol import MalformedCall, Step, ToolCall, Turn
 from rlctl.runtime.agents.environments.tool import Side, truncated
 from rlctl.runtime.agents.environments.tools_environment import without_none
 from rlctl.runtime.sandbox import calls
@@ -70,6 +70,14 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "mine.py")
 
 
+def use(
+    file: str, *turns: Turn, extra_info: dict[str, Any] | None = None, **params: Any
+) -> list[Step]:
+    """Play turns with the tools of a file; return the steps."""
+    row = {"extra_info": extra_info} if extra_info else None
+    return play_here("tools", {"function_tool_path": file, **params}, turns, row).steps
+
+
 def calls_of(*calls: tuple[str, dict[str, Any]]) -> Turn:
     return Turn("", tuple(ToolCall(f"c{i}", *call) for i, call in enumerate(calls)))
 
@@ -86,7 +94,7 @@ def test_every_call_gets_a_message_in_order(file: str) -> None:
         ("echo", {"text": "late"}),
     )
     turn = Turn("", turn.calls, (MalformedCall("{", "no JSON"),))
-    [step] = play_here("tools", {"function_tool_path": file, "max_parallel_calls": 7}, [turn]).steps
+    [step] = use(file, turn, max_parallel_calls=7)
     assert [message["content"] for message in step.messages] == [
         "abab",
         "[0, 1, 2]",
@@ -112,11 +120,9 @@ def test_call_that_ignores_its_cancellation_costs_its_deadline_only(
 ) -> None:
     monkeypatch.setattr(calls, "_call_limit", 0.2)
     turn = calls_of(("wait", {}), ("echo", {"text": "x"}))
-    [step] = play_here("tools", {"function_tool_path": file, "max_parallel_calls": 2}, [turn]).steps
-    assert [message["content"] for message in step.messages] == [
-        "error: timed out after 0.2 s",
-        "x",
-    ]
+    [step] = use(file, turn, max_parallel_calls=2)
+    contents = [message["content"] for message in step.messages]
+    assert contents == ["error: timed out after 0.2 s", "x"]
     assert [use.error for use in step.uses] == ["timeout", None]
 
 
@@ -194,19 +200,13 @@ def test_arguments_of_tools_without_tools_name_the_key_to_set() -> None:
 
 
 def test_selection_of_tools_by_the_row(file: str) -> None:
-    row = {"extra_info": {"tool_selection": ["numbers"], "tools_kwargs": {"numbers": None}}}
-    [step] = play_here(
-        "tools", {"function_tool_path": file}, [turn_of("echo", text="x")], row
-    ).steps
+    chosen = {"tool_selection": ["numbers"], "tools_kwargs": {"numbers": None}}
+    [step] = use(file, turn_of("echo", text="x"), extra_info=chosen)
     assert step.messages[0]["content"] == "error: unknown tool 'echo'; known: numbers"
     with pytest.raises(ValueError, match="unknown tool 'x'"):
-        play_here(
-            "tools", {"function_tool_path": file}, (), {"extra_info": {"tool_selection": ["x"]}}
-        )
+        use(file, extra_info={"tool_selection": ["x"]})
     with pytest.raises(ValueError, match="did you mean 'echo'"):
-        play_here(
-            "tools", {"function_tool_path": file}, (), {"extra_info": {"tools_kwargs": {"ech": {}}}}
-        )
+        use(file, extra_info={"tools_kwargs": {"ech": {}}})
 
 
 @pytest.mark.parametrize(
@@ -220,12 +220,8 @@ def test_selection_of_tools_by_the_row(file: str) -> None:
 def test_truncation(side: Side, expected: str, file: str) -> None:
     assert truncated("0123456789", 4, side) == expected
     assert truncated("0123", 4, side) == "0123"
-    params = {
-        "function_tool_path": file,
-        "max_tool_response_length": 4,
-        "tool_response_truncate_side": side,
-    }
-    [step] = play_here("tools", params, [turn_of("echo", text="0123456789")]).steps
+    limits = {"max_tool_response_length": 4, "tool_response_truncate_side": side}
+    [step] = use(file, turn_of("echo", text="0123456789"), **limits)
     assert step.messages[0]["content"] == expected
 
 
