@@ -19,7 +19,7 @@ from tests.e2e.command import (
     wait_until_gone,
     with_marker,
 )
-from tests.e2e.killed_runs import KILL_AT, LOGGER, events
+from tests.e2e.killed_runs import KILL_AT, LOGGER, WRITTEN, events
 from tests.settings import given
 
 ENDLESS = given(steps=100000, epochs=100000, validate=-1)
@@ -119,7 +119,7 @@ def test_retries_restart_a_crashed_run(settings: list[str], tmp_path: Path) -> N
     settings = [*settings, LOGGER, "trainer.save_freq=1"]
     run = tmp_path / "runs" / "quickstart" / "harried"
     command = ["train", "grpo", "--inline", "--name", "harried", "--retries", "1", *settings]
-    done = rlctl(*command, cwd=tmp_path, more={KILL_AT: "26:0"})
+    done = rlctl(*command, cwd=tmp_path, more={KILL_AT: f"26:{WRITTEN}"})
     assert "harried failed with exit code 137; retry 1 of 1" in done.stderr
     assert [event["exit_code"] for event in events(run, "retry")] == [137]
     recorded = json.loads((run / "run.json").read_text())["command"]
