@@ -12,7 +12,8 @@ import torch
 from rlctl.runtime.rollout.engine import RolloutEngine
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 
-_SLICE = Slice(steps=None, seconds=0.2)  # of generation, between looks at what has finished
+# Seconds of generation between looks at what has finished: engines are idle during one.
+_ALONE_S, _WATCHED_S = 2.0, 0.1
 
 
 class WeightVersions:
@@ -75,17 +76,19 @@ class InFlightEngine(Protocol):
 def complete(
     requests: Sequence[Request],
     exchange: Callable[[Sequence[Request], Slice], Sequence[Completion]],
-    on_completion: Callable[[Completion], object] = lambda _: None,
+    on_completion: Callable[[Completion], object] | None = None,
 ) -> list[Completion]:
     """Return all responses to `requests`, each of which `on_completion` gets once it has come.
 
     `exchange` is that of engines: see `TurnEngines`.
     """
+    limit = Slice(steps=None, seconds=_ALONE_S if on_completion is None else _WATCHED_S)
     num_left, completions = sum(len(request.seeds) for request in requests), list[Completion]()
     while num_left > 0:
-        finished = exchange(requests, _SLICE)
-        for completion in finished:
-            on_completion(completion)
+        finished = exchange(requests, limit)
+        if on_completion is not None:
+            for completion in finished:
+                on_completion(completion)
         completions += finished
         num_left -= len(finished)
         requests = ()
