@@ -31,6 +31,7 @@ from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Actor, Roles
+from rlctl.runtime.rollout.exchange import divide
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.training.generation import _overlapped
@@ -365,8 +366,8 @@ def overlapped(engines: TurnEngines, *overrides: str) -> Actor:
     return roles.actor
 
 
-def test_overlap_places_requests_on_engines(caplog: pytest.LogCaptureFixture) -> None:
-    """One engine of two ranks each, a pool of three, and a pool whose engines return groups."""
+def test_overlap_places_requests_on_engines() -> None:
+    """Two engines of two ranks each, and a pool of three."""
     decoding = Decoding(1.0, 1.0, -1, ())
     ids = [Request(i, torch.tensor([1]), decoding, (4,), (i,)) for i in range(12)]
     shared = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
@@ -378,11 +379,9 @@ def test_overlap_places_requests_on_engines(caplog: pytest.LogCaptureFixture) ->
     ):
         actor = overlapped(engines, *overrides)
         assert isinstance(actor, OverlappedActor)
-        assert Counter(each.affinity for each in actor._placed(ids)) == expected
-    caplog.set_level("INFO", "rlctl")
-    actor = overlapped(pool, "actor_rollout_ref.rollout.mode=async")
-    assert not isinstance(actor, OverlappedActor)
-    assert "responses are scored after generation, although reward.overlap is true" in caplog.text
+        size = actor.sampling.rollout.tensor_model_parallel_size
+        divided = divide(ids, actor.num_ranks(), size)
+        assert Counter(request.affinity for request in divided) == expected
 
 
 class Ranks:

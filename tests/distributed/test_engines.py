@@ -396,7 +396,10 @@ def test_run_fails_with_a_reason_when_all_engines_are_lost(
     ) as caught:
         stage.generate(seed=1)
     assert time.monotonic() - begin >= 4
-    assert str(caught.value).count("the engine is built") >= 2  # the last lines of both logs
+    logs = [log for engine in stage.pool.engines.engines for log in engine.logs]
+    assert len(logs) == 2
+    for log in logs:  # each with its last lines
+        assert f"{log}\n    " in str(caught.value)
 
 
 def engine_processes(folder: Path) -> list[psutil.Process]:

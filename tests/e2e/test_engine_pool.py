@@ -105,6 +105,6 @@ def test_dry_run_shows_the_engines(settings: list[str], capsys: pytest.CaptureFi
     assert (rollout["pool"], rollout["processes"]) == ("engines", 2)
     memory = {each["role"]: each for each in planned["memory"]}
     assert memory["actor"]["engine"]["cache"] == 0
-    # a request has one of eight prompts and two responses: keys and values, layers, sizes
-    assert memory["rollout"]["engine"]["cache"] == 2 * 2 * 16 * (160 + 2 * 12) * 4
+    # four of eight prompts, each with two responses: keys and values, layers, sizes
+    assert memory["rollout"]["engine"]["cache"] == 2 * 2 * 16 * 4 * (160 + 2 * 12) * 4
     assert memory["rollout"]["parameters"] == 4 * memory["rollout"]["num_parameters"]
