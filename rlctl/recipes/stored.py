@@ -22,8 +22,10 @@ from rlctl.recipes.verl.translate import written
 from rlctl.redaction import is_secret_key
 from rlctl.suggest import overridden_keys
 
-# Keys that a resumed run may change: duration, placement, logging, and the size of passes.
+# Keys that a resumed run may change: duration, placement, logging, the size of passes, and one of
+# earlier versions.
 FREE = (
+    "actor_rollout_ref.rollout.mode",
     "trainer.total_epochs",
     "trainer.total_training_steps",
     "trainer.logger",

@@ -31,7 +31,6 @@ from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Actor, Roles
-from rlctl.runtime.rollout.exchange import divide
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.training.generation import _overlapped
@@ -362,7 +361,7 @@ def overlapped(engines: TurnEngines, *overrides: str) -> Actor:
     rollout = config.actor_rollout_ref.rollout
     actor, reward = create_autospec(Actor), create_autospec(RuleReward)
     sampling = SamplingConfig(rollout, 8, (2,))
-    roles = _overlapped(config, Roles(actor, reward), engines, 4, sampling, reward)
+    roles = _overlapped(config, Roles(actor, reward), engines, sampling, reward)
     return roles.actor
 
 
@@ -373,14 +372,15 @@ def test_overlap_places_requests_on_engines() -> None:
     shared = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
     pool = create_autospec(DisaggregatedActor, instance=True)
     pool.num_engines.return_value = 3
+    pool.divide = partial(DisaggregatedActor.divide, pool)
     for engines, overrides, expected in (
         (ColocatedEngines(create_autospec(RankEngines), 4, 2), [shared], {0: 6, 1: 6}),
         (pool, [], {0: 4, 1: 4, 2: 4}),
+        (pool, [shared], {0: 4, 1: 4, 2: 4}),
     ):
         actor = overlapped(engines, *overrides)
         assert isinstance(actor, OverlappedActor)
-        size = actor.sampling.rollout.tensor_model_parallel_size
-        divided = divide(ids, actor.num_ranks(), size)
+        divided = actor.engines.divide(ids)
         assert Counter(request.affinity for request in divided) == expected
 
 
@@ -413,7 +413,7 @@ def test_ranks_that_share_an_engine_get_the_same_requests_and_steps() -> None:
     sampling = SamplingConfig(config.actor_rollout_ref.rollout, 8, (2,))
     ranks, reward = Ranks(), MagicMock()
     roles = Roles(cast(Any, SimpleNamespace()), cast(Any, reward))
-    overlapped = _overlapped(config, roles, ColocatedEngines(ranks, 4, 2), 4, sampling, reward)
+    overlapped = _overlapped(config, roles, ColocatedEngines(ranks, 4, 2), sampling, reward)
     lengths = [3, 1, 4, 2, 5]
     ids = Ragged.from_rows([[7] * n for n in lengths], torch.int64)
     rollouts = overlapped.actor.generate_sequences(

@@ -49,8 +49,8 @@ class Ref:
     hangs: bool = False
 
 
-def wait(refs: list[Ref], num_returns: int = 1, timeout: float | None = None) -> Any:
-    del num_returns, timeout
+def wait(refs: list[Ref], **options: Any) -> Any:
+    del options
     return [ref for ref in refs if not ref.hangs], [ref for ref in refs if ref.hangs]
 
 

@@ -334,7 +334,7 @@ class Log:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.weights = self.published = 0
+        self.weights = self.published = self.drawn = 0
         self.fail_at, self.error = 0, RlctlError("no engine is left")
         self.gate: threading.Event | None = None  # generation waits for it
 
@@ -342,8 +342,16 @@ class Log:
         self.published = self.weights
         return Published(self.weights, 2**29)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+        assert step > 0
+        self.drawn = state["drawn"]
+
     def collect(self, roles: Roles, step: int) -> tuple[Any, dict[str, float]]:
         del roles
+        self.drawn += 1
         weights = self.published
         if self.gate is not None:
             assert self.gate.wait(600)
@@ -462,6 +470,7 @@ def test_rollouts_whose_engines_were_all_lost_are_collected_in_their_own_step(
     assert run(log, source, 2, 4) == [0.0, 1.0, 1.0]
     generated = [call for call in log.calls if not call.startswith("learn")]
     assert generated == ["1 by 0", "2 by 1", "3 by 1", "4 by 2"]
+    assert log.drawn == 4, "the prompts of a lost collection are drawn again"
 
 
 def test_rollouts_in_a_checkpoint_are_learned_from_when_the_run_stays_in_step() -> None:

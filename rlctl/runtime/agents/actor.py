@@ -27,6 +27,7 @@ from rlctl.runtime.ops import first_rows
 from rlctl.runtime.rewards.report import exceeds
 from rlctl.runtime.rewards.role import EarlyScoring, RuleReward
 from rlctl.runtime.roles import Actor
+from rlctl.runtime.rollout.exchange import divide
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.tracking.clock import timed
 from rlctl.tracking.episodes import Episode
@@ -72,6 +73,9 @@ class ColocatedEngines(TurnEngines):
         of_ranks = [part for part in parts for _ in range(size)]
         completed = self.workers.exchange(of_ranks, limit, cancelled)
         return [completion for part in completed[::size] for completion in part]
+
+    def divide(self, requests: Sequence[Request]) -> list[Request]:
+        return divide(requests, self.num_ranks, self.ranks_per_engine)
 
     def end_exchange(self) -> None:
         self.workers.end_exchange()

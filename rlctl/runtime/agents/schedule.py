@@ -38,6 +38,10 @@ class TurnEngines(Protocol):
         """
         ...
 
+    def divide(self, requests: Sequence[Request]) -> list[Request]:
+        """Return the requests of a batch with their engines as affinities."""
+        ...
+
     def end_exchange(self) -> None:
         """Release memory after the last exchange of a batch of episodes."""
         ...

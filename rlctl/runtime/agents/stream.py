@@ -25,7 +25,7 @@ from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
-from rlctl.runtime.rollout.exchange import complete, divide
+from rlctl.runtime.rollout.exchange import complete
 from rlctl.runtime.rollout.requests import Completion
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.tracking.clock import timed
@@ -185,7 +185,6 @@ class OverlappedActor(DelegatingActor):
     Args:
         actor: the actor; all else is delegated to it.
         engines: its engines.
-        num_ranks: returns the number of the actor's ranks, or of the engines of a pool.
         context_length: limit of prompt and response together.
     """
 
@@ -193,14 +192,12 @@ class OverlappedActor(DelegatingActor):
         self,
         actor: Actor,
         engines: TurnEngines,
-        num_ranks: Callable[[], int],
         sampling: SamplingConfig,
         context_length: int,
         reward: RuleReward,
     ) -> None:
         super().__init__(actor)
         self.engines = engines
-        self.num_ranks = num_ranks
         self.sampling = sampling
         self.context_length = context_length
         self.reward = reward
@@ -213,14 +210,12 @@ class OverlappedActor(DelegatingActor):
         requests = to_requests(prompts.prompt_ids, params, self.context_length)
         scoring = self.reward.begin(prompts.repeat(params.n))
         first_row = {request.key: number * params.n for number, request in enumerate(requests)}
-        size = self.sampling.rollout.tensor_model_parallel_size  # ranks of an engine
-        divided = divide(requests, self.num_ranks(), size)
 
         def score(completion: Completion) -> None:
             scoring.add(first_row[completion.key] + completion.index, completion.response_ids)
 
         try:
-            completions = complete(divided, self.engines.exchange, score)
+            completions = complete(self.engines.divide(requests), self.engines.exchange, score)
         finally:
             self.engines.end_exchange()
         rollouts = to_rollouts(prompts, params.n, to_responses(in_order(requests, completions)))

@@ -75,7 +75,7 @@ class DisaggregatedActor(DelegatingActor):
         params = spec.sampling.params(prompts.group, seed, validate, greedy, prompts.images)
         length = spec.max_prompt_length + spec.sampling.max_response_length
         requests = to_requests(prompts.prompt_ids, params, length)
-        completions = complete(divide(requests, self.num_engines()), self.exchange)
+        completions = complete(self.divide(requests), self.exchange)
         return to_rollouts(prompts, params.n, to_responses(in_order(requests, completions)))
 
     def exchange(
@@ -90,6 +90,9 @@ class DisaggregatedActor(DelegatingActor):
                     raise
         time.sleep(_PAUSE_S)
         return []
+
+    def divide(self, requests: Sequence[Request]) -> list[Request]:
+        return divide(requests, self.num_engines())
 
     def end_exchange(self) -> None:
         """See `TurnEngines`. The engines keep their memory: they share it with no other role."""

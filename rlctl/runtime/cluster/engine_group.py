@@ -34,12 +34,12 @@ class EngineGroup(LiveEngines):
 
         Requests with equal affinity go to the same engine while it lives.
         """
-        self.unplaced += [OpenTurn.of(request) for request in requests]
-        self.restart_lost()
-        ready = self.ready_engines()
-        self.unplaced = [turn for turn in self.unplaced if turn.request.key not in cancelled]
+        turns = [*self.unplaced, *map(OpenTurn.of, requests)]
+        self.unplaced = [turn for turn in turns if turn.request.key not in cancelled]
         for engine in self.pool.engines:
             engine.cancel(cancelled)
+        self.restart_lost()
+        ready = self.ready_engines()
         new, self.unplaced = place(self.unplaced, self.pool.engines, ready)
         began = time.monotonic()
         calls = {

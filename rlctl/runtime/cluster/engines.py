@@ -122,8 +122,11 @@ def failure_reason(
     left_s = timeout_s
     if timeout_s is not None and since is not None:
         left_s = max(0.0, since + timeout_s - time.monotonic())
+    # A finished result of another node takes time to fetch, which is not the engine's.
+    if not ray.wait([result], timeout=left_s, fetch_local=False)[0]:
+        return f"it {late} within {timeout_s:g} s"
     try:
-        ray.get(result, timeout=left_s)
+        ray.get(result, timeout=timeout_s)
     except RayTaskError as error:
         is_lost = isinstance(error.cause, LostServerError)
         if raise_rlctl_errors and isinstance(error.cause, RlctlError) and not is_lost:

@@ -101,6 +101,7 @@ class DifficultyPool(StatefulSampler):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.num_draws = state["num_draws"]
+        self.mean[:], self.drawn[:] = np.nan, 0
         self.mean[state["prompts"]] = np.array(state["mean"], dtype=np.float64)
         self.drawn[state["prompts"]] = state["drawn"]
 
@@ -160,6 +161,7 @@ class ThompsonSampler(StatefulSampler):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.num_draws = state["num_draws"]
+        self.right[:] = self.wrong[:] = 0
         self.right[state["prompts"]] = state["right"]
         self.wrong[state["prompts"]] = state["wrong"]
 

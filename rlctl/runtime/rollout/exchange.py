@@ -100,7 +100,7 @@ def divide(requests: Sequence[Request], num_ranks: int, ranks_per_engine: int = 
 
     Each rank has its part of the batch: these are the engines and the order of `generate`.
     """
-    parts = torch.arange(len(requests)).tensor_split(num_ranks)
+    parts = torch.arange(len(requests)).tensor_split(max(1, num_ranks))
     engine = {i: rank // ranks_per_engine for rank, part in enumerate(parts) for i in part.tolist()}
     placed = [replace(request, affinity=engine[i]) for i, request in enumerate(requests)]
     return sorted(placed, key=lambda request: -len(request.context_ids))

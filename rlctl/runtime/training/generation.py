@@ -68,7 +68,7 @@ def with_episodes(generation: Generation, roles: Roles) -> Iterator[Roles]:
     overlaps = config.reward.overlap and not config.async_training.eager  # it has its own way
     early = reward if reward is not None and overlaps and reward.pool.has_workers else None
     if not config.actor_rollout_ref.rollout.multi_turn.enable:
-        yield _overlapped(config, roles, engines, generation.num_ranks, sampling, early)
+        yield _overlapped(config, roles, engines, sampling, early)
         return
     if early is not None and config.actor_rollout_ref.rollout.agent.program is not None:
         LOG.info(NO_OVERLAP, "an episode of an agent program may have several rows")
@@ -111,7 +111,6 @@ def _overlapped(
     config: schema.Config,
     roles: Roles,
     engines: TurnEngines,
-    num_ranks: int,
     sampling: SamplingConfig,
     reward: RuleReward | None,
 ) -> Roles:
@@ -119,8 +118,6 @@ def _overlapped(
     data = config.data
     if reward is None:
         return roles
-    apart = isinstance(engines, DisaggregatedActor)
-    count = engines.num_engines if apart else lambda: num_ranks
     length = data.max_prompt_length + data.max_response_length
-    actor = OverlappedActor(roles.actor, engines, count, sampling, length, reward)
+    actor = OverlappedActor(roles.actor, engines, sampling, length, reward)
     return replace(roles, actor_role=actor)

@@ -213,8 +213,15 @@ class OneStepAhead(RolloutSource):
         return metrics | published_gb(self.collection.publish())
 
     def _collect(self, step: int, weights: int) -> Collected:
-        with self.clock.running():
-            scored, metrics = self.collection.collector.collect(self.collection.roles, step)
+        collector = self.collection.collector
+        state = collector.state_dict()
+        try:
+            with self.clock.running():
+                scored, metrics = collector.collect(self.collection.roles, step)
+        except LostEnginesError:  # the prompts are drawn again
+            collector.load_state_dict(state, step)
+            self.clock.take()
+            raise
         seconds = self.clock.take()
         # The trainer's own part of a weight sync is timed as `update_weights`, in its step.
         self.seconds = {_BESIDE.get(phase, phase): value for phase, value in seconds.items()}
