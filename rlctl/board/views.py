@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ class Views:
     def runs(self, query: RunQuery, offset: int = 0) -> dict[str, Any]:
         """Return `PAGE` runs from `offset` on, as `rlctl runs --json`; numbers of all of them."""
         version, every = self.listing.current()
-        page = query.page(every, offset)
+        page = query.page([replace(run) for run in every], offset)  # which forget their metrics
         rows = page.as_json()
         for row, run in zip(rows, page.runs, strict=True):
             curves, metrics = run.metrics.curves, run.metrics.metrics

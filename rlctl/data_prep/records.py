@@ -35,7 +35,7 @@ def convert(
 
     A ValueError of `make` is a problem of the record. Those of a file are raised as one ConfigError
     after its last record, with `hint`, or appended to `skipped`. Raises ConfigError for a file
-    without records.
+    without records, unless problems are skipped.
     """
     index = 0
     for path in files:
@@ -49,7 +49,7 @@ def convert(
             yield made
         if skipped is None:
             raise_capped(problems, path)
-        if index == first:
+        if index == first and skipped is None:
             raise ConfigError("the file contains no records", where=str(path))
 
 

@@ -82,7 +82,9 @@ class Query:
 
     def term(self) -> Term:
         """Return the single term of a column or order. Raises UsageError for anything else."""
-        if len(self.terms) != 1 or not isinstance(self._tree, ast.Name | ast.Call):
+        tree = self._tree
+        is_one = isinstance(tree, ast.Name) or (isinstance(tree, ast.Call) and len(tree.args) == 1)
+        if len(self.terms) != 1 or not is_one:
             raise self._wrong(0, "expected one name, or an aspect such as best(METRIC)")
         return self.terms[0]
 
@@ -203,4 +205,5 @@ def _masked(text: str) -> tuple[str, dict[int, str]]:
         words[match.start()] = match["name"] or piece[1:-1]
         return f"'{'_' * (len(piece) - 2)}'" if match["text"] else "_" * len(piece)
 
-    return re.sub(r"\s", " ", _TOKEN.sub(mask, text)), words
+    source = re.sub(r"\s", " ", _TOKEN.sub(mask, text))
+    return "".join(char if char.isascii() else "?" for char in source), words

@@ -97,7 +97,8 @@ class Run:
     @cached_property
     def metrics(self) -> MetricsSummary:
         """Summary of the metrics when it was first asked for."""
-        return read_summary(self.path)
+        # A broken run's time is the last change of its folder.
+        return read_summary(self.path, writes=self.record is not None)
 
     def table(self) -> MetricTable:
         """Return all metrics as arrays, none if they cannot be read; see `metrics.problem`."""

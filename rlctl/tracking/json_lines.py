@@ -111,12 +111,13 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def is_metrics(row: Mapping[str, Any]) -> bool:
-    """Return True for a row with an integer `step` and numbers that a float can hold, or nulls."""
+    """Return True for a row with a 64-bit `step` and numbers that a float can hold, or nulls."""
     try:
         array("d", [value for value in row.values() if value is not None])
     except (TypeError, OverflowError):
         return False
-    return isinstance(row.get("step"), int)
+    step = row.get("step")
+    return isinstance(step, int) and abs(step) < 2**63
 
 
 def drop_torn_tail(path: Path) -> None:

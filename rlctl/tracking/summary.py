@@ -57,13 +57,16 @@ class MetricsSummary:
         counts = [metrics[name][_COUNT] for name in curves]
         numbers = [value for name, value in vars(figures).items() if name != "metric"]
         numbers = [value for value in numbers if value is not None]
-        total = sum(array("d", chain(numbers, counts, *metrics.values(), *curves.values())))
+        values = array("d", chain(numbers, counts, *metrics.values(), *curves.values()))
+        # A sum is fast, and may overflow.
+        is_finite = math.isfinite(sum(values)) or all(map(math.isfinite, values))
         lengths = {len(SERIES), *map(len, metrics.values())}
-        is_ours = raw["series"] == [*SERIES] and len(lengths) == 1 and math.isfinite(total)
+        is_ours = raw["series"] == [*SERIES] and len(lengths) == 1 and is_finite
         if not is_ours or not isinstance(figures.metric, str | None):
             raise ValueError("not a summary")
         position = Position(*(int(raw["position"][name]) for name in ("offset", "line", "mark")))
-        broken = raw["broken"] and (int(raw["broken"][0]), int(raw["broken"][1]))
+        broken = raw["broken"]
+        broken = None if broken is None else (int(broken[0]), int(broken[1]))
         return cls(figures, metrics, curves, position, broken)
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -98,12 +101,12 @@ def _add_point(points: list[float], number: int, value: float) -> None:
         del points[1::2]
 
 
-def read_summary(folder: Path) -> MetricsSummary:
-    """Return the summary of all metrics of the run in `folder`, and write one if it has none."""
+def read_summary(folder: Path, *, writes: bool = True) -> MetricsSummary:
+    """Return the summary of all metrics of the run in `folder`; `writes` one if it has none."""
     file = folder / SUMMARY_FILE
     try:
         summary = _read(folder)
-        if summary.position.offset and not file.exists():
+        if writes and summary.position.offset and not file.exists():
             with suppress(OSError):  # another user's run: its metrics are read again
                 _write(file, summary)
     except OSError as error:
@@ -137,6 +140,8 @@ def _read(folder: Path) -> MetricsSummary:
 
 def _stored(file: Path) -> MetricsSummary:
     """Return the summary in a file; an empty one if it is missing or damaged."""
+    if not file.is_file():  # a pipe would not end
+        return MetricsSummary()
     try:
         return MetricsSummary.from_dict(json_object(file.read_bytes()) or {})
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError):

@@ -1,9 +1,15 @@
 """Expressions of `--where`: values and error messages."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from rlctl.errors import UsageError
+from rlctl.runs.listing import value_of
 from rlctl.runs.query import Query, Term
+from rlctl.runs.run import Run
+from rlctl.tracking.summary import MetricsSummary
 
 VALUES = {
     Term("state"): "finished",
@@ -89,3 +95,17 @@ def test_a_column_is_one_value():
     for text in ("a and b", "3", "a < b"):
         with pytest.raises(UsageError, match="expected one name"):
             Query(text).term()
+
+
+def test_the_best_loss_is_the_smallest_and_the_best_score_the_largest() -> None:
+    summary = MetricsSummary()
+    summary.add([{"step": step, "actor/pg_loss": step, "val/acc": step} for step in (2, 1, 3)])
+    run = cast(Run, SimpleNamespace(metrics=summary))
+    assert value_of(run, Term("actor/pg_loss", "best")) == 1
+    assert value_of(run, Term("val/acc", "best")) == 3
+    assert value_of(run, Term("val/acc", "last")) == 3
+
+
+def test_a_call_that_is_no_aspect_is_no_order() -> None:
+    with pytest.raises(UsageError, match="expected one name, or an aspect"):
+        Query('like(name, "a*")').term()

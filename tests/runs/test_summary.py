@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import random
 import sys
 from pathlib import Path
@@ -144,7 +145,7 @@ def test_other_changes_read_the_file_again(tmp_path: Path, change: str) -> None:
         {"series": ["last"]},
         {"position": {"offset": -1, "line": 0, "mark": 0}},
         {"position": {"offset": 1e400, "line": 0, "mark": 0}},
-        {"broken": "ab"},
+        *({"broken": broken} for broken in ("ab", [], 0, "")),
         None,
     ],
 )
@@ -165,6 +166,18 @@ def test_sums_that_no_number_holds_are_limited(tmp_path: Path) -> None:
         figures = read_summary(tmp_path).figures
         assert figures is not None
         assert (figures.seconds, figures.tokens) == (float(sys.maxsize), sys.maxsize)
+
+
+def test_a_pipe_in_the_place_of_a_summary_is_not_read(tmp_path: Path) -> None:
+    append(tmp_path / "metrics.jsonl", rows(0, 10))
+    os.mkfifo(tmp_path / SUMMARY_FILE)
+    assert read_summary(tmp_path) == read_afresh(tmp_path / "metrics.jsonl")
+
+
+def test_summaries_of_huge_values_are_believed(tmp_path: Path) -> None:
+    append(tmp_path / "metrics.jsonl", [{"step": step, "loss": 1e308} for step in range(3)])
+    write_summary(tmp_path)
+    assert MetricsSummary.from_dict(json.loads((tmp_path / SUMMARY_FILE).read_text())).metrics
 
 
 def test_a_summary_that_cannot_be_written_is_computed(tmp_path: Path, monkeypatch) -> None:

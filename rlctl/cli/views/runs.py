@@ -180,12 +180,13 @@ def print_run(run: Run) -> None:
         *(name for name in series if name.startswith(SHOWN_PREFIXES)),
     ]
     metrics = run.table()
-    values = {name: metrics.finite_values(name) for name in names}
-    if names:
+    # A damaged summary may name a metric that the run has not.
+    values = {name: found for name in names if len(found := metrics.finite_values(name))}
+    if values:
         stdout().print()
         rows = [
             [name, f"{values[name][0]:.4g}", f"{values[name][-1]:.4g}", sparkline(values[name])]
-            for name in names
+            for name in values
         ]
         stdout().print(table(["metric", "first", "last", "curve"], rows, right=["first", "last"]))
     if changed := changed_settings(run.path):
@@ -271,5 +272,5 @@ def _files(run: Run) -> list[tuple[str, str]]:
 
 def short(value: object) -> str:
     """Format a setting's value in at most 40 characters."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 40 else text[:39] + "…"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,20 +58,6 @@ class Rule:
         if self.at_least and isinstance(given, int) and isinstance(expected, int):
             return given >= expected
         return given == expected
-
-
-@cache
-def compiled(pattern: str) -> re.Pattern[str]:
-    """Return the regular expression of a pattern; each `{…}` and `*` is a group."""
-    text = re.escape(pattern).replace(r"\{", "(").replace(r"\}", ")").replace(r"\*", "(.*)")
-    return re.compile(text.replace(",", "|") + r"\Z")
-
-
-def alternatives(pattern: str) -> Iterator[str]:
-    """Yield the texts that a pattern matches; a `*` is kept."""
-    parts = re.split(r"\{([^{}]*)\}", pattern)
-    choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(parts)]
-    yield from map("".join, product(*choices))
 
 
 def _pattern(text: str) -> str:

@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any, Literal
 
 from rlctl.recipes.verl import tables
-from rlctl.recipes.verl.tables import Feature, Rule, alternatives, compiled
+from rlctl.recipes.verl.patterns import alternatives, compiled
+from rlctl.recipes.verl.tables import Feature, Rule
 
 Kind = Literal["", "renamed", "dropped", "unused", "refused"]
 
