@@ -139,9 +139,12 @@ def read_run(folder: Path) -> Run:
     return build_run(folder) if run.state == "lost" else run
 
 
-def build_run(folder: Path) -> Run:
-    """Read the run in `folder` once: its process may end before its state is asked for."""
-    labels = read_labels(folder)
+def build_run(folder: Path, labels: Labels | None = None) -> Run:
+    """Read the run in `folder` once: its process may end before its state is asked for.
+
+    `labels` are known labels.
+    """
+    labels = read_labels(folder) if labels is None else labels
     try:
         return Run(folder, RunRecord.read(f"{folder}/{RECORD_FILE}"), labels=labels)
     except RlctlError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from rlctl.errors import NotFoundError, Problem, UsageError
 from rlctl.log import warn_once
 from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.quickstart import FOLDERS
-from rlctl.runs.labels import LABELS_FILE
+from rlctl.runs.labels import LABELS_FILE, Labels
 from rlctl.runs.listing import value_of
 from rlctl.runs.query import Query
 from rlctl.runs.run import ACTIVE, Run, Stamp, build_run, is_run, read_run, stamp
@@ -37,7 +39,8 @@ class RunStore:
     def runs(self) -> list[Run]:
         """Return active runs, then the others; both newest first."""
         folders = [run.path for project in _subfolders(self.root) for run in _subfolders(project)]
-        found = [run for folder in folders if (run := self._read(folder)) is not None]
+        with _no_collection():
+            found = [run for folder in folders if (run := self._read(folder)) is not None]
         # The process of a lost run may have finished it between the two checks.
         again = [self._read(str(run.path)) if run.state == "lost" else run for run in found]
         found = [run for run in again if run is not None]
@@ -51,7 +54,8 @@ class RunStore:
         before, run = self._known.get(folder, (None, None))
         if run is not None and before == now:
             return replace(run)
-        self._known[folder] = now, build_run(Path(folder))
+        labels = Labels() if now[1] is None else None
+        self._known[folder] = now, build_run(Path(folder), labels)
         return self._known[folder][1]
 
     def find(self, selector: str) -> Run:
@@ -133,6 +137,18 @@ class RunStore:
         }
         fix = (selector, near) if near else None
         return Problem(special.get(kind, f"no run is named {selector!r}"), where, hint, fix)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Do not collect garbage in the block, which makes many objects and no cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _names(run: Run) -> tuple[str, ...]:
