@@ -103,4 +103,5 @@ def test_16_bit_heads_of_any_size_are_rotated(size: int, monkeypatch: pytest.Mon
     exact = rotary.forward_native(positions, query, key)
     rounded = rotary.forward_cpu(positions, query.bfloat16(), key.bfloat16())
     for found, expected in zip(rounded, exact, strict=True):
+        assert found is not None
         torch.testing.assert_close(found.float(), expected, atol=0.05, rtol=0.02)

@@ -91,6 +91,7 @@ def num_other_experts(kind: str, folder: Path) -> int:
 
     prompt_ids = arbitrary_prompts()
     model, found = generated(kind, folder, shares=False, routes=True)
+    assert found.routing is not None
     pairs = zip(found.routing.rows(), found.response_ids.rows(), strict=True)
     others = 0
     for row, (experts, ids) in enumerate(pairs):
