@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -176,3 +177,11 @@ def reproducible(run: Path) -> list[dict[str, Any]]:
         }
         for row in metrics(run)
     ]
+
+
+def remove_run(run: Path, elsewhere: Path) -> None:
+    """Remove a run and its files in another folder, with the mark of the name there."""
+    shutil.rmtree(run, ignore_errors=True)
+    copies = elsewhere / run.parent.name
+    shutil.rmtree(copies / run.name, ignore_errors=True)
+    (copies / f".{run.name}.run").unlink(missing_ok=True)

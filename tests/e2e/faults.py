@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import time
 from collections import Counter
@@ -24,7 +23,7 @@ from safetensors.torch import load_file
 from rlctl.data_prep.agent_columns import with_tools
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import write_rows
-from tests.e2e.command import metrics, rlctl, start, wait_until_gone, with_marker
+from tests.e2e.command import metrics, remove_run, rlctl, start, wait_until_gone, with_marker
 from tests.e2e.killed_runs import state
 from tests.progress import wait_until
 
@@ -77,8 +76,7 @@ def learn_despite(recipe: str, backend: str, folder: Path, seed: str) -> str:
     finally:
         harried.close()
     found = count(run, questions)
-    shutil.rmtree(run)
-    shutil.rmtree(folder / "elsewhere" / "quickstart" / "harried")
+    remove_run(run, folder / "elsewhere")
     stops = ", ".join(f"{each:.0f}" for each in harried.stop_seconds)
     return f"{harried.num_faults} faults, stopped within {stops} s: {found}"
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from tests.agents.quiz import write_quiz
 from tests.e2e import faults, leaks, soak_data_plane, soak_engines
-from tests.e2e.command import reproducible
+from tests.e2e.command import remove_run, reproducible
 from tests.e2e.conftest import write_shelf
 from tests.e2e.killed_runs import (
     LOGGER,
@@ -305,11 +304,6 @@ def _straight(name: str, command: list[str], folder: Path) -> Path:
     return straight
 
 
-def _remove(run: Path, folder: Path) -> None:
-    shutil.rmtree(run, ignore_errors=True)
-    shutil.rmtree(folder / "elsewhere" / "quickstart" / run.name, ignore_errors=True)
-
-
 def _differs(case: str, seed: int, folder: Path) -> str | None:
     """Return what differs between a run that is killed as `case` says and an undisturbed one."""
     name, moment, number = case.split("/")
@@ -329,7 +323,7 @@ def _differs(case: str, seed: int, folder: Path) -> str | None:
         print(f"killed at {kills}, {doing}", flush=True)
         differing = _differing(killed, straight, setup.exact) if doing else ["nothing was killed"]
     finally:
-        _remove(killed, folder)
+        remove_run(killed, folder / "elsewhere")
     return ", ".join(differing) or None
 
 
@@ -346,7 +340,7 @@ def _loses_engines(name: str, folder: Path) -> str | None:
     ended = run(*command, "killed", engine, cwd=folder)
     assert ended.code == 0, ended.talk
     lost, same = len(events(killed, "engine_lost")), responses(killed) == responses(straight)
-    _remove(killed, folder)
+    remove_run(killed, folder / "elsewhere")
     return None if same and lost else f"{lost} engines killed, responses are same: {same}"
 
 
@@ -358,7 +352,7 @@ def _grows(name: str, folder: Path) -> str | None:
     written = folder / "runs" / "quickstart" / "long"
     found = leaks.growths(command, folder, written)
     print(*found, sep="\n    ", flush=True)
-    _remove(written, folder)
+    remove_run(written, folder / "elsewhere")
     return ", ".join(str(each) for each in found if each.is_leak) or None
 
 
