@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -27,7 +27,7 @@ from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
 
-# Receives each response of a request, or the error that ended the loop. Runs in the loop's thread.
+# Receives the response to a request, or the error that ended the loop. Runs in the loop's thread.
 Deliver = Callable[[Completion | Exception], None]
 
 
@@ -43,9 +43,9 @@ class EngineLoop:
         self.engine = engine
         self._num_threads = num_threads
         self._lock = threading.Lock()
-        self._open: dict[tuple[int, int], Deliver] = {}  # by key and index of the response
+        self._open: dict[int, Deliver] = {}  # by key of the request
         self._error: Exception | None = None
-        self._queue: queue.SimpleQueue[Sequence[Request] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -54,13 +54,12 @@ class EngineLoop:
         """True if no response is open, so that the engine may be used."""
         return not self._open
 
-    def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
-        """Queue requests; `deliver` receives each of their responses."""
+    def submit(self, request: Request, deliver: Deliver) -> None:
+        """Queue a request of one response, which `deliver` receives."""
         with self._lock:
             if self._error is None:
-                for request in requests:
-                    self._open |= {(request.key, i): deliver for i in range(len(request.seeds))}
-                self._queue.put(requests)
+                self._open[request.key] = deliver
+                self._queue.put(request)
                 return
         deliver(self._error)
 
@@ -75,7 +74,7 @@ class EngineLoop:
             self._serve()
         except Exception as error:
             with self._lock:
-                self._error, waiting = error, set(self._open.values())
+                self._error, waiting = error, list(self._open.values())
                 self._open.clear()
             for deliver in waiting:
                 deliver(error)
@@ -83,12 +82,12 @@ class EngineLoop:
     def _serve(self) -> None:
         while True:
             while not self.engine.num_open or not self._queue.empty():
-                requests = self._queue.get()
-                if requests is None:
+                request = self._queue.get()
+                if request is None:
                     return
-                self.engine.submit(requests)
+                self.engine.submit([request])
             for completion in self.engine.step():
-                self._open.pop((completion.key, completion.index))(completion)
+                self._open.pop(completion.key)(completion)
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ class JudgeWorker(Worker):
                 future.set_result(result)
 
         request = Request(next_key(), torch.tensor(ids), self.decoding, (limit,), (0,))
-        self.loop.submit([request], deliver)
+        self.loop.submit(request, deliver)
         return await future
 
     def close(self) -> None:
