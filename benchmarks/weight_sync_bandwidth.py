@@ -5,7 +5,7 @@
 The model is in this process, engines of `hf` have one process and one thread each. 100 % is the
 time in which all cores together copy the model once for the trainer, which writes it for the
 engines, and once for each engine: nothing is read or written twice. Checksums are part of the
-sync. Copies and syncs alternate.
+sync. Copies and syncs alternate, one transport after the other.
 """
 
 from __future__ import annotations
@@ -67,31 +67,31 @@ def measure(megabytes: int, runs: int, num_engines: int) -> list[Row]:
         model.save_pretrained(folder)
         engines = engine_pool(model, folder, num_engines, 64, _NAME)
         engines.wait()
-        variants: dict[str, Callable[[], None]] = {
-            "copy": copy,
-            "object_store": lambda: to_pool(engines, model, "object_store"),
-            "gloo": lambda: to_pool(engines, model, "gloo"),
-        }
-        took: dict[str, list[float]] = {name: [] for name in variants}
-        for run in range(runs + 2):  # two warm-up runs: the first use of memory is slow
-            for name, call in variants.items():
-                start = time.perf_counter()
-                call()
-                if run >= 2:
-                    took[name].append(time.perf_counter() - start)
+        took: dict[str, list[tuple[float, float]]] = {}
+        for backend in ("gloo", "object_store"):  # Ray frees objects after a sync has ended
+            took[backend] = [
+                (seconds(copy), seconds(lambda name=backend: to_pool(engines, model, name)))
+                for _ in range(runs + 2)
+            ][2:]  # two warm-up runs: the first use of memory is slow
         engines.pool.close()
-    copies = took.pop("copy")
     return [
         {
-            "transport": name,
-            "ms": 1000 * statistics.median(times),
-            "copy GB/s": size / statistics.median(copies) / 1e9,
+            "transport": backend,
+            "ms": 1000 * statistics.median(sync for _, sync in times),
+            "copy GB/s": size / statistics.median(copied for copied, _ in times) / 1e9,
             "of the bandwidth": statistics.median(
-                (num_engines + 1) * copy / sync for copy, sync in zip(copies, times, strict=True)
+                (num_engines + 1) * copied / sync for copied, sync in times
             ),
         }
-        for name, times in took.items()
+        for backend, times in took.items()
     ]
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Return the time that a call takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 def main() -> None:

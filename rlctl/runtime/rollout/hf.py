@@ -34,6 +34,7 @@ from rlctl.runtime.rollout.engine import (
 )
 from rlctl.runtime.rollout.fused import Passes
 from rlctl.runtime.rollout.graphs import Capturer, StaticDecoder, capturer_of
+from rlctl.runtime.rollout.page_sums import copy_values
 from rlctl.runtime.rollout.recorded_rows import RecordedRows
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.rows import Finished, ParkedCaches, Part, parts_of, rows_of
@@ -155,7 +156,7 @@ class HFEngine:
         if self.owned:
             own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
             for name, value in weights:
-                own[name].data.copy_(value)
+                copy_values(own[name].data, value)
         if self._training is not None:
             self._passes.refresh()
 

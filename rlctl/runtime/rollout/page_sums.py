@@ -1,10 +1,12 @@
-"""Checksum of the bytes of a bucket, which a processor computes while they are in its cache."""
+"""Copies of weights on CPUs, and their checksums, computed while the bytes are in a cache."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,10 +42,28 @@ class PageSums:
         return start
 
 
-def blocks(target: Tensor, source: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Divide a copy of `source` (N, ...) to a contiguous `target` into those for `PageSums`."""
+def copy_values(
+    target: Tensor, source: Tensor, is_done: Callable[[int], object] = lambda _: None
+) -> None:
+    """Copy `source` (N, ...) to a `target` of the same shape; on CPUs a block at a time.
+
+    `is_done` gets the number of bytes on a CPU that are complete. If the dtype is the same, the C
+    library copies; torch would read the target into the cache before.
+    """
     source = source.detach()
-    if not (target.is_cpu and source.is_cpu and source.is_contiguous()):
-        return [(target, source)]
-    size = _BLOCK * torch.get_num_threads() // target.itemsize
-    return zip(target.view(-1).split(size), source.view(-1).split(size), strict=True)
+    if not all(value.is_cpu and value.is_contiguous() for value in (target, source)):
+        target.copy_(source)
+        if target.is_cpu:
+            is_done(target.nbytes)
+        return
+    values: list[Any] = [target.view(-1), source.view(-1)]
+    copy: Callable[[Any, Any], object] = Tensor.copy_
+    itemsize = target.itemsize
+    if target.dtype == source.dtype:
+        values = [value.view(torch.uint8).numpy() for value in values]
+        copy, itemsize = np.copyto, 1
+    size, step = len(values[0]), _BLOCK * torch.get_num_threads() // itemsize
+    for start in range(0, size, step):
+        end = min(start + step, size)
+        copy(values[0][start:end], values[1][start:end])
+        is_done(end * itemsize)

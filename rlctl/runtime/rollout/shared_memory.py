@@ -1,7 +1,7 @@
 """Buckets in memory that the processes of one machine share.
 
-A sender builds a bucket in a slot, where engines read it while the sender builds the next one in
-another slot. A slot is free again once no engine has a tensor in it. Files of other processes are
+A sender builds a bucket in a slot, where engines read it while the sender builds the next ones in
+other slots. A slot is free again once no engine has a tensor in it. Files of other processes are
 opened through /proc, which the system allows to processes of the same user.
 """
 
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader, Part, read_only
 
+_AHEAD = 2  # buckets that are sent while engines are still busy with an earlier one
 _NUM_SLOTS = 6  # in which engines may keep tensors; they copy the buckets of later slots
 _RECORD = struct.Struct("5q")
 _LOOK_MS = 200  # between two looks at whether another member was lost
@@ -51,6 +52,8 @@ class SharedMemory:
         self._outboxes: list[int] = []
         self._heard: list[deque[tuple[int, ...]]] = []  # of each of the others
         self._slots = _Slots() if self.sends else None
+        self._sent = deque([0])  # slots of messages that engines may still read
+        self._used = 0  # bits of slots in which engines have tensors
         self._reader: _Reader | None = None
         memory = self._slots.files[0] if self._slots else own
         self.address = json.dumps([_address(memory), _address(own)])
@@ -75,18 +78,25 @@ class SharedMemory:
         return self._slots.memory(size)
 
     def send(self, message: Bucket | int, wait: Callable[[int], None]) -> None:
-        """Send a bucket, or the version; return once all engines are done with the one before.
+        """Send a bucket, or the version; return once engines are done with all but the last few.
 
-        `wait` waits until a file can be read, at most. Raises OSError if an engine has ended.
+        After the version they are done with all. `wait` waits until a file can be read, at most.
+        Raises OSError if an engine has ended.
         """
         assert self._slots is not None
+        ahead = 0
         if isinstance(message, Bucket):
             header = message.header.to_json()
             file, slot = self._slots.put(message.data, header)
             self._tell(len(header), len(message.data), file, slot)
+            ahead = _AHEAD
         else:
             self._tell(_END, message)
-        self._slots.advance([used for used, *_ in self._hear(wait)])
+        self._sent.append(self._slots.number)
+        while len(self._sent) > ahead + 1:
+            self._used = reduce(or_, (used for used, *_ in self._hear(wait)))
+            self._sent.popleft()
+        self._slots.advance(reduce(or_, (1 << slot for slot in self._sent), self._used))
 
     def receive(self, wait: Callable[[int], None]) -> Iterator[Bucket | int]:
         """Yield what each part sends next: see `send`."""
@@ -138,32 +148,31 @@ class _Slots:
 
     def memory(self, size: int) -> Tensor:
         """Return the first bytes (N,) of the current slot."""
-        if len(self._memory[self._number]) < size:
-            file = self.files[self._number]
+        if len(self._memory[self.number]) < size:
+            file = self.files[self.number]
             os.ftruncate(file, size)
             mapped = mmap.mmap(file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            self._memory[self._number] = torch.frombuffer(mapped, dtype=torch.uint8)
-        return self._memory[self._number][:size]
+            self._memory[self.number] = torch.frombuffer(mapped, dtype=torch.uint8)
+        return self._memory[self.number][:size]
 
     def put(self, data: Tensor, header: bytes) -> tuple[int, int]:
         """Complete the slot with bytes (N,) and a header; return its file and its number."""
-        place, file = self.memory(len(data)), self.files[self._number]
+        place, file = self.memory(len(data)), self.files[self.number]
         if place.data_ptr() != data.data_ptr():
             place.copy_(data)
         os.pwrite(file, header, len(data))
-        return file, self._number
+        return file, self.number
 
-    def advance(self, used: Sequence[int]) -> None:
-        """Go to the first slot that no engine uses; each uses those of the bits in `used`."""
-        bits = reduce(or_, used, 1 << self._number)
-        self._enter(next(number for number in count() if not bits >> number & 1))
+    def advance(self, used: int) -> None:
+        """Go to the first slot whose bit is not set in `used`."""
+        self._enter(next(number for number in count() if not used >> number & 1))
 
     def close(self) -> None:
         while self.files:
             os.close(self.files.pop())
 
     def _enter(self, number: int) -> None:
-        self._number = number
+        self.number = number
         if number == len(self.files):
             self.files.append(os.memfd_create(self._name))
             self._memory.append(torch.empty(0, dtype=torch.uint8))

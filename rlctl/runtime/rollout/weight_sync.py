@@ -21,7 +21,7 @@ from torch import Tensor
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.model.engine_weights import Selection
-from rlctl.runtime.rollout.page_sums import PageSums, blocks
+from rlctl.runtime.rollout.page_sums import PageSums, copy_values
 
 T = TypeVar("T", covariant=True)  # result of a channel
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]  # (N,)
@@ -122,14 +122,10 @@ class Bucket:
         bucket, start = cls(BucketHeader(number, part, entries), allocate(size, part)), 0
         sums = PageSums(bucket.data)
         for entry, (_, place), (_, value) in zip(entries, bucket.tensors(), tensors, strict=True):
-            end = start
-            for target, source in blocks(place, value):
-                target.copy_(source)
-                end += target.nbytes
-                if target.is_cpu:  # a GPU reads all of them at the end
-                    sums.add(end)
-            start += entry.num_padded
-            bucket.data[end:start] = 0
+            copy_values(place, value, lambda size, start=start: sums.add(start + size))
+            end, start = start + entry.num_bytes, start + entry.num_padded
+            if end < start:
+                bucket.data[end:start] = 0
         header = replace(bucket.header, checksum=sums.checksum(_crc(bucket.header)))
         return cls(header, bucket.data)
 
