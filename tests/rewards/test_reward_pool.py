@@ -12,7 +12,7 @@ import pytest
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ResourceError
 from rlctl.runtime.rewards.pool import RewardPool, RewardSpec
-from rlctl.runtime.sandbox.worker_pool import WorkerSettings
+from rlctl.runtime.sandbox.limits import WorkerSettings
 
 SOURCE = """
 import os, sys, time

@@ -31,8 +31,7 @@ from rlctl.runtime.rewards.report import RewardReport, build_report
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.rewards.specs import check_sources, reward_specs
 from rlctl.runtime.rewards.workers import RewardWorkers
-from rlctl.runtime.sandbox.limits import Limits, withheld_variable
-from rlctl.runtime.sandbox.worker_pool import WorkerSettings
+from rlctl.runtime.sandbox.limits import Limits, WorkerSettings, withheld_variable
 
 
 class RewardPool:

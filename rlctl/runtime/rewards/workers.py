@@ -20,8 +20,8 @@ from rlctl.runtime.rewards.functions import Call, CallResult, RewardSpec, Traits
 from rlctl.runtime.rewards.host import TICK_S, TIMEOUT_HINT, RewardHost
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.sandbox import worker_process
-from rlctl.runtime.sandbox.limits import Limits, withheld_variable
-from rlctl.runtime.sandbox.worker_pool import WorkerPool, WorkerSettings
+from rlctl.runtime.sandbox.limits import WorkerSettings, withheld_variable
+from rlctl.runtime.sandbox.worker_pool import WorkerPool
 from rlctl.runtime.sandbox.worker_process import RequestFailed, Worker, WorkerLost
 
 # Portions of the waiting calls per worker: few messages, and a short wait for the slowest worker.
@@ -57,8 +57,7 @@ class RewardWorkers:
         self._async_worker: Worker | None = None
         self._batch = 0
         host = partial(RewardHost, timeout_s, requests)
-        limits = settings.limits or Limits()
-        self.pool = WorkerPool("reward", host, limits, self._load, settings.env)
+        self.pool = WorkerPool("reward", settings, host, self._load)
 
     def start(self) -> None:
         """Start one worker, which gives the traits of the functions, and the others they need.
@@ -77,19 +76,16 @@ class RewardWorkers:
         self._batch += 1
 
     async def _start(self) -> None:
-        def start(name: object) -> Worker:
-            return self.pool.start(self._settings.log(f"reward-{name}"))
-
-        first = start(0)
+        first = self.pool.start(0)
         self.traits = await first.started
         self._import_s = worker_process.START_S  # they are known to load
         is_async = [traits.is_async for traits in self.traits]
         workers = [first]
         if not all(is_async):
-            workers += [start(number) for number in range(1, self._settings.number)]
+            workers += [self.pool.start(number) for number in range(1, self._settings.number)]
             self._lanes += [asyncio.create_task(self._serve(worker)) for worker in workers]
         if any(is_async):
-            self._async_worker = first if all(is_async) else start("async")
+            self._async_worker = first if all(is_async) else self.pool.start("async")
             self._async_worker.silence_s = self._timeout_s + TICK_S + worker_process.GRACE_S
             workers.append(self._async_worker)
         await asyncio.gather(*(worker.started for worker in workers))

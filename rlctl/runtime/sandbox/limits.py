@@ -14,7 +14,7 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -64,6 +64,22 @@ class Limits:
         memory = None if limits.memory_gb is None else int(limits.memory_gb * GIB)
         size = int(limits.file_gb * GIB)
         return cls(memory or default_memory(num_processes), size, limits.open_files)
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Number of the workers of a pool, and what each gets.
+
+    `logs` is the folder of their output; None: stderr. `env` names environment variables that they
+    get in addition to the usual ones. `limits` None: a share of the memory, and many open files.
+    `python` is another interpreter, which has pydantic; None: this one.
+    """
+
+    number: int = 1
+    logs: Path | None = None
+    env: Sequence[str] = ()
+    limits: Limits | None = None
+    python: str | None = None
 
 
 def allowed_environment(

@@ -8,40 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from threading import Thread, current_thread
 from typing import Any, TypeVar
 
 from rlctl.errors import InternalError
-from rlctl.runtime.sandbox.limits import Limits
+from rlctl.runtime.sandbox.limits import Limits, WorkerSettings, default_memory
 from rlctl.runtime.sandbox.worker_process import Worker
 
 T = TypeVar("T")
 
 _JOIN_S = 10.0  # the thread ends at once, unless the machine is overloaded
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    """Number of the workers of a pool, and what each gets.
-
-    `logs` is the folder of their output; None: stderr. `env` names environment variables that they
-    get in addition to the usual ones. `limits` None: the default of the pool. `python` is another
-    interpreter; None: this one.
-    """
-
-    number: int = 1
-    logs: Path | None = None
-    env: Sequence[str] = ()
-    limits: Limits | None = None
-    python: str | None = None
-
-    def log(self, name: str) -> Path | None:
-        """Return the file of the output of the worker `name`."""
-        return self.logs and self.logs / f"{name}.log"
 
 
 class WorkerPool:
@@ -53,19 +32,14 @@ class WorkerPool:
     def __init__(
         self,
         noun: str,
+        settings: WorkerSettings,
         host: Callable[[], object],
-        limits: Limits,
         prepare: Callable[[Worker], Awaitable[Any]],
-        env: Sequence[str],
-        python: str | None = None,
     ) -> None:
-        """Start the thread; see `Worker` for `noun`, `prepare`, `env` and `python`.
-
-        `host` is pickled and called in each worker; it returns the object whose methods requests
-        name.
-        """
-        self._noun, self._env, self._python = noun, env, python
-        self._setup, self._prepare = {"limits": limits, "host": host}, prepare
+        """Start the thread; see `Worker` for the arguments."""
+        limits = settings.limits or Limits(default_memory(settings.number), open_files=65536)
+        self.settings = replace(settings, limits=limits)
+        self._noun, self._host, self._prepare = noun, host, prepare
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         thread = Thread(target=asyncio.run, args=(_run(started),), daemon=True)
         thread.start()
@@ -78,11 +52,11 @@ class WorkerPool:
         """Workers whose process has not ended."""
         return [worker for worker in self._workers if worker.process.poll() is None]
 
-    def start(self, log: Path | None) -> Worker:
-        """Start a worker; its requests wait until it is ready."""
+    def start(self, name: object) -> Worker:
+        """Start the worker `name`; its requests wait until it is ready."""
         self._require_open()
         self._workers[:] = self.workers
-        worker = Worker(self._noun, self._setup, self._prepare, log, self._env, self._python)
+        worker = Worker(self._noun, name, self.settings, self._host, self._prepare)
         self._workers.append(worker)
         return worker
 
@@ -90,7 +64,7 @@ class WorkerPool:
         """Return `worker`, or another one that is started in its place if it is lost."""
         if not worker.is_lost:
             return worker
-        other = self.start(worker.log)
+        other = self.start(worker.name)
         other.silence_s = worker.silence_s
         return other
 

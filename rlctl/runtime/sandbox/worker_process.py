@@ -9,14 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ResourceError, RlctlError
-from rlctl.runtime.sandbox.limits import allowed_environment
+from rlctl.runtime.sandbox.limits import WorkerSettings, allowed_environment
 from rlctl.runtime.sandbox.messages import error_from_json, read_reply, request_frame
 from rlctl.runtime.sandbox.worker import DUMP_SIGNAL, PING, Request
 
@@ -83,20 +83,19 @@ class Worker:
     def __init__(
         self,
         noun: str,
-        setup: Mapping[str, Any],
+        name: object,
+        settings: WorkerSettings,
+        host: Callable[[], object],
         prepare: Callable[[Worker], Awaitable[Any]],
-        log: Path | None,
-        env: Sequence[str],
-        python: str | None = None,
     ) -> None:
         """Start the process; it is ready when `started` is done.
 
-        `setup` are the arguments of the first request, see `sandbox.worker`. `started` has the
-        result of `prepare`, which sends the next ones. `noun` names the kind of worker in errors.
-        Output goes to `log`, or to stderr. `env` names environment variables that the process gets
-        besides the usual ones. `python` is another interpreter, which has pydantic.
+        `noun` is the kind of worker, in errors and together with `name` in the name of its log.
+        `host` is pickled and called in the process; it returns the object whose methods requests
+        name. `started` has the result of `prepare`, which sends the first ones.
         """
-        self.log = log
+        self.name, python = name, settings.python
+        self.log = log = settings.logs and settings.logs / f"{noun}-{name}.log"
         self.pid: int | None = None
         self.num_abandoned = 0
         self._noun, self._python = noun, python
@@ -112,14 +111,14 @@ class Worker:
             self.process = subprocess.Popen(
                 [python or sys.executable, "-u", "-c", boot, *arguments],
                 pass_fds=[remote.fileno()],
-                env=allowed_environment(os.environ, env),
+                env=allowed_environment(os.environ, settings.env),
                 stdin=subprocess.DEVNULL,
                 stdout=2 if file is None else file,  # stdout is reserved for results of commands
                 stderr=file,
                 start_new_session=True,  # Ctrl-C does not reach it
             )
         self._tasks = set[asyncio.Task[Any]]()  # the loop itself keeps no reference
-        self.started = self._spawn(self._start(connection, setup, prepare))
+        self.started = self._spawn(self._start(connection, settings, host, prepare))
 
     @property
     def is_lost(self) -> bool:
@@ -223,7 +222,8 @@ class Worker:
     async def _start(
         self,
         connection: socket.socket,
-        setup: Mapping[str, Any],
+        settings: WorkerSettings,
+        host: Callable[[], object],
         prepare: Callable[[Worker], Awaitable[Any]],
     ) -> Any:
         """Set the process up and return the result of `prepare`.
@@ -236,7 +236,7 @@ class Worker:
         article = "an" if self._noun[0] in "aeiou" else "a"
         where = None if self.log is None else str(self.log)
         try:
-            self.pid = await self.request("set up", START_S, **setup)
+            self.pid = await self.request("set up", START_S, limits=settings.limits, host=host)
             return await prepare(self)
         except WorkerLost as lost:
             raise ResourceError(

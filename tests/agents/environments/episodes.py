@@ -13,7 +13,7 @@ from typing import Any
 from rlctl.runtime.agents.environments.loading import load_environment
 from rlctl.runtime.agents.environments.pool import EnvironmentPool, Timeouts
 from rlctl.runtime.agents.environments.protocol import Step, ToolCall, ToolSchema, Turn
-from rlctl.runtime.sandbox.worker_pool import WorkerSettings
+from rlctl.runtime.sandbox.limits import WorkerSettings
 
 LONG = Timeouts(call_s=300, turn_s=300)
 _STAND_INS = ("verl", "skyrl_gym")

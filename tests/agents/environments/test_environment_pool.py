@@ -23,7 +23,7 @@ from rlctl.runtime.agents.environments.pool import (
 )
 from rlctl.runtime.agents.environments.protocol import ToolCall, Turn
 from rlctl.runtime.sandbox import worker_process
-from rlctl.runtime.sandbox.worker_pool import WorkerSettings
+from rlctl.runtime.sandbox.limits import WorkerSettings
 from tests.agents.environments.episodes import LONG, load_here, names_of
 from tests.processes import gone
 from tests.progress import wait_until

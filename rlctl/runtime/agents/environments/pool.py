@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,9 @@ from rlctl.runtime.agents.environments.protocol import (
 )
 from rlctl.runtime.sandbox import worker_process
 from rlctl.runtime.sandbox.calls import CLOSE_S
-from rlctl.runtime.sandbox.limits import Limits, default_memory
+from rlctl.runtime.sandbox.limits import Limits, WorkerSettings
 from rlctl.runtime.sandbox.user_code import check_interpreter
-from rlctl.runtime.sandbox.worker_pool import WorkerPool, WorkerSettings
+from rlctl.runtime.sandbox.worker_pool import WorkerPool
 from rlctl.runtime.sandbox.worker_process import RequestFailed, Worker, WorkerLost
 
 LOG = logging.getLogger(__name__)
@@ -109,9 +109,10 @@ class RemoteEnvironment:
 
     async def _request(self, op: str, **data: Any) -> Any:
         """Send a request and return its result."""
-        arguments = {"episode": self._key, **data}
-        request = partial(self._pool.request, self._worker, op, self._timeouts.turn_s, arguments)
-        return await self._pool.workers.call(request)
+        arguments, limit_s = {"episode": self._key, **data}, self._timeouts.turn_s
+        return await self._pool.workers.call(
+            self._pool.request, self._worker, op, limit_s, arguments
+        )
 
 
 class EnvironmentPool:
@@ -144,19 +145,11 @@ class EnvironmentPool:
         self._episodes: dict[Worker, set[str]] = {}  # of these, and of those that get no more
         self._loop: asyncio.AbstractEventLoop | None = None  # of the episodes
         self.tools: list[ToolSchema] = []
-        self.workers = WorkerPool(
-            "environment",
-            partial(
-                EnvironmentHost, environment, min(self._timeouts.call_s, self._timeouts.turn_s)
-            ),
-            workers.limits or Limits(default_memory(workers.number), open_files=65536),
-            self._load,
-            tuple(workers.env),
-            workers.python,
-        )
-        paths = [workers.log(f"environment-{number}") for number in range(workers.number)]
+        call_s = min(self._timeouts.call_s, self._timeouts.turn_s)
+        host = partial(EnvironmentHost, environment, call_s)
+        self.workers = WorkerPool("environment", workers, host, self._load)
         try:
-            self.workers.submit(self._start, paths).result()
+            self.workers.submit(self._start, workers.number).result()
         except BaseException:
             self.close()
             raise
@@ -238,15 +231,15 @@ class EnvironmentPool:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    async def _start(self, logs: Sequence[Path | None]) -> None:
-        await asyncio.gather(*(self._add(log).started for log in logs))
+    async def _start(self, number: int) -> None:
+        await asyncio.gather(*(self._add(name).started for name in range(number)))
 
     async def _load(self, worker: Worker) -> None:
         await worker.request("load", worker_process.START_S, **self._settings)
         self.tools = await worker.request("describe", worker_process.START_S)
 
-    def _add(self, log: Path | None) -> Worker:
-        worker = self.workers.start(log)
+    def _add(self, name: object) -> Worker:
+        worker = self.workers.start(name)
         worker.silence_s = SILENCE_S
         self._active.append(worker)
         self._episodes[worker] = set()
@@ -275,7 +268,7 @@ class EnvironmentPool:
                     worker.num_abandoned,
                 )
                 self._active.remove(worker)
-                self._add(worker.log)
+                self._add(worker.name)
         for worker in [worker for worker in self._episodes if worker not in self._active]:
             if not self._episodes[worker]:
                 del self._episodes[worker]
@@ -293,6 +286,6 @@ class EnvironmentPool:
             return
         self._active.remove(worker)
         if worker.was_ready:
-            self._add(worker.log)
+            self._add(worker.name)
         else:
             self.workers.submit(worker.lose, "the environment worker did not start")
