@@ -17,9 +17,10 @@ from rlctl.data_prep.rows import write_rows
 from rlctl.errors import RlctlError
 from rlctl.quickstart import AGENT, real_path
 from rlctl.recipes.compose import compose
-from rlctl.runtime.agents.actor import AgentActor, OnStates
+from rlctl.runtime.agents.actor import AgentActor
 from rlctl.runtime.agents.chat_bridge import ChatBridge
 from rlctl.runtime.agents.episode import EpisodeSettings, turn_seed
+from rlctl.runtime.agents.schedule import OnStates
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool

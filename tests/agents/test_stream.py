@@ -283,7 +283,7 @@ def test_episodes_of_a_stream_are_those_of_a_batch(tmp_path: Path) -> None:
             futures = [stream.submit(each, seed=3) for each in groups]
             found = [each.result(WAIT_S) for each in futures]
             validated = StreamedActor(actor, stream).generate_sequences(asked, 3, validate=True)
-        assert not +actor.states
+        assert not +stream._schedule.states
     ids = [row.tolist() for each in found for row in each.response_ids.rows()]
     assert ids == [row.tolist() for row in batch.response_ids.rows()]
     assert torch.equal(torch.cat([each.group for each in found]), batch.group)
@@ -315,7 +315,7 @@ def test_a_turn_past_the_deadline_frees_its_slot(fixed: bool) -> None:
     engines = Engines(one_slot)
     schedule = Schedule(engines, fixed=fixed, num_threads=1)
     limits = [0.1, None, None]
-    runs = [partial(episode, schedule, *each) for each in enumerate(limits)]
+    runs = schedule.gather(episode(schedule, *each) for each in enumerate(limits))
     assert asyncio.run(schedule.run(runs)) == ["timeout", "stop", "stop"]
     assert (engines.cancelled, engines.open) == ([0], [])
 
@@ -334,7 +334,7 @@ def test_a_turn_that_was_not_sent_never_reaches_an_engine() -> None:
         await ended.wait()  # until then it sends nothing, and the schedule waits for it
         return await episode(schedule, 1, None)
 
-    assert asyncio.run(schedule.run([first, second])) == ["timeout", "stop"]
+    assert asyncio.run(schedule.run(schedule.gather([first(), second()]))) == ["timeout", "stop"]
     assert (engines.cancelled, engines.open) == ([], [])
 
 
@@ -351,7 +351,7 @@ def test_requests_of_one_episode_share_no_step(delay_s: float) -> None:
     async def two_at_a_time(number: int) -> None:
         await asyncio.gather(ask(number, 10 * number), ask(number, 10 * number + 1, delay_s))
 
-    asyncio.run(schedule.run([partial(two_at_a_time, number) for number in range(3)]))
+    asyncio.run(schedule.run(schedule.gather(map(two_at_a_time, range(3)))))
     assert engines.asked == [[0, 10, 20], [1, 11, 21]]
 
 

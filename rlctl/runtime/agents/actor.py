@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
@@ -20,7 +19,7 @@ from rlctl.runtime.agents.delegating import DelegatingActor
 from rlctl.runtime.agents.environments.protocol import Row
 from rlctl.runtime.agents.episode import EpisodeRun, EpisodeSettings, EpisodeTask
 from rlctl.runtime.agents.programs.program_run import ProgramRun
-from rlctl.runtime.agents.schedule import FIXED, Schedule, TurnEngines, first_error
+from rlctl.runtime.agents.schedule import FIXED, OnStates, Schedule, TurnEngines
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.model.routing import RoutingShape
 from rlctl.runtime.ops import first_rows
@@ -28,14 +27,12 @@ from rlctl.runtime.rewards.report import exceeds
 from rlctl.runtime.rewards.role import EarlyScoring, RuleReward
 from rlctl.runtime.roles import Actor
 from rlctl.runtime.rollout.exchange import divide
-from rlctl.runtime.rollout.requests import Completion, Request, Slice
+from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.tracking.clock import timed
 from rlctl.tracking.episodes import Episode
 
 if TYPE_CHECKING:
     from rlctl.runtime.agents.programs.endpoint import Endpoint
-
-OnStates = Callable[[Mapping[str, int]], object]  # number of episodes by state; {} at the end
 
 
 class RankEngines(Protocol):
@@ -100,7 +97,6 @@ class AgentActor(DelegatingActor):
         # A program's episode may become several rows.
         self.reward = reward if settings.kept_roles is None else None
         self.busy_s = 0.0  # in which the engines had work
-        self.states: Counter[str] = Counter()  # of episodes that `play` has begun
 
     @timed("gen")
     def generate_sequences(
@@ -110,85 +106,73 @@ class AgentActor(DelegatingActor):
 
         Failed episodes are among them. Raises RlctlError if their share exceeds the limit.
         """
-        states: Counter[str] = Counter()
         schedule = Schedule(
             self.engines,
             fixed=self.settings.fixed,
             num_threads=self.settings.num_threads,
-            on_progress=lambda: self.on_states(+states),
+            on_states=self.on_states,
         )
-        rows, endpoint, runs = self._runs(prompts, seed, validate, greedy, schedule, states)
-        scoring = None if self.reward is None else self.reward.begin(rows)
         try:
-            episodes = asyncio.run(_played(schedule, runs, endpoint, scoring))
+            played = self.play(prompts, seed, validate, greedy, schedule)
+            rollouts = asyncio.run(schedule.run(played))
         finally:
             self.engines.end_exchange()
             self.on_states({})
         self.busy_s += schedule.busy_s
-        self._check_failures(episodes)
-        # Without learning an episode has one row: the last that its program started.
-        shape, all_samples = self.settings.sampling.routing, not (validate or greedy)
-        rollouts = _rollouts(rows, runs, episodes, shape, all_samples)
-        if scoring is not None:
-            scoring.finish(rollouts)
+        self.check_failures(rollouts)
         return rollouts
 
     async def play(
         self, prompts: Prompts, seed: int, validate: bool, greedy: bool, schedule: Schedule
     ) -> Rollouts:
-        """Return n episodes for each of B prompts, played with others: see `Player`."""
-        states = self.states
-        rows, endpoint, runs = self._runs(prompts, seed, validate, greedy, schedule, states)
-        try:
-            async with endpoint or nullcontext(), asyncio.TaskGroup() as group:
-                tasks = [group.create_task(run.run()) for run in runs]
-        except BaseExceptionGroup as errors:
-            raise first_error(errors) from None
-        finally:
-            states.subtract(run.state for run in runs)
-        episodes = [task.result() for task in tasks]
-        shape, all_samples = self.settings.sampling.routing, not (validate or greedy)
-        return _rollouts(rows, runs, episodes, shape, all_samples)
-
-    def _runs(
-        self,
-        prompts: Prompts,
-        seed: int,
-        validate: bool,
-        greedy: bool,
-        schedule: Schedule,
-        states: Counter[str],
-    ) -> tuple[Prompts, Endpoint | None, list[EpisodeRun]]:
-        """Return the rows of n episodes for each prompt, the endpoint of programs, the episodes."""
-        params = self.settings.sampling.params(
-            prompts.group, seed, validate, greedy, prompts.images
-        )
-        rows, decoding = prompts.repeat(params.n), params.decoding()
-        seeds = params.row_seeds(len(rows)).tolist()
+        """Return n episodes for each of B prompts, which may share the engines: see `Player`."""
+        settings = self.settings
+        params = settings.sampling.params(prompts.group, seed, validate, greedy, prompts.images)
+        rows = prompts.repeat(params.n)
         endpoint: Endpoint | None = None
-        if self.settings.kept_roles is not None:
+        if settings.kept_roles is not None:
             from rlctl.runtime.agents.programs.endpoint import Endpoint
 
             endpoint = Endpoint()
         first = int(prompts.group[0]) * params.n
-        runs: list[EpisodeRun] = []
+        tasks = self._tasks(rows, first, params.decoding(), params.row_seeds(len(rows)).tolist())
+        runs = [
+            EpisodeRun(settings, task, schedule)
+            if endpoint is None or task.row["agent_name"] == SINGLE_TURN
+            else ProgramRun(endpoint, settings, task, schedule)
+            for task in tasks
+        ]
+        scoring = None if self.reward is None else self.reward.begin(rows)
+        play = partial(_play, scoring=scoring)
+        try:
+            async with endpoint or nullcontext():
+                episodes = await schedule.gather(map(play, range(len(rows)), runs))
+        finally:
+            schedule.states.subtract(run.state for run in runs)
+        # Without learning an episode has one row: the last that its program started.
+        shape, all_samples = settings.sampling.routing, not (validate or greedy)
+        rollouts = _rollouts(rows, runs, episodes, shape, all_samples)
+        if scoring is not None:
+            scoring.finish(rollouts)
+        return rollouts
+
+    def _tasks(
+        self, rows: Prompts, first: int, decoding: Decoding, seeds: list[int]
+    ) -> list[EpisodeTask]:
+        """Return the starts of the episodes of `rows`, which are numbered from `first`."""
         images = rows.images or [()] * len(rows)
-        numbered = zip(rows.rows, rows.prompt_ids.rows(), seeds, images, strict=True)
-        for number, (row, ids, row_seed, own) in enumerate(numbered, first):
-            values = _row(row, self.settings.default_agent)
-            task = EpisodeTask(values, number, ids.tolist(), decoding, row_seed, own)
-            if endpoint is None or values["agent_name"] == SINGLE_TURN:
-                runs.append(EpisodeRun(self.settings, task, schedule.generate, states))
-            else:
-                runs.append(ProgramRun(endpoint, self.settings, task, schedule.generate, states))
-        return rows, endpoint, runs
+        starts = zip(rows.rows, rows.prompt_ids.rows(), seeds, images, strict=True)
+        return [
+            EpisodeTask(
+                _row(row, self.settings.default_agent), number, ids.tolist(), decoding, seed, own
+            )
+            for number, (row, ids, seed, own) in enumerate(starts, first)
+        ]
 
     def check_failures(self, rollouts: Rollouts) -> None:
-        once = first_rows(rollouts.episode_of_row)
-        self._check_failures(list(compress(rollouts.episodes, once)))
-
-    def _check_failures(self, episodes: Sequence[Episode]) -> None:
         """Raise RlctlError if too many episodes of a batch failed."""
+        once = first_rows(rollouts.episode_of_row)
+        episodes = list(compress(rollouts.episodes, once))
         failed = [episode for episode in episodes if episode.failed]
         share = self.settings.max_failed_share
         if exceeds(len(failed), len(episodes), share):
@@ -208,23 +192,13 @@ def _row(row: PromptRow, default_agent: str) -> Row:
     }
 
 
-async def _played(
-    schedule: Schedule,
-    runs: Sequence[EpisodeRun],
-    endpoint: Endpoint | None,
-    scoring: EarlyScoring | None,
-) -> list[Episode]:
-    """Return the episodes, played with the endpoint open; `scoring` gets each when it ends."""
-
-    async def play(number: int) -> Episode:
-        episode = await runs[number].run()
-        if scoring is not None:
-            (sample,) = runs[number].samples
-            scoring.add(number, torch.tensor(sample.tokens.response_ids), episode)
-        return episode
-
-    async with endpoint or nullcontext():
-        return await schedule.run([partial(play, number) for number in range(len(runs))])
+async def _play(row: int, run: EpisodeRun, scoring: EarlyScoring | None) -> Episode:
+    """Play the episode of a row and pass it to `scoring`."""
+    episode = await run.run()
+    if scoring is not None:
+        (sample,) = run.samples
+        scoring.add(row, torch.tensor(sample.tokens.response_ids), episode)
+    return episode
 
 
 def _rollouts(

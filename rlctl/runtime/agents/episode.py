@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -29,13 +28,12 @@ from rlctl.runtime.agents.environments.pool import (
 from rlctl.runtime.agents.environments.protocol import Row, Step, Turn
 from rlctl.runtime.agents.environments.scripted import opening
 from rlctl.runtime.agents.parsers.base import ToolParser
+from rlctl.runtime.agents.schedule import Schedule
 from rlctl.runtime.agents.tokens import Tokens
 from rlctl.runtime.rollout.engine import random_stream
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.tracking.episodes import Episode, Message, Use
-
-Generate = Callable[[Request], Awaitable[Completion]]
 
 
 class State(StrEnum):
@@ -102,13 +100,12 @@ class EpisodeRun:
         self,
         settings: EpisodeSettings,
         task: EpisodeTask,
-        generate: Generate,
-        states: Counter[str],
+        schedule: Schedule,
     ) -> None:
-        """Prepare the episode; `states` counts the episodes of the batch by state."""
-        self.settings, self.task, self.generate = settings, task, generate
-        self._state, self._states = State.PENDING, states
-        states[self._state] += 1
+        """Prepare the episode, which the `states` of the schedule count."""
+        self.settings, self.task, self.schedule = settings, task, schedule
+        self._state = State.PENDING
+        schedule.states[self._state] += 1
         self.tokens = Tokens(task.prompt_ids, images=task.images)
         self.finish = "stop"
         self._messages: list[Message] = []
@@ -120,13 +117,13 @@ class EpisodeRun:
 
     @property
     def state(self) -> State:
-        """State of the episode, which is counted in `states`."""
+        """State of the episode, which the schedule counts."""
         return self._state
 
     @state.setter
     def state(self, state: State) -> None:
-        self._states[self._state] -= 1
-        self._states[state] += 1
+        self.schedule.states[self._state] -= 1
+        self.schedule.states[state] += 1
         self._state = state
 
     async def run(self) -> Episode:
@@ -234,7 +231,7 @@ class EpisodeRun:
             affinity=self.task.number,
             images=self.tokens.images,
         )
-        completion = await self.generate(request)
+        completion = await self.schedule.generate(request)
         self.tokens.append_turn(context, completion, turn)
         self._add_turn(completion, time.monotonic() - began)
         return completion

@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 
 T = TypeVar("T")
+OnStates = Callable[[Mapping[str, int]], object]  # number of episodes by state; {} at the end
 
 FIXED = Slice(steps=8)
 EAGER = Slice(steps=None, seconds=0.02)
@@ -60,20 +62,22 @@ class _Open:
 class Schedule:
     """Passes the requests of coroutines, which ask by `generate` or `complete`, to `engines`.
 
-    `run` ends with its coroutines, `serve` when it is cancelled. `on_progress` is called before
-    each exchange and each pause.
+    `run` ends with its coroutine, `serve` when it is cancelled. `on_states` gets the `states` of
+    episodes before each exchange and each pause.
     """
 
     engines: TurnEngines
     _: KW_ONLY
     fixed: bool
     num_threads: int
-    on_progress: Callable[[], object] = lambda: None
+    on_states: OnStates = lambda _: None
+    states: Counter[str] = field(default_factory=Counter[str])
     busy_s: float = 0.0  # in which the engines had work
     _waiting: list[Request] = field(default_factory=list[Request])
     _open: dict[int, _Open] = field(default_factory=dict[int, _Open])  # by key
     _cancelled: list[int] = field(default_factory=list[int])  # keys that engines still work on
-    _num_running: int = 0
+    _num_running: int = 0  # episodes
+    _has_ended: bool = False  # no other requests follow
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def generate(self, request: Request) -> Completion:
@@ -102,45 +106,58 @@ class Schedule:
             self._cancelled.append(request.key)
         self._changed.set()
 
-    async def run(self, episodes: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-        """Run all episodes; return their results in order. Raises the first error."""
-        self._num_running = len(episodes)
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Serve the requests of `work` and return its result. Raises the first error."""
+
+        async def end_after() -> T:
+            try:
+                return await work
+            finally:
+                self._has_ended = True
+                self._changed.set()
+
         # Collections would visit every object of the libraries, for a quarter of a second each.
         gc.freeze()
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._count(episode)) for episode in episodes]
-                group.create_task(self._advance())
+                task = group.create_task(end_after())
+                group.create_task(self.serve())
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
         finally:
             gc.unfreeze()
+        return task.result()
+
+    async def gather(self, episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Play episodes together; return their results in order. Raises the first error."""
+
+        async def count(episode: Coroutine[Any, Any, T]) -> T:
+            try:
+                return await episode
+            finally:
+                self._num_running -= 1
+                self._changed.set()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(count(episode)) for episode in episodes]
+                self._num_running += len(tasks)
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
         return [task.result() for task in tasks]
 
     async def serve(self) -> None:
-        """Serve requests of other tasks until this task is cancelled.
+        """Exchange requests and completions with the engines until the work of `run` has ended.
 
         Raises errors of the engines; tasks that wait for a response must be cancelled then.
         """
-        self._num_running = 1  # other requests may always follow
-        await self._advance()
-
-    async def _count(self, episode: Callable[[], Awaitable[T]]) -> T:
-        try:
-            return await episode()
-        finally:
-            self._num_running -= 1
-            self._changed.set()
-
-    async def _advance(self) -> None:
-        """Exchange requests and completions with the engines until all episodes have ended."""
         loop, limit = asyncio.get_running_loop(), FIXED if self.fixed else EAGER
         # OpenMP's number of threads is a setting of each thread.
         with ThreadPoolExecutor(1, "engines", torch.set_num_threads, (self.num_threads,)) as thread:
             while await self._work():
                 requests = self._take_requests()
                 cancelled, self._cancelled = self._cancelled, []
-                self.on_progress()
+                self._show_states()
                 began = time.monotonic()
                 completions = await loop.run_in_executor(
                     thread, self.engines.exchange, requests, limit, cancelled
@@ -182,7 +199,7 @@ class Schedule:
 
     async def _work(self) -> bool:
         """Wait until the engines have work; return False once no work is left."""
-        while self._num_running:
+        while not self._has_ended:
             if self.fixed:
                 # An episode may wait for several requests.
                 waiting = {entry.request.affinity for entry in self._open.values()}
@@ -191,9 +208,13 @@ class Schedule:
             elif self._open or self._cancelled:
                 return True
             self._changed.clear()
-            self.on_progress()
+            self._show_states()
             await self._changed.wait()
         return bool(self._cancelled)
+
+    def _show_states(self) -> None:
+        if self.states:
+            self.on_states(+self.states)
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain
@@ -20,7 +19,7 @@ from typing import Protocol
 import torch
 
 from rlctl.runtime.agents.delegating import DelegatingActor
-from rlctl.runtime.agents.schedule import Schedule, TurnEngines
+from rlctl.runtime.agents.schedule import OnStates, Schedule, TurnEngines
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Actor
@@ -79,7 +78,7 @@ class Stream:
         engines: the engines; an exchange may load new weights in mid-response.
         player: generates the responses of a call.
         num_threads: OpenMP threads of the engines that run in this process.
-        on_progress: called before each exchange and each pause.
+        on_states: called with the states of episodes before each exchange and each pause.
     """
 
     def __init__(
@@ -87,11 +86,11 @@ class Stream:
         engines: TurnEngines,
         player: Player,
         num_threads: int,
-        on_progress: Callable[[], object] = lambda: None,
+        on_states: OnStates = lambda _: None,
     ) -> None:
         self.player = player
         self._schedule = Schedule(
-            engines, fixed=False, num_threads=num_threads, on_progress=on_progress
+            engines, fixed=False, num_threads=num_threads, on_states=on_states
         )
         self._loop = asyncio.new_event_loop()
         self._error: BaseException | None = None  # of the engines

@@ -11,12 +11,13 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.recipes import schema
-from rlctl.runtime.agents.actor import AgentActor, ColocatedEngines, OnStates
+from rlctl.runtime.agents.actor import AgentActor, ColocatedEngines
 from rlctl.runtime.agents.build import episode_settings
-from rlctl.runtime.agents.schedule import TurnEngines
+from rlctl.runtime.agents.schedule import OnStates, TurnEngines
 from rlctl.runtime.agents.stream import (
     NO_OVERLAP,
     OverlappedActor,
+    Player,
     SingleTurns,
     Stream,
     StreamedActor,
@@ -94,13 +95,12 @@ def with_generation(generation: Generation, roles: Roles) -> Iterator[tuple[Role
             return
         actor, num_threads = built.actor, generation.rank_info.num_threads
         if isinstance(actor, AgentActor):
-            states, show = actor.states, generation.on_states
-            stream = Stream(engines, actor, num_threads, lambda: show(+states))
+            player: Player = actor
         else:
             length = config.data.max_prompt_length + config.data.max_response_length
             sampling = SamplingConfig.from_config(config, generation.tokenizer)
             player = SingleTurns(sampling, length)
-            stream = Stream(engines, player, num_threads)
+        stream = Stream(engines, player, num_threads, generation.on_states)
         try:
             yield replace(built, actor_role=StreamedActor(actor, stream)), stream
         finally:

@@ -204,7 +204,7 @@ class ProgramRun(EpisodeRun):
         """
         tokens, last = conversation.tokens, conversation.completion
         context = Tokens(tokens.prompt_ids, tokens.response_ids + bridge).context()
-        completion = await self.generate(
+        completion = await self.schedule.generate(
             Request(
                 key=next_key(),
                 context_ids=context,
