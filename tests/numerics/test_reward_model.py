@@ -22,7 +22,7 @@ from rlctl.runtime.model.probe import check_packing
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rewards.model_reward import running_scale
+from rlctl.runtime.rewards.model_reward import Scale
 from rlctl.runtime.workers.dispatch import split
 from rlctl.runtime.workers.reward_model import RewardLearnerWorker, RewardModelSpec
 from tests.configs import configured
@@ -133,13 +133,13 @@ def test_calibration_error_equals_a_loop() -> None:
 
 def test_running_scale_is_that_of_all_scores() -> None:
     values = torch.randn(50, generator=torch.Generator().manual_seed(4)) * 5 + 3
-    scale = running_scale()
+    scale = Scale()
     for part in values.split([7, 1, 0, 42]):
         scale.update(part)
     normalized = scale.normalize(values).double()
     assert float(normalized.mean()) == pytest.approx(0, abs=1e-6)
     assert float(normalized.std(correction=0)) == pytest.approx(1, abs=1e-5)
-    restored = running_scale()
+    restored = Scale()
     restored.load_state_dict(scale.state_dict())
     assert restored == scale
 

@@ -15,7 +15,7 @@ from rlctl.runtime.batch import Ragged, Rollouts, Scores
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.rewards.functions import RewardSpec
-from rlctl.runtime.rewards.model_reward import ModelReward, running_scale
+from rlctl.runtime.rewards.model_reward import ModelReward, Scale
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import exceeds
 from rlctl.runtime.rewards.role import RuleReward
@@ -83,7 +83,7 @@ def rollouts(size: int, *episodes: Episode) -> Rollouts:
 
 def scorer(conversations: Conversations, model: Model, share: float = 1.0) -> ModelReward:
     words = conversations.tokenizer, conversations
-    return ModelReward(Rules(), model, *words, 1.0, 0.0, running_scale(), share)
+    return ModelReward(Rules(), model, *words, 1.0, 0.0, Scale(), share)
 
 
 def test_an_episode_is_scored_from_its_opening_to_the_last_turn(

@@ -19,9 +19,9 @@ from rlctl.runtime.rewards.functions import (
     RewardSpec,
     Traits,
     call_reward,
-    runs_in_process,
 )
 from rlctl.runtime.rewards.loading import load_reward
+from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.specs import reward_specs
 
 CALL = Call("source", "text", "truth", {"index": 3})
@@ -45,8 +45,8 @@ def test_function_is_found_by_name_and_by_module() -> None:
     kwargs = {"method": "strict"}
     for name in ("gsm8k", "rlctl.runtime.rewards.gsm8k:score"):
         assert load_reward(RewardSpec(name, 1.0, kwargs)) == (gsm8k.score, kwargs, Traits())
-    assert runs_in_process(gsm8k.score)
-    assert not runs_in_process(len)
+    with RewardPool([RewardSpec("gsm8k", 1.0, kwargs)], timeout_s=1) as pool:
+        assert not pool.has_workers
 
 
 def test_function_of_a_file_is_called_with_verls_signature(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.rewards.loading import uses_engine
+from rlctl.runtime.rewards.loading import ask_plugin
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.rewards.specs import scored_sources
@@ -33,7 +33,7 @@ def check_reward(config: schema.Config, rows: Sequence[PromptRow], needs: Needs)
     with RewardPool.from_config(config.reward, by_source, 1, requests=requests) as pool:
         if any(traits.compares for traits in pool.traits.values()):
             raise_problems(_single_responses(config, needs))
-        if any(map(uses_engine, pool.functions)):
+        if any(ask_plugin(spec, "uses_engine") for spec in pool.functions):
             _require_engine(config)
             return  # it starts with the run
         for source, all_rows in by_source.items():

@@ -34,12 +34,16 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
+
+from rlctl.plugins import declare
+from rlctl.runtime.sandbox.calls import is_async
 
 RewardFunction = Callable[..., Any]
-F = TypeVar("F", bound=RewardFunction)
 
-_IN_PROCESS = "__rlctl_in_process__"
+# Decorator of an entry point that is fast and needs no worker process.
+in_process = declare(in_process=True)
+
 _LIBRARY = os.path.dirname(os.__file__)  # Python's own
 _MAX_SCORE = 3.4e38  # larger numbers are infinite in float32
 _MAX_TEXT = 2000  # characters of an error message or of an extracted answer
@@ -95,8 +99,7 @@ class Traits(NamedTuple):
     def of(cls, function: RewardFunction) -> Traits:
         """Read the traits of a function."""
         return cls(
-            is_async=inspect.iscoroutinefunction(function)
-            or inspect.iscoroutinefunction(type(function).__call__),
+            is_async=is_async(function),
             scores_groups=getattr(function, "scores_groups", False),
             limits_requests=getattr(function, "limits_requests", False),
             takes=tuple(_OF_PROMPT & inspect.signature(function).parameters.keys()),
@@ -153,17 +156,6 @@ def is_user_code(function: str) -> bool:
     User code is imported in worker processes only, where its import has a deadline.
     """
     return ":" in function
-
-
-def in_process(function: F) -> F:
-    """Declare that `function`, an entry point, is fast and needs no worker process."""
-    setattr(function, _IN_PROCESS, True)
-    return function
-
-
-def runs_in_process(function: RewardFunction) -> bool:
-    """Return True if `function` is declared with `in_process`."""
-    return getattr(function, _IN_PROCESS, False)
 
 
 def call_reward(reward: LoadedReward, calls: Sequence[Call]) -> list[CallResult]:

@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -117,16 +116,8 @@ async def score_each(
     params = JudgeParams(**settings)
     values = _values(params, data_source, ground_truth, extra_info, prompt)
     values["response"] = prompts.delimited(solution_str)
-    bounds = {"lowest": params.min_score, "highest": params.max_score}
-    found = await _ask(
-        params,
-        prompts.POINTWISE,
-        values,
-        prompts.score_schema(**bounds),
-        partial(prompts.score_of, **bounds),
-        images,
-    )
-    return {"score": _normalized(params, found), "judge_score": found}
+    question = prompts.pointwise(params.min_score, params.max_score)
+    return _result(params, await _ask(params, question, values, images))
 
 
 @_declared(JudgeParams, groups=True)
@@ -150,20 +141,10 @@ async def score_group(
     random.Random(hashlib.sha256(texts.encode(errors="replace")).digest()).shuffle(order)
     values = _values(params, data_source, ground_truth, extra_infos[0], prompt)
     values["responses"] = [prompts.delimited(solution_strs[i]) for i in order]
-    bounds = {"lowest": params.min_score, "highest": params.max_score}
-    found = await _ask(
-        params,
-        prompts.GROUP,
-        values,
-        prompts.group_schema(len(order), **bounds),
-        partial(prompts.group_scores_of, num_responses=len(order), **bounds),
-        images,
-    )
+    question = prompts.groupwise(len(order), params.min_score, params.max_score)
+    found = await _ask(params, question, values, images)
     by_row = dict(zip(order, found, strict=True))
-    return [
-        {"score": _normalized(params, by_row[i]), "judge_score": by_row[i]}
-        for i in range(len(order))
-    ]
+    return [_result(params, by_row[i]) for i in range(len(order))]
 
 
 @_declared(PairParams, groups=True)
@@ -194,9 +175,7 @@ async def score_pairs(
 
     async def compare(first: int, second: int) -> float:
         both = [prompts.delimited(solution_strs[i]) for i in (first, second)]
-        wanted = {**values, "responses": both}
-        schema, accept = prompts.winner_schema(), prompts.winner_of
-        return await _ask(params, prompts.PAIRWISE, wanted, schema, accept, images)
+        return await _ask(params, prompts.pairwise(), {**values, "responses": both}, images)
 
     results = await asyncio.gather(*(compare(*order) for order in orders), return_exceptions=True)
     return _wins(count, dict(zip(orders, results, strict=True)))
@@ -254,26 +233,24 @@ def _values(
 
 async def _ask(
     params: JudgeParams,
-    template: str,
+    question: prompts.Question,
     values: Mapping[str, Any],
-    schema: dict[str, Any],
-    accept: Callable[[str], T],
     images: Sequence[Image],
-) -> T:
+) -> Any:
     """Send one message to the judge and return its verdict."""
     body: dict[str, Any] = {"max_tokens": params.max_tokens}
     shown = images[: params.max_images] if params.base_url is not None else ()
     if params.base_url is not None:  # the run's engine decodes greedily, and any text
         if params.structured == "json_schema":
-            described = {"name": "verdict", "strict": True, "schema": schema}
+            described = {"name": "verdict", "strict": True, "schema": question.schema}
             body["response_format"] = {"type": "json_schema", "json_schema": described}
         elif params.structured == "json_object":
             body["response_format"] = {"type": "json_object"}
         if params.temperature is not None:
             body["temperature"] = params.temperature
     return await client().complete(
-        prompts.render(params.template or template, values, shown),
-        accept,
+        prompts.render(params.template or question.template, values, shown),
+        question.read,
         base_url=params.base_url,
         model=params.model,
         api_key_env=params.api_key_env,
@@ -281,5 +258,6 @@ async def _ask(
     )
 
 
-def _normalized(params: JudgeParams, score: float) -> float:
-    return (score - params.min_score) / (params.max_score - params.min_score)
+def _result(params: JudgeParams, score: float) -> dict[str, float]:
+    normalized = (score - params.min_score) / (params.max_score - params.min_score)
+    return {"score": normalized, "judge_score": score}

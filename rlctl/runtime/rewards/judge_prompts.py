@@ -12,10 +12,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -123,21 +123,33 @@ def conversation(prompt: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def score_schema(lowest: float, highest: float) -> dict[str, Any]:
-    """Return the JSON schema of a pointwise verdict."""
-    return _schema(score=_number(lowest, highest))
+class Question(NamedTuple):
+    """Request for a verdict: its template, its JSON schema, and the reader of a reply."""
+
+    template: str
+    schema: dict[str, Any]
+    read: Callable[[str], Any]
 
 
-def winner_schema() -> dict[str, Any]:
-    """Return the JSON schema of a pairwise verdict."""
-    return _schema(winner={"type": "string", "enum": ["1", "2", "tie"]})
+def pointwise(lowest: float, highest: float) -> Question:
+    """Ask for the score of a response."""
+    read = partial(score_of, lowest=lowest, highest=highest)
+    return Question(POINTWISE, _schema(score=_number(lowest, highest)), read)
 
 
-def group_schema(num_responses: int, lowest: float, highest: float) -> dict[str, Any]:
-    """Return the JSON schema of the verdict on a group."""
+def pairwise() -> Question:
+    """Ask for the better one of two responses."""
+    return Question(
+        PAIRWISE, _schema(winner={"type": "string", "enum": ["1", "2", "tie"]}), winner_of
+    )
+
+
+def groupwise(num_responses: int, lowest: float, highest: float) -> Question:
+    """Ask for the scores of all responses to a prompt."""
     names = [str(number) for number in range(1, num_responses + 1)]
-    scores = dict.fromkeys(names, _number(lowest, highest))
-    return _schema(scores=_object(scores))
+    scores = _object(dict.fromkeys(names, _number(lowest, highest)))
+    read = partial(group_scores_of, num_responses=num_responses, lowest=lowest, highest=highest)
+    return Question(GROUP, _schema(scores=scores), read)
 
 
 def score_of(reply: str, lowest: float, highest: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 from rlctl import plugins
 from rlctl.errors import ConfigError
@@ -60,25 +61,17 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
     return reward
 
 
-def needed_environment(spec: RewardSpec) -> tuple[str, ...]:
-    """Return the environment variables that a plug-in's attribute `environment` asks for.
+def ask_plugin(spec: RewardSpec, attribute: str) -> Any:
+    """Return the result of a plug-in's function of its settings; None if it has none.
 
-    The attribute is a function of the plug-in's settings that returns names.
+    The attribute `environment` returns names of environment variables, `uses_engine` is true if the
+    plug-in sends requests to the run's own engine.
     """
     if is_user_code(spec.function):
-        return ()
+        return None
     function = find_reward(spec.function)
-    needed = getattr(function, "environment", None)
-    return () if needed is None else tuple(needed(_params(spec, function)))
-
-
-def uses_engine(spec: RewardSpec) -> bool:
-    """Return True if a plug-in sends requests to the run's own engine, by its `uses_engine`."""
-    if is_user_code(spec.function):
-        return False
-    function = find_reward(spec.function)
-    uses = getattr(function, "uses_engine", None)
-    return uses is not None and uses(_params(spec, function))
+    answer = getattr(function, attribute, None)
+    return answer and answer(_params(spec, function))
 
 
 def _params(spec: RewardSpec, function: RewardFunction) -> plugins.Params | None:

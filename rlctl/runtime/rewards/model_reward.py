@@ -60,7 +60,7 @@ class ModelReward(Reward):
         Raises ConfigError if the model's own mean and deviation are wanted and its config has none.
         """
         settings = config.reward_model
-        scale = None if settings.normalize is None else running_scale()
+        scale = None if settings.normalize is None else Scale()
         if settings.normalize == "model":
             scale = scale_of_model(settings.model)
         conversations = Conversations.from_config(settings)
@@ -181,7 +181,7 @@ def scale_of_model(model: schema.Model) -> Scale:
             where=f"{REWARD_MODEL.section}.normalize",
             hint="running, or a model that `rlctl train rm` has trained",
         )
-    return Scale.fixed(mean, std)
+    return Scale(1.0, mean, std**2, running=False)
 
 
 _EPSILON = 1e-6
@@ -195,15 +195,10 @@ class Scale:
     LeVeque 1979, equations 2.1).
     """
 
-    count: float
-    mean: float
-    squares: float
-    running: bool
-
-    @classmethod
-    def fixed(cls, mean: float, std: float) -> Scale:
-        """Return a scale that does not change."""
-        return cls(1.0, mean, std**2, running=False)
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+    running: bool = True
 
     @property
     def std(self) -> float:
@@ -236,8 +231,3 @@ class Scale:
             self.count, self.mean, self.squares = (
                 state[name] for name in ("count", "mean", "squares")
             )
-
-
-def running_scale() -> Scale:
-    """Return a scale without scores."""
-    return Scale(0.0, 0.0, 0.0, running=True)

@@ -24,9 +24,8 @@ from rlctl.runtime.rewards.functions import (
     RewardSpec,
     call_reward,
     is_user_code,
-    runs_in_process,
 )
-from rlctl.runtime.rewards.loading import find_reward, load_reward, needed_environment
+from rlctl.runtime.rewards.loading import ask_plugin, find_reward, load_reward
 from rlctl.runtime.rewards.report import RewardReport, build_report
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.rewards.specs import check_sources, reward_specs
@@ -61,12 +60,13 @@ class RewardPool:
         self.direct: dict[int, LoadedReward] = {
             index: load_reward(spec)
             for index, spec in enumerate(self.functions)
-            if not is_user_code(spec.function) and runs_in_process(find_reward(spec.function))
+            if not is_user_code(spec.function)
+            and getattr(find_reward(spec.function), "in_process", False)
         }
         self.traits = {index: reward.traits for index, reward in self.direct.items()}
         self._pooled = [i for i in range(len(self.functions)) if i not in self.direct]
         specs = [self.functions[index] for index in self._pooled]
-        needed = [name for spec in specs for name in needed_environment(spec)]
+        needed = [name for spec in specs for name in ask_plugin(spec, "environment") or ()]
         settings = replace(settings, env=[*settings.env, *needed])
         self._env = settings.env
         self.workers = RewardWorkers(specs, timeout_s, settings, requests or RequestSettings())

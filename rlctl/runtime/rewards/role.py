@@ -37,7 +37,7 @@ class RuleReward(Reward):
     max_failed_share: float = 1.0
     first_error: str | None = None
     has_succeeded: bool = False  # for any response
-    _early: tuple[Rollouts, Scoring] | None = None  # see `EarlyScoring`
+    early: tuple[Rollouts, Scoring] | None = None  # see `EarlyScoring`
 
     def scored_rows(self, rollouts: Rollouts) -> Tensor:
         """Return a mask (B,) of the rows that functions or environments score."""
@@ -85,13 +85,9 @@ class RuleReward(Reward):
         """Begin to score the responses to B `prompts`, one response each, as they are finished."""
         return EarlyScoring(self, prompts)
 
-    def expect(self, rollouts: Rollouts, scoring: Scoring) -> None:
-        """Use `scoring`, which has all rows, when `compute_scores` is called with `rollouts`."""
-        self._early = (rollouts, scoring)
-
     def _score(self, rollouts: Rollouts) -> RewardReport:
         """Score the rows that need the reward functions; the others have no score."""
-        early, self._early = self._early, None
+        early, self.early = self.early, None
         if not self.pool.functions:  # environments or a reward model score alone
             nothing = RewardResult(0.0, {}, None, None)
             return RewardReport([nothing] * len(rollouts), 0, 0, None)
@@ -160,8 +156,8 @@ class EarlyScoring:
         self.scoring.add(row, prompt, text)
 
     def finish(self, rollouts: Rollouts) -> None:
-        """Use the scores for `rollouts`, which has the rows that were added."""
-        self._reward.expect(rollouts, self.scoring)
+        """Use the scores when `compute_scores` gets `rollouts`, which has the rows added."""
+        self._reward.early = (rollouts, self.scoring)
 
 
 def _with_episodes(report: RewardReport, rollouts: Rollouts) -> RewardReport:
