@@ -157,7 +157,7 @@ def test_search(folder: Path) -> None:
         ({}, "search needs a value for path"),
         ({"path": "missing.jsonl"}, "does not exist"),
         ({"path": "wrong.jsonl"}, "row 2 has no text 'text'"),
-        ({"path": "broken.jsonl"}, "no JSON"),
+        ({"path": "broken.jsonl"}, "not JSON"),
     ],
 )
 def test_wrong_texts(settings: dict[str, Any], message: str) -> None:

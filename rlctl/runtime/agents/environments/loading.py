@@ -40,7 +40,7 @@ def load_environment(
     values = {**{key: value for key, value in defaults.items() if key in fields}, **values}
     params = plugins.parse_params(plugin, name, values, PARAMS_KEY)
     arguments: dict[str, Any] = {} if params is None else {"params": params}
-    prepare: Any = getattr(plugin, "prepare", _prepare_nothing)
+    prepare: Any = getattr(plugin, "prepare", lambda _: None)
     shared: Any = None
     if not is_async(prepare):
         with _reported(name):
@@ -52,10 +52,6 @@ def load_environment(
         return partial(plugin, **arguments, **({} if found is None else {"shared": found}))
 
     return factory
-
-
-def _prepare_nothing(params: Any) -> Any:
-    del params
 
 
 @contextmanager

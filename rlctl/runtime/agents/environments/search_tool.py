@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import re
 from array import array
@@ -15,6 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from rlctl import plugins
+from rlctl.data_prep.records import read_records
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.protocol import to_schema
 from rlctl.runtime.agents.environments.tool import StatelessTool, ToolResult
@@ -101,32 +101,10 @@ def _texts(path: Path, key: str) -> Iterator[str]:
             where="tool_params.search.path",
             hint="paths are relative to the current folder",
         )
-    rows = _parquet(path, key) if path.suffix == ".parquet" else _lines(path)
-    for number, row in enumerate(rows, 1):
+    for number, (where, row) in enumerate(read_records(path), 1):
         text = row.get(key) if isinstance(row, dict) else row
         if not isinstance(text, str):
-            raise ConfigError(
-                f"row {number} has no text {key!r}", where=str(path), hint="tool_params: text_key"
-            )
+            keys = list(row) if isinstance(row, dict) else []
+            hint = "tool_params: text_key" if key in keys else plugins.suggestion(key, keys)
+            raise ConfigError(f"row {number} has no text {key!r}", where=where, hint=hint)
         yield text
-
-
-def _parquet(path: Path, key: str) -> Iterator[Any]:
-    import pyarrow.parquet
-
-    table = pyarrow.parquet.ParquetFile(path)
-    if key not in table.schema_arrow.names:
-        hint = plugins.suggestion(key, table.schema_arrow.names)
-        raise ConfigError(f"the file has no column {key!r}", where=str(path), hint=hint)
-    for batch in table.iter_batches(columns=[key]):
-        yield from batch.to_pylist()
-
-
-def _lines(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise ConfigError(f"no JSON: {error}", where=f"{path}:{number}") from error

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
-from rlctl.runtime.agents.environments.protocol import ToolSchema, Turn
 from rlctl.runtime.agents.parsers.base import (
     InvalidCall,
     PatternParser,
     TurnBuilder,
     read_json,
-    split_thought,
 )
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -78,54 +75,36 @@ class MistralParser(PatternParser):
 
 _TAG = "<|python_tag|>"
 # Objects that may be calls: one key of a call comes first.
-_OBJECT = re.compile(r'\{\s*"(?:name|type|function|parameters|arguments|id)"\s*:')
+_OBJECT = r'\{\s*"(?:name|type|function|parameters|arguments|id)"\s*:'
 _NAMED = re.compile(r'\{\s*"(?:name|function)"')
 _ARGUMENTS = ("parameters", "arguments")
 _SEPARATOR = re.compile(r"\s*;?\s*")
 
 
-class Llama3JsonParser:
+class Llama3JsonParser(PatternParser):
     """Parser of JSON calls without tags.
 
     After `<|python_tag|>` everything must be a call. Without it, an object is a call if it has a
     name and arguments; other JSON, such as a result that the model reports, is text.
     """
 
-    def parse(self, text: str, tools: Sequence[ToolSchema], offset: int = 0) -> Turn:  # noqa: ARG002
-        """Return the calls of a turn; JSON that begins like a call and is invalid is malformed."""
-        builder = TurnBuilder(offset)
-        thought, rest = split_thought(text)
-        builder.add_text(thought)
-        before, tag, code = rest.partition(_TAG)
-        _add_calls(builder, before)
-        if tag:
-            _add_tagged(builder, code)
-        return builder.build()
+    start = re.compile(f"{re.escape(_TAG)}|{_OBJECT}")
 
-
-def _add_calls(builder: TurnBuilder, text: str) -> None:
-    """Add the calls in a text, and the text around them."""
-    position = 0
-    while start := _OBJECT.search(text, position):
-        builder.add_text(text[position : start.start()])
+    def read(self, builder: TurnBuilder, text: str, start: re.Match[str]) -> int:
+        if start[0] == _TAG:
+            _add_tagged(builder, text[start.end() :])
+            return len(text)
         try:
             payload, end = read_json(text, start.start(), "contents of the call")
-        except InvalidCall as error:
-            following = _OBJECT.search(text, start.end())
-            end = following.start() if following else len(text)
-            if _NAMED.match(text, start.start()):
-                builder.add_malformed(text[start.start() : end], str(error))
-            else:
-                builder.add_text(text[start.start() : end])
-        else:
-            if _is_call(payload):
-                _add_payload(builder, payload, text[start.start() : end])
-                separator = _SEPARATOR.match(text, end)
-                end = separator.end() if separator else end
-            else:
-                builder.add_text(text[start.start() : end])
-        position = end
-    builder.add_text(text[position:])
+        except InvalidCall:
+            if _NAMED.match(start[0]):
+                raise
+            builder.add_text(start[0])
+            return start.end()
+        if not _is_call(payload):
+            builder.add_text(text[start.start() : end])
+            return end
+        return _add_payload(builder, payload, text, start.start(), end)
 
 
 def _add_tagged(builder: TurnBuilder, code: str) -> None:
@@ -137,9 +116,7 @@ def _add_tagged(builder: TurnBuilder, code: str) -> None:
         except InvalidCall as error:
             builder.add_malformed(_TAG + code[position:], str(error))
             return
-        _add_payload(builder, payload, code[position:end])
-        separator = _SEPARATOR.match(code, end)
-        position = separator.end() if separator else end
+        position = _add_payload(builder, payload, code, position, end)
 
 
 def _is_call(payload: Any) -> bool:
@@ -153,8 +130,11 @@ def _is_call(payload: Any) -> bool:
     )
 
 
-def _add_payload(builder: TurnBuilder, payload: Any, text: str) -> None:
+def _add_payload(builder: TurnBuilder, payload: Any, text: str, start: int, end: int) -> int:
+    """Add the call that `text` has from `start` to `end`; return the place of the next one."""
     try:
         builder.add_payload(payload)
     except InvalidCall as error:
-        builder.add_malformed(text, str(error))
+        builder.add_malformed(text[start:end], str(error))
+    separator = _SEPARATOR.match(text, end)
+    return separator.end() if separator else end

@@ -89,24 +89,22 @@ class ChatReply:
         return {"content": tokens, "refusal": None} if tokens else None
 
 
-def completion(replies: Sequence[ChatReply], model: str) -> dict[str, Any]:
+def completion(replies: Sequence[ChatReply], request: ChatRequest) -> dict[str, Any]:
     """Return the body of the response with the turns `replies`, one or more."""
     choices = [reply.choice(index) for index, reply in enumerate(replies)]
-    head = head_of(replies, model, "chat.completion")
+    head = head_of(replies, request.model, "chat.completion")
     ids = replies[0].ids
     prompt = {"prompt_token_ids": ids[0]} if ids else {}
     return {**head, "choices": choices, "usage": usage_of(replies), **prompt}
 
 
-def chunks(
-    replies: Sequence[ChatReply], model: str, include_usage: bool
-) -> Iterator[dict[str, Any]]:
+def chunks(replies: Sequence[ChatReply], request: ChatRequest) -> Iterator[dict[str, Any]]:
     """Yield the chunks of a stream, turn by turn, and the usage if wanted."""
-    head = head_of(replies, model, "chat.completion.chunk")
+    head = head_of(replies, request.model, "chat.completion.chunk")
     for index, reply in enumerate(replies):
         for choice in reply.deltas(index):
             yield {**head, "choices": [choice]}
-    if include_usage:
+    if request.include_usage:
         yield {**head, "choices": [], "usage": usage_of(replies)}
 
 

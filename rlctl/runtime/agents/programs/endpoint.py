@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from functools import partial
+from typing import Any, NamedTuple, Protocol, Self
 
 from aiohttp import web
 
@@ -37,9 +38,25 @@ from rlctl.runtime.agents.programs.responses_api import (
 LOOPBACK = "127.0.0.1"
 _CHAT, _MESSAGES, _MODELS = "/v1/chat/completions", "/v1/messages", "/v1/models"
 _RESPONSES, _TEXTS = "/v1/responses", "/v1/completions"
-_SERVED = [f"POST {path}" for path in (_CHAT, _RESPONSES, _TEXTS, _MESSAGES)] + [f"GET {_MODELS}"]
 _MAX_BODY = 64 * 2**20  # bytes
 _SHUTDOWN_S = 1.0  # time that unfinished requests get at the end
+
+
+class _Api(NamedTuple):
+    """Form of requests, of whole replies, and of the events of a stream."""
+
+    parse: Callable[[Any], Sequence[ChatRequest]]
+    body: Callable[[Sequence[ChatReply], ChatRequest], dict[str, Any]]
+    events: Callable[[Sequence[ChatReply], ChatRequest], Iterable[Mapping[str, Any]]]
+
+
+_APIS = {
+    _CHAT: _Api(lambda body: [ChatRequest.parse(body)], completion, chunks),
+    _RESPONSES: _Api(parse_response_request, response_body, response_events),
+    _TEXTS: _Api(parse_completions, text_completion, text_chunks),
+    _MESSAGES: _Api(parse_messages, message_body, message_events),
+}
+_SERVED = [f"POST {path}" for path in _APIS] + [f"GET {_MODELS}"]
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -59,10 +76,8 @@ class Endpoint:
         self._host = host
         self._sessions: dict[str, Session] = {}
         app = web.Application(middlewares=[_with_errors], client_max_size=_MAX_BODY)
-        app.router.add_post(_CHAT, self._chat)
-        app.router.add_post(_RESPONSES, self._response)
-        app.router.add_post(_TEXTS, self._text)
-        app.router.add_post(_MESSAGES, self._message)
+        for path, api in _APIS.items():
+            app.router.add_post(path, partial(self._complete, api))
         app.router.add_get(_MODELS, self._models)
         app.router.add_get(f"{_MODELS}/{{name:.+}}", self._model)
         # A program that goes away cancels its request.
@@ -113,55 +128,31 @@ class Endpoint:
         self._session(request)
         return web.json_response(_described(request.match_info["name"]))
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        session, asked = self._session(request), ChatRequest.parse(await _body(request))
+    async def _complete(self, api: _Api, request: web.Request) -> web.StreamResponse:
+        session, asked = self._session(request), api.parse(await _body(request))
         # At most one continues the row of the conversation, the others begin rows.
-        replies = await asyncio.gather(*(session.complete(asked) for _ in range(asked.n)))
-        if not asked.stream:
-            return web.json_response(completion(replies, asked.model))
-        return await _streamed(request, _data(chunks(replies, asked.model, asked.include_usage)))
-
-    async def _text(self, request: web.Request) -> web.StreamResponse:
-        session, asked = self._session(request), parse_completions(await _body(request))
         calls = [session.complete(one) for one in asked for _ in range(one.n)]
         replies, first = await asyncio.gather(*calls), asked[0]
         if not first.stream:
-            return web.json_response(text_completion(replies, first))
-        return await _streamed(request, _data(text_chunks(replies, first)))
-
-    async def _message(self, request: web.Request) -> web.StreamResponse:
-        session, asked = self._session(request), parse_messages(await _body(request))
-        reply = await session.complete(asked)
-        if not asked.stream:
-            return web.json_response(message_body(reply, asked.model))
-        return await _streamed(request, _named(message_events(reply, asked.model)))
-
-    async def _response(self, request: web.Request) -> web.StreamResponse:
-        session, asked = self._session(request), parse_response_request(await _body(request))
-        reply = await session.complete(asked)
-        if not asked.stream:
-            return web.json_response(response_body(reply, asked.model))
-        return await _streamed(request, _named(response_events(reply, asked.model)))
+            return web.json_response(api.body(replies, first))
+        return await _streamed(request, api.events(replies, first))
 
 
 def _described(model: str) -> dict[str, Any]:
     return {"id": model, "object": "model", "created": 0, "owned_by": "rlctl"}
 
 
-def _data(chunks: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [*(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), "data: [DONE]\n\n"]
-
-
-def _named(events: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events]
-
-
-async def _streamed(request: web.Request, events: Sequence[str]) -> web.StreamResponse:
+async def _streamed(
+    request: web.Request, events: Iterable[Mapping[str, Any]]
+) -> web.StreamResponse:
     """Send the events of a turn. It is complete, so errors have come as such before."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     for event in events:
-        await response.write(event.encode())
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        await response.write(f"{name}data: {json.dumps(event)}\n\n".encode())
+    if request.path in (_CHAT, _TEXTS):
+        await response.write(b"data: [DONE]\n\n")
     return response
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, to_call, to_schema
@@ -16,14 +17,14 @@ _OTHER = ("messages", "system", "tools", "tool_choice", "stop_sequences")  # hav
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def parse_messages(body: Any) -> ChatRequest:
+def parse_messages(body: Any) -> list[ChatRequest]:
     """Read the body of a request. Raises ApiError for one that cannot be honoured."""
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         raise ApiError(400, "messages must be a list with a message", param="messages")
     if not isinstance(tools := body.get("tools") or [], list):
         raise ApiError(400, "tools must be a list", param="tools")
     system = [{"role": "system", "content": body["system"]}] if body.get("system") else []
-    return ChatRequest.parse(
+    request = ChatRequest.parse(
         {
             **{key: value for key, value in body.items() if key not in _OTHER},
             "messages": [
@@ -35,6 +36,7 @@ def parse_messages(body: Any) -> ChatRequest:
             "stop": body.get("stop_sequences"),
         }
     )
+    return [replace(request, n=1)]  # the API has no other turns
 
 
 def _tool_choice(choice: Any) -> str | None:
@@ -54,8 +56,9 @@ def error_body(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.text}}
 
 
-def message_body(reply: ChatReply, model: str) -> dict[str, Any]:
+def message_body(replies: Sequence[ChatReply], request: ChatRequest) -> dict[str, Any]:
     """Return a turn as the body of a response."""
+    (reply,) = replies
     texts = [{"type": "text", "text": reply.content}] if reply.content else []
     calls = [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments}
@@ -65,7 +68,7 @@ def message_body(reply: ChatReply, model: str) -> dict[str, Any]:
         "id": f"msg_{reply.number}",
         "type": "message",
         "role": "assistant",
-        "model": model,
+        "model": request.model,
         "content": [*texts, *calls],
         "stop_reason": "stop_sequence" if reply.stop else _STOP_REASONS[reply.finish_reason],
         "stop_sequence": reply.stop,
@@ -73,9 +76,9 @@ def message_body(reply: ChatReply, model: str) -> dict[str, Any]:
     }
 
 
-def message_events(reply: ChatReply, model: str) -> Iterator[dict[str, Any]]:
+def message_events(replies: Sequence[ChatReply], request: ChatRequest) -> Iterator[dict[str, Any]]:
     """Yield the events of a stream: the start, the blocks one by one, and the end."""
-    body = message_body(reply, model)
+    body = message_body(replies, request)
     blocks, usage = body["content"], body["usage"]
     begun = {
         "content": [],

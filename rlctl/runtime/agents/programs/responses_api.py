@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, to_call, to_schema
@@ -18,7 +19,7 @@ _OTHER = ("input", "instructions", "tools", "max_output_tokens", "text")  # have
 _STORED = ("previous_response_id", "conversation", "background", "prompt")
 
 
-def parse_response_request(body: Any) -> ChatRequest:
+def parse_response_request(body: Any) -> list[ChatRequest]:
     """Read the body of a request. Raises ApiError for one that cannot be honoured."""
     if not isinstance(body, dict) or not isinstance(given := body.get("input"), str | list):
         raise ApiError(400, "input must be a text or a list of items", param="input")
@@ -35,7 +36,7 @@ def parse_response_request(body: Any) -> ChatRequest:
     for item in items:
         _add(item, messages)
     text = body.get("text")
-    return ChatRequest.parse(
+    request = ChatRequest.parse(
         {
             **{key: value for key, value in body.items() if key not in _OTHER},
             "messages": messages,
@@ -44,6 +45,7 @@ def parse_response_request(body: Any) -> ChatRequest:
             "response_format": text.get("format") if isinstance(text, Mapping) else None,
         }
     )
+    return [replace(request, n=1)]  # the API has no other turns
 
 
 def _add(item: Any, messages: list[Message]) -> None:
@@ -69,8 +71,9 @@ def _tool(tool: Any) -> ToolSchema:
     return to_schema(tool.get("name"), tool.get("description") or "", tool.get("parameters") or {})
 
 
-def response_body(reply: ChatReply, model: str) -> dict[str, Any]:
+def response_body(replies: Sequence[ChatReply], request: ChatRequest) -> dict[str, Any]:
     """Return a turn as the body of a response."""
+    (reply,) = replies
     is_cut = reply.finish == "length"
     part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
     base = {"id": f"msg_{reply.number}", "status": "completed"}
@@ -86,7 +89,8 @@ def response_body(reply: ChatReply, model: str) -> dict[str, Any]:
     num_tokens, num_prompt = reply.num_tokens, reply.num_prompt_tokens
     return {
         **{"id": f"resp_{reply.number}", "object": "response", "created_at": int(time.time())},
-        **{"status": "incomplete" if is_cut else "completed", "error": None, "model": model},
+        **{"status": "incomplete" if is_cut else "completed", "error": None},
+        "model": request.model,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": [*([message] if reply.content or not calls else []), *calls],
         **{"parallel_tool_calls": True, "tool_choice": "auto", "tools": []},
@@ -98,9 +102,9 @@ def response_body(reply: ChatReply, model: str) -> dict[str, Any]:
     }
 
 
-def response_events(reply: ChatReply, model: str) -> Iterator[dict[str, Any]]:
+def response_events(replies: Sequence[ChatReply], request: ChatRequest) -> Iterator[dict[str, Any]]:
     """Yield the events of a stream: the start, the items one by one, and the end."""
-    for number, event in enumerate(_events(response_body(reply, model))):
+    for number, event in enumerate(_events(response_body(replies, request))):
         yield {**event, "sequence_number": number}
 
 
