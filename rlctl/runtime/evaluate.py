@@ -31,8 +31,9 @@ from rlctl.runtime.planning.evaluation import no_responses
 from rlctl.runtime.planning.preflight import check_model, check_vocabulary
 from rlctl.runtime.planning.role_models import check_images
 from rlctl.runtime.planning.unusual_values import greedy_validation
+from rlctl.runtime.rewards.functions import CallResult
 from rlctl.runtime.rewards.pool import RewardPool
-from rlctl.runtime.rewards.report import RewardReport, RewardResult
+from rlctl.runtime.rewards.report import RewardReport
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.roles import RewardModel, Roles
 from rlctl.runtime.training.generation import Generation, with_episodes
@@ -144,11 +145,10 @@ def model_report(
             scores |= dict(zip(part, values, strict=True))
             on_progress(start + len(part))
     results = [
-        RewardResult(
+        CallResult(
             scores[index],
             {"truncated": 1.0} if conversations.is_too_long(ids) else {},
             errors.get(index),
-            None,
         )
         for index, ids in enumerate(encoded)
     ]

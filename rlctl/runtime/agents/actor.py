@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -196,8 +196,7 @@ async def _play(row: int, run: EpisodeRun, scoring: EarlyScoring | None) -> Epis
     """Play the episode of a row and pass it to `scoring`."""
     episode = await run.run()
     if scoring is not None:
-        (sample,) = run.samples
-        scoring.add(row, torch.tensor(sample.tokens.response_ids), episode)
+        scoring.add(row, torch.tensor(run.tokens.response_ids), episode)
     return episode
 
 
@@ -213,10 +212,9 @@ def _rollouts(
     `shape` describes the tokens' experts, if they are recorded.
     Rows of an episode share its record, and the group and row of its prompt in the B `prompts`.
     """
-    samples = [run.samples if all_samples else run.samples[-1:] for run in runs]
+    samples = [run.rows if all_samples else run.rows[-1:] for run in runs]
     owner = [i for i, rows in enumerate(samples) for _ in rows]
-    finish = [sample.finish for row_samples in samples for sample in row_samples]
-    tokens = [sample.tokens for row_samples in samples for sample in row_samples]
+    tokens = list(chain(*samples))
     prompts = prompts.select(torch.tensor(owner))
     ids = Ragged.from_rows([row.response_ids for row in tokens], torch.int64)
     rewards = torch.zeros(len(ids.values))
@@ -231,7 +229,7 @@ def _rollouts(
         response_ids=ids,
         response_mask=Ragged.from_rows([row.mask for row in tokens], torch.float32),
         rollout_log_probs=Ragged.from_rows([row.log_probs for row in tokens], torch.float32),
-        finish=finish,
+        finish=[row.finish for row in tokens],
         turn=Ragged.from_rows([row.turn for row in tokens], torch.int64),
         versions=Ragged.from_rows([row.versions for row in tokens], torch.int64),
         step_rewards=ids.like(rewards),

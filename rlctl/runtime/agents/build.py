@@ -43,9 +43,7 @@ def episode_settings(
     """
     rollout = config.actor_rollout_ref.rollout
     pool = EnvironmentPool.from_config(rollout, logs)
-    kwargs = config.data.apply_chat_template_kwargs
-    images = image_prompts(config, tokenizer)
-    bridge = ChatBridge(tokenizer, sampling.stop_token_ids, kwargs, images)
+    bridge = _chat_bridge(config, tokenizer, sampling.stop_token_ids)
     schedule = rollout.agent.schedule
     return EpisodeSettings(
         tokenizer=tokenizer,
@@ -65,13 +63,15 @@ def episode_settings(
     )
 
 
-def image_prompts(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> ImagePrompts | None:
-    """Return the renderer of images in messages; None: model or engine read text alone."""
+def _chat_bridge(
+    config: schema.Config, tokenizer: PreTrainedTokenizerBase, stop_token_ids: tuple[int, ...]
+) -> ChatBridge:
+    """Return the bridge of a run; messages have images if model and engine read them."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     processor = processor_of(model.path, model.trust_remote_code)
-    if processor is None or not reads_images(rollout, model, config.trainer.device):
-        return None
-    return ImagePrompts(model, tokenizer)
+    reads = processor is not None and reads_images(rollout, model, config.trainer.device)
+    images = ImagePrompts(model, tokenizer) if reads else None
+    return ChatBridge(tokenizer, stop_token_ids, config.data.apply_chat_template_kwargs, images)
 
 
 def check_episodes(
@@ -87,8 +87,7 @@ def check_episodes(
     """
     rollout = config.actor_rollout_ref.rollout
     _check_program(rollout.agent)
-    images = image_prompts(config, tokenizer)
-    bridge = ChatBridge(tokenizer, stop_token_ids, config.data.apply_chat_template_kwargs, images)
+    bridge = _chat_bridge(config, tokenizer, stop_token_ids)
     agent = rollout.agent.model_copy(update={"num_workers": 1})
     with EnvironmentPool.from_config(rollout.model_copy(update={"agent": agent})) as pool:
         try:

@@ -69,14 +69,6 @@ class EpisodeSettings:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One training row of an episode."""
-
-    tokens: Tokens
-    finish: str  # "stop" or "length"
-
-
-@dataclass(frozen=True)
 class EpisodeTask:
     """Start of one episode of a batch."""
 
@@ -107,7 +99,6 @@ class EpisodeRun:
         self._state = State.PENDING
         schedule.states[self._state] += 1
         self.tokens = Tokens(task.prompt_ids, images=task.images)
-        self.finish = "stop"
         self._messages: list[Message] = []
         self._opening: tuple[Message, ...] = ()
         self._uses: list[Use] = []
@@ -155,15 +146,15 @@ class EpisodeRun:
             total,
             components,
             error,
-            sum(sample.tokens.num_retokenized() for sample in self.samples),
+            sum(row.num_retokenized() for row in self.rows),
             self._opening,
             **{name: tuple(numbers) for name, numbers in self._facts.items()},
         )
 
     @property
-    def samples(self) -> list[Sample]:
+    def rows(self) -> list[Tokens]:
         """Training rows of the episode."""
-        return [Sample(self.tokens, self.finish)]
+        return [self.tokens]
 
     async def _play(self) -> str:
         """Play to the end and return the outcome."""
@@ -173,7 +164,6 @@ class EpisodeRun:
             completion = await self._generate(turn, previous)
             previous = completion.key
             if completion.finish == "length":
-                self.finish = "length"
                 return "length"
             if self._environment is None:
                 return "stop"
@@ -190,7 +180,7 @@ class EpisodeRun:
                 self._environment.tools,
             )
             if len(self.tokens.response_ids) + len(ids) >= self.settings.max_response_length:
-                self.finish = "length"
+                self.tokens.finish = "length"
                 return "length"
             self.tokens.append_reply(ids, turn - 1, images_in(step.messages))
             self._count_reply(step.messages, len(ids))

@@ -19,6 +19,7 @@ class Tokens:
 
     prompt_ids: list[int]  # P
     response_ids: list[int] = field(default_factory=list)  # T
+    finish: str = "stop"  # or "length": of the last turn, or of a reply that has no room
     mask: list[float] = field(default_factory=list)  # T: 1 = written by the policy
     log_probs: list[float] = field(default_factory=list)  # T: 0 where the mask is 0
     turn: list[int] = field(default_factory=list)  # T: number of the policy's turn, or of the last
@@ -41,6 +42,7 @@ class Tokens:
         self.log_probs += completion.log_probs.tolist()
         self.turn += [turn] * len(written)
         self.versions += completion.versions
+        self.finish = completion.finish
         if completion.routing is not None:
             self._add_routing(completion.routing)
         seen = _checksum(completion.response_ids, _checksum(context_ids))

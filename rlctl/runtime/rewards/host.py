@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from rlctl.errors import ConfigError
@@ -52,19 +52,18 @@ class RewardHost:
 
     def load(self, spec: RewardSpec, import_s: float) -> Traits:
         """Load the next function; raise ConfigError if the import of user code exceeds a limit."""
-        if not is_user_code(spec.function):
-            self._rewards.append(load_reward(spec))
-            return self._rewards[-1].traits
+        limit = _time_limit(import_s) if is_user_code(spec.function) else nullcontext()
         try:
-            with _time_limit(import_s):
-                self._rewards.append(load_reward(spec))
+            with limit:
+                reward = load_reward(spec)
         except RewardTimeout as timeout:
             raise ConfigError(
                 f"the import of the reward function {spec.function!r} {timeout}",
                 where=user_line(timeout, spec.function),
                 hint=TIMEOUT_HINT,
             ) from timeout
-        return self._rewards[-1].traits
+        self._rewards.append(reward)
+        return reward.traits
 
     def call(self, tasks: Sequence[tuple[int, Sequence[Call]]]) -> Iterator[list[CallResult]]:
         """Call synchronous functions, by position, each for one call or the calls of a group."""

@@ -10,27 +10,15 @@ from rlctl.runtime.rewards.functions import CallResult, RewardSpec
 
 
 @dataclass(frozen=True)
-class RewardResult:
-    """Weighted sum of the functions' scores for one response, with its components.
-
-    `error` and `pred` come from the first function that has one.
-    """
-
-    score: float
-    components: dict[str, float]
-    error: str | None
-    pred: str | None
-
-
-@dataclass(frozen=True)
 class RewardReport:
     """One result per row, and the number of failed calls, which score 0.
 
+    A result has the weighted sum of the functions' scores for a response, with its components.
     `num_errors` calls raised, lost their process or returned no number; `num_timeouts` calls
     exceeded the time limit.
     """
 
-    results: list[RewardResult]
+    results: list[CallResult]
     num_errors: int
     num_timeouts: int
     first_error: str | None
@@ -88,8 +76,11 @@ def component_names(specs: Sequence[RewardSpec]) -> list[str]:
 
 def _combine(
     specs: Sequence[RewardSpec], names: Sequence[str], results: Sequence[CallResult | None]
-) -> RewardResult:
-    """Return the result of one row; `results` has one entry per function, None if not called."""
+) -> CallResult:
+    """Return the result of one row; `results` has one entry per function, None if not called.
+
+    `error` and `pred` come from the first function that has one.
+    """
     called = [row for row in zip(specs, names, results, strict=True) if row[2] is not None]
     components: dict[str, float] = {}
     score = 0.0
@@ -103,7 +94,7 @@ def _combine(
             f"{name}/{part}" if is_one_of_several else part: value
             for part, value in result.components.items()
         }
-    return RewardResult(
+    return CallResult(
         score=score,
         components=components,
         error=next((result.error for result in results if result and result.error), None),

@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import RlctlError
 from rlctl.runtime.batch import Prompts, Rollouts, Scores
+from rlctl.runtime.rewards.functions import CallResult
 from rlctl.runtime.rewards.pool import RewardPool, Scoring
-from rlctl.runtime.rewards.report import RewardReport, RewardResult, exceeds
+from rlctl.runtime.rewards.report import RewardReport, exceeds
 from rlctl.runtime.roles import Reward
 from rlctl.tracking.clock import timed
 from rlctl.tracking.episodes import Episode
@@ -89,7 +90,7 @@ class RuleReward(Reward):
         """Score the rows that need the reward functions; the others have no score."""
         early, self.early = self.early, None
         if not self.pool.functions:  # environments or a reward model score alone
-            nothing = RewardResult(0.0, {}, None, None)
+            nothing = CallResult(0.0, {})
             return RewardReport([nothing] * len(rollouts), 0, 0, None)
         if early is not None and early[0] is rollouts:
             return self._finish(early[1])
@@ -166,14 +167,14 @@ def _with_episodes(report: RewardReport, rollouts: Rollouts) -> RewardReport:
     An episode that failed scores 0.
     """
     assert rollouts.step_rewards is not None, "episodes have rewards of turns"
-    results: list[RewardResult] = []
+    results: list[CallResult] = []
     turns = rollouts.step_rewards.sums().tolist()
     for result, episode, reward in zip(report.results, rollouts.episodes, turns, strict=True):
         components = {**result.components, **episode.components}
-        result = replace(result, components=components)
+        result = result._replace(components=components)
         if episode.failed or episode.score is not None:
-            result = RewardResult(episode.score or 0.0, components, episode.error, None)
-        results.append(result if result.error else replace(result, score=result.score + reward))
+            result = CallResult(episode.score or 0.0, components, episode.error)
+        results.append(result if result.error else result._replace(score=result.score + reward))
     return replace(report, results=results)
 
 

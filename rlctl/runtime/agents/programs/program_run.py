@@ -15,7 +15,7 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.pool import EnvironmentFailed, Timeouts
 from rlctl.runtime.agents.environments.program import ENDPOINT
 from rlctl.runtime.agents.environments.protocol import Message, Turn
-from rlctl.runtime.agents.episode import EpisodeRun, Sample, State, turn_seed
+from rlctl.runtime.agents.episode import EpisodeRun, State, turn_seed
 from rlctl.runtime.agents.programs.chat_api import ChatReply, LogProb
 from rlctl.runtime.agents.programs.chat_request import ApiError, ChatRequest, normalized
 from rlctl.runtime.agents.programs.conversations import Conversation, continued, stopped
@@ -43,14 +43,9 @@ class ProgramRun(EpisodeRun):
         self._is_closed = False
 
     @property
-    def samples(self) -> list[Sample]:
+    def rows(self) -> list[Tokens]:
         """Training rows in the order in which they began; one without a response if none did."""
-        found = [
-            Sample(conversation.tokens, conversation.completion.finish)
-            for conversation in self._conversations
-            if conversation.completion is not None
-        ]
-        return found or super().samples
+        return [conversation.tokens for conversation in self._conversations] or super().rows
 
     async def _play(self) -> str:
         """Start the episode's host; the program itself runs in `_score`."""
