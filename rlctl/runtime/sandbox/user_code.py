@@ -8,7 +8,8 @@ import inspect
 import shutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,16 @@ def check_interpreter(python: str, where: str) -> None:
         )
 
 
+def check_file(path: Path, noun: str, where: str | None = None) -> None:
+    """Raise ConfigError unless the file `path` exists; `where` is the key that names it."""
+    if not path.is_file():
+        raise ConfigError(
+            f"the {noun} does not exist: {path}",
+            where=where,
+            hint="paths are relative to the current folder",
+        )
+
+
 def load_named(kind: str, given: str, noun: str) -> Any:
     """Return what an entry point of `kind`, `module:name` or `path.py:name` names.
 
@@ -38,24 +49,13 @@ def load_named(kind: str, given: str, noun: str) -> Any:
     path, _, name = given.rpartition(":")
     if path.endswith(".py"):
         return member(import_file(Path(path).expanduser(), noun), name, noun)
-    try:
+    with report_errors(f"the {noun} {given!r} does not import", given):
         return plugins.load(kind, given)
-    except RlctlError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"the {noun} {given!r} does not import: {type(error).__name__}: {error}",
-            where=user_line(error, given),
-        ) from error
 
 
 def import_file(path: Path, noun: str) -> ModuleType:
     """Import a file. Raises ConfigError if that fails."""
-    if not path.is_file():
-        raise ConfigError(
-            f"the {noun} file does not exist: {path}",
-            hint="paths are relative to the current folder",
-        )
+    check_file(path, f"{noun} file")
     path = path.resolve()
     name = f"rlctl_user_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if str(path.parent) not in sys.path:
@@ -91,6 +91,25 @@ def member(module: ModuleType, name: str, noun: str) -> Any:
             hint=plugins.suggestion(name, own),
         )
     return getattr(module, name)
+
+
+@contextmanager
+def report_errors(
+    what: str, given: str = "", *, where: str | None = None, hint: str | None = None
+) -> Iterator[None]:
+    """Turn what users' code raises in the block into a ConfigError that begins with `what`.
+
+    Its place is the line in the code of `given`, or else `where`. Errors of rlctl stay.
+    """
+    try:
+        yield
+    except RlctlError:
+        raise
+    except (Exception, SystemExit) as error:
+        place = user_line(error, given) if given else None
+        raise ConfigError(
+            f"{what}: {type(error).__name__}: {error}", where=place or where, hint=hint
+        ) from error
 
 
 def line_of(function: Callable[..., Any]) -> str | None:

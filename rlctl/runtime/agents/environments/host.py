@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.loading import Factory, load_environment
 from rlctl.runtime.agents.environments.protocol import (
     Environment,
@@ -20,7 +19,7 @@ from rlctl.runtime.agents.environments.protocol import (
     step_to_json,
 )
 from rlctl.runtime.sandbox import calls
-from rlctl.runtime.sandbox.user_code import user_line
+from rlctl.runtime.sandbox.user_code import report_errors
 
 
 @dataclass
@@ -51,14 +50,9 @@ class EnvironmentHost:
         built.
         """
         self._factory = await self._load()
-        try:
+        what, hint = "cannot be built", "its class gets no row before `reset`"
+        with report_errors(f"the environment {self._name!r} {what}", self._name, hint=hint):
             environment = await calls.call(self._factory)
-        except Exception as error:
-            raise ConfigError(
-                f"the environment {self._name!r} cannot be built: {type(error).__name__}: {error}",
-                where=user_line(error, self._name),
-                hint="its class gets no row before `reset`",
-            ) from error
         try:
             return list(environment.tools)
         except Exception:

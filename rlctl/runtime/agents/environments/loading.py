@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from rlctl import plugins
-from rlctl.errors import ConfigError, RlctlError
+from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.protocol import Environment
 from rlctl.runtime.agents.environments.skyrl import SkyRLEnvironment, provide_skyrl
 from rlctl.runtime.agents.environments.trl import TRLEnvironment
 from rlctl.runtime.sandbox.calls import is_async
-from rlctl.runtime.sandbox.user_code import load_named, user_line
+from rlctl.runtime.sandbox.user_code import load_named, report_errors
 
 KIND = "environments"
 PARAMS_KEY = "actor_rollout_ref.rollout.agent.params"
@@ -42,30 +41,17 @@ def load_environment(
     arguments: dict[str, Any] = {} if params is None else {"params": params}
     prepare: Any = getattr(plugin, "prepare", lambda _: None)
     shared: Any = None
+    failure = f"the environment {name!r} cannot be prepared"
     if not is_async(prepare):
-        with _reported(name):
+        with report_errors(failure, name):
             shared = prepare(params)
 
     async def factory() -> Factory:
-        with _reported(name):
+        with report_errors(failure, name):
             found = await prepare(params) if is_async(prepare) else shared
         return partial(plugin, **arguments, **({} if found is None else {"shared": found}))
 
     return factory
-
-
-@contextmanager
-def _reported(name: str) -> Iterator[None]:
-    """Turn what the function `prepare` of an environment raises into a ConfigError."""
-    try:
-        yield
-    except RlctlError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"the environment {name!r} cannot be prepared: {type(error).__name__}: {error}",
-            where=user_line(error, name),
-        ) from error
 
 
 def find_environment(name: str, values: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:

@@ -14,11 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlctl import plugins
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.runtime.agents.environments.protocol import to_schema
 from rlctl.runtime.agents.environments.tool import StatelessTool, Tool, ToolResult
 from rlctl.runtime.sandbox.calls import call_limit, limited
 from rlctl.runtime.sandbox.messages import error_text
+from rlctl.runtime.sandbox.user_code import check_file
 
 _HINT = '{"mcpServers": {"name": {"command": "...", "args": []}}}, or {"url": "..."} for the server'
 
@@ -126,14 +128,11 @@ class _Connection:
 
 def _new_client(config: Mapping[str, Any]) -> Any:
     """Return a client for the server of `config`."""
-    try:
-        import httpx2  # of mcp
-        from mcp import Client, StdioServerParameters
-        from mcp.client.streamable_http import streamable_http_client
-    except ImportError as error:
-        raise MissingExtraError(
-            "tools of MCP servers need the package mcp", hint="pip install 'rlctl[mcp]'"
-        ) from error
+    plugins.require("mcp", "tools of MCP servers need mcp", "mcp")
+    import httpx2  # of mcp
+    from mcp import Client, StdioServerParameters
+    from mcp.client.streamable_http import streamable_http_client
+
     if "command" in config:
         return Client(
             StdioServerParameters(
@@ -153,11 +152,7 @@ def _new_client(config: Mapping[str, Any]) -> Any:
 
 def _servers(path: Path) -> dict[str, dict[str, Any]]:
     """Return the servers of a JSON file by name. Raises ConfigError."""
-    if not path.is_file():
-        raise ConfigError(
-            f"the file of MCP servers does not exist: {path}",
-            hint="paths are relative to the current folder",
-        )
+    check_file(path, "file of MCP servers")
     try:
         servers = json.loads(path.read_text())["mcpServers"]
         wrong = [name for name, server in servers.items() if not {"command", "url"} & set(server)]

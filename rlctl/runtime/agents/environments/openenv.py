@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import Field
 
 from rlctl import plugins
-from rlctl.errors import MissingExtraError
 from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
 from rlctl.runtime.agents.environments.tool import as_text
 from rlctl.runtime.sandbox.messages import MAX_REPLY
@@ -47,13 +46,7 @@ class OpenEnvEnvironment:
     def prepare(params: OpenEnvParams) -> None:
         """Raise MissingExtraError without the package websockets."""
         del params
-        try:
-            import websockets  # noqa: F401
-        except ImportError as error:
-            raise MissingExtraError(
-                "environments of OpenEnv need the package websockets",
-                hint="pip install 'rlctl[openenv]'",
-            ) from error
+        plugins.require("websockets", "environments of OpenEnv need websockets", "openenv")
 
     async def reset(self, row: Row) -> list[Message] | str:
         """Open a session; return its first observation, which is added to the row's prompt."""

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from rlctl import plugins
-from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.protocol import Row, Step, ToolSchema, Turn
 from rlctl.runtime.sandbox.calls import call, is_async
 from rlctl.runtime.sandbox.user_code import load_named
@@ -47,12 +47,7 @@ class ProgramEnvironment:
 
         Raises ConfigError if it is no function, for wrong settings, and as `load_named`.
         """
-        try:
-            import openai  # noqa: F401 (programs get its client)
-        except ImportError:
-            raise MissingExtraError(
-                "agent programs need the openai package", hint='pip install "rlctl[agents]"'
-            ) from None
+        plugins.require("openai", "agent programs need openai", "agents")  # its client
         program = load_named("programs", params.program, "program")
         settings = plugins.parse_params(program, params.program, params.params, PARAMS_KEY)
         if settings is not None:

@@ -120,7 +120,6 @@ def _turn(entry: Any, index: int, parse: Parse, tools: Sequence[ToolSchema]) -> 
 
 
 def _assistant(turn: Turn) -> Message:
-    calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in turn.calls]
-    malformed = [{"text": call.text, "reason": call.reason} for call in turn.malformed]
+    calls, malformed = map(asdict, turn.calls), map(asdict, turn.malformed)
     message: Message = {"role": "assistant", "content": turn.text}
-    return {**message, "calls": calls, "malformed": malformed}
+    return {**message, "calls": list(calls), "malformed": list(malformed)}

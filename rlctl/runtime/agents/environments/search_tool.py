@@ -19,6 +19,7 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.protocol import to_schema
 from rlctl.runtime.agents.environments.tool import StatelessTool, ToolResult
 from rlctl.runtime.sandbox.calls import call
+from rlctl.runtime.sandbox.user_code import check_file
 
 _WORD = re.compile(r"\w+")
 _K1, _B = 1.5, 0.75  # weights of repeated words and of long texts
@@ -95,12 +96,7 @@ def _words(text: str) -> list[str]:
 
 def _texts(path: Path, key: str) -> Iterator[str]:
     """Yield the texts of a file. Raises ConfigError."""
-    if not path.is_file():
-        raise ConfigError(
-            f"the file of texts does not exist: {path}",
-            where="tool_params.search.path",
-            hint="paths are relative to the current folder",
-        )
+    check_file(path, "file of texts", "tool_params.search.path")
     for number, (where, row) in enumerate(read_records(path), 1):
         text = row.get(key) if isinstance(row, dict) else row
         if not isinstance(text, str):

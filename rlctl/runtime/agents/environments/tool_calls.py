@@ -11,7 +11,6 @@ from pydantic import Field
 
 from rlctl import plugins
 from rlctl.runtime.agents.environments.protocol import (
-    MalformedCall,
     Message,
     Step,
     ToolCall,
@@ -51,7 +50,7 @@ class ToolCalls:
     @property
     def schemas(self) -> list[ToolSchema]:
         """Schemas of the tools of the episode."""
-        return self._set.schemas(self._names)
+        return [self._set.tools[name].schema for name in self._names]
 
     async def start(self, episode: EpisodeInfo, selection: Sequence[str] | None = None) -> None:
         """Start the tools `selection`, or all. Raises ValueError for unknown tools."""
@@ -63,8 +62,10 @@ class ToolCalls:
         """Execute the calls of `turn` at the same time."""
         allowed = self._params.max_parallel_calls
         executed = await asyncio.gather(*(self._execute(call) for call in turn.calls[:allowed]))
-        refused = [self._refuse(call) for call in turn.calls[allowed:]]
-        malformed = [self._explain(call) for call in turn.malformed]
+        refusal = _error(f"not executed: at most {allowed} tool calls are allowed in one turn")
+        refused = [self._reply(refusal, "too_many", call) for call in turn.calls[allowed:]]
+        reasons = [_error(f"malformed tool call: {call.reason}") for call in turn.malformed]
+        malformed = [self._reply(reason, "malformed") for reason in reasons]
         replies = [*executed, *refused, *malformed]
         rewards = [result.reward for _, _, result in replies if result.reward is not None]
         metrics = {use.name: dict(result.metrics) for _, use, result in replies if result.metrics}
@@ -102,32 +103,26 @@ class ToolCalls:
                 error, result = "timeout", _error(text)
             except Exception as raised:
                 error, result = "raised", _error(f"{type(raised).__name__}: {raised}")
-        use = ToolUse(call.name, time.monotonic() - started, error)
-        return self._message(result, call.id, call.name), use, result
+        return self._reply(result, error, call, time.monotonic() - started)
 
-    def _refuse(self, call: ToolCall) -> tuple[Message, ToolUse, ToolResult]:
-        allowed = self._params.max_parallel_calls
-        result = _error(f"not executed: at most {allowed} tool calls are allowed in one turn")
-        use = ToolUse(call.name, 0.0, "too_many")
-        return self._message(result, call.id, call.name), use, result
-
-    def _explain(self, call: MalformedCall) -> tuple[Message, ToolUse, ToolResult]:
-        result = _error(f"malformed tool call: {call.reason}")
-        return self._message(result), ToolUse("", 0.0, "malformed"), result
-
-    def _message(
-        self, result: ToolResult, call: str | None = None, name: str | None = None
-    ) -> Message:
-        limit, side = (
-            self._params.max_tool_response_length,
-            self._params.tool_response_truncate_side,
-        )
+    def _reply(
+        self,
+        result: ToolResult,
+        error: str | None,
+        call: ToolCall | None = None,
+        seconds: float = 0.0,
+    ) -> tuple[Message, ToolUse, ToolResult]:
+        """Return a result as the message of its call, the record of the call, and the result."""
+        params, name = self._params, "" if call is None else call.name
+        limit, side = params.max_tool_response_length, params.tool_response_truncate_side
         content: Any = truncated(result.text, limit, side)
         if result.images:
             images = [{"type": "image", "image": image} for image in result.images]
             content = [*images, {"type": "text", "text": content}]
         message = {"role": "tool", "content": content}
-        return message if call is None else {**message, "tool_call_id": call, "name": name}
+        if call is not None:
+            message |= {"tool_call_id": call.id, "name": name}
+        return message, ToolUse(name, seconds, error), result
 
 
 async def close_all(closing: Sequence[Awaitable[None]]) -> None:

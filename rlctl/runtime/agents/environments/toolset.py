@@ -11,7 +11,6 @@ from rlctl import plugins
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.function_tools import FunctionTool, tools_of_file
 from rlctl.runtime.agents.environments.mcp_tools import tools_of_servers
-from rlctl.runtime.agents.environments.protocol import ToolSchema
 from rlctl.runtime.agents.environments.tool import Tool, argument_checker, name_of
 from rlctl.runtime.agents.environments.verl.tools import tools_of_config
 from rlctl.runtime.sandbox.user_code import load_named
@@ -25,10 +24,6 @@ class ToolSet:
 
     tools: Mapping[str, Tool]
     checkers: Mapping[str, Callable[[Mapping[str, Any]], str | None]]
-
-    def schemas(self, names: Sequence[str]) -> list[ToolSchema]:
-        """Return the schemas of the tools `names`."""
-        return [self.tools[name].schema for name in names]
 
 
 async def load_toolset(

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.stand_ins import provide
-from rlctl.runtime.sandbox.user_code import user_line
+from rlctl.runtime.sandbox.user_code import report_errors
 
 
 class _Open(BaseModel):
@@ -156,31 +156,27 @@ def load_class(class_name: str, where: str, folder: Path) -> Callable[..., Any]:
     for path in (str(Path.cwd()), str(folder.resolve())):
         if path not in sys.path:
             sys.path.append(path)
-    try:
+    hint = "the module must be importable from the current folder or that of the YAML file"
+    failure = f"the class {class_name} cannot be imported"
+    with report_errors(failure, class_name, where=where, hint=hint):
         return getattr(importlib.import_module(module_name), name)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"the class {class_name} cannot be imported: {type(error).__name__}: {error}",
-            where=user_line(error, class_name) or where,
-            hint="the module must be importable from the current folder or that of the YAML file",
-        ) from error
 
 
 def provide_verl() -> None:
     """Offer the modules of verl that tools and interactions import, unless it is installed."""
     from rlctl.runtime.agents.environments import function_tools
-    from rlctl.runtime.agents.environments.verl import base_classes, gsm8k
+    from rlctl.runtime.agents.environments.verl import gsm8k
 
-    types = {kind.__name__: kind for kind in base_classes.TYPES}
+    types = {kind.__name__: kind for kind in TYPES}
     contents: dict[str, dict[str, Any]] = {
         "verl": {},
         "verl.tools": {},
-        "verl.tools.base_tool": {"BaseTool": base_classes.BaseTool},
+        "verl.tools.base_tool": {"BaseTool": BaseTool},
         "verl.tools.schemas": types,
         "verl.tools.function_tool": {"function_tool": function_tools.function_tool},
         "verl.tools.gsm8k_tool": {"Gsm8kTool": gsm8k.Gsm8kTool},
         "verl.interactions": {},
-        "verl.interactions.base": {"BaseInteraction": base_classes.BaseInteraction},
+        "verl.interactions.base": {"BaseInteraction": BaseInteraction},
         "verl.interactions.gsm8k_interaction": {"Gsm8kInteraction": gsm8k.Gsm8kInteraction},
         "verl.utils": {},
         "verl.utils.rollout_trace": {"rollout_trace_op": _untraced},

@@ -20,6 +20,7 @@ from rlctl.runtime.agents.environments.protocol import Message, Step, ToolSchema
 from rlctl.runtime.agents.environments.tool import EpisodeInfo, Tool, ToolResult, accepted, as_text
 from rlctl.runtime.agents.environments.verl.base_classes import OpenAIFunctionToolSchema, load_class
 from rlctl.runtime.sandbox.calls import call
+from rlctl.runtime.sandbox.user_code import check_file, report_errors
 
 _MCP = "mcp"  # `config.type` of servers whose tools are used
 
@@ -41,15 +42,10 @@ async def tools_of_config(config_path: str) -> list[Tool]:
             tools += await tools_of_servers(path, servers.get("tool_selected_list"))
             continue
         build = load_class(str(entry.get("class_name") or ""), where, file.parent)
-        try:
+        with report_errors(f"the tool {entry['class_name']} cannot be built", where=where):
             schema = entry.get("tool_schema")
             parsed = schema and OpenAIFunctionToolSchema.model_validate(schema)
             tools.append(VerlTool(build(config=config, tool_schema=parsed)))
-        except Exception as error:
-            raise ConfigError(
-                f"the tool {entry['class_name']} cannot be built: {type(error).__name__}: {error}",
-                where=where,
-            ) from error
     return tools
 
 
@@ -57,10 +53,7 @@ def entries_of(file: Path, key: str, noun: str) -> list[dict[str, Any]]:
     """Return the list at `key` of a YAML file. Raises ConfigError for a file without one."""
     import yaml  # another interpreter (`agent.python`) may not have it
 
-    if not file.is_file():
-        raise ConfigError(
-            f"the {noun} does not exist: {file}", hint="paths are relative to the current folder"
-        )
+    check_file(file, noun)
     try:
         content = yaml.safe_load(file.read_text())
     except yaml.YAMLError as error:
@@ -181,13 +174,8 @@ def interactions_of_config(path: str) -> dict[str, Any]:
         name = str(entry.get("name") or default)
         if name in found:
             raise ConfigError(f"two interactions have the name {name!r}", where=where)
-        try:
+        with report_errors(f"the interaction {class_name} cannot be built", where=where):
             found[name] = build(config={**(entry.get("config") or {}), "name": name})
-        except Exception as error:
-            raise ConfigError(
-                f"the interaction {class_name} cannot be built: {type(error).__name__}: {error}",
-                where=where,
-            ) from error
     if not found:
         raise ConfigError("the interaction configuration is empty", where=path)
     return found
