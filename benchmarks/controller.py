@@ -242,7 +242,12 @@ def measure(num_ranks: int, millions: int, num_steps: int) -> Row:
     sizes += [f"data.max_response_length={RESPONSE}"]
     paths = ["data.train_files=none", "actor_rollout_ref.model.path=none"]
     algorithm = load_algorithm(compose("grpo", [*paths, *sizes]).config, 10)
-    ray.init(num_cpus=2 * HOSTS, include_dashboard=False, object_store_memory=2 * 2**30)
+    ray.init(
+        "local",
+        num_cpus=2 * HOSTS,
+        include_dashboard=False,
+        object_store_memory=2 * 2**30,
+    )
     actor: Any = handle(num_ranks)
     reward: Any = LengthReward()
     ids = Ragged(torch.full((num_prompts * PROMPT,), 7), torch.full((num_prompts,), PROMPT))
