@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -221,10 +221,10 @@ class InternalError(RlctlError):
     code = "E-INTERNAL"
 
 
-def raise_problems(problems: Sequence[Problem], kind: type[RlctlError] = ConfigError) -> None:
+def raise_problems(problems: Iterable[Problem], kind: type[RlctlError] = ConfigError) -> None:
     """Raise one error of `kind` with all problems; no-op without problems."""
-    if problems:
-        raise kind(*problems)
+    if found := list(problems):
+        raise kind(*found)
 
 
 class Terminated(SystemExit):

@@ -131,7 +131,7 @@ def test_two_ranks_of_a_pool_share_no_gpu(
     kind: str, fraction: float, per_node: int, refused: bool
 ) -> None:
     config = compose("ppo", [f"trainer.placement.device_fraction={fraction}"]).config
-    problems = check_placement(config, Devices(kind, 1, per_node), ["main"], None)
+    problems = list(check_placement(config, Devices(kind, 1, per_node), ["main"], None))
     assert [each.where for each in problems] == ["trainer.placement.device_fraction"] * refused
 
 
@@ -143,7 +143,7 @@ def test_clients_of_servers_need_no_gpu(is_client: bool) -> None:
     words = [*pools, f"{rollout}.name=vllm_server", *url, "trainer.device=cuda"]
     config, one = compose("grpo", words).config, Devices("cuda", 1, 1)
     needs = load_algorithm(config, 1).needs
-    problems = check_placement(config, one, ["main", "engines"], "engines")
+    problems = list(check_placement(config, one, ["main", "engines"], "engines"))
     assert [problem.where for problem in problems] == ["trainer.placement"] * (not is_client)
     found = [pool_device(config, one, needs, pool) for pool in ("main", "engines")]
     assert found == ["cuda", "cpu" if is_client else "cuda"]
@@ -176,7 +176,7 @@ def test_no_group_of_ranks_straddles_a_node(
     nodes: int, overrides: list[str], refused: list[str]
 ) -> None:
     config = compose("ppo", overrides).config
-    problems = check_placement(config, Devices("cuda", nodes, 8), ["main"], None)
+    problems = list(check_placement(config, Devices("cuda", nodes, 8), ["main"], None))
     assert [each.where for each in problems] == refused
 
 

@@ -308,7 +308,7 @@ def test_sizes_that_divide_tokens_or_layers_are_refused(tmp_path: Path) -> None:
         "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
     ]
     config = compose("grpo", overrides).config
-    problems = check_meshes(config, {"main": 2}, Needs(0))
+    problems = list(check_meshes(config, {"main": 2}, Needs(0)))
     assert [problem.message for problem in problems] == [
         "layers of qwen3_5_text carry a state from token to token, which "
         "ulysses_sequence_parallel_size cannot divide"

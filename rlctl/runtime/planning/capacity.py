@@ -31,33 +31,31 @@ def memory_of(devices: Devices, num_processes: int) -> int | None:
     return usable_memory() // max(1, num_processes // devices.num_nodes)
 
 
-def check_capacity(plan: MemoryPlan, devices: Devices, ranks: Mapping[str, int]) -> list[Problem]:
-    """Return a problem for each pool that cannot fit on its devices.
+def check_capacity(
+    plan: MemoryPlan, devices: Devices, ranks: Mapping[str, int]
+) -> Iterator[Problem]:
+    """Yield a problem for each pool that cannot fit on its devices.
 
     Exact are the weights and moments of all roles of a pool, the gradients of one of them, and the
     share of vLLM. Activations and other caches are estimates, so only a dry run warns of them.
     """
     available = memory_of(devices, sum(ranks.values()))
-    problems: list[Problem] = []
     if available is None:
-        return problems
+        return
     for pool, roles in plan.pools().items():
         needed = sum(role.parameters + role.moments for role in roles)
         needed += max(role.gradients + role.visiting for role in roles)
-        if needed > available:
-            names = ", ".join(role.role for role in roles)
-            problems.append(
-                Problem(
-                    f"the pool {pool} ({names}) needs {needed / GIB:.1f} GiB on each device for "
-                    f"weights, moments and gradients, and {available / GIB:.1f} GiB are available",
-                    "trainer.placement",
-                    "more devices, a smaller model, or "
-                    "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16",
-                )
-            )
-        else:
-            problems += _check_engine(plan, pool, roles, available)
-    return problems
+        if needed <= available:
+            yield from _check_engine(plan, pool, roles, available)
+            continue
+        names = ", ".join(role.role for role in roles)
+        yield Problem(
+            f"the pool {pool} ({names}) needs {needed / GIB:.1f} GiB on each device for "
+            f"weights, moments and gradients, and {available / GIB:.1f} GiB are available",
+            "trainer.placement",
+            "more devices, a smaller model, or "
+            "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16",
+        )
 
 
 def largest_utilization(plan: MemoryPlan, pool: str, available: int, device: int) -> float:

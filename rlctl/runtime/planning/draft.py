@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -38,8 +39,8 @@ from rlctl.runtime.planning.role_memory import MemoryPlan, plan_memory
 from rlctl.runtime.planning.role_models import (
     check_adapters,
     check_images,
-    check_models,
     check_optimizers,
+    check_role_models,
     check_routers,
     check_routes,
 )
@@ -204,7 +205,7 @@ def _check_pools(draft: Draft) -> None:
             )
         )
     problems = check_placement(config, draft.devices, list(ranks), engines)
-    raise_problems([*problems, *mesh.check_sizes(config, ranks, needs)])
+    raise_problems(chain(problems, mesh.check_sizes(config, ranks, needs)))
 
 
 def _check_memory(draft: Draft) -> None:
@@ -253,7 +254,7 @@ CHECKS: tuple[Callable[[Draft], object], ...] = (
     _check_pools,
     _check_memory,
     lambda draft: raise_problems(preflight.check_model(draft.config, draft.role)),
-    lambda draft: check_models(draft.config, draft.algorithm),
+    lambda draft: raise_problems(check_role_models(draft.config, draft.algorithm)),
     lambda draft: preflight.check_disk(draft.config, Path(draft.config.trainer.run_dir)),
     lambda draft: draft.tokenizer,
     lambda draft: draft.loader,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from transformers import PretrainedConfig
@@ -23,38 +23,40 @@ _SEQUENCE, _TENSOR = "ulysses_sequence_parallel_size", "tensor_model_parallel_si
 _EXPERTS, _PIPELINE = "expert_model_parallel_size", "pipeline_model_parallel_size"
 
 
-def check_sizes(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> list[Problem]:
-    """Return the problems of batches and meshes with the processes of each pool, `ranks`."""
-    return [*check_meshes(config, ranks, needs), *check_batches(config, ranks, needs)]
+def check_sizes(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> Iterator[Problem]:
+    """Yield the problems of batches and meshes with the processes of each pool, `ranks`."""
+    yield from check_meshes(config, ranks, needs)
+    yield from check_batches(config, ranks, needs)
 
 
-def check_meshes(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> list[Problem]:
-    """Return a problem for each size of a mesh that does not divide the ranks or the heads.
+def check_meshes(
+    config: schema.Config, ranks: Mapping[str, int], needs: Needs
+) -> Iterator[Problem]:
+    """Yield a problem for each size of a mesh that does not divide the ranks or the heads.
 
     `ranks` maps pools to processes. A model whose config.json cannot be read is not checked.
     """
-    problems: list[Problem] = []
     for role in built_roles(config, needs):
-        fsdp, pool = role.fsdp(config), role.pool(config.trainer.placement)
+        fsdp, pool = role.fsdp(config), role.pool(config.trainer.placement) or ""
         if fsdp is not None and fsdp.ranks_per_row > 1:
-            problems += _check(role, config, fsdp, pool or "", ranks[pool or ""])
+            yield from _check(role, config, fsdp, pool, ranks[pool])
         if fsdp is not None and fsdp.expert_model_parallel_size > 1:
-            problems += _check_experts(role, config, fsdp, ranks[pool or ""])
-    return problems
+            yield from _check_experts(role, config, fsdp, ranks[pool])
 
 
 def _check(
     role: Role, config: schema.Config, fsdp: schema.FSDP, pool: str, num_ranks: int
-) -> list[Problem]:
-    """Return the problems of the mesh of one role on `num_ranks` ranks."""
+) -> Iterator[Problem]:
+    """Yield the problems of the mesh of one role on `num_ranks` ranks."""
     tensor, sequence = fsdp.tensor_model_parallel_size, fsdp.ulysses_sequence_parallel_size
     stages, loaded = fsdp.pipeline_model_parallel_size, _text_config(role, config)
-    problems = [] if tensor == 1 else _check_split(role, config, tensor, loaded)
+    if tensor > 1:
+        yield from _check_split(role, config, tensor, loaded)
     if stages > 1:
-        problems += _check_stages(role, config, stages, loaded)
+        yield from _check_stages(role, config, stages, loaded)
     if loaded is not None and has_states(loaded):
         given = {_SEQUENCE: sequence, _TENSOR: tensor, _PIPELINE: stages}
-        problems += [_states(role, loaded, name) for name, size in given.items() if size > 1]
+        yield from (_states(role, loaded, name) for name, size in given.items() if size > 1)
     heads = getattr(loaded, "num_attention_heads", None)
     heads = heads if heads and heads % tensor == 0 else None
     limit, per_stage = min(num_ranks, RANKS_PER_RELAY), tensor * sequence
@@ -76,14 +78,11 @@ def _check(
         if heads and name == _SEQUENCE:
             counted += f" and the {heads // others} attention heads of a rank"
         key, near = f"{role.fsdp_key}.{name}", max((n for n in fitting if n <= size), default=1)
-        problems.append(
-            Problem(
-                f"the mesh of the {role.name} does not fit: {key}={size} must divide {counted}",
-                hint=f"sizes that do: {', '.join(map(str, fitting)) or 'none'}",
-                fix=(key, f"{key}={near}"),
-            )
+        yield Problem(
+            f"the mesh of the {role.name} does not fit: {key}={size} must divide {counted}",
+            hint=f"sizes that do: {', '.join(map(str, fitting)) or 'none'}",
+            fix=(key, f"{key}={near}"),
         )
-    return problems
 
 
 def _states(role: Role, loaded: PretrainedConfig, name: str) -> Problem:
@@ -100,29 +99,28 @@ def _states(role: Role, loaded: PretrainedConfig, name: str) -> Problem:
 
 def _check_split(
     role: Role, config: schema.Config, size: int, loaded: PretrainedConfig | None
-) -> list[Problem]:
-    """Return why `size` ranks cannot split the layers of the role's model."""
-    key, problems = f"{role.fsdp_key}.{_TENSOR}", list[Problem]()
-    if loaded is not None:
-        problems = unsplittable(loaded, size, role.kind == "policy")
+) -> Iterator[Problem]:
+    """Yield why `size` ranks cannot split the layers of the role's model."""
+    key = f"{role.fsdp_key}.{_TENSOR}"
+    for problem in () if loaded is None else unsplittable(loaded, size, role.kind == "policy"):
+        yield replace(problem, where=key)
     if role.learns and role.model(config).lora_rank > 0:
-        problems += _check_adapters(role, config, size, loaded)
+        yield from _check_adapters(role, config, size, loaded)
     if _compiles(role, config):
         text = f"layers that {size} ranks split cannot be compiled"
-        problems.append(Problem(text, hint=f"{COMPILE_KEY}=false, or {key}=1"))
-    return [replace(problem, where=key) for problem in problems]
+        yield Problem(text, key, f"{COMPILE_KEY}=false, or {key}=1")
 
 
 def _check_stages(
     role: Role, config: schema.Config, size: int, loaded: PretrainedConfig | None
-) -> list[Problem]:
-    """Return why the layers of the role's model cannot be divided over `size` stages."""
+) -> Iterator[Problem]:
+    """Yield why the layers of the role's model cannot be divided over `size` stages."""
     key = f"{role.fsdp_key}.{_PIPELINE}"
-    problems = [] if loaded is None else pipeline_parallel.unsplittable(loaded, size)
+    for problem in () if loaded is None else pipeline_parallel.unsplittable(loaded, size):
+        yield replace(problem, where=key)
     if _compiles(role, config):
         text = f"layers of {size} stages cannot be compiled"
-        problems.append(Problem(text, hint=f"{COMPILE_KEY}=false, or {key}=1"))
-    return [replace(problem, where=key) for problem in problems]
+        yield Problem(text, key, f"{COMPILE_KEY}=false, or {key}=1")
 
 
 def _compiles(role: Role, config: schema.Config) -> bool:
@@ -132,23 +130,22 @@ def _compiles(role: Role, config: schema.Config) -> bool:
 
 def _check_adapters(
     role: Role, config: schema.Config, size: int, loaded: PretrainedConfig | None
-) -> list[Problem]:
-    """Return why the adapters of layers that `size` ranks split are not supported."""
-    model, name = role.model(config), role.model_key
+) -> Iterator[Problem]:
+    """Yield why the adapters of layers that `size` ranks split are not supported."""
+    model, name, key = role.model(config), role.model_key, f"{role.fsdp_key}.{_TENSOR}"
+    others = [] if loaded is None else unsplittable_adapters(loaded, model.target_modules)
     if model.use_dora:
         text = f"DoRA adapters of layers that {size} ranks split are not supported"
-        return [Problem(text, hint=f"{name}.use_dora=false, or {role.fsdp_key}.{_TENSOR}=1")]
-    others = [] if loaded is None else unsplittable_adapters(loaded, model.target_modules)
-    if not others:
-        return []
-    text = f"LoRA adapters of {', '.join(others)} are not supported where {size} ranks split layers"
-    return [Problem(text, hint=f"{name}.target_modules=[all-linear]")]
+        yield Problem(text, key, f"{name}.use_dora=false, or {key}=1")
+    elif others:
+        text = f"LoRA adapters of {', '.join(others)} are not supported where {size} ranks split "
+        yield Problem(f"{text}layers", key, f"{name}.target_modules=[all-linear]")
 
 
 def _check_experts(
     role: Role, config: schema.Config, fsdp: schema.FSDP, num_ranks: int
-) -> list[Problem]:
-    """Return the problem of experts that cannot be divided over the ranks of one role."""
+) -> Iterator[Problem]:
+    """Yield the problem of experts that cannot be divided over the ranks of one role."""
     key, size = f"{role.fsdp_key}.{_EXPERTS}", fsdp.expert_model_parallel_size
     tensor = fsdp.tensor_model_parallel_size
     rest = num_ranks // tensor // fsdp.pipeline_model_parallel_size
@@ -157,31 +154,24 @@ def _check_experts(
     number = 0 if text is None else num_experts(text)
     subject = f"the mesh of the {role.name} does not fit: {key}={size}"
     if size != sharing:
-        return [
-            Problem(
-                f"{subject} is not the number of ranks that share one copy of the parameters "
-                f"({sharing})",
-                hint=f"{role.fsdp_key}.fsdp_size={size}, or {key}={sharing}, or 1",
-            )
-        ]
-    if text is not None and (not number or number % (size * tensor)):
+        yield Problem(
+            f"{subject} is not the number of ranks that share one copy of the parameters "
+            f"({sharing})",
+            hint=f"{role.fsdp_key}.fsdp_size={size}, or {key}={sharing}, or 1",
+        )
+    elif text is not None and (not number or number % (size * tensor)):
         also = f" times {_TENSOR}={tensor}" if tensor > 1 else ""
-        return [
-            Problem(
-                f"{subject}{also} does not divide the {number} experts of the model",
-                hint=f"{key}=1: the weights of a layer's experts are then gathered for each pass",
-                fix=(key, f"{key}=1"),
-            )
-        ]
-    if fsdp.offload_policy:
+        yield Problem(
+            f"{subject}{also} does not divide the {number} experts of the model",
+            hint=f"{key}=1: the weights of a layer's experts are then gathered for each pass",
+            fix=(key, f"{key}=1"),
+        )
+    elif fsdp.offload_policy:
         offload = f"{role.fsdp_key}.offload_policy"
-        return [
-            Problem(
-                f"{subject} keeps the experts on their ranks, and {offload}=true in host memory",
-                hint=f"{offload}=false, or {key}=1",
-            )
-        ]
-    return []
+        yield Problem(
+            f"{subject} keeps the experts on their ranks, and {offload}=true in host memory",
+            hint=f"{offload}=false, or {key}=1",
+        )
 
 
 def _text_config(role: Role, config: schema.Config) -> PretrainedConfig | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -70,23 +71,20 @@ def _generative(model: schema.Model, architecture: str, key: str) -> Problem:
 
 def check_tokenizer(
     model: schema.Model, actors: PreTrainedTokenizerBase, key: str
-) -> list[Problem]:
-    """Return a problem if the tokenizer of `model` has other tokens than the actor's.
+) -> Iterator[Problem]:
+    """Yield a problem if the tokenizer of `model` has other tokens than the actor's.
 
     A policy can only give log-probs of another one's responses if the token ids mean the same.
     """
     own, others = tokenizer_of(model).get_vocab(), actors.get_vocab()
-    if own == others:
-        return []
-    token = min(own.items() ^ others.items(), key=lambda entry: entry[1])[0]
-    return [
-        Problem(
+    if own != others:
+        token = min(own.items() ^ others.items(), key=lambda entry: entry[1])[0]
+        yield Problem(
             f"the tokenizer of {model.path} is not the actor's: the token {token!r} is "
             f"{own.get(token, 'missing')} instead of {others.get(token, 'missing')}",
             key,
             "a model of the same family; distillation between tokenizers is not supported",
         )
-    ]
 
 
 def check_weights(model: schema.Model, key: str) -> list[Problem]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -20,70 +20,62 @@ _TENSOR = "tensor_model_parallel_size"
 
 def check_placement(
     config: schema.Config, devices: Devices, pools: Sequence[str], rollout_pool: str | None
-) -> list[Problem]:
-    """Return the problems of pools and schedule, such as more GPUs than a node has.
+) -> Iterator[Problem]:
+    """Yield the problems of pools and schedule, such as more GPUs than a node has.
 
     A pool of rollout engines may hold no other role, because a failed engine is restarted.
     """
     sizes = {name: config.trainer.placement.pools.get(name, devices.per_node) for name in pools}
     if rollout_pool is not None and config.actor_rollout_ref.rollout.is_client:
         del sizes[rollout_pool]  # its processes have no device
-    problems = [] if rollout_pool is None else _check_rollout_pool(config, rollout_pool)
-    problems += _check_async(config, devices.kind, rollout_pool)
+    if rollout_pool is not None:
+        yield from _check_rollout_pool(config, rollout_pool)
+    yield from _check_async(config, devices.kind, rollout_pool)
     unknown = [name for name in config.trainer.placement.pools if name not in pools]
     if unknown:
-        problems.append(
-            Problem(
-                f"trainer.placement.pools names {', '.join(map(repr, unknown))}, where no role is "
-                "placed",
-                "trainer.placement.pools",
-                f"pools with roles: {', '.join(pools)}",
-            )
+        yield Problem(
+            f"trainer.placement.pools names {', '.join(map(repr, unknown))}, where no role is "
+            "placed",
+            "trainer.placement.pools",
+            f"pools with roles: {', '.join(pools)}",
         )
-    problems += _check_judge(config, devices, sum(sizes.values()))
-    problems += _check_fraction(config.trainer.placement, devices, sizes)
-    problems += _check_nodes(config, devices, sizes, rollout_pool)
-    if devices.kind != "cuda" or sum(sizes.values()) <= devices.per_node:
-        return problems
-    listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())
-    return [
-        *problems,
-        Problem(
-            f"the pools need {sum(sizes.values())} GPUs per node ({listing}), but each node has "
+    total = sum(sizes.values())
+    yield from _check_judge(config, devices, total)
+    yield from _check_fraction(config.trainer.placement, devices, sizes)
+    yield from _check_nodes(config, devices, sizes, rollout_pool)
+    if devices.kind == "cuda" and total > devices.per_node:
+        listing = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        yield Problem(
+            f"the pools need {total} GPUs per node ({listing}), but each node has "
             f"{devices.per_node}",
-            where="trainer.placement",
-            hint="set the size of each pool in trainer.placement.pools, or put the roles into one "
-            "pool",
-        ),
-    ]
+            "trainer.placement",
+            "set the size of each pool in trainer.placement.pools, or put the roles into one pool",
+        )
 
 
 def _check_fraction(
     placement: schema.Placement, devices: Devices, sizes: Mapping[str, int]
-) -> list[Problem]:
-    """Return a problem if two ranks of a pool would be on one GPU, which NCCL refuses."""
+) -> Iterator[Problem]:
+    """Yield a problem if two ranks of a pool would be on one GPU, which NCCL refuses."""
     several = [name for name, size in sizes.items() if size > 1]
-    if devices.kind != "cuda" or placement.device_fraction > 0.5 or not several:
-        return []
-    return [
-        Problem(
+    if devices.kind == "cuda" and placement.device_fraction <= 0.5 and several:
+        yield Problem(
             f"with trainer.placement.device_fraction={placement.device_fraction:g} ranks of the "
             f"pool {several[0]} would share a GPU",
-            where="trainer.placement.device_fraction",
-            hint="1; or one rank in each pool: trainer.n_gpus_per_node=1",
+            "trainer.placement.device_fraction",
+            "1; or one rank in each pool: trainer.n_gpus_per_node=1",
         )
-    ]
 
 
 def _check_nodes(
     config: schema.Config, devices: Devices, sizes: Mapping[str, int], rollout_pool: str | None
-) -> list[Problem]:
-    """Return a problem for each size with which groups of adjacent ranks straddle a node.
+) -> Iterator[Problem]:
+    """Yield a problem for each size with which groups of adjacent ranks straddle a node.
 
     A copy of the parameters, and an engine, may take several whole nodes.
     """
     if devices.num_nodes == 1:
-        return []
+        return
     keys: dict[tuple[str, int, int, int], str] = {}  # of the first role with such groups
     for role in ROLES:
         fsdp, pool = role.fsdp(config), role.pool(config.trainer.placement)
@@ -101,99 +93,80 @@ def _check_nodes(
         group = "engine", tensor, tensor, sizes[pool]
         if tensor % sizes[pool]:
             keys.setdefault(group, f"{ROLLOUT.section}.{_TENSOR}")
-    return [
-        Problem(
-            f"{key}={size} gives groups of {width} ranks, which nodes with {number} processes of "
-            "the pool would divide",
-            where=key,
-            hint=f"groups of {', '.join(map(str, divisors(number)))} ranks stay on their node"
-            + (f", and {2 * number} are those of two nodes" if kind == "engine" else ""),
-        )
-        for (kind, size, width, number), key in keys.items()
-        if number % width
-    ]
+    for (kind, size, width, number), key in keys.items():
+        if number % width:
+            yield Problem(
+                f"{key}={size} gives groups of {width} ranks, which nodes with {number} processes "
+                "of the pool would divide",
+                key,
+                f"groups of {', '.join(map(str, divisors(number)))} ranks stay on their node"
+                + (f", and {2 * number} are those of two nodes" if kind == "engine" else ""),
+            )
 
 
-def _check_judge(config: schema.Config, devices: Devices, num_used: int) -> list[Problem]:
-    """Return a problem if this machine has too few GPUs for the engines of the run's own judge."""
+def _check_judge(config: schema.Config, devices: Devices, num_used: int) -> Iterator[Problem]:
+    """Yield a problem if this machine has too few GPUs for the engines of the run's own judge."""
     judge = config.reward.judge
     if judge.model.path is None or devices.kind != "cuda" or devices.num_nodes > 1:
-        return []
+        return
     if not torch.cuda.is_available():  # they are on another machine
-        return []
+        return
     wanted, found = judge.rollout.num_engines, torch.cuda.device_count()
-    if num_used + wanted <= found:
-        return []
-    return [
-        Problem(
+    if num_used + wanted > found:
+        yield Problem(
             f"{wanted} engines of the judge need GPUs of their own beside {num_used} of the "
             f"trainer, but this machine has {found}",
-            where="reward.judge.rollout.num_engines",
-            hint=f"trainer.n_gpus_per_node={max(1, found - wanted)}",
+            "reward.judge.rollout.num_engines",
+            f"trainer.n_gpus_per_node={max(1, found - wanted)}",
         )
-    ]
 
 
-def _check_rollout_pool(config: schema.Config, pool: str) -> list[Problem]:
+def _check_rollout_pool(config: schema.Config, pool: str) -> Iterator[Problem]:
     placement = config.trainer.placement
-    problems: list[Problem] = []
     others = [role.name for role in ROLES if role is not ROLLOUT and role.pool(placement) == pool]
     if others:
-        problems.append(
-            Problem(
-                f"pool {pool!r} holds the rollout engines and {' and '.join(others)}",
-                "trainer.placement",
-                "a separate pool: the restart of a failed engine would end the other roles",
-            )
+        yield Problem(
+            f"pool {pool!r} holds the rollout engines and {' and '.join(others)}",
+            "trainer.placement",
+            "a separate pool: the restart of a failed engine would end the other roles",
         )
-    return problems
 
 
-def _check_async(config: schema.Config, device: str, rollout_pool: str | None) -> list[Problem]:
-    """Return the problems of an asynchronous schedule that the settings do not support.
+def _check_async(config: schema.Config, device: str, rollout_pool: str | None) -> Iterator[Problem]:
+    """Yield the problems of an asynchronous schedule that the settings do not support.
 
     `device` is "cpu" or "cuda"; `rollout_pool` is the pool of the rollout engines, None if the
     actor's processes hold them.
     """
     asynchronous = config.async_training
     if not asynchronous.eager:
-        if asynchronous.max_staleness <= 1:
-            return []
-        return [
-            Problem(
+        if asynchronous.max_staleness > 1:
+            yield Problem(
                 "the schedule fixed generates exactly one step ahead",
                 f"{_SECTION}.max_staleness={asynchronous.max_staleness}",
                 f"{_SECTION}.max_staleness=1, or {_SECTION}.schedule=eager",
             )
-        ]
+        return
     where = f"{_SECTION}.schedule=eager"
-    problems: list[Problem] = []
     if rollout_pool is None:
-        problems.append(
-            Problem(
-                "engines generate without a pause, but they share the processes of the actor",
-                where,
-                "trainer.placement.rollout=engines and "
-                "trainer.placement.pools={main: 1, engines: 1} give them a pool of their own; "
-                f"{_SECTION}.schedule=fixed works without",
-            )
+        yield Problem(
+            "engines generate without a pause, but they share the processes of the actor",
+            where,
+            "trainer.placement.rollout=engines and "
+            "trainer.placement.pools={main: 1, engines: 1} give them a pool of their own; "
+            f"{_SECTION}.schedule=fixed works without",
         )
     name = config.actor_rollout_ref.rollout.name
     if not issubclass(load_engine(name, device), InFlightEngine):
-        problems.append(
-            Problem(
-                f"the engine {name} cannot load weights in mid-response",
-                where,
-                f"actor_rollout_ref.rollout.name=hf|vllm, or {_SECTION}.schedule=fixed",
-            )
+        yield Problem(
+            f"the engine {name} cannot load weights in mid-response",
+            where,
+            f"actor_rollout_ref.rollout.name=hf|vllm, or {_SECTION}.schedule=fixed",
         )
     if config.algorithm.filter_groups.enable:
-        problems.append(
-            Problem(
-                "a step learns from the oldest groups that are finished, and none is dropped, but "
-                "algorithm.filter_groups.enable=true drops groups",
-                where,
-                f"algorithm.filter_groups.enable=false, or {_SECTION}.schedule=fixed",
-            )
+        yield Problem(
+            "a step learns from the oldest groups that are finished, and none is dropped, but "
+            "algorithm.filter_groups.enable=true drops groups",
+            where,
+            f"algorithm.filter_groups.enable=false, or {_SECTION}.schedule=fixed",
         )
-    return problems

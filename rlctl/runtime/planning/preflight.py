@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,49 +39,47 @@ LOG = logging.getLogger(__name__)
 _TENSOR = f"{ROLLOUT.section}.tensor_model_parallel_size"
 
 
-def check_batches(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> list[Problem]:
-    """Return a problem for each batch, mini-batch or number of ranks that leaves a remainder.
+def check_batches(
+    config: schema.Config, ranks: Mapping[str, int], needs: Needs
+) -> Iterator[Problem]:
+    """Yield a problem for each batch, mini-batch or number of ranks that leaves a remainder.
 
     Each problem names the nearest numbers that work. `ranks` maps pools to processes.
     """
     batch, placement = config.data.train_batch_size, config.trainer.placement
     n = rows_per_prompt(config, needs)
-    problems: list[Problem] = []
     for role in (needed for needed in needed_roles(config, needs) if needed.learns):
         key, size = f"{role.section}.ppo_mini_batch_size", role.learner(config).ppo_mini_batch_size
         pool = role.pool(placement) or ""
         num_ranks = max(1, ranks[pool] // role.ranks_per_row(config))  # with rows of their own
         if size > batch or batch % size:
-            problems.append(
-                Problem(
-                    f"{key}={size} does not divide data.train_batch_size={batch}",
-                    hint=f"nearest that do: {key}={_near(size, divisors(batch))}"
-                    f", or data.train_batch_size={_near_multiple(batch, size)}",
-                    fix=_fix(key, _near(size, divisors(batch))),
-                )
+            yield Problem(
+                f"{key}={size} does not divide data.train_batch_size={batch}",
+                hint=f"nearest that do: {key}={_near(size, divisors(batch))}"
+                f", or data.train_batch_size={_near_multiple(batch, size)}",
+                fix=_fix(key, _near(size, divisors(batch))),
             )
         if size * n % num_ranks:
             near = _near_multiple(size, num_ranks // math.gcd(n, num_ranks))
-            problems.append(
-                Problem(
-                    f"{key}={size} × {n} responses = {size * n} rows cannot be split evenly over "
-                    f"the {num_ranks} ranks of the pool {pool}",
-                    hint=f"nearest that can: {key}={near}",
-                    fix=_fix(key, near),
-                )
+            yield Problem(
+                f"{key}={size} × {n} responses = {size * n} rows cannot be split evenly over "
+                f"the {num_ranks} ranks of the pool {pool}",
+                hint=f"nearest that can: {key}={near}",
+                fix=_fix(key, near),
             )
     pool = rollout_pool(config, needs) or trained_role(config, needs).pool(placement) or ""
     num_ranks, size = ranks[pool], config.actor_rollout_ref.rollout.tensor_model_parallel_size
     if num_ranks % size:
-        near = _near(size, divisors(num_ranks))
-        problems.append(
-            Problem(
-                f"{_TENSOR}={size} does not divide the {num_ranks} ranks of the pool {pool}",
-                hint=f"nearest that do: {_TENSOR}={near}",
-                fix=_fix(_TENSOR, near),
-            )
-        )
-    return problems
+        yield _not_divided(size, num_ranks, f"the {num_ranks} ranks of the pool {pool}")
+
+
+def _not_divided(size: int, number: int, counted: str) -> Problem:
+    """Return the problem of an engine whose `size` does not divide a number, `counted` in words."""
+    near = _near(size, divisors(number))
+    hint = f"nearest that do: {_TENSOR}={near}"
+    return Problem(
+        f"{_TENSOR}={size} does not divide {counted}", hint=hint, fix=_fix(_TENSOR, near)
+    )
 
 
 def is_missing(model_path: str) -> bool:
@@ -121,8 +119,8 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
         ) from error
 
 
-def check_model(config: schema.Config, role: Role = ACTOR) -> list[Problem]:
-    """Return the problems of the model of `role`, the trained one.
+def check_model(config: schema.Config, role: Role = ACTOR) -> Iterator[Problem]:
+    """Yield the problems of the model of `role`, the trained one.
 
     Its weights are complete and fit the config, its attention is supported, its attention heads can
     be split over the ranks, and its context holds a prompt and a response of the longest length.
@@ -131,47 +129,39 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> list[Problem]:
     try:
         loaded = read_model_config(model, key)
     except ConfigError as error:
-        return error.problems
+        yield from error.problems
+        return
     text = loaded.get_text_config()
-    problems = check_architecture(model, loaded, role.kind, key, role.fsdp(config))
+    yield from check_architecture(model, loaded, role.kind, key, role.fsdp(config))
+    size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     device = "cuda" if config.trainer.device == "cuda" else "cpu"
     with suppress(ConfigError):  # `check_software` reports an unknown engine
         engine = load_engine(config.actor_rollout_ref.rollout.name, device)
         if role is ACTOR and engine is VLLMEngine:
-            ranks = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-            problems += unlike_transformers(loaded, device == "cpu")
-            problems += undivided_tower(loaded, ranks)
+            yield from unlike_transformers(loaded, device == "cpu")
+            yield from undivided_tower(loaded, size)
     heads = getattr(text, "num_attention_heads", None)
-    size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     if heads and heads % size:
-        near = _near(size, divisors(heads))
-        message = f"{_TENSOR}={size} does not divide the model's {heads} attention heads"
-        hint = f"nearest that do: {_TENSOR}={near}"
-        problems.append(Problem(message, hint=hint, fix=_fix(_TENSOR, near)))
+        yield _not_divided(size, heads, f"the model's {heads} attention heads")
     rank, width = model.lora_rank, getattr(text, "hidden_size", None)
     if width and rank > width:
-        problems.append(
-            Problem(
-                f"{role.model_key}.lora_rank={rank} is above the model's hidden size, {width}",
-                hint="8 to 128 are usual ranks; 0 trains all weights",
-                fix=_fix(f"{role.model_key}.lora_rank", str(min(width, 64))),
-            )
+        yield Problem(
+            f"{role.model_key}.lora_rank={rank} is above the model's hidden size, {width}",
+            hint="8 to 128 are usual ranks; 0 trains all weights",
+            fix=_fix(f"{role.model_key}.lora_rank", str(min(width, 64))),
         )
     context = getattr(text, "max_position_embeddings", None)
     longest = data.max_prompt_length + data.max_response_length
     is_policy = role.kind == ACTOR.kind  # conversations of reward models are cut to the context
     if is_policy and context is not None and longest > context:
-        problems.append(
-            Problem(
-                f"data.max_prompt_length + data.max_response_length = {longest} tokens, but the "
-                f"model's context is {context}",
-                hint=f"data.max_response_length={max(1, context - data.max_prompt_length)}, "
-                "shorter prompts, or "
-                f"+{role.model_key}.override_config.max_position_embeddings={longest}",
-                fix=_fix("data.max_response_length", str(max(1, context - data.max_prompt_length))),
-            )
+        left = max(1, context - data.max_prompt_length)
+        yield Problem(
+            f"data.max_prompt_length + data.max_response_length = {longest} tokens, but the "
+            f"model's context is {context}",
+            hint=f"data.max_response_length={left}, shorter prompts, or "
+            f"+{role.model_key}.override_config.max_position_embeddings={longest}",
+            fix=_fix("data.max_response_length", str(left)),
         )
-    return problems
 
 
 def check_vocabulary(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, Problem, raise_problems
@@ -48,29 +48,26 @@ def check_reward(config: schema.Config, rows: Sequence[PromptRow], needs: Needs)
         )
 
 
-def _single_responses(config: schema.Config, needs: Needs) -> list[Problem]:
-    """Return a problem for each setting that gives a single response to a prompt."""
+def _single_responses(config: schema.Config, needs: Needs) -> Iterator[Problem]:
+    """Yield a problem for each setting that gives a single response to a prompt."""
     names, rollout = "reward.functions", config.actor_rollout_ref.rollout
     why = f"{names} compares the responses to a prompt, and there is only one"
-    section, problems = "actor_rollout_ref.rollout", list[Problem]()
+    section = "actor_rollout_ref.rollout"
     if Needs.GROUPS in needs and rollout.n < 2:
-        problems.append(Problem(f"{section}.n=1: {why}", names, f"{section}.n=4"))
+        yield Problem(f"{section}.n=1: {why}", names, f"{section}.n=4")
     if Needs.GREEDY_BASELINE in needs:
-        problems.append(
-            Problem(
-                f"algorithm.adv_estimator={config.algorithm.adv_estimator} scores a greedy "
-                f"response: {why}",
-                names,
-                "algorithm.adv_estimator=rloo",
-            )
+        yield Problem(
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} scores a greedy "
+            f"response: {why}",
+            names,
+            "algorithm.adv_estimator=rloo",
         )
     if config.data.val_files and rollout.val_kwargs.n < 2:
         hint = " ".join(
             f"{section}.val_kwargs.{setting}"
             for setting in ("n=4", "do_sample=true", "temperature=1.0")
         )
-        problems.append(Problem(f"{section}.val_kwargs.n=1: {why}", names, hint))
-    return problems
+        yield Problem(f"{section}.val_kwargs.n=1: {why}", names, hint)
 
 
 def _require_engine(config: schema.Config) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from enum import Flag
 from typing import Any
 
@@ -29,18 +29,12 @@ from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 from rlctl.runtime.workers.optimizers import check_optimizer
 
 
-def check_role_models(
-    config: schema.Config, needs: Flag, references: Mapping[str, schema.Model] | None = None
-) -> list[Problem]:
-    """Return the problems of models other than the actor's. Raises `ConfigError`.
-
-    `references`, if there are any, take the place of the reference.
-    """
-    problems: list[Problem] = []
+def check_role_models(config: schema.Config, algorithm: Algorithm) -> Iterator[Problem]:
+    """Yield the problems of all models beside the trained one. Raises `ConfigError`."""
     actor = ACTOR.model(config)
-    trained, *others = needed_roles(config, needs)  # `check_model` has checked the trained one
+    trained, *others = needed_roles(config, algorithm.needs)
     models = [(role, role.model(config), f"{role.model_key}.path") for role in others]
-    if references:
+    if references := routed_models(algorithm):
         models = [model for model in models if model[0] is not REFERENCE]
         models += [
             (REFERENCE, model, f"algorithm.params.teacher_models.{name}.model_path")
@@ -49,17 +43,11 @@ def check_role_models(
     for role, model, key in models:
         if role.kind == "classifier" or model != trained.model(config):
             loaded = read_model_config(model, key)
-            problems += check_architecture(model, loaded, role.kind, key, role.fsdp(config))
+            yield from check_architecture(model, loaded, role.kind, key, role.fsdp(config))
         if role is REWARD_MODEL and config.reward.reward_model.normalize == "model":
             scale_of_model(model)
         if role.kind == ACTOR.kind and model.path != actor.path:
-            problems += check_tokenizer(model, tokenizer_of(actor), key)
-    return problems
-
-
-def check_models(config: schema.Config, algorithm: Algorithm) -> None:
-    """Raise ConfigError with the problems of all models beside the trained one."""
-    raise_problems(check_role_models(config, algorithm.needs, routed_models(algorithm)))
+            yield from check_tokenizer(model, tokenizer_of(actor), key)
 
 
 def check_optimizers(config: schema.Config, needs: Flag) -> None:
@@ -97,9 +85,7 @@ def check_images(config: schema.Config, devices: Devices | None, needs: Needs) -
         if fsdp is not None and fsdp.ranks_per_row > 1:
             message = f"the {role.name}, whose ranks divide rows or layers,"
             found.append((message, "set the sizes of parallelism to 1; FSDP2 shards all weights"))
-    raise_problems(
-        [Problem(f"{what} takes no rows with images", hint=hint) for what, hint in found]
-    )
+    raise_problems(Problem(f"{what} takes no rows with images", hint=hint) for what, hint in found)
 
 
 def check_adapters(config: schema.Config, devices: Devices | None, needs: Flag) -> None:
@@ -115,7 +101,7 @@ def check_adapters(config: schema.Config, devices: Devices | None, needs: Flag) 
     if not any(is_4bit(role.model(config)) for role in roles):
         return
     check_bitsandbytes()
-    raise_problems([problem for role in roles for problem in _adapter_problems(config, role)])
+    raise_problems(problem for role in roles for problem in _adapter_problems(config, role))
     if devices is not None:
         fsdp = config.actor_rollout_ref.actor.fsdp_config
         pool = ACTOR.pool(config.trainer.placement) or ""
@@ -124,16 +110,13 @@ def check_adapters(config: schema.Config, devices: Devices | None, needs: Flag) 
         check_unsharded(num_ranks, master_dtype(fsdp), compute)
 
 
-def _adapter_problems(config: schema.Config, role: Role) -> list[Problem]:
+def _adapter_problems(config: schema.Config, role: Role) -> Iterator[Problem]:
     model, key = role.model(config), f"{role.model_key}.load_in_4bit"
-    if not is_4bit(model):
-        return []
-    if role.kind != ACTOR.kind:
-        return [Problem(f"{key}=true is for policies", hint=f"set {key}=false")]
-    if model.init != "auto":
+    if is_4bit(model) and role.kind != ACTOR.kind:
+        yield Problem(f"{key}=true is for policies", hint=f"set {key}=false")
+    elif is_4bit(model) and model.init != "auto":
         message = f"{key}=true needs weights to quantize, and init is {model.init}"
-        return [Problem(message, hint=f"set {key}=false")]
-    return []
+        yield Problem(message, hint=f"set {key}=false")
 
 
 _SECTION = "actor_rollout_ref.actor"
@@ -163,75 +146,68 @@ def check_routers(config: schema.Config, device: str | None, algorithm: Algorith
     raise_problems(problems)
 
 
-def _losses(config: schema.Config, role: Role) -> list[Problem]:
-    """Return a problem for each value of a role that asks for a loss of its routers."""
+def _losses(config: schema.Config, role: Role) -> Iterator[Problem]:
+    """Yield a problem for each value of a role that asks for a loss of its routers."""
     given = role.model(config).override_config
-    return [
-        Problem(
-            f"the loss has no terms of the routers, and {name} is {given[name]}",
-            f"{role.model_key}.override_config.{name}",
-            "leave it out: an auxiliary loss would change the gradient of the policy",
-        )
-        for name, none in _LOSSES.items()
-        if name in given and given[name] not in none
-    ]
+    for name, none in _LOSSES.items():
+        if name in given and given[name] not in none:
+            yield Problem(
+                f"the loss has no terms of the routers, and {name} is {given[name]}",
+                f"{role.model_key}.override_config.{name}",
+                "leave it out: an auxiliary loss would change the gradient of the policy",
+            )
 
 
 def _reasons(
     config: schema.Config, device: str | None, algorithm: Algorithm
-) -> list[tuple[str, str]]:
-    """Return why router replay cannot work, each with what does."""
-    actor, off = config.actor_rollout_ref.actor, f"{_KEY}=disabled"
-    found: list[tuple[str, str]] = []
+) -> Iterator[tuple[str, str]]:
+    """Yield why router replay cannot work, each with what does."""
+    actor = config.actor_rollout_ref.actor
     if Needs.GROUPS not in algorithm.needs:
-        found.append((f"{config.algorithm.name} samples no responses to replay", off))
-    found += _of_model(config)
+        yield f"{config.algorithm.name} samples no responses to replay", f"{_KEY}=disabled"
+    yield from _of_model(config)
     if actor.router_replay.mode == "R2" and actor.fsdp_config.pipeline_model_parallel_size > 1:
         message = "the last stage of a pipeline has no record of the experts in other stages"
-        found.append((message, f"{_KEY}=R3, or pipeline_model_parallel_size=1"))
+        yield message, f"{_KEY}=R3, or pipeline_model_parallel_size=1"
     if actor.use_torch_compile:
         message = "the choice of experts cannot be replaced in compiled layers"
-        found.append((message, f"{_SECTION}.use_torch_compile=false"))
+        yield message, f"{_SECTION}.use_torch_compile=false"
     if actor.router_replay.mode == "R3":
-        return found + _of_engine(config, device)
-    if not isinstance(algorithm, PPO):
+        yield from _of_engine(config, device)
+    elif not isinstance(algorithm, PPO):
         message = f"R2 replays the pass for old log-probs, and {config.algorithm.name} has none"
-        found.append((message, f"{_KEY}=R3, or disabled"))
+        yield message, f"{_KEY}=R3, or disabled"
     elif algorithm.correction.bypass:
         message = (
             "R2 replays the pass for old log-probs, which "
             "algorithm.rollout_correction.bypass_mode=true leaves out"
         )
-        found.append((message, f"{_KEY}=R3, or bypass_mode=false"))
-    return found
+        yield message, f"{_KEY}=R3, or bypass_mode=false"
 
 
-def _of_model(config: schema.Config) -> list[tuple[str, str]]:
-    """Return why the actor's model has no choices to replay."""
+def _of_model(config: schema.Config) -> Iterator[tuple[str, str]]:
+    """Yield why the actor's model has no choices to replay."""
     model = ACTOR.model(config)
     try:
         loaded = read_model_config(model, f"{ACTOR.model_key}.path")
-        if routing_shape(build_on_meta(loaded, model, "policy")) is not None:
-            return []
+        shape = routing_shape(build_on_meta(loaded, model, "policy"))
     except (ConfigError, UnknownSizeError):
-        return []  # reported by the checks of the model
-    return [
-        (
+        return  # reported by the checks of the model
+    if shape is None:
+        yield (
             f"a model of type {loaded.model_type} has no routers whose choice can be replayed",
             f"{_KEY}=disabled, or a mixture of type {', '.join(SUPPORTED)}",
         )
-    ]
 
 
-def _of_engine(config: schema.Config, device: str | None) -> list[tuple[str, str]]:
-    """Return why the rollout engine cannot record its choices."""
+def _of_engine(config: schema.Config, device: str | None) -> Iterator[tuple[str, str]]:
+    """Yield why the rollout engine cannot record its choices."""
     rollout = config.actor_rollout_ref.rollout
     engine = load_engine(rollout.name, device or "cpu")
     section = "actor_rollout_ref.rollout"
     if not getattr(engine, "records_routing", False):
         message = f"the engine {rollout.name} does not return the experts of its tokens"
-        return [(message, f"{section}.name=hf|vllm, or {_KEY}=R2")]
-    if engine is VLLMEngine and device == "cuda" and rollout.tensor_model_parallel_size > 1:
+        yield message, f"{section}.name=hf|vllm, or {_KEY}=R2"
+    elif engine is VLLMEngine and device == "cuda" and rollout.tensor_model_parallel_size > 1:
         message = "vLLM on several GPUs returns the experts of tokens to the first rank only"
-        return [(message, f"{section}.tensor_model_parallel_size=1, or {_KEY}=R2")]
-    return []
+        yield message, f"{section}.tensor_model_parallel_size=1, or {_KEY}=R2"
