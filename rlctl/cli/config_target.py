@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlctl.cli.console import notice
 from rlctl.errors import NotFoundError, Problem, UsageError
 from rlctl.recipes.layers import Origin
 from rlctl.recipes.search_path import find_recipe
 from rlctl.recipes.sources import read
 from rlctl.recipes.stored import stored_origins
+from rlctl.runs.store import RunStore
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,6 @@ def load_target(name: str, overrides: Sequence[str] = ()) -> ConfigTarget:
     """
     stored = _stored(name)
     if stored is None:
-        from rlctl.cli.console import notice
         from rlctl.recipes.compose import compose
 
         recipe = compose(name, overrides)
@@ -58,8 +59,6 @@ def _stored(name: str) -> Path | None:
     try:
         path = find_recipe(name)
     except NotFoundError as error:
-        from rlctl.runs.store import RunStore
-
         try:
             return RunStore.at(None).find(name).path / "config.yaml"
         except NotFoundError:

@@ -94,6 +94,13 @@ def table(
     return built
 
 
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Iterable[str] = ()
+) -> None:
+    """Print a `table` on stdout."""
+    stdout().print(table(columns, rows, right))
+
+
 def print_problems(problems: Iterable[Problem]) -> None:
     """Print each problem on stderr: message, place and hint."""
     for problem in problems:

@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from rlctl.cli.console import notice
 from rlctl.errors import UsageError
 from rlctl.redaction import redact_word
 
@@ -83,7 +84,6 @@ class Limits:
         The exit code is that of the last attempt. Secrets among the `overrides` of WORDS are given
         again to each resume, because the run does not store them.
         """
-        from rlctl.cli.console import notice
         from rlctl.runs.stop import supervise
 
         secrets = [word for word in overrides if word != redact_word(word)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlctl.cli.console import notice
 from rlctl.errors import Terminated, UsageError
 from rlctl.redaction import redact_word
 from rlctl.suggest import hydra_text
@@ -72,7 +73,6 @@ def _check(address: str) -> None:
 def run(address: str, detach: bool, name: str, words: Sequence[str]) -> None:
     """Submit the job `name` and, unless `detach`, follow it and exit with its exit code."""
     _check(address)
-    from rlctl.cli.console import notice
     from rlctl.runtime.cluster import jobs
 
     for word in words:
@@ -96,7 +96,6 @@ def follow(address: str, name: str) -> None:
     import sys
 
     _check(address)
-    from rlctl.cli.console import notice
     from rlctl.runtime.cluster import jobs
 
     try:

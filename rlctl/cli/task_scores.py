@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlctl.cli.console import notice, print_json, print_table
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.plugins import require
 
@@ -57,7 +58,6 @@ class TaskArguments:
 
 def print_task_scores(config: Config, given: TaskArguments, as_json: bool) -> None:
     """Evaluate the policy of `config` on tasks, and print the metrics."""
-    from rlctl.cli.console import notice, print_json, stdout, table
     from rlctl.runtime.harness import TaskOptions, evaluate_tasks  # imports torch
 
     options = TaskOptions(
@@ -72,7 +72,7 @@ def print_task_scores(config: Config, given: TaskArguments, as_json: bool) -> No
         rows = [
             (score.task, _name(score), _text(score.value), _text(score.stderr)) for score in scores
         ]
-        stdout().print(table(columns, rows, right=columns[2:]))
+        print_table(columns, rows, right=columns[2:])
     fixed = {
         score.task
         for score in scores

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from rlctl.cli.commands import data, prep
+from rlctl.cli import app
 from rlctl.data_prep.rows import read_rows
 from rlctl.errors import ConfigError, NotFoundError, RlctlError, UsageError
 from tests.models import tiny_tokenizer
 
 
 def run(*arguments: object) -> Result:
-    family = {"prep": prep.app, "data": data.app}[str(arguments[0])]
-    return CliRunner().invoke(family, [str(each) for each in arguments[1:]])
+    return CliRunner().invoke(app, [str(each) for each in arguments])
 
 
 def error(*arguments: object) -> RlctlError:
@@ -117,10 +116,10 @@ def test_help_has_an_example_and_imports_nothing_heavy() -> None:
     code = (
         "import re, sys\n"
         "from typer.testing import CliRunner\n"
-        "from rlctl.cli.commands import data, prep, reward\n"
-        "sets = [(prep.app, name) for name in ('gsm8k', 'arithmetic', 'jsonl')]\n"
-        "for app, name in [*sets, (data.app, 'show'), (reward.app, 'test')]:\n"
-        "    shown = CliRunner().invoke(app, [name, '--help']).stdout\n"
+        "from rlctl.cli import app\n"
+        "sets = [('prep', name) for name in ('gsm8k', 'arithmetic', 'jsonl')]\n"
+        "for group, name in [*sets, ('data', 'show'), ('reward', 'test')]:\n"
+        "    shown = CliRunner().invoke(app, [group, name, '--help']).stdout\n"
         "    assert re.search('Examples?:\\\\s+rlctl', shown), name\n"
         "heavy = {'torch', 'ray', 'transformers', 'pyarrow', 'hydra', 'pandas'}\n"
         "assert not heavy & sys.modules.keys()\n"

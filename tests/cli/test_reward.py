@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
-from rlctl.cli import reward_scores
-from rlctl.cli.commands import reward
+from rlctl.cli import app, reward_scores
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError, NotFoundError, RlctlError, UsageError
 
@@ -35,8 +34,8 @@ def responses(tmp_path: Path) -> Path:
 
 
 def run(rows: Path, responses: Path, *arguments: str) -> Result:
-    words = ["test", "--data", str(rows), "--responses", str(responses), *arguments]
-    return CliRunner().invoke(reward.app, words)
+    words = ["reward", "test", "--data", str(rows), "--responses", str(responses), *arguments]
+    return CliRunner().invoke(app, words)
 
 
 def scores(*arguments: Any) -> list[float]:

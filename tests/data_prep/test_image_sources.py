@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
-from rlctl.cli.commands import data, prep
+from rlctl.cli import app
 from rlctl.data_prep import row_columns
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ResourceError
@@ -34,7 +34,7 @@ def data_url(content: bytes) -> str:
 
 
 def run(*words: object) -> Result:
-    return CliRunner().invoke(prep.app, [str(word) for word in words])
+    return CliRunner().invoke(app, ["prep", *(str(word) for word in words)])
 
 
 def error(*words: object) -> ConfigError:
@@ -166,12 +166,12 @@ def test_lengths_count_the_tokens_of_images(tmp_path: Path) -> None:
     others = len(["<user>", "<|vision_start|>", "<|vision_end|>", *"what", "<end>", "<assistant>"])
     first, second = others + (32 // 16) ** 2, others + (64 // 16) ** 2
     words = ("show", str(tmp_path / "x.parquet"), "--model", str(folder), "--json")
-    shown = json.loads(CliRunner().invoke(data.app, [*words]).stdout)
+    shown = json.loads(CliRunner().invoke(app, ["data", *words]).stdout)
     assert [row["num_tokens"] for row in shown] == [first, second]
     renamed = pq.read_table(tmp_path / "x.parquet").rename_columns({"images": "image"})
     pq.write_table(renamed, tmp_path / "z.parquet")
     words = ("show", str(tmp_path / "z.parquet"), "--image-key", "image", "--json")
-    assert len(json.loads(CliRunner().invoke(data.app, [*words]).stdout)[1]["images"]) == 1
+    assert len(json.loads(CliRunner().invoke(app, ["data", *words]).stdout)[1]["images"]) == 1
     for n in (32, 64):
         (tmp_path / f"{n}.png").write_bytes(noise(n, n, n))
     lines = [json.dumps({"q": "what", "a": "4", "i": f"{n}.png"}) for n in (32, 64)]

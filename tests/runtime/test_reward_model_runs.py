@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from typer.testing import CliRunner, Result
 
 from rlctl import api
-from rlctl.cli.commands import reward
+from rlctl.cli import app
 from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
 from rlctl.data_prep.rows import read_rows, write_rows
 from rlctl.errors import RlctlError, UsageError
@@ -169,7 +169,8 @@ def reward_test(root: Path, *arguments: str) -> dict[str, Any]:
 
 
 def invoke(root: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(reward.app, ["test", "--data", str(root / "val.parquet"), *arguments])
+    words = ["reward", "test", "--data", str(root / "val.parquet"), *arguments]
+    return CliRunner().invoke(app, words)
 
 
 def test_a_model_scores_pairs_and_responses_alone(root: Path, tmp_path: Path) -> None:

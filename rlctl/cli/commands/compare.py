@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
-from rlctl.cli.console import notice, stdout, table
+from rlctl.cli.console import notice, print_json, stdout, table
 from rlctl.cli.options import Json, Root, RunNames
 from rlctl.cli.views.runs import SHOWN_METRICS, short
 from rlctl.errors import NotFoundError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlctl.runs.compare import Comparison
 
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
 
 Form = Literal["table", "csv", "markdown"]
 Figure = Callable[[str, float | None], str]  # returns the value of a metric as text
@@ -68,7 +68,6 @@ def compare(
     sweep, show its trials, best first, and the importance of each parameter.
     """
     from rlctl import api
-    from rlctl.cli.console import print_json
     from rlctl.cli.views.sweep import show_sweep
     from rlctl.sweeps.record import SweepDir
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.cli import complete
+from rlctl.cli.console import notice, print_json, print_table, stdout
 from rlctl.cli.options import Json
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.suggest import did_you_mean
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from rlctl.cli.config_target import ConfigTarget
     from rlctl.recipes.layers import Origin
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer()
 
 
 RecipeOption = Annotated[
@@ -71,7 +72,6 @@ def show(
 ) -> None:
     """Show the composed configuration of a recipe or a run."""
     from rlctl.cli.config_target import load_target
-    from rlctl.cli.console import print_json, stdout, table
     from rlctl.recipes.layers import leaves, nested
     from rlctl.recipes.reference import as_text, matching
 
@@ -104,11 +104,9 @@ def show(
             (name, as_text(value), _place(found.origins.get(name, ())))
             for name, value in chosen.items()
         ]
-        stdout().print(table(["key", "value", "from"], rows))
+        print_table(["key", "value", "from"], rows)
     else:
-        stdout().print(
-            table(["key", "value"], [(name, as_text(value)) for name, value in chosen.items()])
-        )
+        print_table(["key", "value"], [(name, as_text(value)) for name, value in chosen.items()])
 
 
 @app.command(epilog="Example: rlctl config why actor.optim.lr --recipe gsm8k_ppo")
@@ -123,7 +121,6 @@ def why(
 ) -> None:
     """Explain a value: list all settings of the key with file and line, the effective one first."""
     from rlctl.cli.config_target import load_target
-    from rlctl.cli.console import print_json, stdout, table
     from rlctl.cli.startup import announce
     from rlctl.recipes.keys import known_key
     from rlctl.recipes.reference import as_text, selected_setting
@@ -152,10 +149,8 @@ def why(
     if entry is not None:
         stdout().print(f"  {entry.help}; {entry.type}", style="dim")
     if chain:
-        stdout().print(
-            table(
-                ["value", "set by"], [(as_text(setting.value), setting.where) for setting in chain]
-            )
+        print_table(
+            ["value", "set by"], [(as_text(setting.value), setting.where) for setting in chain]
         )
     if unused is not None:
         stdout().print(f"no effect here: {unused}")
@@ -171,7 +166,6 @@ def keys(
     as_json: Json = False,
 ) -> None:
     """List keys with type, default and help."""
-    from rlctl.cli.console import print_json, stdout, table
     from rlctl.recipes.reference import key_rows, matching, shipped_settings
 
     rows = {row.key.name: row for row in key_rows()}
@@ -193,11 +187,9 @@ def keys(
             ]
         )
     else:
-        stdout().print(
-            table(
-                ["key", "type", "default", "help"],
-                [(row.key.name, row.key.type, row.default, row.key.help) for row in chosen],
-            )
+        print_table(
+            ["key", "type", "default", "help"],
+            [(row.key.name, row.key.type, row.default, row.key.help) for row in chosen],
         )
 
 
@@ -221,7 +213,6 @@ def diff(
 ) -> None:
     """Compare two configurations: recipes, stored files or runs."""
     from rlctl.cli.config_target import values_of
-    from rlctl.cli.console import notice, print_json, stdout, table
     from rlctl.recipes.layers import leaves
     from rlctl.recipes.reference import as_text
 
@@ -238,7 +229,7 @@ def diff(
             (name, *(as_text(side[name]) if name in side else "" for side in (left, right)))
             for name in names
         ]
-        stdout().print(table(["key", a, b], cells))
+        print_table(["key", a, b], cells)
     else:
         notice(f"{a} and {b} have the same values")
 

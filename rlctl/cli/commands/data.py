@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlctl.cli.console import notice, print_json
 from rlctl.cli.options import Json
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.monitoring.text import plural
@@ -15,16 +16,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer()
 
 _EXAMPLE = """
 Example: rlctl data show data/gsm8k/train.parquet --model Qwen/Qwen2.5-0.5B-Instruct -n 1
 """
-
-
-@app.callback()
-def data() -> None:
-    """Show rows of a data file as the model will see them."""
 
 
 @app.command(epilog=_EXAMPLE)
@@ -53,7 +49,6 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show rows: the prompt as the model will see it, and the inputs of the reward function."""
-    from rlctl.cli.console import notice, print_json
     from rlctl.cli.views.samples import print_row, row_entry
     from rlctl.data_prep.rows import PromptRow, stream_rows
 

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rlctl.cli import complete
+from rlctl.cli.console import notice, print_json, print_table
 from rlctl.cli.options import Json, Root
 from rlctl.errors import ResourceError, UsageError
+from rlctl.runs.store import RunStore
 
 if TYPE_CHECKING:
     from rlctl.runs.bug_report import Item
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
 
 _STYLES = {"ok": "green", "warning": "bold yellow", "fault": "bold red"}
 _LOGGER_STYLES = {"ready": "green", "not installed": "dim", "would not start": "bold red"}
@@ -59,8 +61,6 @@ def doctor(
     Exits with code 7 if there is a fault.
     """
 
-    from rlctl.cli.console import print_json
-    from rlctl.runs.store import RunStore
     from rlctl.runtime.planning.doctor import examine
 
     if not bug_report and (file is not None or run is not None):
@@ -91,8 +91,6 @@ def doctor(
 def _print_checks(checks: list[dict[str, Any]]) -> None:
     from rich.text import Text
 
-    from rlctl.cli.console import stdout, table
-
     rows = [
         (
             check["check"],
@@ -101,18 +99,17 @@ def _print_checks(checks: list[dict[str, Any]]) -> None:
         )
         for check in checks
     ]
-    stdout().print(table(["check", "state", "found"], rows))
+    print_table(["check", "state", "found"], rows)
 
 
 def _print_contents(target: Path, items: list[Item], as_json: bool) -> None:
-    from rlctl.cli.console import notice, print_json, stdout, table
 
     if as_json:
         contents = [dataclasses.asdict(item) for item in items]
         print_json({"file": str(target.absolute()), "contents": contents})
         return
     rows = [(item.name, f"{item.bytes:,}", item.remark) for item in items]
-    stdout().print(table(["file", "bytes", "remark"], rows, right=["bytes"]))
+    print_table(["file", "bytes", "remark"], rows, right=["bytes"])
     notice(f"wrote {target}, without prompts, responses and secrets: look through it first")
 
 
@@ -122,7 +119,6 @@ def loggers(as_json: Json = False) -> None:
 
     from rich.text import Text
 
-    from rlctl.cli.console import print_json, stdout, table
     from rlctl.tracking.loggers import examine
 
     states = examine()
@@ -138,13 +134,12 @@ def loggers(as_json: Json = False) -> None:
         )
         for state in states
     ]
-    stdout().print(table(["logger", "state", "package", "would be"], rows))
+    print_table(["logger", "state", "package", "would be"], rows)
 
 
 @app.command(epilog="Example: rlctl version --json")
 def version(as_json: Json = False) -> None:
     """Show the versions of rlctl and its dependencies."""
-    from rlctl.cli.console import print_json, stdout, table
     from rlctl.runs.provenance import installed_versions
 
     versions = installed_versions()
@@ -152,7 +147,7 @@ def version(as_json: Json = False) -> None:
         print_json(versions)
         return
     rows = [(name, number or "not installed") for name, number in versions.items()]
-    stdout().print(table(["package", "version"], rows))
+    print_table(["package", "version"], rows)
 
 
 _COMPLETION_EXAMPLES = """

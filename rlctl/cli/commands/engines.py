@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlctl.cli.console import notice, print_json, print_table
 from rlctl.cli.options import Json, Root, RunName
 from rlctl.errors import UsageError
+from rlctl.runs.store import RunStore
 
 if TYPE_CHECKING:
     from rlctl.runs.engines import EngineRequest
     from rlctl.runs.run import Run
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer()
 
 Timeout = Annotated[
     float,
@@ -27,20 +29,13 @@ Timeout = Annotated[
 ]
 
 
-@app.callback()
-def engines() -> None:
-    """List, add and drain the rollout engines of a running run."""
-
-
 @app.command("list", epilog="Example: rlctl engines list @last --json")
 def list_engines(run: RunName, root: Root = None, as_json: Json = False) -> None:
     """List the rollout engines of a running run, with their state and speed.
 
     Responses and tokens per second are those since an engine joined the run.
     """
-    from rlctl.cli.console import print_json, stdout, table
     from rlctl.runs.engines import pool_status
-    from rlctl.runs.store import RunStore
 
     found = pool_status(RunStore.at(root).find(run)).engines
     if as_json:
@@ -58,7 +53,7 @@ def list_engines(run: RunName, root: Root = None, as_json: Json = False) -> None
         ]
         for engine in found
     ]
-    stdout().print(table(columns, rows, right=["responses", "tokens/s"]))
+    print_table(columns, rows, right=["responses", "tokens/s"])
 
 
 @app.command(
@@ -88,7 +83,6 @@ def add(
     starts with the number of the configuration.
     """
     from rlctl.runs.engines import new_request, pool_status
-    from rlctl.runs.store import RunStore
 
     if urls and count not in (None, len(urls)):
         raise UsageError(
@@ -121,7 +115,6 @@ def drain(
     Responses do not depend on the engine that generates them. The last engine cannot be drained.
     """
     from rlctl.runs.engines import check_drain, new_request, pool_status
-    from rlctl.runs.store import RunStore
 
     if bool(numbers) == bool(count):
         raise UsageError(
@@ -135,7 +128,6 @@ def drain(
 
 
 def _send(run: Run, request: EngineRequest, timeout_s: float) -> None:
-    from rlctl.cli.console import notice
     from rlctl.runs.engines import send, wait
 
     send(run, request)

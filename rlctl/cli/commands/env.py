@@ -10,16 +10,12 @@ import typer
 from rlctl import plugins
 from rlctl.cli.commands import env_test
 from rlctl.cli.commands.env_test import Name, Settings, parse_settings
+from rlctl.cli.console import print_json, print_table
 from rlctl.cli.options import Json
 from rlctl.errors import ConfigError, MissingExtraError
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer()
 app.add_typer(env_test.app)
-
-
-@app.callback()
-def env() -> None:
-    """List, show and test environments and tools."""
 
 
 Python = Annotated[
@@ -31,7 +27,6 @@ Python = Annotated[
 @app.command("ls", epilog="Example: rlctl env ls --json")
 def list_environments(python: Python = None, as_json: Json = False) -> None:
     """List the installed environments and tools, those of verifiers included."""
-    from rlctl.cli.console import print_json, stdout, table
     from rlctl.data_prep.verifiers_rows import installed
 
     found = [
@@ -47,13 +42,12 @@ def list_environments(python: Python = None, as_json: Json = False) -> None:
         print_json(found)
         return
     columns = ["name", "kind", "description"]
-    stdout().print(table(columns, [[row[name] for name in columns] for row in found]))
+    print_table(columns, [[row[name] for name in columns] for row in found])
 
 
 @app.command("show", epilog="Example: rlctl env show tools 'tools=\\[calculator]'")
 def show(name: Name, settings: Settings = None, as_json: Json = False) -> None:
     """Show the settings of an environment or tool, and the tools that the policy may call."""
-    from rlctl.cli.console import print_json
     from rlctl.cli.views.samples import print_environment
     from rlctl.runtime.agents.environments.loading import find_environment
     from rlctl.runtime.agents.environments.toolset import KIND as TOOLS

@@ -12,6 +12,7 @@ import typer
 
 from rlctl import plugins
 from rlctl.cli import complete
+from rlctl.cli.console import print_json
 from rlctl.cli.options import Json
 from rlctl.errors import UsageError
 
@@ -114,8 +115,6 @@ def try_environment(
 
     Exit with code 1 if an environment or a program fails.
     """
-
-    from rlctl.cli.console import print_json
 
     _check(name, program, scripted, model, config)
     rows = _rows(data, episodes)

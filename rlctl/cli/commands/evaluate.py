@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from rlctl.cli import complete
+from rlctl.cli.console import print_json, print_table, stdout
 from rlctl.cli.options import Json, Root
 from rlctl.cli.startup import announce
 from rlctl.terminal import visible
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer()
 
 Target = Annotated[
     str,
@@ -170,19 +171,16 @@ def evaluate(
         print_task_scores(config, given, as_json)
         return
     from rlctl import api
-    from rlctl.cli.console import print_json, stdout, table
     from rlctl.cli.views.samples import print_sample
 
     validation = api.evaluate(target, overrides, recipe=recipe, step=step, root=root)
     if as_json:
         print_json(validation.metrics)
         return
-    stdout().print(
-        table(
-            ["metric", "value"],
-            [(name, f"{value:.4g}") for name, value in validation.metrics.items()],
-            right=["value"],
-        )
+    print_table(
+        ["metric", "value"],
+        [(name, f"{value:.4g}") for name, value in validation.metrics.items()],
+        right=["value"],
     )
     if samples:
         stdout().print()
@@ -227,7 +225,6 @@ def generate(
     announce("loading the model")
 
     from rlctl import api
-    from rlctl.cli.console import print_json, stdout
 
     responses = api.generate(
         target,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rlctl.cli import complete
+from rlctl.cli.console import print_json, stdout
 from rlctl.cli.options import Json
 from rlctl.errors import NotFoundError, Problem
 
@@ -45,7 +46,6 @@ def explain(
 
     from rich.text import Text
 
-    from rlctl.cli.console import print_json, stdout
     from rlctl.explain.lookup import Explanation
     from rlctl.explain.lookup import explain as look_up
 

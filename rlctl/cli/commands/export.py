@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from rlctl.cli.console import notice, print_json
 from rlctl.cli.options import Json, Root, RunName
 from rlctl.cli.startup import announce
 from rlctl.errors import NotFoundError
 from rlctl.monitoring.text import count
+from rlctl.runs.store import RunStore
 
 if TYPE_CHECKING:
     from rlctl.runs.run import Run
     from rlctl.runtime.checkpoint.push import HubRepo
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
 
 _EXAMPLES = """
 Examples:
@@ -82,7 +84,6 @@ def export(
 
         raise UsageError("--private needs --push", hint="--push ORG/NAME --private")
     announce("reading the checkpoint")
-    from rlctl.cli.console import notice, print_json
 
     found = _find(root, run, folder)
     # The repository is checked before the export, which may take minutes.
@@ -102,8 +103,6 @@ def export(
 
 def _find(root: Path | None, run: str, folder: Path) -> Run:
     """Return the run; propose to swap the arguments if the folder has the name of one."""
-    from rlctl.runs.store import RunStore
-
     store = RunStore.at(root)
     try:
         return store.find(run)
@@ -119,7 +118,6 @@ def _find(root: Path | None, run: str, folder: Path) -> Run:
 
 def _checked(name: str, private: bool) -> HubRepo:
     """Return the repository to push to, after a notice if it exists."""
-    from rlctl.cli.console import notice
     from rlctl.runtime.checkpoint.push import find_repo
 
     repo = find_repo(name, private)
@@ -130,7 +128,6 @@ def _checked(name: str, private: bool) -> HubRepo:
 
 def _push(repo: HubRepo, folder: Path, message: str, card_only: bool) -> dict[str, Any]:
     """Push the folder and return what --json shows of it."""
-    from rlctl.cli.console import notice
     from rlctl.runtime.checkpoint.push import push
 
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

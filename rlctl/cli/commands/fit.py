@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.cli import complete
-from rlctl.cli.console import stdout, table
+from rlctl.cli.console import notice, print_json, print_table, stdout
 from rlctl.cli.options import Json, Root
 from rlctl.cli.startup import announce
 from rlctl.errors import ResourceError, UsageError
+from rlctl.runs.store import RunStore
 from rlctl.suggest import hydra_text
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from rlctl.runtime.planning.fits import Fit, Trial
 
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
 
 _MODEL = "actor_rollout_ref.model.path"
 _RETRIES = 3
@@ -139,7 +140,6 @@ def _print(
     command: list[str],
     as_json: bool,
 ) -> None:
-    from rlctl.cli.console import print_json
 
     if not as_json:
         show_fits(fits, chosen, search.usable, search.device.name, shlex.join(command))
@@ -181,7 +181,6 @@ def _of_recipe(
 def _of_run(name: str, words: list[str], root: Path | None) -> tuple[Recipe, list[str]]:
     """Compose the settings of a run; return them and the command that resumes it."""
     from rlctl.recipes.stored import recompose
-    from rlctl.runs.store import RunStore
 
     found = RunStore.at(root).find(name)
     return recompose(found.path, words), ["rlctl", "resume", str(found.path), *words]
@@ -189,7 +188,6 @@ def _of_run(name: str, words: list[str], root: Path | None) -> tuple[Recipe, lis
 
 def _try(search: Search, chosen: Fit, command: list[str]) -> tuple[Fit, Trial]:
     """Try the settings for one step, with half of the rows after each lack of memory."""
-    from rlctl.cli.console import notice
     from rlctl.runtime.planning.fits import try_step
 
     if command[1] != "train":
@@ -264,7 +262,7 @@ def show_fits(
         )
         for fit in fits
     ]
-    stdout().print(table(columns, rows, right=columns[:2] + columns[3:6]))
+    print_table(columns, rows, right=columns[:2] + columns[3:6])
     stdout().print(
         f"\nestimated, per device; {usable / _GIB:.1f} GiB of {device} are used, the rest is left "
         "for the framework",

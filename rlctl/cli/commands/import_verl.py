@@ -8,16 +8,12 @@ from typing import Annotated
 
 import typer
 
+from rlctl.cli.console import notice
 from rlctl.cli.options import Json
 from rlctl.errors import ConflictError, cannot_write, raise_problems
 from rlctl.files import write_text
 
-app = typer.Typer(no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Turn a script of verl into a recipe."""
+app = typer.Typer()
 
 
 _EXAMPLES = """
@@ -45,7 +41,6 @@ def import_verl(
 
     Refused settings are left out of the recipe and named in its comments, and the exit code is 3.
     """
-    from rlctl.cli.console import notice
     from rlctl.recipes.verl.script import import_script
 
     imported = import_script(script)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlctl.runtime.project.files import Project
     from rlctl.runtime.project.questions import Answers
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
 
 _EXAMPLES = """
 Examples:

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from rlctl import plugins
-from rlctl.cli.console import stderr, table
+from rlctl.cli.console import print_json, stderr, table
 from rlctl.cli.options import Json
 from rlctl.errors import ConfigError, UsageError
 from rlctl.monitoring.text import plural
@@ -46,12 +46,7 @@ class DatasetGroup(TyperGroup):
         return dataset_command(cmd_name, plugins.load("datasets", cmd_name))
 
 
-app = typer.Typer(cls=DatasetGroup, no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Write training data as parquet files: GSM8K, Geometry3K, pairs or your own."""
+app = typer.Typer(cls=DatasetGroup)
 
 
 Out = Annotated[
@@ -142,7 +137,6 @@ def _write(
 
     Writes nothing unless every split is valid.
     """
-    from rlctl.cli.console import print_json
     from rlctl.data_prep.rows import write_rows
 
     if max_prompt_length is not None and model is None:

@@ -11,12 +11,13 @@ from typing import Annotated, NamedTuple
 import typer
 
 from rlctl.cli import complete
+from rlctl.cli.console import notice, print_json, print_problems, print_table, stdout, warn
 from rlctl.cli.options import Json, Strict
 from rlctl.errors import ConflictError, Problem, RlctlError, cannot_write
 from rlctl.files import write_text
 from rlctl.terminal import visible
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer()
 
 Name = Annotated[
     str,
@@ -31,7 +32,6 @@ Name = Annotated[
 @app.command("ls", epilog="Example: rlctl recipes ls --json")
 def list_recipes(as_json: Json = False) -> None:
     """List the shipped recipes."""
-    from rlctl.cli.console import print_json, stdout, table
     from rlctl.recipes.search_path import library_recipes
     from rlctl.recipes.sources import read
 
@@ -49,11 +49,9 @@ def list_recipes(as_json: Json = False) -> None:
             ]
         )
     else:
-        stdout().print(
-            table(
-                ["name", "about", "on"],
-                [(name, source.about, ", ".join(source.included)) for name, source in found],
-            )
+        print_table(
+            ["name", "about", "on"],
+            [(name, source.about, ", ".join(source.included)) for name, source in found],
         )
 
 
@@ -77,7 +75,6 @@ def cp(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Copy a recipe to a file that you can edit and train with `--recipe FILE`."""
-    from rlctl.cli.console import notice
     from rlctl.recipes.search_path import find_recipe
 
     source = find_recipe(recipe)
@@ -109,7 +106,6 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Compose recipes and list all their problems and all keys that have no effect."""
-    from rlctl.cli.console import print_json, print_problems, stdout, warn
     from rlctl.recipes.search_path import library_recipes
 
     names = recipes or [name for name in library_recipes() if not name.endswith("_trainer")]

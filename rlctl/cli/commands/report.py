@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from rlctl.cli import complete
+from rlctl.cli.console import notice
 from rlctl.cli.options import Json, Root
 from rlctl.errors import cannot_write
 from rlctl.files import write_text
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
 
 _EXAMPLES = """
 Examples:
@@ -56,7 +57,6 @@ def report(
     Prints the path of the file.
     """
     from rlctl.api import find_run_or_sweep, open_run
-    from rlctl.cli.console import notice
     from rlctl.runs.compare import distinct
     from rlctl.runs.report.content import content
     from rlctl.runs.report.page import page

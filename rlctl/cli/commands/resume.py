@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.cli import complete, remote
+from rlctl.cli.console import notice
 from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.cli.options import Root
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce, until_start
 from rlctl.errors import UsageError
+from rlctl.runs.store import RunStore
 
 if TYPE_CHECKING:
     from rlctl.runs.run import Run
     from rlctl.sweeps.record import SweepDir
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
 
 Overrides = Annotated[
     list[str] | None,
@@ -90,7 +92,6 @@ def resume(
     announce("checking the run")
     from rlctl import api
     from rlctl.runs.run import Run
-    from rlctl.runs.store import RunStore
     from rlctl.storage import is_url
 
     limits = Limits(max_time, save_by, retries)
@@ -134,8 +135,6 @@ def _options(from_step: int | None, fork: str | None, force: bool) -> list[str]:
 def _pull(url: str, root: Path | None) -> Run:
     """Download the remote copy of a run into its folder under `root`."""
     from rlctl.api import open_run
-    from rlctl.cli.console import notice
-    from rlctl.runs.store import RunStore
     from rlctl.runtime.checkpoint.remote_fetch import pull
 
     folder = pull(url, RunStore.at(root).root)
@@ -146,7 +145,6 @@ def _pull(url: str, root: Path | None) -> Run:
 def _resume_sweep(sweep: SweepDir, plain: bool) -> None:
     """Resume a sweep; `plain` says that neither overrides nor options are given."""
     from rlctl import api
-    from rlctl.cli.console import notice
     from rlctl.cli.views import sweep as sweep_view
 
     name = sweep.record.name

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlctl.cli.console import notice
 from rlctl.cli.options import Json
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.suggest import hydra_text
@@ -15,7 +16,7 @@ from rlctl.suggest import hydra_text
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Config
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer()
 
 _EXAMPLES = """
 Examples:
@@ -77,11 +78,6 @@ RecipeOption = Annotated[
 ]
 
 
-@app.callback()
-def reward() -> None:
-    """Test a reward function or model on stored responses."""
-
-
 @app.command("test", epilog=_EXAMPLES)
 def try_reward(
     data: Data,
@@ -132,7 +128,6 @@ def _compose(
     recipe: str, function: str | None, model: str | None, overrides: Sequence[str]
 ) -> Config:
     """Compose the recipe; `function` replaces its reward functions, `model` its reward model."""
-    from rlctl.cli.console import notice
     from rlctl.recipes.compose import compose
 
     if function and model:

@@ -9,12 +9,14 @@ import typer
 
 from rlctl.cli import complete
 from rlctl.cli.commands import runs_manage
+from rlctl.cli.console import notice, print_json
 from rlctl.cli.options import Json, Root, RunName
 from rlctl.errors import UsageError
 from rlctl.monitoring.text import plural
+from rlctl.runs.store import DEFAULT_ROOT, RunStore
 
-app = typer.Typer(add_completion=False)
-registry = typer.Typer(add_completion=False, invoke_without_command=True)
+app = typer.Typer()
+registry = typer.Typer(invoke_without_command=True)
 app.add_typer(registry, name="runs")
 registry.add_typer(runs_manage.app)
 
@@ -80,10 +82,8 @@ def runs(
     if ctx.invoked_subcommand is not None:
         _refuse_options(ctx)
         return
-    from rlctl.cli.console import print_json
     from rlctl.cli.views import runs as runs_view
     from rlctl.runs.listing import RunQuery
-    from rlctl.runs.store import RunStore
 
     store = RunStore.at(root)
     listing = RunQuery(state, where, sort, cols, None if every else number)
@@ -147,9 +147,7 @@ def sync(
 ) -> None:
     """Send the missing steps of a finished run to trackers, from its metrics file."""
 
-    from rlctl.cli.console import notice, print_json
     from rlctl.runs import sync as syncing
-    from rlctl.runs.store import RunStore
 
     found = RunStore.at(root).find(run)
     sent = [syncing.sync(found, name, first) for name in dict.fromkeys(logger)]
@@ -199,7 +197,6 @@ def show(
     """Show the curves, settings and validation samples of a run."""
 
     from rlctl.api import find_run_or_sweep
-    from rlctl.cli.console import print_json
     from rlctl.cli.views.runs import print_run
     from rlctl.cli.views.samples import print_samples
     from rlctl.cli.views.sweep import show_sweep
@@ -227,9 +224,7 @@ def show(
 @app.command(epilog="Example: rlctl sweeps --json")
 def sweeps(root: Root = None, as_json: Json = False) -> None:
     """List the sweeps, newest first."""
-    from rlctl.cli.console import print_json
     from rlctl.cli.views import sweep as sweep_view
-    from rlctl.runs.store import DEFAULT_ROOT
     from rlctl.sweeps import record, results
 
     found = [results.overview(sweep) for sweep in record.sweeps(root or DEFAULT_ROOT)]

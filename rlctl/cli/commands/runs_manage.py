@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from rlctl.cli.console import notice, print_json, print_table
 from rlctl.cli.options import Json, Root, RunName, RunNames
 from rlctl.monitoring.text import plural
+from rlctl.runs.store import RunStore
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
 
 
 @app.command("rm", epilog="Example: rlctl runs rm ppo-261121 @failed")
@@ -22,9 +24,7 @@ def rm(
     root: Root = None,
 ) -> None:
     """Move runs to the trash; `rlctl runs restore` restores them."""
-    from rlctl.cli.console import notice
     from rlctl.runs import trash
-    from rlctl.runs.store import RunStore
 
     store = RunStore.at(root)
     found = list({run.path.resolve(): run for run in map(store.find, runs)}.values())
@@ -45,9 +45,7 @@ def restore(
     root: Root = None,
 ) -> None:
     """Restore removed runs from the trash."""
-    from rlctl.cli.console import notice
     from rlctl.runs import trash
-    from rlctl.runs.store import RunStore
 
     for name in names:
         notice(f"restored {trash.restore(RunStore.at(root).root, name)}")
@@ -65,8 +63,6 @@ def pull(
     root: Root = None,
 ) -> None:
     """Download the remote copy of a run, with its latest complete checkpoint."""
-    from rlctl.cli.console import notice
-    from rlctl.runs.store import RunStore
     from rlctl.runtime.checkpoint import remote_fetch
 
     folder = remote_fetch.pull(url, RunStore.at(root).root)
@@ -82,9 +78,7 @@ def show_trash(
     as_json: Json = False,
 ) -> None:
     """List removed runs with their size, or delete them permanently."""
-    from rlctl.cli.console import notice, print_json, stdout, table
     from rlctl.runs import trash
-    from rlctl.runs.store import RunStore
 
     folder = RunStore.at(root).root
     rows = [
@@ -104,7 +98,7 @@ def show_trash(
         notice("the trash is empty")
     else:
         cells = [(row["name"], row["removed"], f"{row['bytes'] / 2**20:.1f} MiB") for row in rows]
-        stdout().print(table(["run", "removed", "size"], cells, right=["size"]))
+        print_table(["run", "removed", "size"], cells, right=["size"])
         if empty:
             notice(f"deleted {plural(len(rows), 'run')}")
 
@@ -121,9 +115,7 @@ def tag(
     root: Root = None,
 ) -> None:
     """Add tags to a run or remove them, for `--where '"TAG" in tags'` and `@tag:TAG`."""
-    from rlctl.cli.console import notice
     from rlctl.runs.labels import change_tags
-    from rlctl.runs.store import RunStore
 
     found = RunStore.at(root).find(run)
     labels = change_tags(found.path, tags)
@@ -137,9 +129,7 @@ def note(
     root: Root = None,
 ) -> None:
     """Set the note of a run."""
-    from rlctl.cli.console import notice
     from rlctl.runs.labels import set_note
-    from rlctl.runs.store import RunStore
 
     found = RunStore.at(root).find(run)
     set_note(found.path, text)

@@ -10,11 +10,13 @@ from typer.core import TyperGroup
 
 from rlctl.cli import complete, remote
 from rlctl.cli.commands.train import RecipeOption, check_algorithm, common_settings, starting_recipe
+from rlctl.cli.console import notice, print_json
 from rlctl.cli.options import DryRunJson, Json, Root
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce
 from rlctl.errors import UsageError
 from rlctl.recipes.search_path import DEFAULT, MODEL, verbs
+from rlctl.runs.store import DEFAULT_ROOT
 
 if TYPE_CHECKING:
     from rlctl.recipes.compose import Recipe
@@ -35,7 +37,7 @@ class _Group(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(add_completion=False, cls=_Group)
+app = typer.Typer(cls=_Group)
 
 Overrides = Annotated[
     list[str] | None,
@@ -178,9 +180,7 @@ def best(
     as_json: Json = False,
 ) -> None:
     """Show the best trial of a sweep, or export it as a recipe."""
-    from rlctl.cli.console import notice, print_json
     from rlctl.cli.views import sweep as sweep_view
-    from rlctl.runs.store import DEFAULT_ROOT
     from rlctl.sweeps import results
     from rlctl.sweeps.record import find_sweep
 

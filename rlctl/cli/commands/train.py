@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.cli import complete, remote
+from rlctl.cli.console import notice
 from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.cli.options import RUNS_VARIABLE, DryRunJson, Strict
 from rlctl.cli.remote import Address, Detach
@@ -23,7 +24,7 @@ from rlctl.suggest import hydra_text, overridden_keys
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer()
 
 Overrides = Annotated[
     list[str] | None,
@@ -174,8 +175,6 @@ def starting_recipe(verb: str, overrides: list[str], recipe: str | None) -> str:
 
     The recipe named like the verb is its quickstart.
     """
-    from rlctl.cli.console import notice
-
     # With these overrides the plain defaults apply: the quickstart's settings suit only its model.
     own = {"data.train_files", MODEL, verbs()[verb].model}
     if recipe is not None or own.isdisjoint(overridden_keys(overrides)):
@@ -206,7 +205,6 @@ def _verls_recipe(
     verb: str, recipe: str | None, path: str | None, name: str | None
 ) -> tuple[str, list[str]]:
     """Return recipe and overrides that verl's `--config-path` and `--config-name` select."""
-    from rlctl.cli.console import notice
     from rlctl.recipes.verl.config_names import recipe_of, settings_of
 
     if recipe is not None:
@@ -222,7 +220,6 @@ def _verls_recipe(
 
 
 def _compose(source: str, settings: list[str]) -> Recipe:
-    from rlctl.cli.console import notice
     from rlctl.recipes.compose import compose
 
     composed = compose(source, settings)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.cli import remote
+from rlctl.cli.console import notice, print_json, print_table, stdout
 from rlctl.cli.options import Json, Root, RunName, RunNames
 from rlctl.errors import RlctlError, UsageError
+from rlctl.runs.store import RunStore
 from rlctl.terminal import visible
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from rlctl.sweeps.record import SweepDir
 
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
 
 JobAddress = Annotated[
     str | None,
@@ -41,8 +43,6 @@ def watch(run: RunName, root: Root = None) -> None:
 
     Shows a live panel on a terminal, else one line per step. Ctrl-C does not stop the run.
     """
-    from rlctl.cli.console import notice, stdout
-    from rlctl.runs.store import RunStore
     from rlctl.runs.watch import RunWatcher
     from rlctl.tracking.console import is_terminal, live_display
 
@@ -101,9 +101,7 @@ def logs(
 
     With several processes, each line starts with the pool and rank of its process.
     """
-    from rlctl.cli.console import notice
     from rlctl.runs import logs as stored
-    from rlctl.runs.store import RunStore
 
     if address is not None:
         if as_json:
@@ -163,7 +161,6 @@ def stop(
     `rlctl resume` continues them.
     """
     from rlctl.api import find_run_or_sweep
-    from rlctl.cli.console import notice
     from rlctl.runs.stop import request_stop, wait
 
     found = [_stop_target(find_run_or_sweep(name, root)) for name in runs]
@@ -205,9 +202,7 @@ def debug(
 
     It shows those of this machine. A process is stopped for some milliseconds, and then continues.
     """
-    from rlctl.cli.console import print_json, stdout, table
     from rlctl.runs.stacks import run_processes, stacks
-    from rlctl.runs.store import RunStore
 
     found = run_processes(RunStore.at(root).find(run))
     shown = [dataclasses.asdict(process) for process in found]
@@ -228,4 +223,4 @@ def debug(
     else:
         columns = ["pid", "name", "status", "cpu_s"]
         rows = [[str(row[name]) for name in columns] for row in shown]
-        stdout().print(table(columns, rows))
+        print_table(columns, rows)

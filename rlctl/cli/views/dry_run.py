@@ -8,7 +8,7 @@ from dataclasses import asdict
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from rlctl.cli.console import notice, print_json, stdout, table, warn
+from rlctl.cli.console import notice, print_json, print_table, stdout, warn
 from rlctl.cli.views.runs import place
 from rlctl.errors import RlctlError
 from rlctl.monitoring.text import plural
@@ -67,7 +67,7 @@ def _print_changes(report: DryRun) -> None:
 
     _heading(f"Changed by {report.recipe} and the command line")
     rows = [(change.key, as_text(change.value), place(change.where)) for change in report.changed]
-    stdout().print(table(["key", "value", "from"], rows))
+    print_table(["key", "value", "from"], rows)
 
 
 def _print_placement(report: DryRun) -> None:
@@ -77,7 +77,7 @@ def _print_placement(report: DryRun) -> None:
         for row in report.placement
     ]
     columns = ["role", "pool", "processes", "device", "threads", "strategy"]
-    stdout().print(table(columns, rows, right=["processes", "threads"]))
+    print_table(columns, rows, right=["processes", "threads"])
 
 
 def _print_batches(report: DryRun) -> None:
@@ -95,7 +95,7 @@ def _print_batches(report: DryRun) -> None:
         ),
         ("steps", f"{batches.total_steps} ({batches.steps_per_epoch} an epoch)"),
     ]
-    stdout().print(table(["quantity", "value"], steps))
+    print_table(["quantity", "value"], steps)
     updates = [
         (
             row.role,
@@ -108,7 +108,7 @@ def _print_batches(report: DryRun) -> None:
         for row in batches.updates
     ]
     columns = ["role", "mini-batches", "rows a rank", "micro-batches", "epochs", "updates a step"]
-    stdout().print(table(columns, updates))
+    print_table(columns, updates)
     stdout().print(
         "micro-batches: for responses of half the allowed length, and of the full length",
         style="dim",
@@ -131,7 +131,7 @@ def _print_rest(report: DryRun) -> None:
         ),
         ("prompt", repr(report.prompt)),
     ]
-    stdout().print(table(["item", "value"], rows))
+    print_table(["item", "value"], rows)
 
 
 def _print_memory(report: DryRun) -> None:
@@ -153,7 +153,7 @@ def _print_memory(report: DryRun) -> None:
     ]
     _heading("Memory of one device, estimated")
     names = [name.replace(".", " ") for name in columns]
-    stdout().print(table(["role", "numbers", *names], rows, right=["numbers", *names]))
+    print_table(["role", "numbers", *names], rows, right=["numbers", *names])
     for pool, peak in report.pool_peaks.items():
         size, overhead = report.device_memory, report.overheads[pool]
         parts = [f"pool {pool}: {_size(peak)} at its peak"]

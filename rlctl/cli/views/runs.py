@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rlctl.cli.console import notice, stdout, table, warn
+from rlctl.cli.console import notice, print_table, stdout, table, warn
 from rlctl.errors import UsageError
 from rlctl.files import by_step
 from rlctl.monitoring.run_summary import RunSummary
@@ -188,14 +188,14 @@ def print_run(run: Run) -> None:
             [name, f"{values[name][0]:.4g}", f"{values[name][-1]:.4g}", sparkline(values[name])]
             for name in values
         ]
-        stdout().print(table(["metric", "first", "last", "curve"], rows, right=["first", "last"]))
+        print_table(["metric", "first", "last", "curve"], rows, right=["first", "last"])
     if changed := changed_settings(run.path):
         stdout().print()
         rows = [
             [key, short(change["value"]), short(change["base"]), place(change["where"])]
             for key, change in changed.items()
         ]
-        stdout().print(table(["setting", "value", "base", "from"], rows))
+        print_table(["setting", "value", "base", "from"], rows)
 
 
 def place(where: str) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from rlctl.cli.console import notice, paged, stdout, table
+from rlctl.cli.console import notice, paged, print_table, stdout, table
 from rlctl.data_prep.images import Image, content_of, opened
 from rlctl.errors import ConfigError
 from rlctl.monitoring.text import plural
@@ -123,7 +123,7 @@ def print_scores(scored: Sequence[dict[str, Any]]) -> None:
         for row in scored
     ]
     columns = ["response", "score", "ground truth", "ends with", "details"]
-    stdout().print(table(columns, rows, right=["response", "score"]))
+    print_table(columns, rows, right=["response", "score"])
 
 
 def print_pairs(pairs: Sequence[dict[str, Any]]) -> None:
@@ -140,7 +140,7 @@ def print_pairs(pairs: Sequence[dict[str, Any]]) -> None:
         for row in pairs
     ]
     columns = ["pair", "chosen", "rejected", "margin", "chosen ends with", "rejected ends with"]
-    stdout().print(table(columns, rows, right=columns[:4]))
+    print_table(columns, rows, right=columns[:4])
 
 
 def _end(text: str, width: int = _WIDTH) -> str:

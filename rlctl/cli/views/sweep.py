@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rlctl.cli.console import notice, print_json, stderr, stdout, table
+from rlctl.cli.console import notice, print_json, print_table, stderr, stdout, table
 from rlctl.monitoring.text import format_resources, plural
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def print_plan(plan: SweepPlan, as_json: bool) -> None:
         for number, (overrides, need) in enumerate(plan.needs)
     ]
     sampled = settings.sampler != "grid"
-    stdout().print(table(("tried" if sampled else "trial", "overrides", "a run needs"), rows))
+    print_table(("tried" if sampled else "trial", "overrides", "a run needs"), rows)
     if sampled:
         notice("values are sampled while the sweep runs; the table shows the ends of each axis")
 
@@ -131,12 +131,10 @@ def print_sweep(sweep: SweepDir) -> None:
         )
     )
     rows = [_result_row(trial) for trial in found.trials]
-    stdout().print(
-        table(
-            ("trial", "parameters", "value", "best", "step", "state", "runs"),
-            rows,
-            right=("trial", "value", "best", "step"),
-        )
+    print_table(
+        ("trial", "parameters", "value", "best", "step", "state", "runs"),
+        rows,
+        right=("trial", "value", "best", "step"),
     )
     if found.importances:
         stdout().print(
@@ -163,10 +161,8 @@ def show_sweep(sweep: SweepDir, as_json: bool) -> None:
 
 def print_best(sweep: SweepDir, trial: TrialResult) -> None:
     """Print one trial and its overrides."""
-    stdout().print(
-        table(
-            ("trial", "parameters", "value", "best", "step", "state", "runs"), [_result_row(trial)]
-        )
+    print_table(
+        ("trial", "parameters", "value", "best", "step", "state", "runs"), [_result_row(trial)]
     )
     stdout().print(Text(f"  {shlex.join(trial.overrides)}  ({sweep.record.name})"))
 
@@ -187,9 +183,7 @@ def print_sweeps(found: Sequence[dict[str, Any]]) -> None:
         ]
         for row in found
     ]
-    stdout().print(
-        table(("sweep", "project", "state", "trials", "best", "axes"), rows, right=("best",))
-    )
+    print_table(("sweep", "project", "state", "trials", "best", "axes"), rows, right=("best",))
 
 
 def short(overrides: Sequence[str]) -> str:
