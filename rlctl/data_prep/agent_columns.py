@@ -6,7 +6,7 @@ verl puts them into columns or into `extra_info`; here they are in `extra_info`,
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -92,23 +92,19 @@ def episode_fields(row: PromptRow) -> tuple[str, ...]:
     return tuple(name for name in _FIELDS if name in found and has_content(found[name]))
 
 
-def agent_problems(rows: Sequence[PromptRow], multi_turn: bool) -> list[Problem]:
-    """Return the problems of rows whose responses need several turns, or an unknown agent.
+def agent_problems(rows: Sequence[PromptRow], multi_turn: bool) -> Iterator[Problem]:
+    """Yield the problems of rows whose responses need several turns, or an unknown agent.
 
     A kind of agent alone needs none: verl's loop without tools has a single turn.
     """
-    problems = []
-    unknown = {row.agent_name for row in rows} - {"", SINGLE_TURN, TOOL_AGENT}
-    if multi_turn and unknown:
-        problems.append(
-            Problem(
+    if multi_turn:
+        if unknown := {row.agent_name for row in rows} - {"", SINGLE_TURN, TOOL_AGENT}:
+            yield Problem(
                 f"unknown agent_name: {', '.join(sorted(unknown))}",
                 hint=f"{TOOL_AGENT} or {SINGLE_TURN}; an environment of your own is "
                 "actor_rollout_ref.rollout.agent.environment=module:Class",
             )
-        )
-    if multi_turn:
-        return problems
+        return
     if several := {row.agent_name for row in rows} - {"", SINGLE_TURN}:
         log.warning(
             "agent_name (%s) is not used: actor_rollout_ref.rollout.multi_turn.enable is false",
@@ -117,12 +113,8 @@ def agent_problems(rows: Sequence[PromptRow], multi_turn: bool) -> list[Problem]
     present = {name for row in rows for name in episode_fields(row)}
     found = [name for name in _FIELDS if name in present]
     if found:
-        problems.append(
-            Problem(
-                f"the rows ask for episodes with tools ({', '.join(found)}), but "
-                "actor_rollout_ref.rollout.multi_turn.enable is false",
-                hint="actor_rollout_ref.rollout.multi_turn.enable=true, or rows without these "
-                "fields",
-            )
+        yield Problem(
+            f"the rows ask for episodes with tools ({', '.join(found)}), but "
+            "actor_rollout_ref.rollout.multi_turn.enable is false",
+            hint="actor_rollout_ref.rollout.multi_turn.enable=true, or rows without these fields",
         )
-    return problems

@@ -14,7 +14,6 @@ prompt token costs time in each step.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -22,7 +21,7 @@ from pydantic import Field
 from rlctl.data_prep.agent_columns import ToolsParams, with_tools
 from rlctl.data_prep.datasets import dataset, option
 from rlctl.data_prep.rows import PromptRow
-from rlctl.errors import InternalError, UsageError
+from rlctl.errors import UsageError
 
 NAME = "arithmetic"  # of the data set, `rlctl prep NAME`
 DATA_SOURCE = "rlctl/arithmetic"
@@ -170,11 +169,8 @@ def train_and_validation(
 
     Only training solutions are `careless`.
     """
-    problems = _problems(num_train + num_val, seed, level)
+    problems = _problems(num_train + num_val, seed, level)  # with different questions
     train, val = problems[:num_train], problems[num_train:]
-    common = {problem.question for problem in train} & {problem.question for problem in val}
-    if common:
-        raise InternalError(f"{len(common)} questions are in both the training and validation set")
     return _rows(train, seed, careless, "train"), _rows(val, seed, 0.0, "val")
 
 
@@ -214,9 +210,9 @@ def _problems(count: int, seed: int, level: int) -> list[Problem]:
         raise UsageError(f"cannot generate {count} problems", hint="use a number ≥ 0")
     unique: dict[str, Problem] = {}
     repeats = 0
-    for problem in _draws(random.Random(seed), LEVELS[level]):
-        if len(unique) == count:
-            break
+    rng = random.Random(seed)
+    while len(unique) < count:
+        problem = _draw(rng, LEVELS[level])
         repeats = repeats + 1 if problem.question in unique else 0
         unique.setdefault(problem.question, problem)
         if repeats > MAX_REPEATS:
@@ -225,11 +221,6 @@ def _problems(count: int, seed: int, level: int) -> list[Problem]:
                 hint="use a higher --level or fewer rows",
             )
     return list(unique.values())
-
-
-def _draws(rng: random.Random, level: Level) -> Iterator[Problem]:
-    while True:
-        yield _draw(rng, level)
 
 
 def _draw(rng: random.Random, level: Level) -> Problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,47 +64,47 @@ def row_faults(
     record: Any, prompt_key: str, reward_fn_key: str, image_key: str = IMAGE_KEY
 ) -> list[str]:
     """Return descriptions of what is wrong with one row; empty if it is valid."""
-    if not isinstance(record, dict):
-        return [
-            f"the row is {type(record).__name__}, "
-            f"expected an object with {prompt_key}, {reward_fn_key} and reward_model"
-        ]
-    faults = []
+    if isinstance(record, dict):
+        return list(_faults(record, prompt_key, reward_fn_key, image_key))
+    return [
+        f"the row is {type(record).__name__}, "
+        f"expected an object with {prompt_key}, {reward_fn_key} and reward_model"
+    ]
+
+
+def _faults(
+    record: dict[str, Any], prompt_key: str, reward_fn_key: str, image_key: str
+) -> Iterator[str]:
     source = record.get(reward_fn_key)
     if not isinstance(source, str) or not source:
-        faults.append(f"column {reward_fn_key!r} is {source!r}, expected a non-empty text")
+        yield f"column {reward_fn_key!r} is {source!r}, expected a non-empty text"
     chat = prompt_of(record, prompt_key)
-    if isinstance(chat, str) and chat:
-        pass  # one message of a user
-    elif not isinstance(chat, list) or not chat:
-        faults.append(
+    messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
+    if not isinstance(messages, list) or not chat:
+        yield (
             f"column {prompt_key!r} is {shortened(chat)}, "
             "expected a non-empty list of {role, content}"
         )
-    else:
-        for position, message in enumerate(chat):
-            texts = (
-                (message.get("role"), text_of(message.get("content")))
-                if isinstance(message, dict)
-                else (None,)
+        messages = []
+    texts: list[Any] = []
+    for position, message in enumerate(messages):
+        fields = message if isinstance(message, dict) else {}
+        role, text = fields.get("role"), text_of(fields.get("content"))
+        texts.append(text)
+        if not (isinstance(role, str) and role and isinstance(text, str)):
+            yield (
+                f"column {prompt_key!r}, message {position} is {shortened(message)}, "
+                "expected {role, content}, both text"
             )
-            if not all(isinstance(text, str) for text in texts) or not texts[0]:
-                faults.append(
-                    f"column {prompt_key!r}, message {position} is {shortened(message)}, "
-                    "expected {role, content}, both text"
-                )
-    messages = chat if isinstance(chat, list) else [{"content": chat}]
-    texts = [text_of(item.get("content")) for item in messages if isinstance(item, dict)]
-    faults += image_faults(record, image_key, texts)
+    yield from image_faults(record, image_key, texts)
     reward = record.get("reward_model")
     if not isinstance(reward, dict) or reward.get("ground_truth") is None:
-        faults.append(
+        yield (
             f"column 'reward_model' is {shortened(reward)}, "
             "expected {style, ground_truth} with a ground_truth that is not null"
         )
     if not isinstance(record.get("extra_info"), dict | None):
-        faults.append(
+        yield (
             f"column 'extra_info' is {shortened(record['extra_info'])}, expected an object or its "
             "JSON text"
         )
-    return faults

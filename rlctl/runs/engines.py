@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,11 +45,12 @@ class EngineRequest:
     With `urls`, the new engines are clients of these servers.
     """
 
-    id: str
     action: Literal["add", "drain"]
     count: int = 0
     engines: Sequence[int] = ()
     urls: Sequence[str] = ()
+    # No other request has the same; ids sort by time.
+    id: str = field(default_factory=lambda: f"{time.time_ns():020d}-{os.getpid()}")
 
 
 @dataclass(frozen=True)
@@ -132,18 +133,6 @@ def check_drain(status: PoolStatus, request: EngineRequest) -> None:
             f"the last engine cannot be drained: {len(numbers)} of the run take requests",
             hint="add one first (`rlctl engines add RUN`), or end the run (`rlctl stop RUN`)",
         )
-
-
-def new_request(
-    action: Literal["add", "drain"],
-    count: int = 0,
-    engines: Sequence[int] = (),
-    urls: Sequence[str] = (),
-) -> EngineRequest:
-    """Return a request with an id that no other one has; ids sort by time."""
-    return EngineRequest(
-        f"{time.time_ns():020d}-{os.getpid()}", action, count, tuple(engines), urls
-    )
 
 
 def send(run: Run, request: EngineRequest) -> None:

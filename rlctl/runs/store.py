@@ -166,18 +166,10 @@ def _subfolders(folder: Path | os.DirEntry[str]) -> Iterator[os.DirEntry[str]]:
         for entry in entries:
             if entry.name.startswith(".") or not entry.is_dir():
                 continue
-            if not _is_text(entry.name):
+            if entry.name.encode(errors="ignore").decode() != entry.name:
                 warn_once(f"skipped a folder whose name is no UTF-8: {entry.path!a}; rename it")
                 continue
             yield entry
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def find_run_or_model(target: str, root: Path | None) -> Run | str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlctl.errors import Problem, RlctlError, raise_problems
+from rlctl.errors import ConfigError, Problem, RlctlError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.axes import Axis, axes_of, split_axes, with_first_values
 from rlctl.recipes.compose import Recipe, compose
@@ -74,40 +74,34 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
     for line in report_unused_keys(recipe, plan.roles, strict=False):
         _log.warning(line)
     trainer = recipe.config.trainer
-    raise_problems(_metric_problems(settings.metric, plan))
+    _check_metric(settings.metric, plan)
     check_free(Path(trainer.run_dir), trainer.project_name, trainer.experiment_name)
     if trainer.test_freq < 1 and not trainer.val_only:
-        problem = Problem(
+        raise ConfigError(
             "trials would never run validation, so they have no value to compare",
-            f"trainer.test_freq={trainer.test_freq}",
-            "set trainer.test_freq=N",
+            where=f"trainer.test_freq={trainer.test_freq}",
+            hint="set trainer.test_freq=N",
         )
-        raise_problems([problem])
     needs = _resources(source, fixed, axes, settings)
     return SweepPlan(verb, source, fixed, axes, recipe, plan.num_steps, needs)
 
 
-def _metric_problems(metric: str | None, plan: Plan) -> list[Problem]:
-    """Return a problem for an objective that no trial can log: a name without a group, or a source.
+def _check_metric(metric: str | None, plan: Plan) -> None:
+    """Raise ConfigError for an objective that no trial can log: a name without group or source.
 
     Names below a data source depend on the reward function, and are checked by the first trial.
     """
-    if metric is None:
-        return []
+    if metric is None or ("/" in metric and not metric.startswith(_VALIDATION)):
+        return
     sources = plan.validator.prompts.rows.count_sources() if plan.validator else {}
-    validation = metric.startswith(_VALIDATION)
-    if "/" in metric and not validation:
-        return []
     if any(metric.startswith(f"{group}{source}/") for group in _VALIDATION for source in sources):
-        return []
+        return
     names = [f"val-core/{source}/acc/mean@1" for source in sources]
-    return [
-        Problem(
-            f"no trial would log the metric {metric!r}",
-            "sweep.metric",
-            f"a metric of metrics.jsonl, such as {' or '.join(names or ['val/loss'])}",
-        )
-    ]
+    raise ConfigError(
+        f"no trial would log the metric {metric!r}",
+        where="sweep.metric",
+        hint=f"a metric of metrics.jsonl, such as {' or '.join(names or ['val/loss'])}",
+    )
 
 
 def _literal_secrets(recipe: Recipe) -> list[Problem]:

@@ -59,6 +59,16 @@ class SweepResult:
     trials: Sequence[TrialResult]
     importances: Mapping[str, float]
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the results as plain data."""
+        return {
+            "name": self.sweep.record.name,
+            "state": self.sweep.state,
+            "settings": self.sweep.record.settings,
+            "trials": [dataclasses.asdict(trial) for trial in self.trials],
+            "importances": self.importances,
+        }
+
 
 def results(sweep: SweepDir) -> SweepResult:
     """Return the results of all trials; raise NotFoundError if the sweep has no table of them."""
@@ -136,21 +146,6 @@ def overview(sweep: SweepDir) -> dict[str, Any]:
         "best_trial": winner.number if winner else None,
         "created": record.created,
     }
-
-
-def plain(value: Any) -> Any:
-    """Convert a SweepResult or TrialResult to plain data for JSON."""
-    if isinstance(value, SweepResult):
-        shown = {
-            "name": value.sweep.record.name,
-            "state": value.sweep.state,
-            "settings": value.sweep.record.settings,
-        }
-        return shown | {
-            "trials": [plain(trial) for trial in value.trials],
-            "importances": value.importances,
-        }
-    return dataclasses.asdict(value)
 
 
 def search(sweep: SweepDir) -> dict[str, Any]:

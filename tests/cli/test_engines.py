@@ -20,7 +20,6 @@ from rlctl.runs.engines import (
     PoolStatus,
     Progress,
     RequestStatus,
-    new_request,
     received,
 )
 from rlctl.runs.run_dir import RunDir
@@ -160,7 +159,7 @@ def test_a_request_that_ray_refuses_has_failed_and_reserves_nothing(
     spec: Any = SimpleNamespace()
     members = Membership(pool, spec, tmp_path, lambda kind, **_: events.append(kind))
     (tmp_path / REQUESTS).mkdir()
-    request = new_request("add", 2)
+    request = EngineRequest("add", 2)
     (tmp_path / REQUESTS / "1.json").write_text(json.dumps(asdict(request)))
     members.advance()
     status = PoolStatus.read(tmp_path)

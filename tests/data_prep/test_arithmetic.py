@@ -131,9 +131,9 @@ def test_tools_make_rows_of_word_problems_episodes(tmp_path: Path) -> None:
         assert {row.agent_name for row in rows} == {"tool_agent"}
         assert rows[0].extra_info["tool_selection"] == ["calculator", "search"]
         assert [row.prompt for row in rows] == [row.prompt for row in plain[split]]
-        assert agent_problems(rows, multi_turn=True) == []
-        assert agent_problems(rows, multi_turn=False)
-        assert agent_problems(plain[split], multi_turn=False) == []
+        assert not [*agent_problems(rows, multi_turn=True)]
+        assert [*agent_problems(rows, multi_turn=False)]
+        assert not [*agent_problems(plain[split], multi_turn=False)]
 
 
 def test_large_problems_are_solved_by_one_expression() -> None:

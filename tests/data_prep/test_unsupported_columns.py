@@ -61,7 +61,7 @@ def test_rows_for_episodes_need_several_turns(tmp_path: Path, columns: dict[str,
     rows = read_rows(file(tmp_path, **columns))
     [problem] = agent_problems(rows, multi_turn=False)
     assert "multi_turn.enable is false" in problem.message
-    assert not agent_problems(rows, multi_turn=True)
+    assert not [*agent_problems(rows, multi_turn=True)]
 
 
 def test_unknown_agents_are_refused(tmp_path: Path) -> None:

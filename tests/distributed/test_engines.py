@@ -18,7 +18,7 @@ import torch
 from rlctl.errors import RlctlError
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
-from rlctl.runs.engines import REQUESTS, EngineRequest, PoolStatus, RequestStatus, new_request
+from rlctl.runs.engines import REQUESTS, EngineRequest, PoolStatus, RequestStatus
 from rlctl.runtime.algorithms.importance_weights import SampledTokens, mismatch
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
@@ -302,17 +302,17 @@ def test_engines_join_and_leave_without_a_change_of_responses(
 ) -> None:
     monkeypatch.setattr(membership, "_POLL_S", 0.1)
     undisturbed = stage.generate(seed=3)
-    assert ask(stage, new_request("add", count=1)).message == "added engine 2"
+    assert ask(stage, EngineRequest("add", count=1)).message == "added engine 2"
     assert same(stage.generate(seed=3), undisturbed)
-    assert ask(stage, new_request("drain", engines=[0])).message == "drained engine 0"
+    assert ask(stage, EngineRequest("drain", engines=[0])).message == "drained engine 0"
     assert same(stage.generate(seed=3), undisturbed)
     assert [each.number for each in stage.pool.engines.engines] == [1, 2]
     assert stage.kinds() == ["engine_request", "engine_added", "engine_request", "engine_drained"]
-    refused = ask(stage, new_request("drain", count=2))
+    refused = ask(stage, EngineRequest("drain", count=2))
     assert (refused.progress, "the last engine" in refused.message) == ("failed", True)
     large = replace(stage.pool.engines.spec, device_fraction=9.0, start_timeout_s=0.5)
     monkeypatch.setattr(stage.pool.engines, "spec", large)
-    refused = ask(stage, new_request("add", count=1))
+    refused = ask(stage, EngineRequest("add", count=1))
     assert refused.message.startswith("0 of 1 engines started: 1 × {'CPU': 9.0} were not free")
     monkeypatch.undo()
     status = PoolStatus.read(stage.folder)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlctl.runs.engines import REQUESTS, EngineRequest, PoolStatus, new_request
+from rlctl.runs.engines import REQUESTS, EngineRequest, PoolStatus
 from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.cluster import membership
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
@@ -224,7 +224,7 @@ def test_engines_join_and_leave_between_broadcasts(
     learn(stage, actor)
     turns = Turns(stage, actor, seed=4)
     turns.advance()
-    add, drain = new_request("add", count=1), new_request("drain", engines=[first])
+    add, drain = EngineRequest("add", count=1), EngineRequest("drain", engines=[first])
     ask(add)
     ask(drain)
     deadline = time.monotonic() + 60

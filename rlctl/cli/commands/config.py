@@ -9,7 +9,7 @@ import typer
 
 from rlctl.cli import complete
 from rlctl.cli.console import notice, print_json, print_table, stdout
-from rlctl.cli.options import Json
+from rlctl.cli.options import Json, overrides_argument
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.suggest import did_you_mean
 from rlctl.terminal import visible
@@ -31,15 +31,7 @@ RecipeOption = Annotated[
         autocompletion=complete.config_target,
     ),
 ]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Overrides in Hydra's grammar.",
-        autocompletion=complete.override,
-        show_default=False,
-    ),
-]
+Overrides = Annotated[list[str] | None, overrides_argument("Overrides in Hydra's grammar.")]
 
 
 @app.command(
@@ -54,10 +46,8 @@ Examples:
 def show(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[PATTERN] [KEY=VALUE]...",
-            help="Words or a glob that select keys; overrides.",
-            autocompletion=complete.override,
+        overrides_argument(
+            "Words or a glob that select keys; overrides.", "[PATTERN] [KEY=VALUE]..."
         ),
     ] = None,
     recipe: RecipeOption = "ppo",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,10 +11,6 @@ from rlctl.cli.console import notice, print_json
 from rlctl.cli.options import Json
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.monitoring.text import plural
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 app = typer.Typer()
 
@@ -70,7 +66,11 @@ def show(
             where=str(file),
             hint=f"the file has {plural(num_rows, 'row')}, counted from 0",
         )
-    tokenizer = _tokenizer(model) if model else None
+    tokenizer = None
+    if model:
+        from rlctl.runtime.data.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(model)
     shown = [row_entry(index, row, tokenizer) for index, row in wanted.items()]
     if as_json:
         print_json(shown)
@@ -79,9 +79,3 @@ def show(
         print_row(entry, row.images)
     more = "" if model else "; --model DIR renders them with a chat template and counts tokens"
     notice(f"{file}: {plural(num_rows, 'row')}{more}")
-
-
-def _tokenizer(model: str) -> PreTrainedTokenizerBase:
-    from rlctl.runtime.data.tokenizer import load_tokenizer
-
-    return load_tokenizer(model)

@@ -82,7 +82,7 @@ def add(
     for them up to `trainer.timeouts.worker_start_s`, without a delay of its steps. `rlctl resume`
     starts with the number of the configuration.
     """
-    from rlctl.runs.engines import new_request, pool_status
+    from rlctl.runs.engines import EngineRequest, pool_status
 
     if urls and count not in (None, len(urls)):
         raise UsageError(
@@ -90,7 +90,7 @@ def add(
         )
     found = RunStore.at(root).find(run)
     pool_status(found)  # raises an error without a pool
-    request = new_request("add", len(urls) if urls else count or 1, urls=urls or ())
+    request = EngineRequest("add", len(urls) if urls else count or 1, urls=urls or ())
     _send(found, request, timeout_s)
 
 
@@ -114,7 +114,7 @@ def drain(
 
     Responses do not depend on the engine that generates them. The last engine cannot be drained.
     """
-    from rlctl.runs.engines import check_drain, new_request, pool_status
+    from rlctl.runs.engines import EngineRequest, check_drain, pool_status
 
     if bool(numbers) == bool(count):
         raise UsageError(
@@ -122,7 +122,7 @@ def drain(
             hint="`rlctl engines list RUN` shows the numbers",
         )
     found = RunStore.at(root).find(run)
-    request = new_request("drain", count or 0, numbers or ())
+    request = EngineRequest("drain", count or 0, numbers or ())
     check_drain(pool_status(found), request)
     _send(found, request, timeout_s)
 

@@ -13,7 +13,7 @@ import typer
 from rlctl import plugins
 from rlctl.cli import complete
 from rlctl.cli.console import print_json
-from rlctl.cli.options import Json
+from rlctl.cli.options import Json, set_option
 from rlctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,13 +86,9 @@ Timeout = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        "-s",
-        metavar="KEY=VALUE",
-        help="With --model: override a setting of the recipe or run, such as "
-        "data.max_response_length=512; repeat for several.",
-        autocompletion=complete.override,
+    set_option(
+        "With --model: override a setting of the recipe or run, such as "
+        "data.max_response_length=512; repeat for several."
     ),
 ]
 

@@ -10,7 +10,7 @@ import typer
 
 from rlctl.cli import complete
 from rlctl.cli.console import print_json, print_table, stdout
-from rlctl.cli.options import Json, Root
+from rlctl.cli.options import Json, Root, overrides_argument, recipe_option, set_option
 from rlctl.cli.startup import announce
 from rlctl.terminal import visible
 
@@ -26,22 +26,11 @@ Target = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        "-s",
-        metavar="KEY=VALUE",
-        help="Override a setting; repeat for several.",
-        autocompletion=complete.override,
-    ),
+    set_option("Override a setting; repeat for several."),
 ]
 RecipeOption = Annotated[
     str,
-    typer.Option(
-        "--recipe",
-        "-r",
-        help="For a model folder: recipe with the settings of validation and generation.",
-        autocompletion=complete.recipe,
-    ),
+    recipe_option("For a model folder: recipe with the settings of validation and generation."),
 ]
 Step = Annotated[
     int | None,
@@ -133,11 +122,7 @@ def evaluate(
     target: Target,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Overrides, as those of --set.",
-            autocompletion=complete.override,
-        ),
+        overrides_argument("Overrides, as those of --set."),
     ] = None,
     overrides: Overrides = None,
     recipe: RecipeOption = "ppo",

@@ -13,7 +13,7 @@ import typer
 
 from rlctl.cli import complete
 from rlctl.cli.console import notice, print_json, print_table, stdout
-from rlctl.cli.options import Json, Root
+from rlctl.cli.options import Json, Root, overrides_argument, recipe_option
 from rlctl.cli.startup import announce
 from rlctl.errors import ResourceError, UsageError
 from rlctl.runs.store import RunStore
@@ -47,22 +47,13 @@ Verb = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Settings to keep, such as data.max_response_length=4096.",
-        autocompletion=complete.override,
-    ),
+    overrides_argument("Settings to keep, such as data.max_response_length=4096."),
 ]
 ModelName = Annotated[
     str | None,
     typer.Option("--model", "-m", metavar="NAME|DIR", help="Model; only its config.json is read."),
 ]
-RecipeName = Annotated[
-    str | None,
-    typer.Option(
-        "--recipe", "-r", metavar="NAME|PATH", help="Recipe.", autocompletion=complete.recipe
-    ),
-]
+RecipeName = Annotated[str | None, recipe_option("Recipe.", "NAME|PATH")]
 OfRun = Annotated[
     str | None,
     typer.Option(

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rlctl.cli import complete
 from rlctl.cli.console import notice
-from rlctl.cli.options import Json, Root
+from rlctl.cli.options import Json, Root, run_argument
 from rlctl.errors import cannot_write
 from rlctl.files import write_text
 
@@ -30,11 +29,7 @@ Examples:
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN...",
-            help="Runs by name or prefix, folder, @last or @failed; or one sweep.",
-            autocompletion=complete.run,
-        ),
+        run_argument("Runs by name or prefix, folder, @last or @failed; or one sweep.", "RUN..."),
     ],
     output: Annotated[
         Path | None,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlctl.cli import complete, remote
+from rlctl.cli import remote
 from rlctl.cli.console import notice
 from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
-from rlctl.cli.options import Root
+from rlctl.cli.options import Root, overrides_argument, run_argument
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce, until_start
 from rlctl.errors import UsageError
@@ -24,19 +24,13 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Overrides on top of the run's own configuration.",
-        autocompletion=complete.override,
-    ),
+    list[str] | None, overrides_argument("Overrides on top of the run's own configuration.")
 ]
 Target = Annotated[
     str,
-    typer.Argument(
-        help="Run or sweep by name, prefix or folder, @last or @failed; "
-        "or the URL of a remote copy (s3://…).",
-        autocompletion=complete.run,
+    run_argument(
+        "Run or sweep by name, prefix or folder, @last or @failed; "
+        "or the URL of a remote copy (s3://…)."
     ),
 ]
 FromStep = Annotated[

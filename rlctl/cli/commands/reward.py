@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.cli.console import notice
-from rlctl.cli.options import Json
+from rlctl.cli.options import Json, overrides_argument, recipe_option
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.suggest import hydra_text
 
@@ -48,10 +48,7 @@ Responses = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Overrides of the recipe, such as reward.params.gsm8k.method=flexible.",
-    ),
+    overrides_argument("Overrides of the recipe, such as reward.params.gsm8k.method=flexible."),
 ]
 Function = Annotated[
     str | None,
@@ -71,10 +68,7 @@ ModelOption = Annotated[
     ),
 ]
 RecipeOption = Annotated[
-    str,
-    typer.Option(
-        "--recipe", "-r", metavar="NAME|PATH", help="Recipe with the section `reward` to use."
-    ),
+    str, recipe_option("Recipe with the section `reward` to use.", "NAME|PATH")
 ]
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
-from rlctl.cli import complete, remote
+from rlctl.cli import remote
 from rlctl.cli.commands.train import RecipeOption, check_algorithm, common_settings, starting_recipe
 from rlctl.cli.console import notice, print_json
-from rlctl.cli.options import DryRunJson, Json, Root
+from rlctl.cli.options import DryRunJson, Json, Root, overrides_argument
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce
 from rlctl.errors import UsageError
@@ -41,11 +42,10 @@ app = typer.Typer(cls=_Group)
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[OVERRIDES]...",
-        help="Overrides in Hydra's grammar. Axes of the search: key=1,2, range(1,4), "
+    overrides_argument(
+        "Overrides in Hydra's grammar. Axes of the search: key=1,2, range(1,4), "
         "interval(0,1), tag(log,interval(…)).",
-        autocompletion=complete.override,
+        "[OVERRIDES]...",
     ),
 ]
 Sampler = Annotated[
@@ -189,7 +189,7 @@ def best(
     if export is not None:
         results.export(found, winner, export)
         notice(f"wrote {export}; train with `rlctl train {found.record.verb} --recipe {export}`")
-    print_json(results.plain(winner)) if as_json else sweep_view.print_best(found, winner)
+    print_json(asdict(winner)) if as_json else sweep_view.print_best(found, winner)
 
 
 def _options(**given: Any) -> list[str]:

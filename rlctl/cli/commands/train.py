@@ -12,7 +12,13 @@ import typer
 from rlctl.cli import complete, remote
 from rlctl.cli.console import notice
 from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
-from rlctl.cli.options import RUNS_VARIABLE, DryRunJson, Strict
+from rlctl.cli.options import (
+    RUNS_VARIABLE,
+    DryRunJson,
+    Strict,
+    overrides_argument,
+    recipe_option,
+)
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce, until_start
 from rlctl.cli.views.dry_run import problems_as_json
@@ -28,21 +34,16 @@ app = typer.Typer()
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Overrides in Hydra's grammar, such as actor_rollout_ref.actor.optim.lr=1e-6.",
-        autocompletion=complete.override,
+    overrides_argument(
+        "Overrides in Hydra's grammar, such as actor_rollout_ref.actor.optim.lr=1e-6."
     ),
 ]
 RecipeOption = Annotated[
     str | None,
-    typer.Option(
-        "--recipe",
-        "-r",
-        metavar="NAME|PATH",
-        help="Recipe by name or file; by default the embedded quickstart, "
+    recipe_option(
+        "Recipe by name or file; by default the embedded quickstart, "
         "or the plain defaults if data or a model is given.",
-        autocompletion=complete.recipe,
+        "NAME|PATH",
     ),
 ]
 ConfigPath = Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -206,68 +207,49 @@ def place(where: str) -> str:
     return f"recipes/{where.removeprefix(folder)}" if where.startswith(folder) else where
 
 
-def _facts(record: RunRecord) -> list[tuple[str, str]]:
-    facts = [
-        ("recipe", record.recipe),
-        ("command", shlex.join(record.command)),
-        ("created", f"{record.created} on {record.process.host}"),
-    ]
+def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
+    yield "recipe", record.recipe
+    yield "command", shlex.join(record.command)
+    yield "created", f"{record.created} on {record.process.host}"
     if record.exit_code is not None:
-        facts.append(("exit code", str(record.exit_code)))
+        yield "exit code", str(record.exit_code)
     if record.failure is not None:
-        facts.append(("failure", "{message}  ({code})".format_map(record.failure)))
+        yield "failure", "{message}  ({code})".format_map(record.failure)
         if record.failure["hint"]:
-            facts.append(("help", record.failure["hint"]))
+            yield "help", record.failure["hint"]
     if record.git and (commit := record.git["commit"]):
-        facts.append(
-            ("commit", f"{commit[:12]}{' with changes' if record.git['diff_sha256'] else ''}")
-        )
+        yield "commit", f"{commit[:12]}{' with changes' if record.git['diff_sha256'] else ''}"
     versions = ", ".join(
         f"{name} {number}"
         for name, number in record.versions.items()
         if number and name in ("rlctl", "torch", "ray")
     )
-    return [*facts, ("versions", versions)]
+    yield "versions", versions
 
 
-def _figures(run: Run, summary: RunSummary | None) -> list[tuple[str, str]]:
+def _figures(run: Run, summary: RunSummary | None) -> Iterator[tuple[str, str]]:
     if summary is None or summary.step is None:
-        return []
+        return
     total = f" of {run.record.total_steps}" if run.record and run.record.total_steps else ""
-    facts = [("step", f"{summary.step}{total}")]
+    yield "step", f"{summary.step}{total}"
     if summary.metric:
-        best = percent_or_number(summary.metric, summary.best)
-        facts.append(
-            (
-                "validation",
-                f"{_validation(summary)}, best {best} at step {summary.best_step}  "
-                f"({summary.metric})",
-            )
-        )
+        best = f"{percent_or_number(summary.metric, summary.best)} at step {summary.best_step}"
+        yield "validation", f"{_validation(summary)}, best {best}  ({summary.metric})"
     if run.seconds is not None:
-        facts.append(
-            (
-                "took",
-                duration(run.seconds)
-                + (f", {count(summary.tokens)} tokens" if summary.tokens else ""),
-            )
-        )
-    return facts
+        tokens = f", {count(summary.tokens)} tokens" if summary.tokens else ""
+        yield "took", duration(run.seconds) + tokens
 
 
-def _files(run: Run) -> list[tuple[str, str]]:
-    steps = generation_steps(run.path)
-    checkpoints = [path.name for path in by_step(run.path / "checkpoints").values()]
-    facts = [("folder", str(run.path))]
-    if steps:
-        facts.append(("samples", f"steps {', '.join(map(str, steps))}  (--samples)"))
-    if checkpoints:
-        facts.append(("checkpoints", ", ".join(checkpoints)))
+def _files(run: Run) -> Iterator[tuple[str, str]]:
+    yield "folder", str(run.path)
+    if steps := generation_steps(run.path):
+        yield "samples", f"steps {', '.join(map(str, steps))}  (--samples)"
+    if checkpoints := by_step(run.path / "checkpoints"):
+        yield "checkpoints", ", ".join(path.name for path in checkpoints.values())
     if traces := profiles(run.path):
-        facts.append(("profiles", f"{', '.join(traces)}  (open in ui.perfetto.dev)"))
-    if (run.path / "attempts" / "latest").exists():
-        facts.append(("logs", str(run.path / "attempts" / "latest")))
-    return facts
+        yield "profiles", f"{', '.join(traces)}  (open in ui.perfetto.dev)"
+    if (latest := run.path / "attempts" / "latest").exists():
+        yield "logs", str(latest)
 
 
 def short(value: object) -> str:

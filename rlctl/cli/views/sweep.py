@@ -154,9 +154,9 @@ def print_sweep(sweep: SweepDir) -> None:
 
 def show_sweep(sweep: SweepDir, as_json: bool) -> None:
     """Print a sweep as `rlctl show` does."""
-    from rlctl.sweeps.results import plain, results
+    from rlctl.sweeps.results import results
 
-    print_json(plain(results(sweep))) if as_json else print_sweep(sweep)
+    print_json(results(sweep).as_json()) if as_json else print_sweep(sweep)
 
 
 def print_best(sweep: SweepDir, trial: TrialResult) -> None:

@@ -81,7 +81,8 @@ def examine(runs: Path) -> list[Check]:
 def check_package(requirement: Requirement, installed: str | None) -> Check:
     """Compare the installed version of a package (None: not installed) with the requirement."""
     wanted = str(requirement.specifier)
-    remedy = f"pip install '{requirement.name}{_extras(requirement)}{wanted}'"
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    remedy = f"pip install '{requirement.name}{extras}{wanted}'"
     if installed is None:
         return Check(requirement.name, "fault", f"not installed; rlctl needs {wanted}", remedy)
     if not requirement.specifier.contains(installed, prereleases=True):
@@ -121,27 +122,17 @@ def check_vllm(
     )
 
 
-def _extras(requirement: Requirement) -> str:
-    return f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-
-
 def _requirements(package: str, extra: str) -> list[Requirement]:
     """Return the requirements of `package` that apply here: those of `extra`, or the core ones."""
+
+    def applies(requirement: Requirement, extra: str) -> bool:
+        return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
     found = [Requirement(text) for text in requires(package) or []]
-    needed = [
-        requirement
-        for requirement in found
-        if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-    ]
-    return (
-        needed
-        if not extra
-        else [
-            requirement
-            for requirement in needed
-            if requirement.marker and not requirement.marker.evaluate({"extra": ""})
-        ]
-    )
+    core = [requirement for requirement in found if applies(requirement, "")]
+    if not extra:
+        return core
+    return [needed for needed in found if applies(needed, extra) and needed not in core]
 
 
 def _packages() -> Iterator[Check]:

@@ -140,7 +140,8 @@ def _path(path: str, root: Path, key: str) -> str:
         raise ConfigError(
             f"{path!r} is the name of {len(found)} runs",
             where=f"{key}.path",
-            hint=f"give the project, too: {' or '.join(_name(run, root) for run in found)}",
+            hint="give the project, too: "
+            + " or ".join(str(run.relative_to(root)) for run in found),
         )
     return str(CheckpointStore(found[0] / "checkpoints").policy()) if found else path
 
@@ -156,7 +157,3 @@ def _runs(name: str, root: Path) -> list[Path]:
 
 def _is_run(folder: Path) -> bool:
     return (folder / RECORD_FILE).is_file() and (folder / "config.yaml").is_file()
-
-
-def _name(folder: Path, root: Path) -> str:
-    return str(folder.relative_to(root))
