@@ -208,7 +208,7 @@ def open_run(run: str | Path = "@last", root: Path | None = None) -> Run:
     """
     from rlctl.runs.store import RunStore
 
-    return RunStore.at(root).find(str(run))
+    return RunStore(root).find(str(run))
 
 
 def list_runs(
@@ -228,7 +228,7 @@ def list_runs(
     from rlctl.runs.listing import RunQuery
     from rlctl.runs.store import RunStore
 
-    return list(RunQuery(state, where, sort, None, number).page(RunStore.at(root).runs()).runs)
+    return list(RunQuery(state, where, sort, None, number).page(RunStore(root).runs()).runs)
 
 
 def compare(
@@ -254,7 +254,7 @@ def find_run_or_sweep(selector: str, root: Path | None = None) -> Run | SweepDir
     from rlctl.runs.store import RunStore
     from rlctl.sweeps.record import find_sweep, names_sweep
 
-    store = RunStore.at(root)
+    store = RunStore(root)
     if names_sweep(store.root, selector):
         return find_sweep(store.root, selector)
     return store.find(selector)

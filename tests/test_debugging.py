@@ -93,7 +93,7 @@ def waiting() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_stacks_of_a_running_run(waiting: subprocess.Popen[str], tmp_path: Path) -> None:
-    run = RunStore.at(tmp_path).find(run_of(DriverProcess.current(), tmp_path))
+    run = RunStore(tmp_path).find(run_of(DriverProcess.current(), tmp_path))
     found = {process.pid: process for process in stacks.run_processes(run)}
     assert next(iter(found.values())).name == "controller"
     assert waiting.pid in found
@@ -138,7 +138,7 @@ def test_a_run_that_has_ended_or_is_elsewhere_has_no_processes(tmp_path: Path) -
     ]:
         root = tmp_path / process.host / str(process.started)
         with pytest.raises(ConflictError, match=message):
-            stacks.run_processes(RunStore.at(root).find(run_of(process, root)))
+            stacks.run_processes(RunStore(root).find(run_of(process, root)))
 
 
 def test_profile_settings_are_checked(caplog: pytest.LogCaptureFixture) -> None:

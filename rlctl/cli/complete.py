@@ -34,7 +34,7 @@ def run(ctx: typer.Context, incomplete: str) -> list[str]:
 
     root = ctx.params.get("root")
     found = sorted(
-        RunStore.at(Path(root) if root else None).runs(),
+        RunStore(Path(root) if root else None).runs(),
         key=lambda run: run.created,
         reverse=True,
     )

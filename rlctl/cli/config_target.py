@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlctl.cli.console import notice
+from rlctl.cli.startup import compose_with_notices
 from rlctl.errors import NotFoundError, Problem, UsageError
 from rlctl.recipes.layers import Origin
 from rlctl.recipes.search_path import find_recipe
@@ -32,11 +32,7 @@ def load_target(name: str, overrides: Sequence[str] = ()) -> ConfigTarget:
     """
     stored = _stored(name)
     if stored is None:
-        from rlctl.recipes.compose import compose
-
-        recipe = compose(name, overrides)
-        for line in recipe.notices:
-            notice(line)
+        recipe = compose_with_notices(name, overrides)
         return ConfigTarget(recipe.name, recipe.recorded, recipe.origins)
     if overrides:
         raise UsageError(
@@ -60,7 +56,7 @@ def _stored(name: str) -> Path | None:
         path = find_recipe(name)
     except NotFoundError as error:
         try:
-            return RunStore.at(None).find(name).path / "config.yaml"
+            return RunStore(None).find(name).path / "config.yaml"
         except NotFoundError:
             raise NotFoundError(
                 Problem(f"no recipe, file or run is named {name!r}", hint=error.problems[0].hint)

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from rich.console import Console
@@ -64,13 +65,16 @@ def paged() -> Iterator[None]:
 
 
 def print_json(value: Any) -> None:
-    """Print an indented JSON document on stdout; paths and dates become text.
+    """Print an indented JSON document on stdout; paths and dates become text, dataclasses objects.
 
     Raises ValueError for NaN and infinity.
     """
-    sys.stdout.write(
-        json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
-    )
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=_plain)
+    sys.stdout.write(text + "\n")
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def table(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from rlctl.cli.console import notice
 from rlctl.cli.options import RUNS_VARIABLE
 from rlctl.files import by_step
 from rlctl.monitoring.run_summary import (
@@ -28,6 +29,7 @@ from rlctl.monitoring.safe_console import SafeConsole
 from rlctl.monitoring.text import count, duration, percent_or_number, plural, sparkline
 
 if TYPE_CHECKING:
+    from rlctl.recipes.layers import Recipe
     from rlctl.runs.run_dir import RunDir
     from rlctl.runtime.launch import OnEnd
 
@@ -36,6 +38,16 @@ def announce(doing: str) -> None:
     """Print `doing …` on stderr. Call it before the heavy imports, which take seconds."""
     with suppress(OSError, ValueError, AttributeError):  # stderr is closed
         print(f"{doing} …", file=sys.stderr, flush=True)
+
+
+def compose_with_notices(source: str, overrides: Sequence[str]) -> Recipe:
+    """Compose a recipe, and print its notices on stderr."""
+    from rlctl.recipes.compose import compose
+
+    recipe = compose(source, overrides)
+    for line in recipe.notices:
+        notice(line)
+    return recipe
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +66,7 @@ def print_task_scores(config: Config, given: TaskArguments, as_json: bool) -> No
     scores = evaluate_tasks(config, options)
     if as_json:
         asked = {"limit": given.limit, "chat_template": given.chat_template}
-        print_json({**asked, "results": [asdict(score) for score in scores]})
+        print_json({**asked, "results": scores})
     else:
         columns = ["task", "metric", "value", "stderr"]
         rows = [

@@ -7,16 +7,31 @@ command's options; `--out`, `--model`, `--max-prompt-length` and `--json` come f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import Field
 
-from rlctl.data_prep.rows import RowSource
+from rlctl.data_prep.rows import PromptRow, RowSource
 from rlctl.plugins import Params, declare
 
 Dataset = Callable[[Any], Mapping[str, RowSource]]
 D = TypeVar("D", bound=Dataset)
+
+
+@dataclass(frozen=True)
+class StreamedRows:
+    """`count` rows that each loop reads again."""
+
+    count: int
+    read: Callable[[], Iterator[PromptRow]]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[PromptRow]:
+        return self.read()
 
 
 def dataset(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rlctl.data_prep.chats import (
     shortened,
     split_response,
 )
-from rlctl.data_prep.datasets import dataset, option
+from rlctl.data_prep.datasets import StreamedRows, dataset, option
 from rlctl.data_prep.images import PLACEHOLDER, image_faults, read_images, require_pillow, text_of
 from rlctl.data_prep.records import convert, value_at
 from rlctl.data_prep.rows import PromptRow, RowSource
@@ -122,26 +123,20 @@ def split_source(
         count = sum(1 for _ in read())
     chosen = _validation_indices(count, fraction, seed)
     splits = ("train", "val") if chosen else ("train",)
-    return {split: SplitRows(read, split, chosen, count) for split in splits}
+    sizes = {"train": count - len(chosen), "val": len(chosen)}
+
+    def part(split: str) -> Iterator[PromptRow]:
+        is_val, rows = split == "val", enumerate(read())
+        return labelled((row for index, row in rows if (index in chosen) == is_val), split)
+
+    return {split: StreamedRows(sizes[split], partial(part, split)) for split in splits}
 
 
-@dataclass(frozen=True)
-class SplitRows:
-    """Rows of a split, read again by each loop."""
-
-    read: Callable[[], Iterator[PromptRow]]
-    split: str
-    chosen: Collection[int]  # indices of the rows for validation
-    count: int  # rows of both splits
-
-    def __len__(self) -> int:
-        return len(self.chosen) if self.split == "val" else self.count - len(self.chosen)
-
-    def __iter__(self) -> Iterator[PromptRow]:
-        for index, row in enumerate(self.read()):
-            if (index in self.chosen) == (self.split == "val"):
-                row.extra_info["split"] = self.split
-                yield row
+def labelled(rows: Iterable[PromptRow], split: str) -> Iterator[PromptRow]:
+    """Yield rows with the name of their split."""
+    for row in rows:
+        row.extra_info["split"] = split
+        yield row
 
 
 def rows_from_records(files: Sequence[Path], fields: Fields) -> Iterator[PromptRow]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
+from rlctl.data_prep.datasets import StreamedRows
 from rlctl.data_prep.rows import PromptRow, RowSource
 
 NUM_BINS = 10
@@ -38,20 +39,6 @@ class Lengths:
         ]
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """Rows with true marks, read again by each loop."""
-
-    rows: RowSource
-    marks: Sequence[bool]
-
-    def __len__(self) -> int:
-        return sum(self.marks)
-
-    def __iter__(self) -> Iterator[PromptRow]:
-        return compress(self.rows, self.marks)
-
-
 def drop_overlong(
     rows: RowSource, num_tokens: Callable[[PromptRow], int], limit: int | None
 ) -> tuple[RowSource, Lengths]:
@@ -60,5 +47,6 @@ def drop_overlong(
     `num_tokens` counts the tokens of a prompt.
     """
     lengths = [num_tokens(row) for row in rows]
-    kept = _Kept(rows, [limit is None or length <= limit for length in lengths])
+    marks = [limit is None or length <= limit for length in lengths]
+    kept = StreamedRows(sum(marks), lambda: compress(rows, marks))
     return kept, Lengths(sorted(lengths), limit)

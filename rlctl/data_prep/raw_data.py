@@ -13,8 +13,9 @@ from typing import Any
 
 from rlctl.data_prep.chats import ends_with_response, is_chat
 from rlctl.data_prep.contract import CHATS, row_faults
+from rlctl.data_prep.datasets import StreamedRows
 from rlctl.data_prep.images import images_of, require_pillow
-from rlctl.data_prep.jsonl import Fields, SplitRows, row_of, rows_from_records, split_source
+from rlctl.data_prep.jsonl import Fields, labelled, row_of, rows_from_records, split_source
 from rlctl.data_prep.records import read_records
 from rlctl.data_prep.rows import PromptRow, RowSource, stream_rows
 from rlctl.data_prep.sources import (
@@ -194,7 +195,8 @@ class RowMaker:
         )
         if self.data.validation:
             count = sum(1 for _ in val())
-            return split_source(train, 0.0, 0) | {"val": SplitRows(val, "val", range(count), count)}
+            rows = StreamedRows(count, lambda: labelled(val(), "val"))
+            return split_source(train, 0.0, 0) | {"val": rows}
         count = sum(1 for _ in train())
         if count < 2:
             raise ConfigError(

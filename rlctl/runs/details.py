@@ -10,37 +10,12 @@ from typing import Any
 from rlctl.errors import NotFoundError
 from rlctl.files import by_step
 from rlctl.log import warn_once
-from rlctl.monitoring.run_summary import RunSummary
 from rlctl.runs.events import alarms_of, read_events
+from rlctl.runs.listing import overview
 from rlctl.runs.run import Run
 from rlctl.tracking.jsonl import generations_file, read_generations
 from rlctl.tracking.summary import SERIES
 from rlctl.tracking.tracker import Sample
-
-
-def overview(run: Run) -> dict[str, Any]:
-    """Return a run as one object of `rlctl runs --json`.
-
-    Unreadable values are null, and `problem` gives the reason.
-    """
-    record = run.record
-    return {
-        "name": run.name,
-        "project": run.project,
-        "path": str(run.path),
-        "state": run.state,
-        "created": run.created.isoformat(timespec="seconds"),
-        "id": record.id if record else None,
-        "recipe": record.recipe if record else None,
-        "ended": record.ended if record else None,
-        "exit_code": record.exit_code if record else None,
-        "failure": record.failure if record else None,
-        "total_steps": record.total_steps if record else None,
-        "tags": list(run.labels.tags),
-        "note": run.labels.note,
-        **dataclasses.asdict(run.metrics.figures or RunSummary()),
-        "problem": run.problem or run.metrics.problem,
-    }
 
 
 def details(run: Run) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from rlctl.monitoring.run_summary import lower_is_better
-from rlctl.runs.details import overview
+from rlctl.monitoring.run_summary import RunSummary, lower_is_better
 from rlctl.runs.query import Query, Term
 from rlctl.runs.run import Run
 from rlctl.runs.settings import read_settings
@@ -35,7 +34,24 @@ FIELDS: Mapping[str, Callable[[Run], Any]] = {
         for name in ("step", "metric", "first", "last", "best", "best_step", "seconds", "tokens")
     },
 }
+_OVERVIEW = (
+    *("name", "project", "path", "state", "created", "id", "recipe", "ended", "exit_code"),
+    *("total_steps", "tags", "note"),
+)
 _FEW = 50  # runs whose names are searched for a hint
+
+
+def overview(run: Run) -> dict[str, Any]:
+    """Return a run as one object of `rlctl runs --json`.
+
+    Unreadable values are null, and `problem` gives the reason.
+    """
+    return {
+        **{name: FIELDS[name](run) for name in _OVERVIEW},
+        "failure": run.record.failure if run.record else None,
+        **asdict(run.metrics.figures or RunSummary()),
+        "problem": run.problem or run.metrics.problem,
+    }
 
 
 @dataclass(frozen=True)

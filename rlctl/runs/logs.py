@@ -8,13 +8,10 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from rlctl.errors import NotFoundError
-from rlctl.runs.run import ACTIVE, Run
-from rlctl.runs.store import RunStore
+from rlctl.runs.run import ACTIVE, Run, read_run
+from rlctl.runs.settings import read_settings
 
 POLL_S = 0.25
 CHUNK = 1 << 20  # bytes read at once
@@ -22,7 +19,7 @@ CHUNK = 1 << 20  # bytes read at once
 
 def reread(run: Run) -> Run:
     """Return the run in its present state."""
-    return RunStore.at(None).find(str(run.path))
+    return read_run(run.path)
 
 
 class Tail:
@@ -45,7 +42,9 @@ class Tail:
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
-            self._reset_if_replaced(os.fstat(file.fileno()))
+            status = os.fstat(file.fileno())
+            if status.st_ino != self.inode or status.st_size < self.position:  # it was replaced
+                self.inode, self.position, self.rest = status.st_ino, 0, b""
             file.seek(self.position)
             while chunk := file.read(CHUNK):
                 self.position += len(chunk)
@@ -54,10 +53,6 @@ class Tail:
         if last and self.rest:
             yield self.rest.decode(errors="replace")
             self.rest = b""
-
-    def _reset_if_replaced(self, status: os.stat_result) -> None:
-        if status.st_ino != self.inode or status.st_size < self.position:
-            self.inode, self.position, self.rest = status.st_ino, 0, b""
 
 
 _NAME = re.compile(r"(?P<pool>.+)-(?P<rank>\d+)\.log")
@@ -122,12 +117,12 @@ def _pool_of(run: Run, role: str, pools: set[str], folder: Path) -> str:
 
 def _placement(run: Run) -> dict[str, str]:
     """Return the pool of each role in the run's config."""
-    try:
-        config: Any = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
-        placement = config["trainer"]["placement"]
-        return {role: pool for role, pool in placement.items() if isinstance(pool, str)}
-    except (OSError, yaml.YAMLError, TypeError, KeyError, AttributeError):
-        return {}
+    section = "trainer.placement."
+    return {
+        key.removeprefix(section): pool
+        for key, pool in read_settings(run.path).items()
+        if key.startswith(section) and isinstance(pool, str)
+    }
 
 
 def lines_of(files: Sequence[Path], last: int | None) -> Iterator[tuple[str, str]]:

@@ -24,27 +24,27 @@ _LONGEST_NAME = 200  # bytes: file systems allow 255, and temporary names are lo
 def check_free(root: Path, project: str, name: str | None) -> None:
     """Raise the error that `RunDir.creating` would raise for these names; write nothing."""
     check_writable(root, "trainer.run_dir")
-    for what, given in (("project", project), ("run", name)):
-        if given is not None and len(os.fsencode(given)) > _LONGEST_NAME:
-            raise UsageError(
-                f"the {what} name has {len(os.fsencode(given))} bytes, and {_LONGEST_NAME} are "
-                "allowed",
-                where="trainer.project_name" if what == "project" else "trainer.experiment_name",
-                hint="choose a shorter name; trainer.tracking.description holds longer text",
-            )
-        if given is not None and (
-            not given
-            or given.startswith((".", "-", "@"))
-            or "/" in given
-            or not given.isprintable()
-        ):
-            raise UsageError(
-                f"{given!r} is not a valid {what} name: it must not be empty, contain a slash "
-                "or begin with '.', '-' or '@'",
-                where="trainer.project_name" if what == "project" else "trainer.experiment_name",
-            )
-    if name is not None and (root / project / name).exists():
-        raise taken(root / project / name)
+    _check_name("project", project, "trainer.project_name")
+    if name is not None:
+        _check_name("run", name, "trainer.experiment_name")
+        if (root / project / name).exists():
+            raise taken(root / project / name)
+
+
+def _check_name(what: str, given: str, key: str) -> None:
+    """Raise UsageError, at `key`, for a name that cannot be that of a folder."""
+    if (length := len(os.fsencode(given))) > _LONGEST_NAME:
+        raise UsageError(
+            f"the {what} name has {length} bytes, and {_LONGEST_NAME} are allowed",
+            where=key,
+            hint="choose a shorter name; trainer.tracking.description holds longer text",
+        )
+    if not given.isprintable() or not given or given.startswith((".", "-", "@")) or "/" in given:
+        raise UsageError(
+            f"{given!r} is not a valid {what} name: it must not be empty, contain a slash "
+            "or begin with '.', '-' or '@'",
+            where=key,
+        )
 
 
 def check_writable(root: Path, key: str, what: str = "the run's folder") -> None:

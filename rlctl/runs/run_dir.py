@@ -208,10 +208,7 @@ class RunDir:
     def write_config(self, config: str, origins: Mapping[str, Sequence[Origin]]) -> None:
         """Write the composed config (YAML) and the origins of every key, newest last."""
         chains = {
-            key: [
-                {"value": setting.value, "where": setting.where, "level": setting.level}
-                for setting in chain
-            ]
+            key: [dataclasses.asdict(setting) for setting in chain]
             for key, chain in origins.items()
         }
         write_text(self.path / CONFIG_FILE, config)

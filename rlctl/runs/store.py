@@ -25,16 +25,11 @@ DEFAULT_ROOT = Path("runs")
 
 
 class RunStore:
-    """All runs under `root`, in folders `<project>/<run>/`."""
+    """All runs under `root`, by default `runs`, in folders `<project>/<run>/`."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path | None) -> None:
+        self.root = root or DEFAULT_ROOT
         self._known: dict[str, tuple[tuple[Stamp | None, ...], Run]] = {}  # by folder
-
-    @classmethod
-    def at(cls, root: Path | None) -> RunStore:
-        """Return the store of `root`, by default `runs`."""
-        return cls(root or DEFAULT_ROOT)
 
     def runs(self) -> list[Run]:
         """Return active runs, then the others; both newest first."""
@@ -181,7 +176,7 @@ def find_run_or_model(target: str, root: Path | None) -> Run | str:
     if is_url(target) or (folder / "config.json").is_file() or target in FOLDERS:
         return target
     try:
-        return RunStore.at(root).find(target)
+        return RunStore(root).find(target)
     except NotFoundError as error:
         no_folder = f"{target} is no model folder with config.json either; `quickstart` is a model"
         raise NotFoundError(

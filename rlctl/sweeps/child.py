@@ -14,7 +14,7 @@ from typing import Literal
 from rlctl.errors import ConfigError
 from rlctl.runs.process import start_rlctl
 from rlctl.runs.record import RunRecord
-from rlctl.runs.run import ACTIVE
+from rlctl.runs.run import ACTIVE, Stamp, stamp
 from rlctl.runs.run_dir import RECORD_FILE, SWEEP_VARIABLE
 from rlctl.sweeps.cluster import RayCluster
 from rlctl.sweeps.record import SweepDir, Trial
@@ -40,7 +40,7 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     stop_requested_at: float | None = None  # time.monotonic
     rows: list[dict[str, float]] = field(default_factory=list)
-    _read_status: tuple[float, int] = (0.0, -1)  # mtime and size of the file that was read
+    _stamp: Stamp | None = None  # of the file that was read
 
     @property
     def record(self) -> RunRecord | None:
@@ -101,13 +101,10 @@ class Child:
     def read(self) -> bool:
         """Read the run's metrics if the file has changed, and return True if it has."""
         path = self.folder / METRICS_FILE
-        if not path.exists():
+        now = stamp(str(path))
+        if now is None or now == self._stamp:
             return False
-        status = path.stat()
-        if (status.st_mtime, status.st_size) == self._read_status:
-            return False
-        self._read_status = (status.st_mtime, status.st_size)
-        self.rows = read_metrics(path)
+        self._stamp, self.rows = now, read_metrics(path)
         return True
 
     def values(self, metric: str) -> dict[int, float]:

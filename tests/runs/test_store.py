@@ -12,7 +12,8 @@ import pytest
 
 from rlctl.errors import ConflictError, NotFoundError, UsageError
 from rlctl.runs import stop
-from rlctl.runs.details import details, overview
+from rlctl.runs.details import details
+from rlctl.runs.listing import overview
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run import Run
 from rlctl.runs.run_dir import RunDir

@@ -122,7 +122,7 @@ def scores_of_transformers(folder: Path, chats: list[list[dict[str, str]]]) -> l
 
 
 def test_an_exported_model_gives_the_scores_of_the_run(root: Path, tmp_path: Path) -> None:
-    run = RunStore.at(root / "runs").find("p/rm")
+    run = RunStore(root / "runs").find("p/rm")
     assert export(run, None, tmp_path / "rm") == 3
     assert not list((tmp_path / "rm").glob("*.bin"))
     assert "pipeline_tag: text-classification" in (tmp_path / "rm/README.md").read_text()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rlctl.cli import complete
+from rlctl.cli.config_target import ConfigTarget, load_target, values_of
 from rlctl.cli.console import notice, print_json, print_table, stdout
 from rlctl.cli.options import Json, overrides_argument
 from rlctl.errors import NotFoundError, UsageError
+from rlctl.recipes.keys import known_key, schema_keys
+from rlctl.recipes.layers import Origin, leaves, nested
 from rlctl.suggest import did_you_mean
 from rlctl.terminal import visible
-
-if TYPE_CHECKING:
-    from rlctl.cli.config_target import ConfigTarget
-    from rlctl.recipes.layers import Origin
 
 app = typer.Typer()
 
@@ -61,8 +60,6 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show the composed configuration of a recipe or a run."""
-    from rlctl.cli.config_target import load_target
-    from rlctl.recipes.layers import leaves, nested
     from rlctl.recipes.reference import as_text, matching
 
     if as_yaml and as_json:
@@ -75,25 +72,19 @@ def show(
     if changed:
         names = [name for name in names if _differs(found.origins.get(name, ()))]
     chosen = {name: values[name] for name in names}
-    if as_json:
-        print_json(
-            {
-                name: {"value": value, "where": _place(found.origins.get(name, ())) or None}
-                for name, value in chosen.items()
-            }
-            if origin
-            else nested(chosen)
-        )
+    chains = {name: found.origins.get(name) for name in names}
+    places = {name: chain[-1].where if chain else None for name, chain in chains.items()}
+    if as_json and origin:
+        print_json({name: {"value": chosen[name], "where": places[name]} for name in names})
+    elif as_json:
+        print_json(nested(chosen))
     elif as_yaml:
         import yaml
 
         dumped = yaml.safe_dump(nested(chosen), sort_keys=False, allow_unicode=True)
         typer.echo(visible(dumped), nl=False)
     elif origin:
-        rows = [
-            (name, as_text(value), _place(found.origins.get(name, ())))
-            for name, value in chosen.items()
-        ]
+        rows = [(name, as_text(value), places[name] or "") for name, value in chosen.items()]
         print_table(["key", "value", "from"], rows)
     else:
         print_table(["key", "value"], [(name, as_text(value)) for name, value in chosen.items()])
@@ -110,9 +101,7 @@ def why(
     as_json: Json = False,
 ) -> None:
     """Explain a value: list all settings of the key with file and line, the effective one first."""
-    from rlctl.cli.config_target import load_target
     from rlctl.cli.startup import announce
-    from rlctl.recipes.keys import known_key
     from rlctl.recipes.reference import as_text, selected_setting
     from rlctl.recipes.unused_keys import unused_keys
     from rlctl.recipes.validate import lookup
@@ -126,11 +115,7 @@ def why(
         (unused.reason for unused in unused_keys(found.container, found.origins, keys=[name])), None
     )
     if as_json:
-        settings = [
-            {"value": setting.value, "where": setting.where, "level": setting.level}
-            for setting in chain
-        ]
-        print_json({"key": name, "value": value, "origins": settings, "no_effect": unused})
+        print_json({"key": name, "value": value, "origins": chain, "no_effect": unused})
         return
     setting = selected_setting(name, found.container)
     entry = setting.key if setting else known_key(name)
@@ -202,8 +187,6 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Compare two configurations: recipes, stored files or runs."""
-    from rlctl.cli.config_target import values_of
-    from rlctl.recipes.layers import leaves
     from rlctl.recipes.reference import as_text
 
     left, right = leaves(values_of(a)), leaves(values_of(b))
@@ -247,14 +230,8 @@ def _differs(chain: Sequence[Origin]) -> bool:
     return bool(chain) and chain[-1].level > 1 and (base is None or base.value != chain[-1].value)
 
 
-def _place(chain: Sequence[Origin]) -> str:
-    return chain[-1].where if chain else ""
-
-
 def _resolve(key: str, found: ConfigTarget) -> str:
     """Return the full name of `key`, which may be an unambiguous end of it."""
-    from rlctl.recipes.keys import schema_keys
-    from rlctl.recipes.layers import leaves
     from rlctl.recipes.reference import selected_setting
 
     names = leaves(found.container)

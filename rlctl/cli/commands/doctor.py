@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from rich.text import Text
 
 from rlctl.cli import complete
 from rlctl.cli.console import notice, print_json, print_table
 from rlctl.cli.options import Json, Root
 from rlctl.errors import ResourceError, UsageError
+from rlctl.runs.bug_report import Item, default_name, write_bug_report
 from rlctl.runs.store import RunStore
-
-if TYPE_CHECKING:
-    from rlctl.runs.bug_report import Item
 
 app = typer.Typer()
 
@@ -71,12 +70,10 @@ def doctor(
             hint="--run RUN names a run",
             fix=(str(file), ("--run", str(file))),
         )
-    store = RunStore.at(root)
+    store = RunStore(root)
     chosen = store.find(run) if run is not None else None
     checks = [dataclasses.asdict(check) for check in examine(store.root)]
     if bug_report:
-        from rlctl.runs.bug_report import default_name, write_bug_report
-
         target = file.expanduser() if file is not None else Path(default_name())
         _print_contents(target, write_bug_report(target, checks, chosen), as_json)
         return
@@ -89,7 +86,6 @@ def doctor(
 
 
 def _print_checks(checks: list[dict[str, Any]]) -> None:
-    from rich.text import Text
 
     rows = [
         (
@@ -105,8 +101,7 @@ def _print_checks(checks: list[dict[str, Any]]) -> None:
 def _print_contents(target: Path, items: list[Item], as_json: bool) -> None:
 
     if as_json:
-        contents = [dataclasses.asdict(item) for item in items]
-        print_json({"file": str(target.absolute()), "contents": contents})
+        print_json({"file": target.absolute(), "contents": items})
         return
     rows = [(item.name, f"{item.bytes:,}", item.remark) for item in items]
     print_table(["file", "bytes", "remark"], rows, right=["bytes"])
@@ -116,14 +111,11 @@ def _print_contents(target: Path, items: list[Item], as_json: bool) -> None:
 @app.command(epilog="Example: rlctl loggers --json")
 def loggers(as_json: Json = False) -> None:
     """List the trackers, the mode each would choose, and problems with its settings."""
-
-    from rich.text import Text
-
     from rlctl.tracking.loggers import examine
 
     states = examine()
     if as_json:
-        print_json([dataclasses.asdict(state) for state in states])
+        print_json(states)
         return
     rows = [
         (

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rlctl.cli.console import notice, print_json, print_table
 from rlctl.cli.options import Json, Root, RunName
 from rlctl.errors import UsageError
+from rlctl.runs.engines import EngineRequest, check_drain, pool_status, send, wait
+from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
-
-if TYPE_CHECKING:
-    from rlctl.runs.engines import EngineRequest
-    from rlctl.runs.run import Run
 
 app = typer.Typer()
 
@@ -35,11 +32,9 @@ def list_engines(run: RunName, root: Root = None, as_json: Json = False) -> None
 
     Responses and tokens per second are those since an engine joined the run.
     """
-    from rlctl.runs.engines import pool_status
-
-    found = pool_status(RunStore.at(root).find(run)).engines
+    found = pool_status(RunStore(root).find(run)).engines
     if as_json:
-        print_json([dataclasses.asdict(engine) for engine in found])
+        print_json(found)
         return
     columns = ["engine", "node", "state", "devices", "responses", "tokens/s"]
     rows = [
@@ -82,13 +77,11 @@ def add(
     for them up to `trainer.timeouts.worker_start_s`, without a delay of its steps. `rlctl resume`
     starts with the number of the configuration.
     """
-    from rlctl.runs.engines import EngineRequest, pool_status
-
     if urls and count not in (None, len(urls)):
         raise UsageError(
             f"--count {count} does not match {len(urls)} addresses", hint="leave out --count"
         )
-    found = RunStore.at(root).find(run)
+    found = RunStore(root).find(run)
     pool_status(found)  # raises an error without a pool
     request = EngineRequest("add", len(urls) if urls else count or 1, urls=urls or ())
     _send(found, request, timeout_s)
@@ -114,21 +107,18 @@ def drain(
 
     Responses do not depend on the engine that generates them. The last engine cannot be drained.
     """
-    from rlctl.runs.engines import EngineRequest, check_drain, pool_status
-
     if bool(numbers) == bool(count):
         raise UsageError(
             "which engines: give either their numbers or --count",
             hint="`rlctl engines list RUN` shows the numbers",
         )
-    found = RunStore.at(root).find(run)
+    found = RunStore(root).find(run)
     request = EngineRequest("drain", count or 0, numbers or ())
     check_drain(pool_status(found), request)
     _send(found, request, timeout_s)
 
 
 def _send(run: Run, request: EngineRequest, timeout_s: float) -> None:
-    from rlctl.runs.engines import send, wait
 
     send(run, request)
     done = wait(run, request, timeout_s)

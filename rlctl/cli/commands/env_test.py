@@ -137,7 +137,7 @@ def try_environment(
         values = parse_settings(settings)
         transcripts = _play_script(name, values, rows, scripted, parser, timeout)
         if as_json:
-            print_json([asdict(transcript) for transcript in transcripts])
+            print_json(transcripts)
         else:
             print_transcripts(transcripts)
         failed = any(transcript.error for transcript in transcripts)

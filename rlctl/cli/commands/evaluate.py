@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -225,7 +224,7 @@ def generate(
         root=root,
     )
     if as_json:
-        print_json([dataclasses.asdict(response) for response in responses])
+        print_json(responses)
         return
     for response in responses:
         stdout().print(visible(response.text))

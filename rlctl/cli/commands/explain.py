@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -56,7 +55,7 @@ def explain(
         except NotFoundError as error:
             problems += error.problems
     if as_json:
-        print_json([asdict(entry) for entry in found])
+        print_json(found)
         found = []
     width = max((len(label) for entry in found for label in entry.facts), default=0)
     for number, entry in enumerate(found):

@@ -103,7 +103,7 @@ def export(
 
 def _find(root: Path | None, run: str, folder: Path) -> Run:
     """Return the run; propose to swap the arguments if the folder has the name of one."""
-    store = RunStore.at(root)
+    store = RunStore(root)
     try:
         return store.find(run)
     except NotFoundError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 from collections.abc import Sequence
@@ -112,7 +111,7 @@ def fit(
     per_node = devices or (8 if target.kind == "cuda" else 1)
     config = quickstart.resolve(composed.config, Path(composed.config.trainer.run_dir))
     search = Search.of(composed, config, target)
-    fits = search.fits(meshes(per_node, nodes))
+    fits = [search.best(mesh) for mesh in meshes(per_node, nodes)]
     chosen = next((fit for fit in fits if fit.rows), None)
     tried: Trial | None = None
     if trial and chosen is not None:
@@ -139,10 +138,10 @@ def _print(
         return
     print_json(
         {
-            "device": dataclasses.asdict(search.device),
-            "fits": [dataclasses.asdict(fit) for fit in fits],
+            "device": search.device,
+            "fits": fits,
             "cheapest": fits.index(chosen) if chosen is not None else None,
-            "trial": dataclasses.asdict(tried) if tried is not None else None,
+            "trial": tried,
             "command": shlex.join([*command, *chosen.overrides]) if chosen else None,
         }
     )
@@ -173,7 +172,7 @@ def _of_run(name: str, words: list[str], root: Path | None) -> tuple[Recipe, lis
     """Compose the settings of a run; return them and the command that resumes it."""
     from rlctl.recipes.stored import recompose
 
-    found = RunStore.at(root).find(name)
+    found = RunStore(root).find(name)
     return recompose(found.path, words), ["rlctl", "resume", str(found.path), *words]
 
 

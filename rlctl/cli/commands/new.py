@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from rlctl.errors import RlctlError
 from rlctl.terminal import visible
 
 if TYPE_CHECKING:
+    from rlctl.runtime.planning.dry_run import DryRun
     from rlctl.runtime.project.files import Project
     from rlctl.runtime.project.questions import Answers
 
@@ -194,7 +194,7 @@ def _ask(question: str, suggestion: str | None, parse: Callable[[str], Any]) -> 
             print_problems(error.problems)
 
 
-def _dry_run(project: Project, as_json: bool) -> dict[str, Any] | None:
+def _dry_run(project: Project, as_json: bool) -> DryRun | None:
     """Check the recipe as a start would; print the report, or return it for JSON."""
     from rlctl.cli.views import dry_run as view
     from rlctl.recipes.compose import compose
@@ -205,6 +205,6 @@ def _dry_run(project: Project, as_json: bool) -> dict[str, Any] | None:
         from rlctl.runtime.planning.dry_run import dry_run
 
         if as_json:
-            return asdict(dry_run(composed, inline=False, strict=False))
+            return dry_run(composed, inline=False, strict=False)
         view.show(composed, inline=False, strict=False, as_json=False)
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -15,6 +14,7 @@ from rlctl.cli.console import notice, print_json, print_problems, print_table, s
 from rlctl.cli.options import Json, Strict
 from rlctl.errors import ConflictError, Problem, RlctlError, cannot_write
 from rlctl.files import write_text
+from rlctl.recipes.search_path import find_recipe, library_recipes
 from rlctl.terminal import visible
 
 app = typer.Typer()
@@ -32,7 +32,6 @@ Name = Annotated[
 @app.command("ls", epilog="Example: rlctl recipes ls --json")
 def list_recipes(as_json: Json = False) -> None:
     """List the shipped recipes."""
-    from rlctl.recipes.search_path import library_recipes
     from rlctl.recipes.sources import read
 
     found = [(name, read(path)) for name, path in library_recipes().items()]
@@ -58,8 +57,6 @@ def list_recipes(as_json: Json = False) -> None:
 @app.command(epilog="Example: rlctl recipes show gsm8k_ppo")
 def show(recipe: Name) -> None:
     """Print the file of a recipe; `rlctl config show -r NAME` shows the composed values."""
-    from rlctl.recipes.search_path import find_recipe
-
     typer.echo(visible(find_recipe(recipe).read_text(encoding="utf-8")), nl=False)
 
 
@@ -75,8 +72,6 @@ def cp(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Copy a recipe to a file that you can edit and train with `--recipe FILE`."""
-    from rlctl.recipes.search_path import find_recipe
-
     source = find_recipe(recipe)
     target = to or Path(f"{source.stem}.yaml")
     target = target / source.name if target.is_dir() else target
@@ -106,8 +101,6 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Compose recipes and list all their problems and all keys that have no effect."""
-    from rlctl.recipes.search_path import library_recipes
-
     names = recipes or [name for name in library_recipes() if not name.endswith("_trainer")]
     checks = [(name, _check_recipe(name, strict)) for name in names]
     if as_json:
@@ -116,7 +109,7 @@ def check(
                 {
                     "recipe": name,
                     "ok": not result.problems,
-                    "problems": [asdict(problem) for problem in result.problems],
+                    "problems": result.problems,
                     "no_effect": result.unused,
                 }
                 for name, result in checks

@@ -124,4 +124,4 @@ def board(
     from rlctl.runs.store import RunStore
 
     listening = Listening(host, port, token, read_only)
-    asyncio.run(serve(RunStore.at(root).root, listening, open_page, as_json))
+    asyncio.run(serve(RunStore(root).root, listening, open_page, as_json))

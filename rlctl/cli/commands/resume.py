@@ -92,7 +92,7 @@ def resume(
     options = _options(from_step, fork, force)
     words = [*(overrides or []), *options]
     if address is not None:
-        words += [*limits.words, "--root", str(RunStore.at(root).root.absolute())]
+        words += [*limits.words, "--root", str(RunStore(root).root.absolute())]
         name = f"{Path(run).name.lstrip('@')}-{time.strftime('%y%m%d-%H%M%S')}"
         remote.run(address, detach, name, ["resume", run, *words])
         return
@@ -131,7 +131,7 @@ def _pull(url: str, root: Path | None) -> Run:
     from rlctl.api import open_run
     from rlctl.runtime.checkpoint.remote_fetch import pull
 
-    folder = pull(url, RunStore.at(root).root)
+    folder = pull(url, RunStore(root).root)
     notice(f"downloaded the copy to {folder}")
     return open_run(folder)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlctl.cli.console import notice
 from rlctl.cli.options import Json, overrides_argument, recipe_option
+from rlctl.cli.startup import compose_with_notices
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.suggest import hydra_text
 
@@ -122,33 +122,26 @@ def _compose(
     recipe: str, function: str | None, model: str | None, overrides: Sequence[str]
 ) -> Config:
     """Compose the recipe; `function` replaces its reward functions, `model` its reward model."""
-    from rlctl.recipes.compose import compose
-
     if function and model:
         raise UsageError(
             "--reward and --model cannot be combined",
             hint="score with each in a command of its own",
         )
 
-    replacement = (
-        [
+    replacement: list[str] = []
+    if function:
+        replacement = [
             "reward.custom_reward_function.path=null",
             f"reward.functions=[{_quoted(function)}]",
             "reward.weights=null",
             "reward.reward_model.enable=false",
         ]
-        if function
-        else []
-    )
-    if model:
+    elif model:
         replacement = [
             "reward.reward_model.enable=true",
             hydra_text("reward.reward_model.model.path", model),
         ]
-    composed = compose(recipe, [*replacement, *overrides])
-    for line in composed.notices:
-        notice(line)
-    return composed.config
+    return compose_with_notices(recipe, [*replacement, *overrides]).config
 
 
 def _quoted(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, Literal
 
 import typer
@@ -85,7 +84,7 @@ def runs(
     from rlctl.cli.views import runs as runs_view
     from rlctl.runs.listing import RunQuery
 
-    store = RunStore.at(root)
+    store = RunStore(root)
     listing = RunQuery(state, where, sort, cols, None if every else number)
     if watch:
         runs_view.watch_runs(listing, store, as_json)
@@ -106,8 +105,6 @@ def _refuse_options(ctx: typer.Context) -> None:
         if (source := ctx.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
     ]
     if given:
-        from rlctl.errors import UsageError
-
         command = ctx.invoked_subcommand
         raise UsageError(
             f"--{given[0]} before {command!r} has no effect",
@@ -149,10 +146,10 @@ def sync(
 
     from rlctl.runs import sync as syncing
 
-    found = RunStore.at(root).find(run)
+    found = RunStore(root).find(run)
     sent = [syncing.sync(found, name, first) for name in dict.fromkeys(logger)]
     if as_json:
-        print_json([dataclasses.asdict(synced) for synced in sent])
+        print_json(sent)
         return
     for synced in sent:
         known = f" (as {synced.id})" if synced.id else ""
@@ -214,9 +211,7 @@ def show(
         return
     at, chosen = details.samples(found, step, right if wrong or right else None, grep)
     if as_json:
-        print_json(
-            {"step": at, "samples": [dataclasses.asdict(sample) for sample in chosen[:number]]}
-        )
+        print_json({"step": at, "samples": chosen[:number]})
     else:
         print_samples(at, chosen, number, grep)
 

@@ -9,6 +9,8 @@ import typer
 from rlctl.cli.console import notice, print_json, print_table
 from rlctl.cli.options import Json, Root, RunName, RunNames
 from rlctl.monitoring.text import plural
+from rlctl.runs import trash
+from rlctl.runs.labels import change_tags, set_note
 from rlctl.runs.store import RunStore
 
 app = typer.Typer()
@@ -24,9 +26,7 @@ def rm(
     root: Root = None,
 ) -> None:
     """Move runs to the trash; `rlctl runs restore` restores them."""
-    from rlctl.runs import trash
-
-    store = RunStore.at(root)
+    store = RunStore(root)
     found = list({run.path.resolve(): run for run in map(store.find, runs)}.values())
     for run in found:
         if not (force and run.record and run.record.process.alive(run.path) is None):
@@ -45,10 +45,8 @@ def restore(
     root: Root = None,
 ) -> None:
     """Restore removed runs from the trash."""
-    from rlctl.runs import trash
-
     for name in names:
-        notice(f"restored {trash.restore(RunStore.at(root).root, name)}")
+        notice(f"restored {trash.restore(RunStore(root).root, name)}")
 
 
 @app.command(epilog="Example: rlctl runs pull s3://bucket/runs/quickstart/ppo-261121")
@@ -65,7 +63,7 @@ def pull(
     """Download the remote copy of a run, with its latest complete checkpoint."""
     from rlctl.runtime.checkpoint import remote_fetch
 
-    folder = remote_fetch.pull(url, RunStore.at(root).root)
+    folder = remote_fetch.pull(url, RunStore(root).root)
     notice(f"downloaded {folder}; `rlctl resume {folder.name}` continues it")
 
 
@@ -78,9 +76,7 @@ def show_trash(
     as_json: Json = False,
 ) -> None:
     """List removed runs with their size, or delete them permanently."""
-    from rlctl.runs import trash
-
-    folder = RunStore.at(root).root
+    folder = RunStore(root).root
     rows = [
         {
             "name": run.key,
@@ -115,9 +111,7 @@ def tag(
     root: Root = None,
 ) -> None:
     """Add tags to a run or remove them, for `--where '"TAG" in tags'` and `@tag:TAG`."""
-    from rlctl.runs.labels import change_tags
-
-    found = RunStore.at(root).find(run)
+    found = RunStore(root).find(run)
     labels = change_tags(found.path, tags)
     notice(f"{found.name}: {', '.join(labels.tags) or 'no tags'}")
 
@@ -129,8 +123,6 @@ def note(
     root: Root = None,
 ) -> None:
     """Set the note of a run."""
-    from rlctl.runs.labels import set_note
-
-    found = RunStore.at(root).find(run)
+    found = RunStore(root).find(run)
     set_note(found.path, text)
     notice(f"{found.name}: {text or 'no note'}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -153,8 +152,9 @@ def _add(verb: str, help: str) -> None:
             check_algorithm(verb, recipe, _compose_first(source, settings))
         if address is None:
             _sweep(verb, source, settings, dry_run, as_json)
-        else:
-            _submit(verb, source, settings, address, detach)
+        else:  # the cluster checks the trials
+            words = ["sweep", verb, "--recipe", source, *settings]
+            remote.submit(address, detach, words, _compose_first(source, settings))
 
 
 for verb, facts in verbs().items():
@@ -189,7 +189,7 @@ def best(
     if export is not None:
         results.export(found, winner, export)
         notice(f"wrote {export}; train with `rlctl train {found.record.verb} --recipe {export}`")
-    print_json(asdict(winner)) if as_json else sweep_view.print_best(found, winner)
+    print_json(winner) if as_json else sweep_view.print_best(found, winner)
 
 
 def _options(**given: Any) -> list[str]:
@@ -222,12 +222,3 @@ def _compose_first(source: str, settings: list[str]) -> Recipe:
     from rlctl.recipes.compose import compose
 
     return compose(source, with_first_values(*split_axes(settings, source)))
-
-
-def _submit(verb: str, source: str, settings: list[str], address: str, detach: bool) -> None:
-    """Submit the sweep as a Ray job.
-
-    Only the grammar and the fixed settings are validated here; the cluster validates the trials.
-    """
-    words = ["sweep", verb, "--recipe", source, *settings]
-    remote.submit(address, detach, words, _compose_first(source, settings))

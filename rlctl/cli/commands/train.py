@@ -20,7 +20,7 @@ from rlctl.cli.options import (
     recipe_option,
 )
 from rlctl.cli.remote import Address, Detach
-from rlctl.cli.startup import announce, until_start
+from rlctl.cli.startup import announce, compose_with_notices, until_start
 from rlctl.cli.views.dry_run import problems_as_json
 from rlctl.errors import ConfigError, UsageError
 from rlctl.plugins import load
@@ -139,7 +139,7 @@ def _add(verb: str, facts: Verb) -> None:
         settings = [*common_settings(overrides, name), *_loggers(logger)]
         limits = Limits(max_time, save_by, retries)
         with until_start(), problems_as_json(as_json):
-            composed = _compose(source, settings)
+            composed = compose_with_notices(source, settings)
             check_algorithm(verb, recipe, composed)
         words = ["train", verb, "--recipe", source, *(["--strict"] if strict else []), *settings]
         if address is not None:
@@ -218,15 +218,6 @@ def _verls_recipe(
     start = " ".join([found, *defaults])
     notice(f"--config-name={name or 'ppo_trainer'}: starting from {start}")
     return found, defaults
-
-
-def _compose(source: str, settings: list[str]) -> Recipe:
-    from rlctl.recipes.compose import compose
-
-    composed = compose(source, settings)
-    for line in composed.notices:
-        notice(line)
-    return composed
 
 
 def _train_with_retries(

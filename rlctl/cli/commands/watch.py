@@ -13,12 +13,12 @@ from rlctl.cli import remote
 from rlctl.cli.console import notice, print_json, print_table, stdout
 from rlctl.cli.options import Json, Root, RunName, RunNames
 from rlctl.errors import RlctlError, UsageError
+from rlctl.runs.run import Run
+from rlctl.runs.stop import StopTarget, request_stop, run_target, wait
 from rlctl.runs.store import RunStore
 from rlctl.terminal import visible
 
 if TYPE_CHECKING:
-    from rlctl.runs.run import Run
-    from rlctl.runs.stop import StopTarget
     from rlctl.sweeps.record import SweepDir
 
 
@@ -46,7 +46,7 @@ def watch(run: RunName, root: Root = None) -> None:
     from rlctl.runs.watch import RunWatcher
     from rlctl.tracking.console import is_terminal, live_display
 
-    watched = RunWatcher(RunStore.at(root).find(run))
+    watched = RunWatcher(RunStore(root).find(run))
     if is_terminal(stdout()):
         with live_display(stdout(), watched.panel):
             for _ in watched.follow():
@@ -110,7 +110,7 @@ def logs(
             )
         remote.follow(address, run)
         return
-    found = RunStore.at(root).find(run)
+    found = RunStore(root).find(run)
     files = stored.log_files(found, attempt, role, rank)
     width = max(len(path.stem) for path in files)
     empty = True
@@ -161,7 +161,6 @@ def stop(
     `rlctl resume` continues them.
     """
     from rlctl.api import find_run_or_sweep
-    from rlctl.runs.stop import request_stop, wait
 
     found = [_stop_target(find_run_or_sweep(name, root)) for name in runs]
     for target in found:
@@ -171,7 +170,6 @@ def stop(
 
 
 def _stop_target(target: Run | SweepDir) -> StopTarget:
-    from rlctl.runs.stop import StopTarget, run_target
     from rlctl.sweeps.record import SweepDir
 
     if not isinstance(target, SweepDir):
@@ -204,7 +202,7 @@ def debug(
     """
     from rlctl.runs.stacks import run_processes, stacks
 
-    found = run_processes(RunStore.at(root).find(run))
+    found = run_processes(RunStore(root).find(run))
     shown = [dataclasses.asdict(process) for process in found]
     failures: list[RlctlError] = []
     for process in shown if with_stacks else ():

@@ -25,7 +25,7 @@ def problems_as_json(enabled: bool) -> Iterator[None]:
         yield
     except RlctlError as error:
         if enabled:
-            print_json({"ok": False, "problems": [asdict(problem) for problem in error.problems]})
+            print_json({"ok": False, "problems": error.problems})
         raise
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rlctl.sweeps.results import TrialResult
     from rlctl.sweeps.study import Study
 
+_TRIAL_COLUMNS = ("trial", "parameters", "value", "best", "step", "state", "runs")
 _SAMPLED = re.compile(r"^-?\d+\.\d{5,}(e[+-]?\d+)?$")
 _COLOURS = {
     "finished": "green",
@@ -131,11 +132,7 @@ def print_sweep(sweep: SweepDir) -> None:
         )
     )
     rows = [_result_row(trial) for trial in found.trials]
-    print_table(
-        ("trial", "parameters", "value", "best", "step", "state", "runs"),
-        rows,
-        right=("trial", "value", "best", "step"),
-    )
+    print_table(_TRIAL_COLUMNS, rows, right=("trial", "value", "best", "step"))
     if found.importances:
         stdout().print(
             Text(
@@ -161,9 +158,7 @@ def show_sweep(sweep: SweepDir, as_json: bool) -> None:
 
 def print_best(sweep: SweepDir, trial: TrialResult) -> None:
     """Print one trial and its overrides."""
-    print_table(
-        ("trial", "parameters", "value", "best", "step", "state", "runs"), [_result_row(trial)]
-    )
+    print_table(_TRIAL_COLUMNS, [_result_row(trial)])
     stdout().print(Text(f"  {shlex.join(trial.overrides)}  ({sweep.record.name})"))
 
 

@@ -17,8 +17,9 @@ from rlctl.files import by_step
 from rlctl.monitoring.run_summary import is_accuracy
 from rlctl.monitoring.text import count, duration, percent_or_number
 from rlctl.recipes.layers import MISSING
-from rlctl.runs.details import changed_settings, generation_steps, overview
+from rlctl.runs.details import changed_settings, generation_steps
 from rlctl.runs.events import alarms_of, read_events
+from rlctl.runs.listing import overview
 from rlctl.runs.report.curves import curves, short
 from rlctl.runs.run import Run
 from rlctl.runs.thumbnails import read_thumbnail

@@ -7,7 +7,7 @@ and shares of vLLM; no weights are read. It leaves a tenth of a device for error
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import attrgetter
@@ -82,10 +82,6 @@ class Search:
     def longest(self) -> int:
         """Tokens of the longest row."""
         return self.config.data.max_prompt_length + self.config.data.max_response_length
-
-    def fits(self, meshes: Sequence[Mesh]) -> list[Fit]:
-        """Return the best settings of each mesh."""
-        return [self.best(mesh) for mesh in meshes]
 
     def best(self, mesh: Mesh, extra: Mapping[str, Any] | None = None) -> Fit:
         """Return the fastest settings with micro-batches of `ENOUGH` tokens, else the largest.

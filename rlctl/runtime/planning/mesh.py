@@ -138,8 +138,12 @@ def _check_adapters(
         text = f"DoRA adapters of layers that {size} ranks split are not supported"
         yield Problem(text, key, f"{name}.use_dora=false, or {key}=1")
     elif others:
-        text = f"LoRA adapters of {', '.join(others)} are not supported where {size} ranks split "
-        yield Problem(f"{text}layers", key, f"{name}.target_modules=[all-linear]")
+        yield Problem(
+            f"LoRA adapters of {', '.join(others)} are not supported where {size} ranks split "
+            "layers",
+            key,
+            f"{name}.target_modules=[all-linear]",
+        )
 
 
 def _check_experts(

@@ -70,16 +70,14 @@ def check_batches(
     pool = rollout_pool(config, needs) or trained_role(config, needs).pool(placement) or ""
     num_ranks, size = ranks[pool], config.actor_rollout_ref.rollout.tensor_model_parallel_size
     if num_ranks % size:
-        yield _not_divided(size, num_ranks, f"the {num_ranks} ranks of the pool {pool}")
+        message = f"{_TENSOR}={size} does not divide the {num_ranks} ranks of the pool {pool}"
+        yield _engine_problem(message, size, num_ranks)
 
 
-def _not_divided(size: int, number: int, counted: str) -> Problem:
-    """Return the problem of an engine whose `size` does not divide a number, `counted` in words."""
+def _engine_problem(message: str, size: int, number: int) -> Problem:
+    """Return the problem of an engine on `size` ranks, which do not divide `number`."""
     near = _near(size, divisors(number))
-    hint = f"nearest that do: {_TENSOR}={near}"
-    return Problem(
-        f"{_TENSOR}={size} does not divide {counted}", hint=hint, fix=_fix(_TENSOR, near)
-    )
+    return Problem(message, hint=f"nearest that do: {_TENSOR}={near}", fix=_fix(_TENSOR, near))
 
 
 def is_missing(model_path: str) -> bool:
@@ -142,7 +140,8 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> Iterator[Problem]:
             yield from undivided_tower(loaded, size)
     heads = getattr(text, "num_attention_heads", None)
     if heads and heads % size:
-        yield _not_divided(size, heads, f"the model's {heads} attention heads")
+        message = f"{_TENSOR}={size} does not divide the model's {heads} attention heads"
+        yield _engine_problem(message, size, heads)
     rank, width = model.lora_rank, getattr(text, "hidden_size", None)
     if width and rank > width:
         yield Problem(
