@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rlctl.errors import NotFoundError
@@ -128,10 +128,12 @@ def _placement(run: Run) -> dict[str, str]:
 def lines_of(files: Sequence[Path], last: int | None) -> Iterator[tuple[str, str]]:
     """Yield process name and line, file by file; only the `last` lines of each, if given."""
     for path in files:
-        lines: Iterator[str] | deque[str] = Tail(path).lines(last=True)
-        yield from (
-            (path.stem, line) for line in (lines if last is None else deque(lines, maxlen=last))
-        )
+        lines = Tail(path).lines(last=True)
+        yield from ((path.stem, line) for line in _last(lines, last))
+
+
+def _last(lines: Iterator[str], number: int | None) -> Iterable[str]:
+    return lines if number is None else deque(lines, maxlen=number)
 
 
 def format_tails(logs: Sequence[Path], num_lines: int = 15) -> str:
@@ -147,11 +149,7 @@ def follow(run: Run, files: Sequence[Path], last: int | None) -> Iterator[tuple[
     """Yield as `lines_of`, then new lines until the attempt ends."""
     tails = [Tail(path) for path in files]
     for tail in tails:
-        lines = list(tail.lines())
-        yield from (
-            (tail.path.stem, line)
-            for line in (lines if last is None else lines[-last:] if last else [])
-        )
+        yield from ((tail.path.stem, line) for line in _last(tail.lines(), last))
     while True:
         ended = not _is_active(run)  # before reading, so that nothing written until the end is lost
         for tail in tails:

@@ -9,7 +9,6 @@ from typing import Any
 
 from rlctl.errors import ConfigError, UsageError
 from rlctl.quickstart import real_path
-from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.roles import ACTOR, ROLES, Role, trained_role
 from rlctl.recipes.schema import Config
@@ -96,16 +95,12 @@ def _resolve(recipe: Recipe) -> Config:
 
 
 def with_models(config: Config) -> Config:
-    """Replace bundled names and names of runs by the folders of their models."""
-    return with_runs(quickstart.resolve(config, Path(config.trainer.run_dir)))
-
-
-def with_runs(config: schema.Config) -> schema.Config:
-    """Replace each model path that names a run by the folder of its latest exported model.
+    """Replace bundled names and names of runs by the folders of their (latest exported) models.
 
     Raises NotFoundError for a run without a checkpoint, and ConfigError for an ambiguous name.
     """
     root = Path(config.trainer.run_dir)
+    config = quickstart.resolve(config, root)
     for key in sorted({role.model_key for role in ROLES}):
         path = _path(attrgetter(key)(config).path, root, key)
         config = config.replaced(f"{key}.path", path)
