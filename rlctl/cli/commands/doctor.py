@@ -86,7 +86,6 @@ def doctor(
 
 
 def _print_checks(checks: list[dict[str, Any]]) -> None:
-
     rows = [
         (
             check["check"],
@@ -99,7 +98,6 @@ def _print_checks(checks: list[dict[str, Any]]) -> None:
 
 
 def _print_contents(target: Path, items: list[Item], as_json: bool) -> None:
-
     if as_json:
         print_json({"file": target.absolute(), "contents": items})
         return

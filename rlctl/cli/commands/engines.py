@@ -119,7 +119,6 @@ def drain(
 
 
 def _send(run: Run, request: EngineRequest, timeout_s: float) -> None:
-
     send(run, request)
     done = wait(run, request, timeout_s)
     if done is None:

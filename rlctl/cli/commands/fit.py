@@ -130,7 +130,6 @@ def _print(
     command: list[str],
     as_json: bool,
 ) -> None:
-
     if not as_json:
         show_fits(fits, chosen, search.usable, search.device.name, shlex.join(command))
         if tried is not None and chosen is not None:
