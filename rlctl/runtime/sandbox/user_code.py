@@ -30,11 +30,11 @@ def check_interpreter(python: str, where: str) -> None:
         )
 
 
-def check_file(path: Path, noun: str, where: str | None = None) -> None:
-    """Raise ConfigError unless the file `path` exists; `where` is the key that names it."""
+def check_file(path: Path, failure: str, where: str | None = None) -> None:
+    """Raise ConfigError, "`failure`: `path`", unless the file exists; `where` names its key."""
     if not path.is_file():
         raise ConfigError(
-            f"the {noun} does not exist: {path}",
+            f"{failure}: {path}",
             where=where,
             hint="paths are relative to the current folder",
         )
@@ -55,7 +55,7 @@ def load_named(kind: str, given: str, noun: str) -> Any:
 
 def import_file(path: Path, noun: str) -> ModuleType:
     """Import a file. Raises ConfigError if that fails."""
-    check_file(path, f"{noun} file")
+    check_file(path, f"the {noun} file does not exist")
     path = path.resolve()
     name = f"rlctl_user_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if str(path.parent) not in sys.path:

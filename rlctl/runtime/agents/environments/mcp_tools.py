@@ -152,7 +152,7 @@ def _new_client(config: Mapping[str, Any]) -> Any:
 
 def _servers(path: Path) -> dict[str, dict[str, Any]]:
     """Return the servers of a JSON file by name. Raises ConfigError."""
-    check_file(path, "file of MCP servers")
+    check_file(path, "the file of MCP servers does not exist")
     try:
         servers = json.loads(path.read_text())["mcpServers"]
         wrong = [name for name, server in servers.items() if not {"command", "url"} & set(server)]

@@ -96,7 +96,7 @@ def _words(text: str) -> list[str]:
 
 def _texts(path: Path, key: str) -> Iterator[str]:
     """Yield the texts of a file. Raises ConfigError."""
-    check_file(path, "file of texts", "tool_params.search.path")
+    check_file(path, "the file of texts does not exist", "tool_params.search.path")
     for number, (where, row) in enumerate(read_records(path), 1):
         text = row.get(key) if isinstance(row, dict) else row
         if not isinstance(text, str):

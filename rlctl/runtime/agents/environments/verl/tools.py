@@ -53,7 +53,7 @@ def entries_of(file: Path, key: str, noun: str) -> list[dict[str, Any]]:
     """Return the list at `key` of a YAML file. Raises ConfigError for a file without one."""
     import yaml  # another interpreter (`agent.python`) may not have it
 
-    check_file(file, noun)
+    check_file(file, f"the {noun} does not exist")
     try:
         content = yaml.safe_load(file.read_text())
     except yaml.YAMLError as error:
