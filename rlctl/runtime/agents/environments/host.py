@@ -50,8 +50,9 @@ class EnvironmentHost:
         built.
         """
         self._factory = await self._load()
-        what, hint = "cannot be built", "its class gets no row before `reset`"
-        with report_errors(f"the environment {self._name!r} {what}", self._name, hint=hint):
+        failure = f"the environment {self._name!r} cannot be built"
+        hint = "its class gets no row before `reset`"
+        with report_errors(failure, self._name, hint=hint):
             environment = await calls.call(self._factory)
         try:
             return list(environment.tools)
