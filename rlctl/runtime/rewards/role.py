@@ -38,7 +38,7 @@ class RuleReward(Reward):
     max_failed_share: float = 1.0
     first_error: str | None = None
     has_succeeded: bool = False  # for any response
-    early: tuple[Rollouts, Scoring] | None = None  # see `EarlyScoring`
+    _early: tuple[Rollouts, Scoring] | None = None  # see `EarlyScoring`
 
     def scored_rows(self, rollouts: Rollouts) -> Tensor:
         """Return a mask (B,) of the rows that functions or environments score."""
@@ -53,6 +53,10 @@ class RuleReward(Reward):
         return scored
 
     @timed("reward")
+    def expect(self, rollouts: Rollouts, scoring: Scoring) -> None:
+        """Use `scoring`, which has all rows, when `compute_scores` is called with `rollouts`."""
+        self._early = (rollouts, scoring)
+
     def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:  # noqa: ARG002
         """Return score, components and failure of each row, (B,) each.
 
@@ -88,7 +92,7 @@ class RuleReward(Reward):
 
     def _score(self, rollouts: Rollouts) -> RewardReport:
         """Score the rows that need the reward functions; the others have no score."""
-        early, self.early = self.early, None
+        early, self._early = self._early, None
         if not self.pool.functions:  # environments or a reward model score alone
             nothing = CallResult(0.0, {})
             return RewardReport([nothing] * len(rollouts), 0, 0, None)
@@ -158,7 +162,7 @@ class EarlyScoring:
 
     def finish(self, rollouts: Rollouts) -> None:
         """Use the scores when `compute_scores` gets `rollouts`, which has the rows added."""
-        self._reward.early = (rollouts, self.scoring)
+        self._reward.expect(rollouts, self.scoring)
 
 
 def _with_episodes(report: RewardReport, rollouts: Rollouts) -> RewardReport:
