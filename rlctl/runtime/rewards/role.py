@@ -52,11 +52,11 @@ class RuleReward(Reward):
             scored |= torch.tensor([episode.score is not None for episode in rollouts.episodes])
         return scored
 
-    @timed("reward")
     def expect(self, rollouts: Rollouts, scoring: Scoring) -> None:
         """Use `scoring`, which has all rows, when `compute_scores` is called with `rollouts`."""
         self._early = (rollouts, scoring)
 
+    @timed("reward")
     def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:  # noqa: ARG002
         """Return score, components and failure of each row, (B,) each.
 
