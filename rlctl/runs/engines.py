@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -135,22 +135,23 @@ def check_drain(status: PoolStatus, request: EngineRequest) -> None:
         )
 
 
-def send(run: Run, request: EngineRequest) -> None:
-    """Write a request for the process that drives the run."""
-    folder = attempt_folder(run) / REQUESTS
+def send(attempt: Path, request: EngineRequest) -> None:
+    """Write a request for the process that drives the run, into the folder of its `attempt`."""
+    folder = attempt / REQUESTS
     folder.mkdir(exist_ok=True)
     with replacing(folder / f"{request.id}.json") as aside:
         aside.write_text(json.dumps(asdict(request)))
 
 
-def received(folder: Path) -> list[EngineRequest]:
-    """Return the requests in the attempt `folder`, oldest first, and remove their files."""
-    found: list[EngineRequest] = []
-    for path in sorted((folder / REQUESTS).glob("[!.]*.json")):
+def received(attempt: Path) -> Iterator[EngineRequest]:
+    """Yield the requests in the folder of an `attempt`, oldest first, and remove their files.
+
+    Raises ValueError or TypeError for a file without a request, which leaves later ones there.
+    """
+    for path in sorted((attempt / REQUESTS).glob("[!.]*.json")):
         text = path.read_text()
         path.unlink()
-        found.append(EngineRequest(**json.loads(text)))
-    return found
+        yield EngineRequest(**json.loads(text))
 
 
 def wait(run: Run, request: EngineRequest, timeout_s: float) -> RequestStatus | None:

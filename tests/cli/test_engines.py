@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from rlctl.runs.engines import (
     Progress,
     RequestStatus,
     received,
+    send,
 )
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.cluster import membership
@@ -124,7 +125,16 @@ def test_wrong_requests_never_reach_the_run(
 ) -> None:
     assert stage.rlctl(*words) == code
     assert message in capsys.readouterr().err
-    assert received(stage.run.attempt) == []
+    assert list(received(stage.run.attempt)) == []
+
+
+def test_a_file_without_a_request_does_not_take_others_along(tmp_path: Path) -> None:
+    send(tmp_path, EngineRequest("add", 2))
+    for name in ["0.json", "z.json"]:
+        (tmp_path / REQUESTS / name).write_text("")
+    with pytest.raises(ValueError, match="Expecting value"):
+        list(received(tmp_path))
+    assert next(received(tmp_path)).count == 2
 
 
 def test_runs_without_engines_to_change(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,9 +168,7 @@ def test_a_request_that_ray_refuses_has_failed_and_reserves_nothing(
     )
     spec: Any = SimpleNamespace()
     members = Membership(pool, spec, tmp_path, lambda kind, **_: events.append(kind))
-    (tmp_path / REQUESTS).mkdir()
-    request = EngineRequest("add", 2)
-    (tmp_path / REQUESTS / "1.json").write_text(json.dumps(asdict(request)))
+    send(tmp_path, EngineRequest("add", 2))
     members.advance()
     status = PoolStatus.read(tmp_path)
     assert status is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import torch
 from rlctl.errors import RlctlError
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
-from rlctl.runs.engines import REQUESTS, EngineRequest, PoolStatus, RequestStatus
+from rlctl.runs.engines import EngineRequest, PoolStatus, RequestStatus, send
 from rlctl.runtime.algorithms.importance_weights import SampledTokens, mismatch
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
@@ -285,8 +284,7 @@ def test_engine_lost_during_generation_does_not_change_responses(
 
 def ask(stage: Stage, request: EngineRequest) -> RequestStatus:
     """Send a request through the folder of the run, and generate until it is done or failed."""
-    (stage.folder / REQUESTS).mkdir(exist_ok=True)
-    (stage.folder / REQUESTS / f"{request.id}.json").write_text(json.dumps(vars(request)))
+    send(stage.folder, request)
     deadline = time.monotonic() + 300
     while True:
         status = PoolStatus.read(stage.folder)

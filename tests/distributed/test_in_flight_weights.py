@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
-from rlctl.runs.engines import REQUESTS, EngineRequest, PoolStatus
+from rlctl.runs.engines import EngineRequest, PoolStatus, send
 from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.cluster import membership
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
@@ -211,10 +210,6 @@ def test_engines_join_and_leave_between_broadcasts(
 ) -> None:
     monkeypatch.setattr(membership, "_POLL_S", 0.1)
 
-    def ask(request: EngineRequest) -> None:
-        (stage.folder / REQUESTS).mkdir(exist_ok=True)
-        (stage.folder / REQUESTS / f"{request.id}.json").write_text(json.dumps(vars(request)))
-
     def is_done(request: EngineRequest) -> bool:
         status = PoolStatus.read(stage.folder)
         found = status and status.request(request.id)
@@ -225,8 +220,8 @@ def test_engines_join_and_leave_between_broadcasts(
     turns = Turns(stage, actor, seed=4)
     turns.advance()
     add, drain = EngineRequest("add", count=1), EngineRequest("drain", engines=[first])
-    ask(add)
-    ask(drain)
+    send(stage.folder, add)
+    send(stage.folder, drain)
     deadline = time.monotonic() + 60
     while not any(engine.draining for engine in engines(stage)) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -9,7 +9,7 @@ import typer
 from rlctl.cli.console import notice, print_json, print_table
 from rlctl.cli.options import Json, Root, RunName
 from rlctl.errors import UsageError
-from rlctl.runs.engines import EngineRequest, check_drain, pool_status, send, wait
+from rlctl.runs.engines import EngineRequest, attempt_folder, check_drain, pool_status, send, wait
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
 
@@ -119,7 +119,7 @@ def drain(
 
 
 def _send(run: Run, request: EngineRequest, timeout_s: float) -> None:
-    send(run, request)
+    send(attempt_folder(run), request)
     done = wait(run, request, timeout_s)
     if done is None:
         notice(f"{run.name} has the request; `rlctl engines list {run.name}` shows its progress")
