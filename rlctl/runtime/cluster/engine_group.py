@@ -51,19 +51,30 @@ class EngineGroup(LiveEngines):
             time.sleep(_PAUSE_S)
             return []
         completions: list[Completion] = []
+        ended = _times(list(calls.values()), began + self.pool.spec.call_timeout_s)
         for engine, result in calls.items():
             reason = failure_reason(result, self.pool.spec.call_timeout_s, began)
             if reason is None:
                 engine.num_failures = 0
                 finished: list[Completion] = ray.get(result)
                 completions += engine.receive(finished)
-                engine.count(
-                    len(finished), sum(len(response.response_ids) for response in finished), began
-                )
+                engine.count(finished, began, ended.get(result, time.monotonic()))
             else:
                 self.mark_failed(engine, reason)
         self.pool.change_members()
         return completions
+
+
+def _times(results: list[ray.ObjectRef], deadline: float) -> dict[ray.ObjectRef, float]:
+    """Return the times, those of `time.monotonic`, at which results come until the `deadline`."""
+    times: dict[ray.ObjectRef, float] = {}
+    while results:
+        left_s = max(0.0, deadline - time.monotonic())
+        done, results = ray.wait(results, timeout=left_s, fetch_local=False)
+        if not done:
+            break
+        times |= dict.fromkeys(done, time.monotonic())
+    return times
 
 
 class EnginePool:

@@ -53,13 +53,12 @@ class Engine:
         """True if no request is open."""
         return not self.turns
 
-    def count(self, num_responses: int, num_tokens: int, since: float) -> None:
-        """Count responses to a request that was sent at `since`."""
-        now = time.monotonic()
-        self.busy_s += now - max(since, self.busy_until)
-        self.busy_until = now
-        self.num_responses += num_responses
-        self.num_tokens += num_tokens
+    def count(self, finished: Sequence[Completion], since: float, until: float) -> None:
+        """Count responses to a call that was sent at `since` and ended at `until`."""
+        self.busy_s += until - max(since, self.busy_until)
+        self.busy_until = until
+        self.num_responses += len(finished)
+        self.num_tokens += sum(len(response.response_ids) for response in finished)
 
     @property
     def ready(self) -> bool:
