@@ -43,18 +43,22 @@ _SHUTDOWN_S = 1.0  # time that unfinished requests get at the end
 
 
 class _Api(NamedTuple):
-    """Form of requests, of whole replies, and of the events of a stream."""
+    """Form of requests, of whole replies, and of the events of a stream.
+
+    Events are named by their type, or have no names, and `[DONE]` ends them.
+    """
 
     parse: Callable[[Any], Sequence[ChatRequest]]
     body: Callable[[Sequence[ChatReply], ChatRequest], dict[str, Any]]
     events: Callable[[Sequence[ChatReply], ChatRequest], Iterable[Mapping[str, Any]]]
+    has_names: bool = False
 
 
 _APIS = {
     _CHAT: _Api(lambda body: [ChatRequest.parse(body)], completion, chunks),
-    _RESPONSES: _Api(parse_response_request, response_body, response_events),
+    _RESPONSES: _Api(parse_response_request, response_body, response_events, has_names=True),
     _TEXTS: _Api(parse_completions, text_completion, text_chunks),
-    _MESSAGES: _Api(parse_messages, message_body, message_events),
+    _MESSAGES: _Api(parse_messages, message_body, message_events, has_names=True),
 }
 _SERVED = [f"POST {path}" for path in _APIS] + [f"GET {_MODELS}"]
 
@@ -135,7 +139,7 @@ class Endpoint:
         replies, first = await asyncio.gather(*calls), asked[0]
         if not first.stream:
             return web.json_response(api.body(replies, first))
-        return await _streamed(request, api.events(replies, first))
+        return await _streamed(request, api.events(replies, first), api.has_names)
 
 
 def _described(model: str) -> dict[str, Any]:
@@ -143,15 +147,15 @@ def _described(model: str) -> dict[str, Any]:
 
 
 async def _streamed(
-    request: web.Request, events: Iterable[Mapping[str, Any]]
+    request: web.Request, events: Iterable[Mapping[str, Any]], has_names: bool
 ) -> web.StreamResponse:
     """Send the events of a turn. It is complete, so errors have come as such before."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     for event in events:
-        name = f"event: {event['type']}\n" if "type" in event else ""
+        name = f"event: {event['type']}\n" if has_names else ""
         await response.write(f"{name}data: {json.dumps(event)}\n\n".encode())
-    if request.path in (_CHAT, _TEXTS):
+    if not has_names:
         await response.write(b"data: [DONE]\n\n")
     return response
 
