@@ -165,7 +165,7 @@ class CheckpointEngine(Section):
     )
     only_changes: Annotated[bool, _OBJECT_STORE] = Field(
         description="send between machines only the values that have changed, as few do in "
-        "bfloat16; each engine keeps a copy of its weights in host memory"
+        "bfloat16; each engine and rank keeps what it gets or sends in host memory"
     )
 
 

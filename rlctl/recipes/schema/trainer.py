@@ -79,7 +79,7 @@ class Timeouts(Section):
     rollout_restart_s: Annotated[PositiveFloat, NO_ENGINE_POOL] = Field(
         description="timeout of an engine restart if a rollout pool has none left, in seconds"
     )
-    call_s: PositiveFloat = Field(description="timeout of one call to the workers, in seconds")
+    call_s: float = Field(ge=3, description="timeout of one call to the workers, in seconds")
     stop_s: PositiveFloat = Field(
         description="seconds that a stopped run has to finish its step and save"
     )

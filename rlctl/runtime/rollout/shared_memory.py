@@ -28,7 +28,7 @@ from torch import Tensor
 from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader, Part, read_only
 
 _AHEAD = 2  # buckets that are sent while engines are still busy with an earlier one
-_NUM_SLOTS = 6  # in which engines may keep tensors; they copy the buckets of later slots
+_NUM_SLOTS = 6 + _AHEAD  # in which engines may keep tensors; they copy the buckets of later slots
 _RECORD = struct.Struct("5q")
 _LOOK_MS = 200  # between two looks at whether another member was lost
 _END = -1  # in place of a header's size
