@@ -73,10 +73,10 @@ def learn_despite(recipe: str, backend: str, folder: Path, seed: str) -> str:
     harried = Harried(command, run, folder, seed)
     try:
         harried.suffer()
+        found = count(run, questions)
     finally:
         harried.close()
-    found = count(run, questions)
-    remove_run(run, folder / "elsewhere")
+        remove_run(run, folder / "elsewhere")
     stops = ", ".join(f"{each:.0f}" for each in harried.stop_seconds)
     return f"{harried.num_faults} faults, stopped within {stops} s: {found}"
 
