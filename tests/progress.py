@@ -36,11 +36,12 @@ def wait_until(done: Callable[[], bool], pid: int, what: str) -> None:
         # The polls of this thread are no progress.
         return cpu_seconds(pid) - (time.thread_time() if pid == os.getpid() else 0.0)
 
-    best, since, poll = used(), time.monotonic(), _POLL_S
+    last, since, poll = used(), time.monotonic(), _POLL_S
     while not done():
         if time.monotonic() - since > STALLED_S:
             raise subprocess.TimeoutExpired(what, STALLED_S)
         time.sleep(poll)
         poll = min(2 * poll, 1.0) if time.monotonic() - since > 10 else _POLL_S
-        if time.monotonic() - since > STALLED_S / 2 and (now := used()) > best + 0.01:
-            best, since = now, time.monotonic()
+        # The sum falls if a process ends whose parent does not reap it, as Ray's do.
+        if time.monotonic() - since > STALLED_S / 2 and abs((now := used()) - last) > 0.01:
+            last, since = now, time.monotonic()
