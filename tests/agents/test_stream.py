@@ -27,8 +27,10 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.agents.actor import AgentActor, ColocatedEngines, RankEngines
 from rlctl.runtime.agents.schedule import Schedule, TurnEngines
 from rlctl.runtime.agents.stream import OverlappedActor, Player, SingleTurns, Stream, StreamedActor
-from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.batch import Batch, Prompts, Ragged, Rollouts
+from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
+from rlctl.runtime.model.sequences import prompt_numbers
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Actor, Roles
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
@@ -289,6 +291,11 @@ def test_episodes_of_a_stream_are_those_of_a_batch(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([each.group for each in found]), batch.group)
     assert {each.outcome for part in found for each in part.episodes} == {"done"}
     assert len(validated) == len(asked)
+    # A resumed run joins groups of its checkpoint to new ones.
+    write_rollouts(tmp_path / "groups", found[0], [0] * len(found[0]))
+    stored = read_rollouts(tmp_path / "groups", asked.rows, Rollouts)
+    both = Batch.concat([stored, *found[1:]])
+    assert len(prompt_numbers(both.prompt_ids, images=both.images)) == len(batch)
 
 
 def one_slot(responses: Open) -> Open:

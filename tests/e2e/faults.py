@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -159,12 +159,16 @@ class Harried:
             before, seen = seen, self._num_rows()
             return seen > before
 
-        wait_until(
-            lambda: self.process.poll() is not None or written(), self.process.pid, "another step"
-        )
+        self._wait_until(written, "another step")
+
+    def _wait_until(self, done: Callable[[], bool], what: str) -> None:
+        """Wait until `done()` or the end of the run. Raises AssertionError if it has failed."""
+        wait_until(lambda: self.process.poll() is not None or done(), self.process.pid, what)
         if self.process.poll():  # not 0: it has failed
             _, talk = self.process.communicate()
-            raise AssertionError(f"exit {self.process.returncode} before the next fault\n{talk}")
+            raise AssertionError(
+                f"exit {self.process.returncode} while the test waited for {what}\n{talk}"
+            )
 
     def _num_rows(self) -> int:
         lines = self.run / "metrics.jsonl"
@@ -172,7 +176,7 @@ class Harried:
 
     def _signal(self, log: str, number: int) -> psutil.Process:
         """Signal one of the workers that write to a `log` of the current attempt; return it."""
-        wait_until(lambda: bool(self._writers(log)), self.process.pid, f"a worker with {log}")
+        self._wait_until(lambda: bool(self._writers(log)), f"a worker with {log}")
         chosen = self.generator.choice(self._writers(log))
         chosen.send_signal(number)
         return chosen

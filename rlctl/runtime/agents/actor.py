@@ -235,5 +235,5 @@ def _rollouts(
         step_rewards=ids.like(rewards),
         routing=Ragged.from_rows([row.whole_routing(shape) for row in tokens]) if shape else None,
         episodes=[episodes[i] for i in owner],
-        images=[row.images for row in tokens] if any(row.images for row in tokens) else [],
+        images=[row.images for row in tokens],
     )
