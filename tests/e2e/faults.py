@@ -94,6 +94,10 @@ def _write_prompts(folder: Path, tools: bool) -> list[str]:
     return questions
 
 
+class EndedError(Exception):
+    """The run has finished, so that no more faults can happen."""
+
+
 class Harried:
     """Run that suffers `num_faults`; `stop_seconds`: from each Ctrl-C to the end of the driver."""
 
@@ -110,14 +114,17 @@ class Harried:
         kinds = [kind for kind, number in NUM_FAULTS.items() for _ in range(number)]
         self.generator.shuffle(kinds)
         for number, kind in enumerate(kinds):
-            self._wait_for_a_step()
-            time.sleep(self.generator.uniform(0, 1.5))
-            steps = len(metrics(self.run)) - 1
-            if self.process.poll() == 0 or steps >= STEPS - _LAST:
-                print(f"    after step {steps}, left out: {', '.join(kinds[number:])}", flush=True)
+            try:
+                self._wait_for_a_step()
+                time.sleep(self.generator.uniform(0, 1.5))
+                steps = len(metrics(self.run)) - 1
+                if steps >= STEPS - _LAST:
+                    raise EndedError
+                print(f"    after step {steps}: {kind}", flush=True)
+                self._happen(kind)
+            except EndedError:
+                print(f"    left out: {', '.join(kinds[number:])}", flush=True)
                 break
-            print(f"    after step {steps}: {kind}", flush=True)
-            self._happen(kind)
             self.num_faults += 1
         self._end(0)
         wait_until_gone(self.marker)
@@ -162,9 +169,11 @@ class Harried:
         self._wait_until(written, "another step")
 
     def _wait_until(self, done: Callable[[], bool], what: str) -> None:
-        """Wait until `done()` or the end of the run. Raises AssertionError if it has failed."""
+        """Wait until `done()`. Raises EndedError if the run ends, AssertionError if it fails."""
         wait_until(lambda: self.process.poll() is not None or done(), self.process.pid, what)
-        if self.process.poll():  # not 0: it has failed
+        if self.process.poll() == 0:
+            raise EndedError
+        if self.process.poll():
             _, talk = self.process.communicate()
             raise AssertionError(
                 f"exit {self.process.returncode} while the test waited for {what}\n{talk}"
