@@ -66,7 +66,7 @@ _HARMLESS = {"", "null", "none", "true", "false", "~", "…", SECRET}
 _REFERENCE = re.compile(r"(?:Bearer |Basic )?\$\{(?:oc\.env:\w+|[\w.]+)\}")
 
 _MIN_LENGTH = 6  # shorter values are found in too many harmless texts
-_registered: set[str] = set()
+_registered: dict[str, str] = {}  # value -> text that is shown instead
 
 
 @functools.lru_cache(4096)
@@ -94,7 +94,7 @@ def redact(text: str) -> str:
     """Return `text` with all secrets replaced by `SECRET`; references such as `${…}` are kept."""
     for value in sorted(_registered, key=len, reverse=True):
         if value in text:
-            text = text.replace(value, SECRET)
+            text = text.replace(value, _registered[value])
     # The time of these patterns grows with the square of a long word.
     if "://" in text:
         text = _USER_INFO.sub(_without_user, text)
@@ -144,24 +144,27 @@ def redact_texts(value: Any) -> Any:
     return redact(value) if isinstance(value, str) else value
 
 
-def register(value: Any, key: str = "") -> None:
-    """Replace the texts and numbers in `value` from now on, wherever they appear.
+def register(value: Any, key: str = "", shown: Any = SECRET) -> None:
+    """Replace the texts and numbers in `value` by `shown` from now on, wherever they appear.
 
-    Unless `key` is secret, numbers, existing paths and plain words are left alone.
+    `shown` is a text, or has the shape of `value`. Unless `key` is secret, numbers, existing paths
+    and plain words are left alone.
     """
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            register(inner, f"{key}.{name}")
+            other = shown[name] if isinstance(shown, Mapping) else shown
+            register(inner, f"{key}.{name}", other)
     elif isinstance(value, list | tuple):
-        for inner in value:
-            register(inner, key)
+        others = shown if isinstance(shown, list) else [shown] * len(value)
+        for inner, other in zip(value, others, strict=True):
+            register(inner, key, other)
     elif value is not None and not isinstance(value, bool):
         text = str(value)
         unknown = "${" in text or SECRET in text  # unresolved, or hidden before
         if len(text) < _MIN_LENGTH or unknown:
             return
         if is_secret_key(key) or not _is_plain(text):
-            _registered.add(text)
+            _registered.setdefault(text, str(shown))
 
 
 def _is_plain(text: str) -> bool:

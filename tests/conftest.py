@@ -75,7 +75,7 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(autouse=True)
 def untouched_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test a process that knows no secrets and no network interfaces of other tests."""
-    monkeypatch.setattr(redaction, "_registered", set())
+    monkeypatch.setattr(redaction, "_registered", {})
     for name in INTERFACES:
         monkeypatch.delenv(name, raising=False)
 

@@ -159,6 +159,8 @@ def _resolve(layers: Layers) -> dict[str, Any]:
         where = _where(layers, name)
         try:
             value = OmegaConf.select(config, name, throw_on_missing=True)
+            if OmegaConf.is_config(value):  # a list, whose elements may be interpolations
+                value = OmegaConf.to_container(value, resolve=True)
         except (InterpolationToMissingValueError, MissingMandatoryValue):
             layers.faulty.add(name)
         except OmegaConfBaseException as error:

@@ -174,13 +174,16 @@ class Layers:
         if unknown is None:
             return not self._has_dotted_part(path, prefixes, place)
         where = place(unknown)
-        if (unknown, where) in self._refused:
-            return False
-        self._refused.add((unknown, where))
         above = known_key(unknown.rpartition(".")[0])
-        if above is not None and above.kind == "value":
-            message = f"{above.name} is a {above.type}: it has no keys of its own"
-            self.problems.append(Problem(message, where, f"set {above.name} as a whole"))
+        value = above if above is not None and above.kind == "value" else None
+        refused = (value.name if value else unknown, where)
+        if refused in self._refused:
+            return False
+        self._refused.add(refused)
+        if value:
+            message = f"{value.name} is a {value.type}: it has no keys of its own"
+            example = f"{value.name}=[…]" if value.type.startswith("list") else value.name
+            self.problems.append(Problem(message, where, f"set {example} as a whole"))
             return False
         shown, other = (prefixes[-1], unknown) if level == 3 else (unknown, prefixes[-1])
         hint = suggest_key(shown) or suggest_key(other)

@@ -35,8 +35,9 @@ def recorded(container: Mapping[str, Any], written: Mapping[str, Any]) -> dict[s
 def _shown(value: Any, written: Any, key: str, environment: set[str]) -> Any:
     """Return the recorded form of `value`, found at `key`, whose form as written is `written`."""
     if key in environment:
-        register(value, key)
-        return redact_value(written, key)  # it may contain a literal, as the default of a variable
+        shown = redact_value(written, key)  # it may contain a literal, as a variable's default
+        register(value, key, shown)
+        return shown
     if isinstance(value, Mapping):
         sections = written if isinstance(written, Mapping) else {}
         return {

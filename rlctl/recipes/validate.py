@@ -53,8 +53,8 @@ def validate(
                 for other in faulty
             ):
                 continue
-            if item["type"] == "missing" and not isinstance(item["loc"][-1], int):
-                section, _, leaf = name.rpartition(".")
+            section, _, leaf = name.rpartition(".")
+            if item["type"] == "missing" and item["loc"][-1] == leaf:
                 missing.setdefault(section, []).append(leaf)
             else:
                 found.setdefault(name, _problem(name, container, origins))

@@ -105,6 +105,15 @@ trainer.seed=${trainer.sed}
 trainer.run_dir=${oc.env:RLCTL_NOPE}
   the environment variable RLCTL_NOPE is not set (trainer.run_dir needs it)
   export
+data.val_files=["a.parquet","${oc.env:RLCTL_NOPE}/b.parquet"]
+  the environment variable RLCTL_NOPE is not set (data.val_files needs it)
+  export
+data.train_files=[{path: a, wieght: 1}]
+  data.train_files should be a list of text or {path, weight}, not [{'path': 'a', 'wieght': 1}]
+  {path: FILE, weight: NUMBER}
+data.train_files={path: a.parquet, weight: 1}
+  data.train_files is a list of text or {path, weight}: it has no keys of its own
+  set data.train_files=[…] as a whole
 trainer.default_hdfs_dir=hdfs://x
   trainer.default_hdfs_dir=hdfs://x is not supported
   trainer.mirror=hdfs://x

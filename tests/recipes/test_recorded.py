@@ -14,6 +14,7 @@ from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.layers import Origin
 from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.stored import changes, recompose
+from rlctl.redaction import redact
 
 SECTION = "reward.custom_reward_function.reward_kwargs"
 LITERAL = [f"+{SECTION}.api_key=planted-1", f"+{SECTION}.url='https://u:planted-2@h/x'"]
@@ -56,7 +57,16 @@ def test_values_are_used_and_not_recorded() -> None:
     )
     assert recipe.recorded | {"reward": 0} == recipe.container | {"reward": 0}
     assert list(recipe.recorded) == list(recipe.container)
-    assert "planted" not in str(ConfigError("found planted-1, planted-2 and planted-3"))
+    shown = str(ConfigError("found planted-1, planted-2 and planted-3"))
+    assert shown.endswith("found <secret>, <secret> and ${oc.env:PLANTED}")
+
+
+def test_errors_show_values_of_the_environment_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLCTL_DATA", "/nowhere/data")
+    first, second = ("${oc.env:RLCTL_DATA}/a.parquet", "${oc.env:RLCTL_DATA}/b.parquet")
+    compose("ppo", [f'data.train_files=["{first}","{second}"]', f"data.val_files={second}"])
+    for name, shown in (("a", first), ("b", second)):
+        assert redact(f"no /nowhere/data/{name}.parquet") == f"no {shown}"
 
 
 def test_resumed_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

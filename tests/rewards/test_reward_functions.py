@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from rlctl.errors import ConfigError
+from rlctl.plugins import declare
 from rlctl.recipes.compose import compose
 from rlctl.runtime.rewards import gsm8k
 from rlctl.runtime.rewards.functions import (
@@ -75,6 +79,33 @@ def test_extracted_answer_is_a_text_and_no_component() -> None:
         result = call(returns(value), {})
         assert (result.pred, result.components) == (pred, {})
     assert call(lambda **_: 1, {}).pred is None
+
+
+def test_numbers_of_numpy_and_torch_are_components() -> None:
+    parts = {
+        "score": np.float32(0.5),
+        "acc": np.bool_(True),
+        "ratio": np.array([0.25]),
+        "scalar": torch.tensor(2.0),
+        "decimal": Decimal("0.5"),
+        "text": np.str_("3"),
+        "list": [1],
+        "vector": np.zeros(2),
+        "large": 10**400,
+        "infinite_in_float32": 1e300,
+    }
+    expected = {"acc": 1.0, "ratio": 0.25, "scalar": 2.0, "decimal": 0.5}
+    assert call(lambda **_: parts, {}) == (0.5, expected, None, False, None)
+
+
+def test_a_number_too_large_fails_its_response_alone() -> None:
+    @declare(scores_groups=True)
+    def score(data_source, solution_strs, ground_truth, extra_infos):  # type: ignore[no-untyped-def]
+        return [1.0, 10**400]
+
+    first, second = call_reward(LoadedReward(score, {}, Traits.of(score)), [CALL, CALL])
+    assert (first.score, first.error) == (1.0, None)
+    assert (second.error or "").startswith("OverflowError")
 
 
 def test_a_file_may_import_files_of_its_folder(tmp_path: Path) -> None:

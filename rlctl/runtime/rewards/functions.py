@@ -33,7 +33,6 @@ import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, NamedTuple
 
 from rlctl.plugins import declare
@@ -204,7 +203,7 @@ def _element(result: Any) -> CallResult:
     """Convert one element of a group's list."""
     try:
         return to_failure(result) if isinstance(result, Exception) else _to_result(result)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         return to_failure(error)
 
 
@@ -222,16 +221,24 @@ def _to_result(result: Any) -> CallResult:
     if not abs(score) <= _MAX_SCORE:
         raise ValueError(f"the reward function returned {score}")
     others = {
-        str(name): float(part)
-        for name, part in parts.items()
-        if name not in ("score", "pred") and isinstance(part, Real)
+        str(name): _to_number(part) for name, part in parts.items() if name not in ("score", "pred")
     }
     pred = parts.get("pred")
     return CallResult(
         score,
-        {name: part for name, part in others.items() if math.isfinite(part)},
+        {name: part for name, part in others.items() if abs(part) <= _MAX_SCORE},
         pred=None if pred is None else f"{pred!s:.{_MAX_TEXT}}",
     )
+
+
+def _to_number(part: Any) -> float:
+    """Return a number, or numpy's or torch's value that holds one, as a float; NaN for others."""
+    if isinstance(part, str) or not hasattr(part, "__float__"):
+        return math.nan
+    try:
+        return float(part)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return math.nan
 
 
 def _cause(error: BaseException) -> str:
