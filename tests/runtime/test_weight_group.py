@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -237,6 +238,32 @@ def test_waiting_for_an_absent_member_has_a_deadline(
     monkeypatch.setattr(weight_group, "CONNECT_S", 0.5)
     with pytest.raises(BrokenGroupError, match="no group could be formed"):
         WeightGroup(GroupAddress("127.0.0.1", store.port, 1), WHOLE, where)
+
+
+def test_groups_that_cannot_be_formed_leave_no_files(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine does not come; then the second of two engines is on another machine."""
+    monkeypatch.setattr(weight_group, "CONNECT_S", 0.01)
+
+    def count() -> int:
+        return sum("pipe:" in link or "rlctl-" in link for link in own_files())
+
+    before = count()
+    with pytest.raises(BrokenGroupError, match="no group could be formed"):
+        WeightGroup(GroupAddress("127.0.0.1", store.port, 1), WHOLE, CPU)
+    assert count() == before
+    with closing(SharedMemory(0)) as engine, closing(SharedMemory(WHOLE)) as sender:
+        far = engine.address.replace("pipe:", "pipe:9")
+        assert not sender.connect([engine.address, far])
+    assert count() == before
+
+
+def own_files() -> Iterator[str]:
+    """Yield the targets of this process's open files."""
+    for file in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the folder's own
+            yield os.readlink(f"/proc/self/fd/{file}")
 
 
 def test_nccl_refuses_two_members_on_one_gpu(store: TCPStore, nccl: type[FakeNCCL]) -> None:

@@ -47,14 +47,17 @@ class SharedMemory:
         """
         self.sends = isinstance(member, Part)
         self.number = member.index if isinstance(member, Part) else member
-        self._inbox, own = os.pipe()
-        self._files = [self._inbox, own]  # to close
+        self._files: list[int] = []  # to close
         self._outboxes: list[int] = []
         self._heard: list[deque[tuple[int, ...]]] = []  # of each of the others
-        self._slots = _Slots() if self.sends else None
+        self._slots: _Slots | None = None
         self._sent = deque([0])  # slots of messages that engines may still read
         self._used = 0  # bits of slots in which engines have tensors
         self._reader: _Reader | None = None
+        self._files += os.pipe()
+        self._inbox, own = self._files
+        if self.sends:
+            self._slots = _Slots()
         memory = self._slots.files[0] if self._slots else own
         self.address = json.dumps([_address(memory), _address(own)])
 
@@ -65,10 +68,11 @@ class SharedMemory:
             if self._slots is None:
                 self._reader = _Reader([memory for memory, _ in addresses])
             pipes = [pipe for _, pipe in addresses]
-            self._outboxes = [_open(pid, file, name, os.O_WRONLY) for pid, file, name in pipes]
+            for pid, file, name in pipes:
+                self._outboxes.append(_open(pid, file, name, os.O_WRONLY))
+                self._files.append(self._outboxes[-1])
         except (OSError, ValueError):  # of another machine, which may have no address
             return False
-        self._files += self._outboxes
         self._heard = [deque[tuple[int, ...]]() for _ in others]
         return True
 
@@ -115,6 +119,10 @@ class SharedMemory:
                 memory.close()
         while self._files:
             os.close(self._files.pop())
+
+    def __del__(self) -> None:
+        """Close the files of a group that could not be formed."""
+        self.close()
 
     def _tell(self, *values: int) -> None:
         record = _RECORD.pack(self.number, *values, *[0] * (4 - len(values)))
