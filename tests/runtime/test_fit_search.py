@@ -101,6 +101,24 @@ def test_vllm_of_32_billion_parameters_is_divided_over_ranks(tmp_path: Path) -> 
     assert "offload" in whole.savings
 
 
+def test_vllm_in_a_pool_of_its_own_leaves_memory_to_cuda_and_nccl(tmp_path: Path) -> None:
+    """61 GiB of weights are divided over ranks of the pool, whose devices have no other state."""
+    pools = "trainer.placement.pools={main: 8, engines: 4}"
+    own = ["actor_rollout_ref.rollout.name=vllm", "trainer.placement.rollout=engines", pools]
+    wanted = search(write_32b(tmp_path), "H100", *own)
+    fit = wanted.best(Mesh(1, 12))
+    assert fit.rows > 0
+    assert fit.cached >= 32
+    values = dict(each.split("=", 1) for each in fit.overrides)
+    assert values["actor_rollout_ref.rollout.tensor_model_parallel_size"] in ("2", "4")
+    assert values["actor_rollout_ref.rollout.gpu_memory_utilization"] == "0.85"
+
+
+def test_what_fits_nowhere_is_reported_with_all_savings(tmp_path: Path) -> None:
+    """Weights, gradients and moments alone take 490 GiB without savings."""
+    assert search(write_32b(tmp_path), "H100").best(Mesh(1, 1)).peak < 200 * 2**30
+
+
 def test_an_engine_is_on_one_node_or_on_several_whole_ones(tmp_path: Path) -> None:
     heads = {"num_attention_heads": 48, "num_key_value_heads": 48, "layer_types": None}
     Qwen2Config(**SEVEN_B.to_dict() | heads | {"hidden_size": 3072}).save_pretrained(tmp_path)

@@ -61,7 +61,9 @@ def check_capacity(
 def largest_utilization(plan: MemoryPlan, pool: str, available: int, device: int) -> float:
     """Return the share of a `device` that `available` bytes leave to the engine of a pool."""
     roles = plan.pools()[pool]
-    left = available - plan.overhead(pool) - sum(role.resident for role in roles)
+    # The share of a role of engines includes its weights.
+    others = (role for role in roles if role.engine.share is None or role.engine.weights)
+    left = available - plan.overhead(pool) - sum(role.resident for role in others)
     return min(MOST_OF_A_GPU, max(0, left * _STEPS // device) / _STEPS)
 
 

@@ -18,7 +18,7 @@ from rlctl.errors import ResourceError
 from rlctl.quickstart import NAME
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
-from rlctl.recipes.roles import ACTOR, Role, built_roles, engine_role, rollout_pool
+from rlctl.recipes.roles import ACTOR, Role, built_roles, rollout_pool
 from rlctl.recipes.verl.translate import written
 from rlctl.runtime.algorithms.base import Algorithm, rows_per_prompt
 from rlctl.runtime.algorithms.references import routed_models
@@ -102,7 +102,8 @@ class Search:
                         return fit
             if any(fit.rows for fit in found):
                 break
-        return max(found, key=lambda row: row.rows)  # the first of equals
+        # The first of equals; without any row, what is missing least.
+        return max(found, key=lambda fit: (fit.rows, 0 if fit.rows else -fit.peak))
 
     def propose(self, mesh: Mesh) -> str | None:
         """Return overrides that change the training and with which it fits; None if none do."""
@@ -150,8 +151,8 @@ class Search:
     def _engines(self, mesh: Mesh, savings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield settings of the engine, the fastest first.
 
-        These are the rows that it may decode at a time, for which its cache grows. vLLM in the
-        actor's processes has fewer ranks per engine, and as large a share as their state leaves.
+        These are the rows that it may decode at a time, for which its cache grows. vLLM has fewer
+        ranks per engine, and as large a share as other roles of its processes leave.
         """
         rollout, needs = self.config.actor_rollout_ref.rollout, self.algorithm.needs
         if not plans_vllm(rollout.name, self.device.kind):
@@ -160,11 +161,11 @@ class Search:
             enough = (half for half in halves if half >= _FEWEST_SEQUENCES)
             numbers = [rollout.max_num_seqs, *enough]
             yield from ({f"{_ROLLOUT}.max_num_seqs": number} for number in numbers)
-        elif engine_role(self.config, needs) is not ACTOR:
-            yield {}
         else:
-            pool, memory = self.config.trainer.placement.actor, self.device.memory
-            for ranks in self._engine_ranks(mesh):
+            placement, memory = self.config.trainer.placement, self.device.memory
+            pool = rollout_pool(self.config, needs) or placement.actor
+            size = pool_sizes(self.config, self._devices(mesh), needs)[pool]
+            for ranks in self._engine_ranks(Mesh(mesh.nodes, size // mesh.nodes)):
                 settings = {**savings, _TENSOR: ranks}
                 plan = self._plan(self._changed(dict(self._changes(mesh, settings, 1))), mesh)
                 share = largest_utilization(plan, pool, self.usable, memory)
