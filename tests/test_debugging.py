@@ -97,6 +97,7 @@ def test_stacks_of_a_running_run(waiting: subprocess.Popen[str], tmp_path: Path)
     found = {process.pid: process for process in stacks.run_processes(run)}
     assert next(iter(found.values())).name == "controller"
     assert waiting.pid in found
+    assert all(process.cpu_s == round(process.cpu_s, 2) for process in found.values())
     try:
         text = stacks.stacks(waiting.pid)
     except ResourceError:

@@ -276,7 +276,7 @@ def _use(pid: int, name: str, gpu_bytes: int | None) -> dict[str, Any] | None:
             return {
                 "pid": pid,
                 "name": name,
-                "cpu_s": times.user + times.system,
+                "cpu_s": round(times.user + times.system, 2),
                 "age_s": max(0.0, time.time() - process.create_time()),
                 "bytes": memory,
                 "gpu_bytes": gpu_bytes,

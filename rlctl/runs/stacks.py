@@ -53,7 +53,7 @@ def run_processes(run: Run) -> list[RunProcess]:
             if _is_python(process, command):
                 times = process.cpu_times()
                 name = "controller" if process.pid == driver.pid else _name(command)
-                cpu_s = times.user + times.system
+                cpu_s = round(times.user + times.system, 2)
                 found.append(RunProcess(process.pid, name, process.status(), cpu_s))
     if not found:
         raise ConflictError(f"{run.name} has just ended", where=str(run.path), hint=_LOGS)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rlctl.__main__ import main
+from rlctl.errors import ResourceError
 from rlctl.runs.engines import (
     REQUESTS,
     EngineRequest,
@@ -24,7 +25,7 @@ from rlctl.runs.engines import (
     send,
 )
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.cluster import membership
+from rlctl.runtime.cluster import membership, pool
 from rlctl.runtime.cluster.membership import Membership
 
 ENGINES = [
@@ -160,14 +161,14 @@ def test_a_request_that_ray_refuses_has_failed_and_reserves_nothing(
 
     monkeypatch.setattr(membership, "remove_placement_group", removed.append)
     monkeypatch.setattr(Membership, "_serve", lambda _: None)  # the test calls `advance`
-    pool: Any = SimpleNamespace(
+    processes: Any = SimpleNamespace(
         joined=[],
         engines=[],
         spec=SimpleNamespace(start_timeout_s=60.0),
         request_devices=request_devices,
     )
     spec: Any = SimpleNamespace()
-    members = Membership(pool, spec, tmp_path, lambda kind, **_: events.append(kind))
+    members = Membership(processes, spec, tmp_path, lambda kind, **_: events.append(kind))
     send(tmp_path, EngineRequest("add", 2))
     members.advance()
     status = PoolStatus.read(tmp_path)
@@ -176,3 +177,34 @@ def test_a_request_that_ray_refuses_has_failed_and_reserves_nothing(
     assert (told.progress, removed) == ("failed", ["first"])
     assert told.message == "Ray did not accept the request: no such resource"
     assert events == ["engine_request", "engine_request_failed"]
+
+
+def test_a_fault_that_lasts_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries, is_enough = [], threading.Event()
+
+    def advance(_: Membership) -> None:
+        tries.append(OSError("no space left on device"))
+        if len(tries) == 3:
+            is_enough.set()
+        raise tries[-1]
+
+    monkeypatch.setattr(membership, "_POLL_S", 0.001)
+    monkeypatch.setattr(Membership, "advance", advance)
+    unused: Any = None
+    members = Membership(unused, unused, tmp_path, unused)
+    assert is_enough.wait(600)
+    members.close()
+    (record,) = caplog.records
+    assert record.getMessage() == "rlctl engines does not work: no space left on device"
+
+
+def test_a_pool_without_devices_names_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec: Any = SimpleNamespace(name="engines", num_processes=2, share={}, start_timeout_s=0.0)
+    group: Any = SimpleNamespace(wait=lambda _: False)
+    for name in ("free_of", "remove_placement_group"):
+        monkeypatch.setattr(pool, name, lambda _: {})
+    with pytest.raises(ResourceError, match="pool 'engines' needs 2") as raised:
+        pool.wait_for_groups([group], spec)
+    assert "trainer.placement.pools.engines" in str(raised.value)

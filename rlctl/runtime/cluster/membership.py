@@ -86,11 +86,14 @@ class Membership:
         self._write()
 
     def _serve(self) -> None:
+        failure = ""
         while not self._closing.is_set():
             try:
                 self.advance()
-            except (OSError, RayError, ValueError, TypeError):  # of the disk, Ray, or the request
-                _LOG.warning("a request to change the engines failed", exc_info=True)
+            except (OSError, RayError, ValueError, TypeError) as error:  # of disk, Ray, or request
+                if str(error) != failure:  # a full disk stays full
+                    failure = str(error)
+                    _LOG.warning("rlctl engines does not work: %s", failure)
             self._closing.wait(_POLL_S)
         for change in self._changes:
             for group in change.groups:
