@@ -230,8 +230,7 @@ def wait_for_groups(groups: Sequence[PlacementGroup], spec: PoolSpec) -> None:
         raise ResourceError(
             f"pool {spec.name!r} needs {spec.num_processes} × {spec.share}; "
             f"free after {spec.start_timeout_s:.0f} s: {left}",
-            hint=f"set a smaller trainer.placement.pools.{spec.name} (by default "
-            "trainer.n_gpus_per_node), or use a larger cluster",
+            hint=f"use a larger cluster, or set a smaller trainer.placement.pools.{spec.name}",
         )
 
 
