@@ -110,6 +110,8 @@ def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
     stored = folder / "config.yaml"
     if not stored.is_file():
         hint = f"`rlctl runs rm {folder.name}` frees the name of a run that was killed at its start"
+        if copies := sorted(folder.glob("checkpoints/step_*/config.yaml")):
+            hint = f"its newest checkpoint has a copy: cp {copies[-1]} {stored}"
         raise NotFoundError(f"{folder.name} has no configuration", where=str(stored), hint=hint)
     stored_chains = stored_origins(folder)
     values = stored_values(folder) | _following(stored_chains, overrides)

@@ -91,9 +91,9 @@ class RunRecord:
             raw["process"] = DriverProcess.from_dict(raw["process"])
             return cls(**raw)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(
-                f"not a run record: {type(error).__name__}: {error}", where=str(path)
-            ) from error
+            is_missing = isinstance(error, FileNotFoundError)
+            reason = "the file is missing" if is_missing else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"not a run record: {reason}", where=str(path)) from error
 
 
 @contextmanager

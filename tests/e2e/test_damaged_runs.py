@@ -161,8 +161,13 @@ def test_run_without_a_checkpoint_starts_over(run: Path) -> None:
     assert (start.checkpoint, start.step) == (None, 0)
 
 
-def test_run_killed_before_its_configuration_says_what_to_do(run: Path) -> None:
+def test_run_without_its_configuration_says_what_to_do(run: Path) -> None:
     (run / "config.yaml").unlink()
+    newest = run / "checkpoints" / "step_000002" / "config.yaml"
+    with pytest.raises(NotFoundError) as refused:
+        plan(run)
+    assert str(refused.value.problems[0].hint).endswith(f"cp {newest} {run / 'config.yaml'}")
+    shutil.rmtree(run / "checkpoints")
     with pytest.raises(NotFoundError, match="`rlctl runs rm r` frees the name"):
         plan(run)
 

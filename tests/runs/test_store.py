@@ -229,6 +229,7 @@ def test_damaged_folders_are_listed_as_broken(tmp_path):
     }
     assert found["good"]["problem"] is None
     assert "not a run record" in found["bad-record"]["problem"]
+    assert found["no-record"]["problem"].startswith("not a run record: the file is missing")
     assert "metrics.jsonl:2" in found["bad-metrics"]["problem"]
     assert found["bad-metrics"]["step"] == 2
     for run in RunStore(tmp_path).runs():
