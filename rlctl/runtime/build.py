@@ -25,13 +25,11 @@ from rlctl.recipes.roles import (
     is_adapter_base,
     needed_roles,
 )
-from rlctl.runtime.agents.programs.chat_request import new_key
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ScoreLoss, ValueLoss
 from rlctl.runtime.algorithms.references import ActorAsReference, RoutedReference, RoutesRows
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pools import Pool, Pools, W
 from rlctl.runtime.rank_info import available_cores
-from rlctl.runtime.rewards.model_reward import ModelReward
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.rewards.role import RuleReward
@@ -39,7 +37,6 @@ from rlctl.runtime.roles import Actor, Critic, Reference, Reward, RewardModel, R
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
-from rlctl.runtime.workers.judge import JudgeSpec, JudgeWorker
 from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
 from rlctl.runtime.workers.reward_model import (
     RewardLearnerWorker,
@@ -95,10 +92,12 @@ def request_settings(
     path = config.reward.judge.model.path
     if path is None or judge is None:
         return settings
+    from rlctl.runtime.agents.programs.chat_request import new_key
+    from rlctl.runtime.agents.programs.endpoint import LOOPBACK
+    from rlctl.runtime.workers.judge import JudgeSpec, JudgeWorker
+
     spec = JudgeSpec.from_config(config)
     worker, key = judge.spawn(JudgeWorker.__name__, JudgeWorker, spec), new_key()
-    from rlctl.runtime.agents.programs.endpoint import LOOPBACK
-
     one_node = config.trainer.nnodes == 1
     hosts = [LOOPBACK if one_node else node.split()[0] for node in judge.nodes]
     urls = worker.serve([(key, host) for host in hosts])
@@ -143,18 +142,15 @@ def build_roles(
     critic: Critic | None = None
     if CRITIC in needed:
         on_phase("building the critic")
-        valued = CriticSpec(
-            critic=config.critic,
-            algorithm=cast(ValueLoss, algorithm),
-            seed=config.trainer.seed,
-            compiled=config.actor_rollout_ref.actor.use_torch_compile,
-        )
+        valued = _critic_spec(config, algorithm)
         critic = _spawn(CRITIC, CriticWorker, placement, pools, valued)
     scorer: RewardModel | None = None
     if REWARD_MODEL in needed:
         on_phase("building the reward model")
         frozen = RewardModelSpec(config.reward.reward_model, config.trainer.seed)
         scorer = _spawn(REWARD_MODEL, RewardModelWorker, placement, pools, frozen)
+        from rlctl.runtime.rewards.model_reward import ModelReward
+
         reward = ModelReward.from_config(config.reward, tokenizer, reward, scorer)
     if engines is not None:
         on_phase("building the rollout engines")
@@ -164,6 +160,15 @@ def build_roles(
         in_flight = ahead and schedule.eager
         actor = DisaggregatedActor(trainer, engines, ahead=ahead, in_flight=in_flight)
     return Roles(actor, reward, critic, reference, scorer)
+
+
+def _critic_spec(config: schema.Config, algorithm: Algorithm) -> CriticSpec:
+    return CriticSpec(
+        critic=config.critic,
+        algorithm=cast(ValueLoss, algorithm),
+        seed=config.trainer.seed,
+        compiled=config.actor_rollout_ref.actor.use_torch_compile,
+    )
 
 
 def _build_reference(

@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlctl.data_prep.arithmetic import ArithmeticParams, arithmetic
-from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
-from rlctl.data_prep.gridworld import GridworldParams, gridworld
 from rlctl.data_prep.rows import PromptRow, write_rows
-from rlctl.data_prep.shapes import ShapesParams, shapes
 from rlctl.errors import RlctlError
 from rlctl.quickstart import NAME, real_path
 from rlctl.recipes import schema
@@ -25,13 +22,33 @@ S = TypeVar("S", schema.Ref, schema.Critic, schema.RewardModel)
 
 FOLDER = ".quickstart"
 _SHOWN = "quickstart: "  # in errors, in place of a temporary folder
+
+
+def _pairs(miscounted: bool) -> dict[str, list[PromptRow]]:
+    from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
+
+    return arithmetic_pairs(4096, 256, seed=0, miscounted=miscounted)
+
+
+def _gridworld() -> dict[str, list[PromptRow]]:
+    from rlctl.data_prep.gridworld import GridworldParams, gridworld
+
+    return gridworld(GridworldParams())
+
+
+def _shapes() -> dict[str, list[PromptRow]]:
+    from rlctl.data_prep.shapes import ShapesParams, shapes
+
+    return shapes(ShapesParams())
+
+
 _DATA: dict[str, Callable[[], dict[str, list[PromptRow]]]] = {
     NAME: lambda: arithmetic(ArithmeticParams()),
     "quickstart-tools": lambda: arithmetic(ArithmeticParams(val=128, level=4, tools="calculator")),
-    "quickstart-preferences": lambda: arithmetic_pairs(4096, 256, seed=0),
-    "quickstart-miscounts": lambda: arithmetic_pairs(4096, 256, seed=0, miscounted=True),
-    "quickstart-gridworld": lambda: gridworld(GridworldParams()),
-    "quickstart-shapes": lambda: shapes(ShapesParams()),
+    "quickstart-preferences": lambda: _pairs(miscounted=False),
+    "quickstart-miscounts": lambda: _pairs(miscounted=True),
+    "quickstart-gridworld": _gridworld,
+    "quickstart-shapes": _shapes,
 }
 
 

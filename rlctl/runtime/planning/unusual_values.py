@@ -12,11 +12,9 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.roles import needed_roles, rollout_pool
-from rlctl.runtime.agents.build import check_episodes
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.cluster.access import address_of
 from rlctl.runtime.data.tokenizer import render_prompt, stop_token_ids
-from rlctl.runtime.sandbox.isolation import missing_isolation
 
 LOG = logging.getLogger(__name__)
 
@@ -109,6 +107,9 @@ def check_rows(
     raise_problems(agent_problems(rows, enabled))
     first = next((row for row in rows if (row.agent_name or default) != SINGLE_TURN), None)
     if enabled and first is not None:
+        from rlctl.runtime.agents.build import check_episodes
+        from rlctl.runtime.sandbox.isolation import missing_isolation
+
         missing = missing_isolation() if "python" in rollout.agent.params.get("tools", ()) else None
         if missing:
             LOG.warning("%s (apt install bubblewrap)", missing)

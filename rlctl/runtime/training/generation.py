@@ -7,27 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.recipes import schema
-from rlctl.runtime.agents.actor import AgentActor, ColocatedEngines
-from rlctl.runtime.agents.build import episode_settings
-from rlctl.runtime.agents.schedule import OnStates, TurnEngines
-from rlctl.runtime.agents.stream import (
-    NO_OVERLAP,
-    OverlappedActor,
-    Player,
-    SingleTurns,
-    Stream,
-    StreamedActor,
-)
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorWorker
+
+if TYPE_CHECKING:
+    from rlctl.runtime.agents.schedule import OnStates, TurnEngines
+    from rlctl.runtime.agents.stream import Player, Stream
 
 LOG = logging.getLogger(__name__)
 
@@ -59,6 +53,15 @@ def with_episodes(generation: Generation, roles: Roles) -> Iterator[Roles]:
     if roles.actor_role is None:
         yield roles
         return
+    overlaps = config.reward.overlap and not config.async_training.eager  # it has its own way
+    early = reward if reward is not None and overlaps and reward.pool.has_workers else None
+    if early is None and not config.actor_rollout_ref.rollout.multi_turn.enable:
+        yield roles
+        return
+    from rlctl.runtime.agents.actor import AgentActor, ColocatedEngines
+    from rlctl.runtime.agents.build import episode_settings
+    from rlctl.runtime.agents.stream import NO_OVERLAP
+
     actor, sampling = roles.actor, SamplingConfig.from_config(config, tokenizer)
     if isinstance(actor, DisaggregatedActor):
         engines: TurnEngines = actor
@@ -66,9 +69,8 @@ def with_episodes(generation: Generation, roles: Roles) -> Iterator[Roles]:
         assert isinstance(actor, ActorWorker), "the actor of `build_roles` or `build_actor`"
         size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
         engines = ColocatedEngines(actor, generation.num_ranks, size)
-    overlaps = config.reward.overlap and not config.async_training.eager  # it has its own way
-    early = reward if reward is not None and overlaps and reward.pool.has_workers else None
     if not config.actor_rollout_ref.rollout.multi_turn.enable:
+        assert early is not None
         yield _overlapped(config, roles, engines, sampling, early)
         return
     if early is not None and config.actor_rollout_ref.rollout.agent.program is not None:
@@ -93,6 +95,9 @@ def with_generation(generation: Generation, roles: Roles) -> Iterator[tuple[Role
         if not (config.async_training.eager and isinstance(engines, DisaggregatedActor)):
             yield built, None
             return
+        from rlctl.runtime.agents.actor import AgentActor
+        from rlctl.runtime.agents.stream import SingleTurns, Stream, StreamedActor
+
         actor, num_threads = built.actor, generation.rank_info.num_threads
         if isinstance(actor, AgentActor):
             player: Player = actor
@@ -112,12 +117,12 @@ def _overlapped(
     roles: Roles,
     engines: TurnEngines,
     sampling: SamplingConfig,
-    reward: RuleReward | None,
+    reward: RuleReward,
 ) -> Roles:
-    """Let the actor pass single responses to `reward` as they are finished, if it can."""
+    """Let the actor pass single responses to `reward` as they are finished."""
+    from rlctl.runtime.agents.stream import OverlappedActor
+
     data = config.data
-    if reward is None:
-        return roles
     length = data.max_prompt_length + data.max_response_length
     actor = OverlappedActor(roles.actor, engines, sampling, length, reward)
     return replace(roles, actor_role=actor)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -18,7 +19,6 @@ from rlctl.errors import RlctlError
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.thumbnails import write_thumbnails
-from rlctl.runtime.agents.stream import Stream
 from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.batch import Rollouts, Scored
@@ -28,7 +28,6 @@ from rlctl.runtime.checkpoint.store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.checkpoint.stored_rollouts import write_rollouts
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.collector import Collector
-from rlctl.runtime.training.eager import Eager
 from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.rollout_source import (
     Collected,
@@ -52,6 +51,9 @@ from rlctl.tracking.clock import Clock
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import write_samples
 from rlctl.tracking.metrics import to_floats
+
+if TYPE_CHECKING:
+    from rlctl.runtime.agents.stream import Stream
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +132,8 @@ class Trainer:
         )
         if context.stream is None:
             return OneStepAhead(collection, in_thread=context.engines_apart)
+        from rlctl.runtime.training.eager import Eager
+
         return Eager(
             collection,
             context.stream,
