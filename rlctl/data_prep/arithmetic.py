@@ -130,6 +130,7 @@ class ArithmeticParams(ToolsParams):
     ArithmeticParams,
     "rlctl prep arithmetic --out data/arithmetic --train 4096 --val 256 --seed 1 --level 2",
     default_out="data/arithmetic",
+    train=lambda params: None if params.tools else "ppo --recipe ppo",
 )
 def arithmetic(params: ArithmeticParams) -> dict[str, list[PromptRow]]:
     """Word problems from templates, with GSM8K's schema and scorer: train.parquet, val.parquet.

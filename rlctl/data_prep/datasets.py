@@ -35,14 +35,20 @@ class StreamedRows:
 
 
 def dataset(
-    params: type[Params], example: str, *, default_out: str | None = None
+    params: type[Params],
+    example: str,
+    *,
+    default_out: str | None = None,
+    train: Callable[[Any], str | None] | None = None,
 ) -> Callable[[D], D]:
     """Declare a data set: its settings, an example command line, and the default of `--out`.
+
+    `train` returns the words after `rlctl train` that train on it, without the files, or None.
 
     A field with `json_schema_extra={"argument": True}` is a positional argument, and "metavar"
     names its value in the help. `--out` is required if `default_out` is None.
     """
-    return declare(Params=params, example=example, default_out=default_out)
+    return declare(Params=params, example=example, default_out=default_out, train=train)
 
 
 def option(default: Any, metavar: str, description: str, **more: Any) -> Any:

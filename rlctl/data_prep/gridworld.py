@@ -25,6 +25,7 @@ class GridworldParams(Params):
     GridworldParams,
     "rlctl prep gridworld --out data/gridworld --train 1024 --val 128 --seed 1",
     default_out="data/gridworld",
+    train=lambda _: "grpo --recipe gridworld",
 )
 def gridworld(params: GridworldParams) -> dict[str, list[PromptRow]]:
     """Walks for the environment gridworld, which gives the score: train.parquet, val.parquet."""

@@ -36,8 +36,9 @@ class Gsm8kParams(ToolsParams):
 
 @dataset(
     Gsm8kParams,
-    "rlctl prep gsm8k --out data/gsm8k --model Qwen/Qwen2.5-0.5B-Instruct --max-prompt-length 512",
-    default_out="data/gsm8k",
+    "rlctl prep gsm8k --model Qwen/Qwen2.5-0.5B-Instruct --max-prompt-length 512",
+    default_out="~/data/gsm8k",  # which the recipes read
+    train=lambda params: None if params.tools else "ppo --recipe gsm8k_ppo",
 )
 def gsm8k(params: Gsm8kParams) -> dict[str, list[PromptRow]]:
     """GSM8K: 7,473 training and 1,319 test problems, in train.parquet and test.parquet."""

@@ -76,6 +76,7 @@ class PreferencesParams(Params):
 @dataset(
     PreferencesParams,
     "rlctl prep preferences pairs.jsonl --out data/pairs --val-fraction 0.05",
+    train=lambda params: "dpo --recipe dpo" if params.source == ARITHMETIC else None,
 )
 def preferences(params: PreferencesParams) -> Mapping[str, RowSource]:
     """Preference pairs, for `rlctl train rm` and `rlctl train dpo`: train.parquet, val.parquet.

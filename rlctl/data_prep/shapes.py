@@ -38,6 +38,7 @@ class ShapesParams(Params):
     ShapesParams,
     "rlctl prep shapes --out data/shapes --train 2048 --val 192 --seed 1",
     default_out="data/shapes",
+    train=lambda _: "grpo --recipe shapes",
 )
 def shapes(params: ShapesParams) -> dict[str, list[PromptRow]]:
     """Pictures of a coloured shape, whose name is the answer: train.parquet, val.parquet."""

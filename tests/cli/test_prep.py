@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rlctl.cli import app
+from rlctl.cli.commands.prep import next_command
 from rlctl.data_prep.rows import read_rows
 from rlctl.errors import ConfigError, NotFoundError, RlctlError, UsageError
+from rlctl.recipes.compose import compose
+from rlctl.recipes.search_path import library_recipes
 from tests.models import tiny_tokenizer
 
 
@@ -125,3 +129,56 @@ def test_help_has_an_example_and_imports_nothing_heavy() -> None:
         "assert not heavy & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "arithmetic --train 64 --val 8 --out data/sums",
+        "arithmetic --train 64 --val 8 --out data/tools --level 4 --tools calculator",
+        "gridworld --train 32 --val 8",
+        "shapes --train 64 --val 8 --out 'my data'",
+        "preferences arithmetic --train 64 --val 8 --out data/pairs",
+        "jsonl mine.jsonl --prompt-key q --answer-key a --out data/mine",
+    ],
+)
+def test_the_next_command_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.jsonl").write_text('{"q": "2 + 3?", "a": "5"}\n')
+    done = run("prep", *shlex.split(words))
+    (line,) = re.findall(r"^next: rlctl (.*)$", done.stderr, re.MULTILINE)
+    command = shlex.split(line)
+    tail = ["--dry-run", "--json"] if command[0] == "train" else ["--json"]
+    planned = run(*command, *tail)
+    assert planned.exit_code == 0, planned.output
+    if command[0] == "train":
+        folder = re.findall(r"--out '?([\w/ ]+)", words) or ["data/gridworld"]
+        config = compose(command[3], command[4:]).config
+        assert config.data.train_files == (f"{folder[0].strip()}/train.parquet",)
+        assert config.data.val_files == (f"{folder[0].strip()}/val.parquet",)
+
+
+def test_recipes_of_gsm8k_read_the_folder_that_prep_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = run("prep", "gsm8k", "--source", source)
+    assert done.exit_code == 0, done.output
+    small = "data.train_batch_size=4 actor_rollout_ref.actor.ppo_mini_batch_size=4"
+    assert done.stderr.endswith(f"next: rlctl train ppo --recipe gsm8k_ppo {small}\n")
+    files = {split: tmp_path / f"data/gsm8k/{split}.parquet" for split in ("train", "test")}
+    whole = next_command("ppo --recipe gsm8k_ppo", files, 7473)
+    assert whole == "rlctl train ppo --recipe gsm8k_ppo"
+    recipes = [name for name in library_recipes() if name.startswith("gsm8k_")]
+    assert len(recipes) >= 7
+    for name in recipes:
+        data = compose(name).config.data
+        files = [Path(file).expanduser() for file in (*data.train_files, *(data.val_files or ()))]
+        assert [file.name for file in files] == ["train.parquet", "test.parquet"]
+        assert all(file.is_file() for file in files), name
+    done = run("prep", "gsm8k", "--source", source, "--out", "~/else")
+    assert f"data.val_files={tmp_path}/else/test.parquet" in done.stderr.replace("\n", "")
+    tools = run("prep", "gsm8k", "--source", source, "--tools", "calculator", "--out", "~/tools")
+    assert f"next: rlctl data show {tmp_path}/tools/train.parquet" in tools.stderr

@@ -15,7 +15,7 @@ from rlctl.monitoring.text import plural
 app = typer.Typer()
 
 _EXAMPLE = """
-Example: rlctl data show data/gsm8k/train.parquet --model Qwen/Qwen2.5-0.5B-Instruct -n 1
+Example: rlctl data show ~/data/gsm8k/train.parquet --model Qwen/Qwen2.5-0.5B-Instruct -n 1
 """
 
 

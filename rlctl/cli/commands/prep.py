@@ -84,7 +84,13 @@ def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
         out: Path, model: str | None, max_prompt_length: int | None, as_json: bool, **values: Any
     ) -> None:
         params = plugins.parse_params(dataset, name, values, f"rlctl prep {name}")
-        _write(lambda: dataset(params), out, model, max_prompt_length, as_json)
+        out = out.expanduser()
+        summary = _write(lambda: dataset(params), out, model, max_prompt_length, as_json)
+        if not as_json:
+            words = getattr(dataset, "train", lambda _: None)(params)
+            files = {split: Path(entry["file"]) for split, entry in summary.items()}
+            num_rows = next(iter(summary.values()))["num_rows"]
+            stderr().print(f"next: {next_command(words, files, num_rows)}", soft_wrap=True)
 
     default_out = getattr(dataset, "default_out", None)
     out = Path(default_out) if default_out else inspect.Parameter.empty
@@ -132,10 +138,10 @@ def _write(
     model: str | None,
     max_prompt_length: int | None,
     as_json: bool,
-) -> None:
+) -> dict[str, dict[str, Any]]:
     """Load all splits, drop over-long prompts, write one file per split and print a summary.
 
-    Writes nothing unless every split is valid.
+    Return the summary of each split. Writes nothing unless every split is valid.
     """
     from rlctl.data_prep.rows import write_rows
 
@@ -158,6 +164,46 @@ def _write(
         print_json(summary)
     else:
         print_summary(summary, lengths, max_prompt_length)
+    return summary
+
+
+def next_command(train: str | None, files: Mapping[str, Path], num_rows: int) -> str:
+    """Return the command line that trains on the files of a data set, or shows their rows.
+
+    `train` are its words without settings; `num_rows` are the rows for training. Files and batch
+    sizes that the recipe has anyway are left out.
+    """
+    import shlex
+
+    train_file, *held_out = files.values()
+    if train is None:
+        return f"rlctl data show {shlex.quote(str(train_file))}"
+    from rlctl.recipes.compose import compose
+
+    config = compose(train.partition(" --recipe ")[2]).config
+    words = [f"rlctl train {train}"]
+    for key, file in (("train_files", train_file), *(("val_files", file) for file in held_out)):
+        read = [str(Path(path).expanduser()) for path in getattr(config.data, key) or ()]
+        if read != [str(file)]:
+            words.append(_override(f"data.{key}", str(file)))
+    sizes = {
+        "data.train_batch_size": config.data.train_batch_size,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": (
+            config.actor_rollout_ref.actor.ppo_mini_batch_size
+        ),
+    }
+    words += [f"{key}={num_rows}" for key, size in sizes.items() if size > num_rows]
+    return " ".join(words)
+
+
+def _override(key: str, value: str) -> str:
+    """Return an override, quoted only if a shell needs it."""
+    import shlex
+
+    from rlctl.suggest import quoted
+
+    word = f"{key}={value}"
+    return word if shlex.quote(word) == word else quoted(key, value)
 
 
 def _drop_overlong(
