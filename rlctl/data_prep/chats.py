@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,17 @@ def is_chat(value: Any) -> bool:
         and len(value) > 0
         and all(_keys(message) is not None for message in value)
     )
+
+
+def chat_in(text: str) -> list[Any] | None:
+    """Return the chat that a text contains as JSON; None for any other text."""
+    if not text.lstrip().startswith("[") or not text.rstrip().endswith("]"):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if is_chat(value) else None
 
 
 def ends_with_response(value: Any) -> bool:

@@ -79,6 +79,13 @@ def text_of(content: Any) -> Any:
     return content if None in texts else "".join(map(str, texts))
 
 
+def with_text(message: Any) -> Any:
+    """Return a message with `<image>` in its text in place of content parts."""
+    if not isinstance(message, Mapping) or "content" not in message:
+        return message
+    return {**message, "content": text_of(message["content"])}
+
+
 def _text(part: Any) -> str | None:
     if not isinstance(part, dict):
         return None

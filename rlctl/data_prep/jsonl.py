@@ -22,7 +22,13 @@ from rlctl.data_prep.chats import (
     split_response,
 )
 from rlctl.data_prep.datasets import StreamedRows, dataset, option
-from rlctl.data_prep.images import PLACEHOLDER, image_faults, read_images, require_pillow, text_of
+from rlctl.data_prep.images import (
+    PLACEHOLDER,
+    image_faults,
+    read_images,
+    require_pillow,
+    with_text,
+)
 from rlctl.data_prep.records import convert, value_at
 from rlctl.data_prep.rows import PromptRow, RowSource
 from rlctl.data_prep.sources import TRAIN, name_of, record_files
@@ -209,18 +215,11 @@ def with_images(row: PromptRow, key: str | None, record: Any, folder: Path) -> P
     return replace(row, images=images)
 
 
-def as_texts(chat: Any) -> list[dict[str, Any]]:
-    """Return messages with `<image>` in their text in place of content parts."""
-    return [
-        turn | {"content": text_of(turn["content"])} if "content" in turn else turn for turn in chat
-    ]
-
-
 def _chat(prompt: Any, fields: Fields) -> Chat:
     """Return the messages of a prompt. Raises ValueError for one that cannot be read."""
     if is_chat(prompt):
         if fields.image_key is not None:  # content parts refer to images, too
-            prompt = as_texts(prompt)
+            prompt = list(map(with_text, prompt))
         return read_chat(prompt, fields.prompt_key)
     if not isinstance(prompt, str) or not prompt.strip():
         raise ValueError(

@@ -20,8 +20,8 @@ from rlctl.data_prep.arithmetic import NAME as ARITHMETIC
 from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
 from rlctl.data_prep.chats import FORMS, Chat, is_chat, read_chat, shortened
 from rlctl.data_prep.datasets import dataset, option
-from rlctl.data_prep.images import require_pillow
-from rlctl.data_prep.jsonl import as_texts, split_source, with_images
+from rlctl.data_prep.images import require_pillow, with_text
+from rlctl.data_prep.jsonl import split_source, with_images
 from rlctl.data_prep.records import convert, value_at
 from rlctl.data_prep.rows import PromptRow, RowSource
 from rlctl.data_prep.sources import name_of, record_files
@@ -118,7 +118,9 @@ def pair_of(record: Any, params: PreferencesParams) -> tuple[Chat, str, str]:
     """Return the prompt and the texts of both responses. Raises ValueError for anything else."""
     if params.image_key is not None:  # content parts refer to images, too
         keys = params.prompt_key, params.chosen_key, params.rejected_key
-        record |= {key: as_texts(record[key]) for key in keys if is_chat(record.get(key))}
+        record |= {
+            key: list(map(with_text, record[key])) for key in keys if is_chat(record.get(key))
+        }
     chosen, rejected = (
         _conversation(value_at(record, key), key)
         for key in (params.chosen_key, params.rejected_key)

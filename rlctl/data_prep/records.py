@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -61,12 +61,24 @@ def read_records(path: Path) -> Iterator[tuple[str, Any]]:
     ConfigError for a file that cannot be parsed, for lines that cannot after the last one.
     """
     problems: list[Problem] = []
-    for where, record in _READERS.get(path.suffix.lower(), _jsonl)(path):
+    for where, record in _read(path):
         if isinstance(record, ValueError):
             problems.append(Problem(_reason(record), where))
         else:
             yield where, record
     raise_capped(problems, path)
+
+
+def _read(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield position and record; a ValueError for a record that cannot be parsed."""
+    return _READERS.get(path.suffix.lower(), _jsonl)(path)
+
+
+def place_in(path: Path, number: int) -> str:
+    """Return the position of a record, counted from 0, as `read_records` does."""
+    if path.suffix.lower() not in _READERS or path.suffix.lower() == ".json":
+        return next(islice((where for where, _ in _read(path)), number, None))
+    return f"{path}, row {number}"
 
 
 def value_at(record: Any, dotted: str) -> Any:

@@ -219,7 +219,7 @@ def test_the_first_row_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
         number = next(
             i for i, row in enumerate(made(30)) if len(encode_prompt(tokenizer, row.prompt)) > 12
         )
-        assert caught.value.problems[0].where == f"{tmp_path}/x.parquet: row {number}"
+        assert caught.value.problems[0].where == f"{tmp_path}/x.parquet, row {number}"
 
 
 def test_lengths_depend_on_template_and_arguments(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from rlctl.data_prep.row_fields import RowField
 from rlctl.plugins import Params
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.schedule import Schedule
@@ -114,6 +115,14 @@ class Algorithm(PolicyLoss, Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         ...
+
+
+def row_fields(algorithm: object) -> Sequence[RowField]:
+    """Return the fields of training rows that an algorithm reads: its attribute `row_fields`.
+
+    All rows are checked before a run starts.
+    """
+    return getattr(algorithm, "row_fields", ())
 
 
 class Stateless:

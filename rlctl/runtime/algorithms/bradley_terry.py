@@ -7,7 +7,7 @@ passes must agree, so dropout is off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from rlctl.data_prep.row_fields import RowField
 from rlctl.plugins import Params
 from rlctl.recipes import schema
 from rlctl.recipes.roles import REWARD_LEARNER, REWARD_MODEL
@@ -24,7 +25,7 @@ from rlctl.runtime.algorithms.base import Loss, Needs
 from rlctl.runtime.algorithms.pair_losses import PairRows, pair_metrics
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Rollouts, Scored
-from rlctl.runtime.data.conversations import Pairs
+from rlctl.runtime.data.conversations import MARGIN, Pairs, pair_fields
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import Metrics, merge
 
@@ -76,6 +77,11 @@ class BradleyTerry:
     def needs(self) -> Needs:
         """The reward model, and no policy."""
         return Needs.REWARD_LEARNER
+
+    @property
+    def row_fields(self) -> Sequence[RowField]:
+        """Both responses, and the margin if it is used."""
+        return (*pair_fields(self.data), *([MARGIN] if self.params.margin else ()))
 
     unused_keys: ClassVar = (
         "actor_rollout_ref.actor.*",

@@ -12,6 +12,7 @@ with a pair loss against the reference.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal, Self
@@ -20,13 +21,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from rlctl.data_prep.row_fields import RowField
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs, step_seed
 from rlctl.runtime.algorithms.pair_losses import PairAlgorithm, PairParams
 from rlctl.runtime.algorithms.sft import GivenResponses
 from rlctl.runtime.batch import Prompts, Scored
-from rlctl.runtime.data.conversations import pair_texts
+from rlctl.runtime.data.conversations import pair_fields, pair_texts
 from rlctl.runtime.ops import first_rows
 from rlctl.runtime.roles import Roles
 
@@ -48,6 +50,11 @@ class DPO(PairAlgorithm[PairParams]):
         texts = [text for row in prompts.rows for text in pair_texts(row, self.data)]
         scores = torch.tensor([1.0, 0.0]).repeat(len(prompts))
         return self._given.to_scored(prompts.repeat(2), texts, scores)
+
+    @property
+    def row_fields(self) -> Sequence[RowField]:
+        """Both responses."""
+        return pair_fields(self.data)
 
     @cached_property
     def _given(self) -> GivenResponses:

@@ -10,6 +10,7 @@ With `ema_decay` the teacher follows the student, as in SDFT (arXiv 2601.19897) 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Self
@@ -18,13 +19,13 @@ import torch
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
+from rlctl.data_prep.row_fields import RowField, read_text
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.distill import DistillAlgorithm, DistillParams
 from rlctl.runtime.batch import Ragged, Scored
-from rlctl.runtime.data.conversations import text_field
 from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import Metrics
@@ -80,6 +81,15 @@ class SelfDistill(DistillAlgorithm[SelfDistillParams]):
         needs = super().needs
         return needs if self.params.ema_decay is None else needs & ~Needs.REFERENCE | Needs.AVERAGE
 
+    @property
+    def row_fields(self) -> Sequence[RowField]:
+        """The solution that the teacher sees."""
+        return (self._solution,)
+
+    @property
+    def _solution(self) -> RowField:
+        return RowField(self.data.response_key, "data.response_key")
+
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Update the actor as in `distill`, and then the teacher if it follows the policy."""
         metrics = super().learn(scored, roles, step)
@@ -99,7 +109,7 @@ class SelfDistill(DistillAlgorithm[SelfDistillParams]):
     def _privileged(self, row: PromptRow) -> list[int]:
         """Return the tokens of the teacher's prompt."""
         *earlier, last = row.prompt
-        solution = text_field(row, self.data.response_key, "data.response_key")
+        solution = read_text(row, self._solution)
         text = self.params.template.replace("{problem}", last["content"])
         chat = [*earlier, {**last, "content": text.replace("{solution}", solution)}]
         return encode_prompt(self._tokenizer, chat, **self.data.apply_chat_template_kwargs)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlctl.data_prep.row_fields import RowField, read_text
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import AGGREGATION_KEYS, PPO_KEYS, Loss, Needs, Stateless
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
-from rlctl.runtime.data.conversations import text_field
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.ops import masked_sum
@@ -66,7 +66,7 @@ class SFT(Stateless):
     """
 
     actor: schema.Actor
-    response_key: str
+    solution: RowField
     given: GivenResponses
     schedule: Schedule
 
@@ -75,7 +75,7 @@ class SFT(Stateless):
         """Build the algorithm; `num_steps` is the length of the learning-rate schedule."""
         return cls(
             actor=config.actor_rollout_ref.actor,
-            response_key=config.data.response_key,
+            solution=RowField(config.data.response_key, "data.response_key"),
             given=GivenResponses(config.actor_rollout_ref.model, config.data.max_response_length),
             schedule=Schedule.from_config(config.actor_rollout_ref.actor.optim, num_steps),
         )
@@ -84,6 +84,11 @@ class SFT(Stateless):
     def needs(self) -> Needs:
         """The engine: validation generates responses with it."""
         return Needs.ENGINE
+
+    @property
+    def row_fields(self) -> Sequence[RowField]:
+        """The solution."""
+        return (self.solution,)
 
     unused_keys: ClassVar = (
         *PPO_KEYS,
@@ -97,7 +102,7 @@ class SFT(Stateless):
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:  # noqa: ARG002
         """Return the data's solutions, truncated to `max_response_length`, as scored responses."""
-        texts = [text_field(row, self.response_key, "data.response_key") for row in prompts.rows]
+        texts = [read_text(row, self.solution) for row in prompts.rows]
         return self.given.to_scored(prompts, texts, torch.ones(len(prompts)))
 
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:

@@ -15,34 +15,32 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from rlctl.data_prep.images import PLACEHOLDER, content_of
+from rlctl.data_prep.row_fields import RowField, read_field, read_text
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.batch.images import Images, image_token
 from rlctl.runtime.data.image_prompts import ImagePrompts
+from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import Chat, encode_text, render_prompt, tokenizer_of
 from rlctl.storage import local
+
+MARGIN = RowField("extra_info.margin", "algorithm.params.margin", is_number=True)
 
 
 def text_field(row: PromptRow, dotted: str, key: str) -> str:
     """Return the text at `dotted`, such as `extra_info.answer`, which the config `key` names.
 
-    Raises ConfigError if it is missing.
+    Raises ConfigError if it is missing, null, empty, or neither a text nor a chat.
     """
-    value: Any = {
-        "data_source": row.data_source,
-        "extra_info": row.extra_info,
-        "ground_truth": row.ground_truth,
-    }
-    for part in dotted.split("."):
-        if not isinstance(value, dict) or part not in value:
-            raise ConfigError(
-                f"a row of {row.data_source!r} has no field {dotted!r} ({key})",
-                hint=f"extra_info has: {', '.join(row.extra_info) or 'nothing'}",
-            )
-        value = value[part]
-    return str(value)
+    return read_text(row, RowField(dotted, key))
+
+
+def pair_fields(data: schema.Data) -> tuple[RowField, RowField]:
+    """Return the fields of the chosen and the rejected response of a row."""
+    chosen = RowField(data.chosen_key, "data.chosen_key")
+    return chosen, RowField(data.rejected_key, "data.rejected_key")
 
 
 def pair_texts(row: PromptRow, data: schema.Data) -> list[str]:
@@ -50,8 +48,7 @@ def pair_texts(row: PromptRow, data: schema.Data) -> list[str]:
 
     Raises ConfigError if one is missing.
     """
-    keys = {"data.chosen_key": data.chosen_key, "data.rejected_key": data.rejected_key}
-    return [text_field(row, dotted, key) for key, dotted in keys.items()]
+    return [read_text(row, field) for field in pair_fields(data)]
 
 
 def _without_references(message: dict[str, Any]) -> dict[str, Any]:
@@ -162,13 +159,18 @@ class Pairs:
         """Load the tokenizer of the reward model."""
         return cls(Conversations.from_config(reward_model), data)
 
-    def check(self, rows: Sequence[PromptRow]) -> None:
-        """Raise ConfigError for a row without both texts, or if the template rejects the first."""
-        for row in rows:
-            pair_texts(row, self.data)
-        if rows:
-            chat = [*rows[0].prompt, {"role": "assistant", "content": ""}]
-            self.conversations.encode(chat, tuple(map(content_of, rows[0].images)))
+    def check(self, rows: Rows) -> None:
+        """Raise ConfigError for rows without both texts, or if the template rejects the first."""
+        from rlctl.runtime.data.row_checks import check_fields
+
+        check_fields(rows, pair_fields(self.data))
+        self.check_template(rows)
+
+    def check_template(self, rows: Sequence[PromptRow]) -> None:
+        """Raise ConfigError if the chat template rejects the first of the rows."""
+        for row in rows[:1]:
+            chat = [*row.prompt, {"role": "assistant", "content": ""}]
+            self.conversations.encode(chat, tuple(map(content_of, row.images)))
 
     def rollouts(self, prompts: Prompts) -> Rollouts:
         """Return both conversations of each of B rows, the chosen one first: 2·B rows."""
@@ -185,12 +187,12 @@ class Pairs:
 
         Raises ConfigError for a row without the number `extra_info.margin`.
         """
-        values = [row.extra_info.get("margin") for row in rows]
+        values = [read_field(row, MARGIN) for row in rows]
         for row, value in zip(rows, values, strict=True):
             if not isinstance(value, int | float):
                 raise ConfigError(
-                    f"a row of {row.data_source!r} has no number extra_info.margin",
-                    where="algorithm.params.margin",
+                    f"a row of {row.data_source!r} has no number {MARGIN.path}",
+                    where=MARGIN.key,
                     hint="false, or prepare pairs with scores: rlctl prep preferences --help",
                 )
         return torch.tensor(values, dtype=torch.float64)

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.images import content_of
+from rlctl.data_prep.row_fields import RowField
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import TRAIN, data_files
 from rlctl.errors import ConfigError
@@ -58,12 +59,20 @@ class PromptSet:
         data: schema.Data,
         tokenizer: PreTrainedTokenizerBase,
         model: schema.Model | None = None,
+        fields: Sequence[RowField] = (),
     ) -> PromptSet:
-        """Load `data.train_files`, with the weights of the files if they have weights."""
+        """Load `data.train_files`, with the weights of the files if they have weights.
+
+        Raises ConfigError as `load`, and for rows without the `fields` that the algorithm reads.
+        """
         paths, weights = data.train_paths, data.train_weights
         if weights is None:
-            return cls.load(paths, data, tokenizer, data.train_max_samples, model=model)
-        sets = [cls.load([path], data, tokenizer, -1, model=model) for path in paths]
+            tables = _tables(paths, data, data.train_max_samples, TRAIN)
+            return cls._of(tables, data, tokenizer, model, fields)
+        sets = [
+            cls._of(_tables([path], data, -1, TRAIN), data, tokenizer, model, fields)
+            for path in paths
+        ]
         starts = [sum(len(dataset) for dataset in sets[:number]) for number in range(len(sets))]
         parts = tuple(
             Part(start, start + len(dataset), weight / sum(weights))
@@ -97,22 +106,24 @@ class PromptSet:
         of rows. Raises ConfigError if no prompt remains, or for an over-long prompt with
         `truncation=error`.
         """
-        if not files:
-            key = "data.train_files" if split == TRAIN else "data.val_files"
-            hint = "name a file; data.val_files=null trains without validation"
-            raise ConfigError(f"{key} is an empty list", hint=hint)
+        return cls._of(_tables(files, data, max_samples, split), data, tokenizer, model)
+
+    @classmethod
+    def _of(
+        cls,
+        tables: Sequence[Rows],
+        data: schema.Data,
+        tokenizer: PreTrainedTokenizerBase,
+        model: schema.Model | None,
+        fields: Sequence[RowField] = (),
+    ) -> PromptSet:
+        """Build the prompts of the rows in `tables`: see `load` and `load_train`."""
         kwargs, limit = data.apply_chat_template_kwargs, data.max_prompt_length
-        where = ", ".join(files)
-        tables = [Rows.load(path, data) for file in files for path in data_files(file, split)]
-        if max_samples >= 0:
-            starts = accumulate(map(len, tables[:-1]), initial=0)
-            pairs = zip(tables, starts, strict=True)
-            tables = [table[: max(0, max_samples - start)] for table, start in pairs]
         rows = Rows.concat(tables)
         with_images = rows.with_images()
         images = ImagePrompts(model, tokenizer) if with_images.any() else None
 
-        def encode(row: PromptRow, where: str = where) -> list[int]:
+        def encode(row: PromptRow, where: str = "") -> list[int]:
             if images is None:
                 ids = encode_prompt(tokenizer, row.prompt, **kwargs)
             else:
@@ -127,16 +138,20 @@ class PromptSet:
         drop = too_long & (data.filter_overlong_prompts | cannot_cut)
         failing = (lengths < 0) | (too_long & ~drop & (data.truncation == "error"))
         for number in np.flatnonzero(failing)[:1].tolist():
-            encode(rows[number], f"{where}: row {number}")
+            encode(rows[number], rows.place_of(number))
         if drop.all():
             raise ConfigError(
                 f"no prompt is left: {drop.sum()} of {len(rows)} are longer than "
                 f"data.max_prompt_length={limit} tokens",
-                where=where,
+                where=rows.paths,
                 hint="set a larger data.max_prompt_length",
             )
         mean = float(np.minimum(lengths[~drop], limit).mean())
         kept, num_dropped = rows.select(~drop), int(drop.sum())
+        if fields:
+            from rlctl.runtime.data.row_checks import check_fields
+
+            check_fields(kept, fields)
         return cls(kept, encode, num_dropped, mean, has_images=images is not None)
 
     def check_tokens(self, lacking: Mapping[int, str]) -> None:
@@ -153,6 +168,20 @@ class PromptSet:
     def __len__(self) -> int:
         """Return the number of prompts."""
         return len(self.rows)
+
+
+def _tables(files: Sequence[str], data: schema.Data, max_samples: int, split: str) -> list[Rows]:
+    """Return the rows of each data file, `max_samples` of all; see `PromptSet.load`."""
+    if not files:
+        key = "data.train_files" if split == TRAIN else "data.val_files"
+        hint = "name a file; data.val_files=null trains without validation"
+        raise ConfigError(f"{key} is an empty list", hint=hint)
+    tables = [Rows.load(path, data) for file in files for path in data_files(file, split)]
+    if max_samples < 0:
+        return tables
+    starts = accumulate(map(len, tables[:-1]), initial=0)
+    pairs = zip(tables, starts, strict=True)
+    return [table[: max(0, max_samples - start)] for table, start in pairs]
 
 
 def check_tokens(prompts: Iterable[Sequence[int]], lacking: Mapping[int, str]) -> None:

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from rlctl.data_prep.agent_columns import episode_fields
+from rlctl.data_prep.records import place_in
 from rlctl.data_prep.rows import PromptRow, decode, decode_prompts, existing_file, read_batches
 from rlctl.files import replacing
 from rlctl.recipes import schema
@@ -51,6 +52,8 @@ class _Batch(NamedTuple):
     columns: Any  # a RecordBatch
     keys: _Keys
     file: mmap.mmap | None  # that holds the columns; None: they are in memory
+    path: Path  # of the data file
+    start: int = 0  # number of the first row in it
 
     @property
     def num_rows(self) -> int:
@@ -104,28 +107,29 @@ class Rows(Sequence[PromptRow]):
         path = existing_file(path)
         keys = (data.prompt_key, data.reward_fn_key, data.image_key)
         if path.stat().st_size < LARGE_BYTES:
-            return cls._of([_Batch(batch, keys, None) for batch in _with_kinds(path, keys)])
+            return cls._of([_Batch(batch, keys, None, path) for batch in _with_kinds(path, keys)])
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         digest = hashlib.sha256(json.dumps([_FORMAT, content, path.suffix, keys]).encode())
         target = cache_folder() / "rows" / f"{digest.hexdigest()}.arrow"
         if target.exists():
             try:
-                return cls._of(_mapped(target, keys), digest.hexdigest())
+                return cls._of(_mapped(target, keys, path), digest.hexdigest())
             except (ValueError, OSError, KeyError) as error:
                 LOG.warning("the cached rows %s are damaged (%s): reading %s", target, error, path)
         LOG.info("reading %s for the first time", path)
         try:
             _write(target, path, keys)
-            return cls._of(_mapped(target, keys), digest.hexdigest())
+            return cls._of(_mapped(target, keys, path), digest.hexdigest())
         except OSError as error:
             LOG.warning("the rows of %s are not cached, but held in memory: %s", path, error)
-            return cls._of([_Batch(batch, keys, None) for batch in _with_kinds(path, keys)])
+            return cls._of([_Batch(batch, keys, None, path) for batch in _with_kinds(path, keys)])
 
     @classmethod
     def _of(cls, batches: Sequence[_Batch], digest: str | None = None) -> Rows:
         """Build rows from batches that have a column of kinds."""
         numbers, parts = dict[str, int](), []
+        starts = accumulate((batch.num_rows for batch in batches), initial=0)
         for batch in batches:
             kinds = batch.columns.column(_KIND)
             own = [numbers.setdefault(kind, len(numbers)) for kind in kinds.dictionary.to_pylist()]
@@ -136,8 +140,10 @@ class Rows(Sequence[PromptRow]):
             for source, agent, fields, *images in map(json.loads, numbers)
         ]
         batches = [
-            batch._replace(columns=batch.columns.select(batch.columns.schema.names[:-1]))
-            for batch in batches
+            batch._replace(
+                columns=batch.columns.select(batch.columns.schema.names[:-1]), start=start
+            )
+            for batch, start in zip(batches, starts, strict=False)
         ]
         return cls(batches, found, np.concatenate(parts), digest)
 
@@ -202,6 +208,27 @@ class Rows(Sequence[PromptRow]):
                 rows, start = decode(batch), stop - batch.num_rows
                 yield from (rows[place - start] for place in self._index[first:last].tolist())
             first = last
+
+    def columns(self) -> Iterator[tuple[Any, np.ndarray]]:
+        """Yield the Arrow columns of each batch, and the numbers (n,) of its rows that are here."""
+        first = 0
+        for batch, stop in zip(self._batches, self._stops, strict=True):
+            last = int(self._index.searchsorted(self._index.dtype.type(stop)))
+            yield batch.columns, self._index[first:last].astype(np.int64) - (stop - batch.num_rows)
+            batch.release()
+            first = last
+
+    @property
+    def paths(self) -> str:
+        """Paths of the data files, as a text."""
+        return ", ".join(dict.fromkeys(str(batch.path) for batch in self._batches))
+
+    def place_of(self, position: int) -> str:
+        """Return file and row number, or line, of a row."""
+        place = int(self._index[position])
+        number = int(np.searchsorted(self._stops, place, side="right"))
+        batch = self._batches[number]
+        return place_in(batch.path, batch.start + place - self._stops[number] + batch.num_rows)
 
     def count_sources(self) -> Counter[str]:
         """Return the number of rows of each data source."""
@@ -275,7 +302,7 @@ def _write(target: Path, path: Path, keys: _Keys) -> None:
         pa.set_memory_pool(pool)
 
 
-def _mapped(target: Path, keys: _Keys) -> list[_Batch]:
+def _mapped(target: Path, keys: _Keys, path: Path) -> list[_Batch]:
     """Map a cached file into memory. Raises ValueError or OSError if it is damaged."""
     import pyarrow as pa
 
@@ -286,6 +313,6 @@ def _mapped(target: Path, keys: _Keys) -> list[_Batch]:
     batches: list[_Batch] = []
     for batch in pa.ipc.open_stream(pa.py_buffer(mapped)):
         batch.validate()
-        batches.append(_Batch(batch, keys, mapped))
+        batches.append(_Batch(batch, keys, mapped, path))
         batches[-1].release()
     return batches

@@ -19,7 +19,7 @@ from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.roles import REWARD_LEARNER, Role, rollout_pool, trained_role
 from rlctl.runs.naming import check_free
-from rlctl.runtime.algorithms.base import Algorithm, Needs
+from rlctl.runtime.algorithms.base import Algorithm, Needs, row_fields
 from rlctl.runtime.algorithms.references import routed_models
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
@@ -129,7 +129,8 @@ class Draft:
     def loader(self) -> PromptLoader:
         """Training prompts."""
         model = self.role.model(self.config)
-        prompts = PromptSet.load_train(self.data, self.tokenizer, model)
+        fields = row_fields(self.errors.run(lambda: self.algorithm))
+        prompts = PromptSet.load_train(self.data, self.tokenizer, model, fields)
         prompts.check_tokens(self.vocabulary[1])
         return _loader(self.config, self.data, prompts, self.samples)
 
@@ -223,11 +224,12 @@ def _check_images(draft: Draft, rows: Rows) -> None:
 
 
 def _check_pairs(draft: Draft) -> None:
-    if draft.role is REWARD_LEARNER:
-        draft.errors.run(lambda: draft.pairs.check(draft.loader.prompts.rows))
-        draft.errors.run(
-            lambda: draft.pairs.check(draft.validator.prompts.rows if draft.validator else [])
-        )
+    if draft.role is not REWARD_LEARNER:
+        return
+    draft.errors.run(lambda: draft.pairs.check_template(draft.loader.prompts.rows))
+    if draft.validator is not None:
+        rows = draft.validator.prompts.rows
+        draft.errors.run(lambda: draft.pairs.check(rows))
 
 
 def _check_rewards(draft: Draft) -> None:
