@@ -29,11 +29,14 @@ from rlctl.data_prep.images import (
     require_pillow,
     with_text,
 )
-from rlctl.data_prep.records import convert, value_at
+from rlctl.data_prep.records import convert, raise_capped, value_at
 from rlctl.data_prep.rows import PromptRow, RowSource
+from rlctl.data_prep.skipping import report_skipped
 from rlctl.data_prep.sources import TRAIN, name_of, record_files
-from rlctl.errors import UsageError
-from rlctl.plugins import Params
+from rlctl.data_prep.text_files import TextForm, TextParams
+from rlctl.errors import Problem, UsageError
+
+_SKIP = "--skip-invalid leaves such records out and counts them"
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Fields:
         return self.answer_key in (None, self.prompt_key)
 
 
-class JsonlParams(Params):
+class JsonlParams(TextParams):
     """Options of `rlctl prep jsonl`."""
 
     files: list[str] = option(
@@ -96,6 +99,11 @@ class JsonlParams(Params):
     instruction: str | None = option(
         None, "TEXT", "A sentence after every prompt, such as how to end the response."
     )
+    skip_invalid: bool = Field(
+        default=False,
+        description="Leave out, count and name records without prompt or answer, such as lines "
+        "with an empty cell.",
+    )
     val_fraction: float = option(0.0, "P", "Share of the records that goes to val.parquet.")
     seed: int = Field(default=0, description="The same seed makes the same files.")
 
@@ -113,7 +121,19 @@ def jsonl(params: JsonlParams) -> dict[str, RowSource]:
     fields = Fields(*keys, params.image_key)
     if params.image_key is not None:
         require_pillow("--image-key")
-    return split_source(lambda: rows_from_records(files, fields), params.val_fraction, params.seed)
+    form, skips = params.form(), params.skip_invalid
+
+    def read(skipped: list[Problem] | None) -> Iterator[PromptRow]:
+        return rows_from_records(files, fields, form, skipped)
+
+    skipped: list[Problem] | None = [] if skips else None
+    count = sum(1 for _ in read(skipped))
+    report_skipped(skipped or (), count + len(skipped or ()))
+    if not count:
+        raise_capped(skipped or [], files[0])
+    return split_source(
+        lambda: read([] if skips else None), params.val_fraction, params.seed, count
+    )
 
 
 def split_source(
@@ -145,19 +165,28 @@ def labelled(rows: Iterable[PromptRow], split: str) -> Iterator[PromptRow]:
         yield row
 
 
-def rows_from_records(files: Sequence[Path], fields: Fields) -> Iterator[PromptRow]:
+def rows_from_records(
+    files: Sequence[Path],
+    fields: Fields,
+    form: TextForm | None = None,
+    skipped: list[Problem] | None = None,
+) -> Iterator[PromptRow]:
     """Yield one row per record of JSONL, JSON-list, CSV or parquet files.
 
     The prompt is a text or a chat, without the assistant's last message if that ends it. The answer
     becomes the ground truth and must not be null. `extra_info` has `index`, the bare `question` of
-    a text, the `answer` that ended a chat, and all other columns. Raises one ConfigError with the
-    positions of all bad records of a file after its last one.
+    a text, the `answer` that ended a chat, and all other columns. `form` is that of text files.
+    Raises one ConfigError with the positions of all bad records of a file after its last one, or
+    appends their problems to `skipped`.
     """
     return convert(
         files,
         lambda record, index, path: with_images(
             row_of(record, index, fields), fields.image_key, record, path.parent
         ),
+        _SKIP,
+        skipped,
+        form or TextForm(),
     )
 
 
@@ -187,7 +216,7 @@ def row_of(record: Any, index: int, fields: Fields) -> PromptRow:
         extra_info = {"answer": answer, **extra_info}
     if fields.answer_key is not None and not fields.takes_last:
         answer = value_at(record, fields.answer_key)
-    if answer is None:
+    if answer is None or answer != answer:  # NaN: pandas writes it for a missing number
         raise ValueError(f"{fields.answer_key!r} is null")
     if is_chat(answer):
         answer = last_response(read_chat(answer, str(fields.answer_key)), str(fields.answer_key))
@@ -221,6 +250,8 @@ def _chat(prompt: Any, fields: Fields) -> Chat:
         if fields.image_key is not None:  # content parts refer to images, too
             prompt = list(map(with_text, prompt))
         return read_chat(prompt, fields.prompt_key)
+    if prompt is None:
+        raise ValueError(f"{fields.prompt_key!r} is null")
     if not isinstance(prompt, str) or not prompt.strip():
         raise ValueError(
             f"{fields.prompt_key!r} is {shortened(prompt)}, expected a non-empty text or {FORMS}"

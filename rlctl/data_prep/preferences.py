@@ -8,7 +8,6 @@ transcripts of HH-RLHF.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,19 +23,17 @@ from rlctl.data_prep.images import require_pillow, with_text
 from rlctl.data_prep.jsonl import split_source, with_images
 from rlctl.data_prep.records import convert, value_at
 from rlctl.data_prep.rows import PromptRow, RowSource
+from rlctl.data_prep.skipping import report_skipped
 from rlctl.data_prep.sources import name_of, record_files
+from rlctl.data_prep.text_files import TextParams
 from rlctl.errors import ConfigError, Problem
-from rlctl.monitoring.text import plural
-from rlctl.plugins import Params
-
-LOG = logging.getLogger(__name__)
 
 _MARGIN_KEYS = ("margin", "score_chosen", "score_rejected")
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 _SPEAKER = re.compile(r"\n\n(Human|Assistant): ?")
 
 
-class PreferencesParams(Params):
+class PreferencesParams(TextParams):
     """Options of `rlctl prep preferences`."""
 
     source: str = option(
@@ -101,14 +98,9 @@ def preferences(params: PreferencesParams) -> Mapping[str, RowSource]:
         row = PromptRow(source, prompt, "", style="model", extra_info=extra_info)
         return with_images(row, params.image_key, record, path.parent)
 
-    rows = list(convert(files, row_of, "--skip-invalid leaves such records out", skipped))
-    for problem in (skipped or ())[:1]:
-        LOG.warning(
-            "leaving out %s; the first: %s (%s)",
-            plural(len(skipped or ()), "record"),
-            problem.message,
-            problem.where,
-        )
+    hint = "--skip-invalid leaves such records out"
+    rows = list(convert(files, row_of, hint, skipped, params.form()))
+    report_skipped(skipped or (), len(rows) + len(skipped or ()))
     if not rows:
         raise ConfigError("no pairs are left", where=params.source)
     return split_source(lambda: iter(rows), params.val_fraction, params.seed, len(rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -16,8 +16,9 @@ from rlctl.data_prep.contract import CHATS, row_faults
 from rlctl.data_prep.datasets import StreamedRows
 from rlctl.data_prep.images import images_of, require_pillow
 from rlctl.data_prep.jsonl import Fields, labelled, row_of, rows_from_records, split_source
-from rlctl.data_prep.records import read_records
+from rlctl.data_prep.records import raise_capped, read_records
 from rlctl.data_prep.rows import PromptRow, RowSource, stream_rows
+from rlctl.data_prep.skipping import report_skipped
 from rlctl.data_prep.sources import (
     RAW_SUFFIXES,
     TRAIN,
@@ -26,15 +27,21 @@ from rlctl.data_prep.sources import (
     record_files,
     split_files,
 )
-from rlctl.errors import ConfigError
+from rlctl.data_prep.text_files import TextForm
+from rlctl.errors import ConfigError, Problem
 from rlctl.storage import is_url
 
 _SAMPLE = 100  # records that are looked at
 _MAX_VALIDATION = 500  # rows that are split off; a tenth of the records at most
-_PROMPTS = ("prompt", "question", "problem", *CHATS, "query", "instruction", "input")
+_PROMPTS = (
+    *("prompt", "question", "problem", *CHATS, "query", "instruction", "input"),
+    *("frage", "aufgabe", "pregunta", "pergunta", "domanda", "вопрос", "问题", "質問"),
+)
 _ANSWERS = (
     *("reward_model.ground_truth", "ground_truth", "final_answer", "answer", "solution"),
     *("target", "label", "expected", "output", "response", "completion"),
+    *("antwort", "lösung", "loesung", "ergebnis", "réponse", "reponse", "respuesta", "resposta"),
+    *("risposta", "ответ", "答案", "答え"),
 )
 _IMAGES = ("images", "image")
 _NUMBER = re.compile(r"\s*[-+]?[$€£]?\d[\d,]*(?:\.\d+)?%?\s*")
@@ -49,6 +56,7 @@ class RawData:
     training: Sequence[Path]
     validation: Sequence[Path]  # empty: a part of the training records is split off
     records: Sequence[dict[str, Any]]
+    form: TextForm = field(default_factory=TextForm)  # of text files
 
     @property
     def name(self) -> str:
@@ -98,11 +106,12 @@ class RawData:
         return [name for name, value in self.columns().items() if kind_of(value) in kinds]
 
 
-def find_raw(source: str, validation: str | None) -> RawData:
+def find_raw(source: str, validation: str | None, form: TextForm | None = None) -> RawData:
     """Find the files of a source, and those for validation, and read the first records.
 
     A source is a file, a folder of a data set (files by split, as on the hub or as
     `datasets.save_to_disk` writes them), or `owner/name` on the hub; `:SPLIT` selects a split.
+    `form` is that of text files.
     Raises NotFoundError for one that does not exist, ConfigError for one without records.
     """
     training = _files(source, TRAIN)
@@ -114,13 +123,16 @@ def find_raw(source: str, validation: str | None) -> RawData:
     ):
         held_out = next(filter(None, (split_files(source, split) for split in VALIDATIONS)), [])
         held_out = [] if held_out == training else held_out
-    read = chain.from_iterable(map(read_records, training))
+    form = form or TextForm()
+    wrong: list[Problem] = []
+    read = chain.from_iterable(read_records(file, form, wrong) for file in training)
     records = [record for _, record in islice(read, _SAMPLE)]
     if not records:
+        raise_capped(wrong, training[0])
         raise ConfigError("the data has no records", where=source)
     if not all(isinstance(record, dict) for record in records):
         raise ConfigError("the records are no objects with named fields", where=source)
-    return RawData(source, training, held_out, records)
+    return RawData(source, training, held_out, records, form)
 
 
 def _files(source: str, split: str) -> list[Path]:
@@ -181,23 +193,28 @@ class RowMaker:
     whole: bool = False
 
     def answers(self) -> list[str]:
-        """Return the final answers of the sample. Raises ConfigError for a record without one."""
-        try:
-            rows = [row_of(record, 0, self.fields) for record in self.data.records]
-        except ValueError as error:
-            raise ConfigError(str(error), where=str(self.data.training[0])) from error
+        """Return the final answers of the sample. Raises ConfigError if no record has one."""
+        rows: list[PromptRow] = []
+        for record in self.data.records:
+            with suppress(ValueError):  # it is left out, or reported with its line
+                rows.append(row_of(record, 0, self.fields))
+        if not rows:
+            self._count(self.data.training)  # raises
         return [final_answer(str(row.ground_truth)) for row in rows]
 
     def splits(self) -> dict[str, RowSource]:
-        """Return the rows for training (`train`) and validation (`val`), which are streamed."""
+        """Return the rows for training (`train`) and validation (`val`), which are streamed.
+
+        Records without a prompt or an answer are left out and reported. Raises ConfigError if they
+        are more than the others.
+        """
         train, val = (
             partial(self._rows, files) for files in (self.data.training, self.data.validation)
         )
+        count = self._count(self.data.training)
         if self.data.validation:
-            count = sum(1 for _ in val())
-            rows = StreamedRows(count, lambda: labelled(val(), "val"))
-            return split_source(train, 0.0, 0) | {"val": rows}
-        count = sum(1 for _ in train())
+            rows = StreamedRows(self._count(self.data.validation), lambda: labelled(val(), "val"))
+            return split_source(train, 0.0, 0, count) | {"val": rows}
         if count < 2:
             raise ConfigError(
                 "the data has one record, which cannot be both for training and for validation",
@@ -211,15 +228,30 @@ class RowMaker:
         """Return the first rows for training."""
         return list(islice(self._rows(self.data.training), count))
 
-    def _rows(self, files: Sequence[Path]) -> Iterator[PromptRow]:
-        """Yield rows without an assistant's last message, and with the final answer."""
+    def _count(self, files: Sequence[Path]) -> int:
+        """Return the number of rows; report the records that are left out."""
+        skipped: list[Problem] = []
+        count = sum(1 for _ in self._rows(files, skipped))
+        if len(skipped) > count:
+            raise_capped(skipped, files[0])
+        report_skipped(skipped, count + len(skipped))
+        return count
+
+    def _rows(
+        self, files: Sequence[Path], skipped: list[Problem] | None = None
+    ) -> Iterator[PromptRow]:
+        """Yield rows without an assistant's last message, and with the final answer.
+
+        Problems of records that are left out are appended to `skipped`.
+        """
         keys = (self.fields.prompt_key, self.fields.answer_key)
         if keys == (_PROMPTS[0], _ANSWERS[0]) and not row_faults(
             self.data.records[0], "prompt", "data_source"
         ):  # rows already
             rows = chain.from_iterable(map(stream_rows, files))
         else:
-            rows = rows_from_records(files, self.fields)
+            skipped = [] if skipped is None else skipped
+            rows = rows_from_records(files, self.fields, self.data.form, skipped)
         for index, row in enumerate(rows):
             row.extra_info["index"] = index
             chat, truth = row.prompt, row.ground_truth

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from rlctl.data_prep.chats import shortened
 from rlctl.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from rlctl.data_prep.text_files import TextForm
 
 # Problems of one file that are listed in full; the others are counted.
 MAX_PROBLEMS = 10
 _MAX_ALIKE = 3  # places that are listed for one message
 BATCH_ROWS = 1024  # rows that are in memory as Python objects at a time
 _BUFFER = 2**20  # bytes of a column that are read at a time
-_MAX_FIELD = 2**30  # characters of a CSV field
 MAX_DEPTH = 100  # of lists and objects in a record: Arrow and Python have limits of their own
 _TOO_DEEP = f"lists or objects are nested more than {MAX_DEPTH} deep"
 
@@ -30,17 +31,18 @@ def convert(
     make: Callable[[Any, int, Path], T],
     hint: str | None = None,
     skipped: list[Problem] | None = None,
+    form: TextForm | None = None,
 ) -> Iterator[T]:
     """Yield `make(record, index, path)` of each record of files; `index` counts all records.
 
     A ValueError of `make` is a problem of the record. Those of a file are raised as one ConfigError
-    after its last record, with `hint`, or appended to `skipped`. Raises ConfigError for a file
-    without records, unless problems are skipped.
+    after its last record, with `hint`, or appended to `skipped`. `form` is that of text files.
+    Raises ConfigError for a file without records, unless problems are skipped.
     """
     index = 0
     for path in files:
         first, problems = index, [] if skipped is None else skipped
-        for index, (where, record) in enumerate(read_records(path), first + 1):
+        for index, (where, record) in enumerate(read_records(path, form, problems), first + 1):
             try:
                 made = make(record, index - 1, path)
             except ValueError as error:
@@ -53,25 +55,29 @@ def convert(
             raise ConfigError("the file contains no records", where=str(path))
 
 
-def read_records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (position, record) of every record in a file.
+def read_records(
+    path: Path, form: TextForm | None = None, wrong: list[Problem] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield (position, record) of every record in a file, a text file of this form.
 
     Positions are `file:line` in JSONL and CSV, `file, record N` in a JSON list and `file, row N` in
-    parquet and Arrow; N starts at 0. A field of CSV or TSV is a text, an empty one None. Raises one
-    ConfigError for a file that cannot be parsed, for lines that cannot after the last one.
+    parquet and Arrow; N starts at 0. A field of CSV or TSV is a text, an empty one None. Without a
+    form JSON is UTF-8. Raises one ConfigError for a file that cannot be parsed, for lines that
+    cannot after the last one, unless their problems are appended to `wrong`.
     """
-    problems: list[Problem] = []
-    for where, record in _read(path):
+    problems: list[Problem] = [] if wrong is None else wrong
+    for where, record in _read(path, form):
         if isinstance(record, ValueError):
             problems.append(Problem(_reason(record), where))
         else:
             yield where, record
-    raise_capped(problems, path)
+    if wrong is None:
+        raise_capped(problems, path)
 
 
-def _read(path: Path) -> Iterator[tuple[str, Any]]:
+def _read(path: Path, form: TextForm | None = None) -> Iterator[tuple[str, Any]]:
     """Yield position and record; a ValueError for a record that cannot be parsed."""
-    return _READERS.get(path.suffix.lower(), _jsonl)(path)
+    return _READERS.get(path.suffix.lower(), _jsonl)(path, form)
 
 
 def place_in(path: Path, number: int) -> str:
@@ -125,14 +131,23 @@ def _joined(same: list[Problem]) -> list[Problem]:
 
 
 @contextmanager
-def _opened(path: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """Open a text file to read. Raises ConfigError if it cannot be read."""
+def _opened(path: Path, form: TextForm | None = None) -> Iterator[TextIO]:
+    """Open a text file to read, UTF-8 without `form`. Raises ConfigError if it cannot be read."""
+    if form is not None:
+        from rlctl.data_prep.text_files import opened
+
+        with opened(path, form) as file:
+            yield file
+        return
     try:
         # "-sig": Windows and Excel write a mark first.
-        with path.open(encoding="utf-8-sig", newline=newline) as file:
+        with path.open(encoding="utf-8-sig") as file:
             yield file
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not a readable text file: {error}", where=str(path)) from error
+        hint = "`rlctl prep jsonl FILE` reads other encodings than UTF-8"
+        raise ConfigError(
+            f"not a readable text file: {error}", where=str(path), hint=hint
+        ) from error
 
 
 def parse_json(text: str) -> Any:
@@ -188,17 +203,17 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
         return error
 
 
-def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    with _opened(path) as file:
+def _jsonl(path: Path, form: TextForm | None = None) -> Iterator[tuple[str, Any]]:
+    with _opened(path, form) as file:
         # Unlike `str.splitlines`, a file does not split at U+2028, which JSON text may contain.
         for number, line in enumerate(file, start=1):
             if line.strip():
                 yield f"{path}:{number}", _attempt(parse_json, line.removesuffix("\n"))
 
 
-def _json(path: Path) -> Iterator[tuple[str, Any]]:
+def _json(path: Path, form: TextForm | None = None) -> Iterator[tuple[str, Any]]:
     try:
-        with _opened(path) as file:
+        with _opened(path, form) as file:
             text = file.read()
         records, has_surrogates = _loads(text), "\\ud" in text.lower()
     except ValueError as error:
@@ -214,26 +229,13 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
         yield f"{path}, record {index}", _attempt(_checked, record, True, has_surrogates)
 
 
-def _csv(path: Path) -> Iterator[tuple[str, Any]]:
-    csv.field_size_limit(_MAX_FIELD)
-    with _opened(path, newline="") as file:
-        reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-        try:
-            names = list(reader.fieldnames or ())
-            if twice := next((name for name in names if name and names.count(name) > 1), None):
-                raise ConfigError(f"two columns are named {twice!r}", where=f"{path}:1")
-            for record in reader:
-                where = f"{path}:{reader.line_num}"
-                if None in record or None in record.values():  # too many fields, or too few
-                    text = f"the line does not have the fields {', '.join(names)}"
-                    yield where, ValueError(text)
-                else:
-                    yield where, {name: text or None for name, text in record.items()}
-        except csv.Error as error:
-            raise ConfigError(f"not CSV: {error}", where=f"{path}:{reader.line_num}") from error
+def _csv(path: Path, form: TextForm | None = None) -> Iterator[tuple[str, Any]]:
+    from rlctl.data_prep.text_files import TextForm, csv_records
+
+    return csv_records(path, form or TextForm())
 
 
-def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
+def _arrow(path: Path, _form: TextForm | None = None) -> Iterator[tuple[str, Any]]:
     """Yield the records of a file of `datasets.Dataset.save_to_disk`, an Arrow stream."""
     import pyarrow as pa
 
@@ -251,7 +253,7 @@ def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
         ) from error
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+def _parquet(path: Path, _form: TextForm | None = None) -> Iterator[tuple[str, Any]]:
     with readable_parquet(path) as file:
         yield from numbered(path, stream_parquet(file))
 

@@ -289,3 +289,20 @@ def test_the_command_quotes_the_name_of_the_folder() -> None:
     command = "rlctl train grpo --recipe 'my sums/my sums.yaml'"
     assert f"start      {command}" in done.stdout
     assert f"# Start: {command}\n" in Path("my sums/my sums.yaml").read_text()
+
+
+def test_a_table_of_excel_makes_a_project(here: Path) -> None:
+    lines = ["Frage;Antwort;Quelle"]
+    lines += [f"Größe von {number} + 1?;{number + 1};Heft" for number in range(60)]
+    lines[11:13] = ["Ohne Antwort?;;Heft", ";7;Heft"]
+    (here / "aufgaben.csv").write_bytes("\r\n".join([*lines, ";;", ""]).encode("cp1252"))
+    done = run("x", "--data", "aufgaben.csv", "--yes", "--json")
+    assert done.exit_code == 0, done.output
+    rows = [*read_rows("x/train.parquet"), *read_rows("x/val.parquet")]
+    assert len(rows) == 58
+    assert rows[0].prompt[0]["content"] == "Größe von 0 + 1?"
+    lines[1:40] = ["Ohne Antwort?;;Heft"] * 39
+    (here / "leer.csv").write_text("\n".join(lines))
+    wrong = error("y", "--data", "leer.csv", "--yes").problems[0]
+    assert (wrong.message, wrong.where) == ("'Antwort' is null", "leer.csv:2 and 38 more records")
+    assert not (here / "y").exists()

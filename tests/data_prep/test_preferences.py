@@ -81,7 +81,7 @@ def test_bad_records_are_reported_or_skipped(
     ]
     assert caught.value.problems[0].where == f"{file}:2"
     rows = preferences(PreferencesParams(source=str(file), skip_invalid=True))["train"]
-    assert "leaving out 5 records; the first: both responses are the same" in caplog.text
+    assert "leaving out 5 of 6 records: both responses are the same (" in caplog.text
     write_rows(tmp_path / "train.parquet", rows)
     (row,) = read_rows(tmp_path / "train.parquet")
     assert (row.data_source, row.prompt, row.style) == ("pairs", [ASK], "model")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from rlctl.errors import RlctlError
 from rlctl.terminal import visible
 
 if TYPE_CHECKING:
+    from rlctl.data_prep.raw_data import RawData
     from rlctl.runtime.planning.dry_run import DryRun
     from rlctl.runtime.project.files import Project
     from rlctl.runtime.project.questions import Answers
@@ -108,6 +109,20 @@ Instruction = Annotated[
 ]
 
 
+Encoding = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Encoding of text files, such as cp1252; by default found in each."
+    ),
+]
+Delimiter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CHAR", help="Separator of CSV fields, or `tab`; by default found in each file."
+    ),
+]
+
+
 @app.command(epilog=_EXAMPLES)
 def new(
     folder: Folder = None,
@@ -120,6 +135,8 @@ def new(
     devices: Devices = None,
     algorithm: Algorithm = "grpo",
     instruction: Instruction = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Accept every suggestion.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     as_json: Json = False,
@@ -130,6 +147,8 @@ def new(
     the rows as DIR/train.parquet and DIR/val.parquet, then shows what a start would do.
     """
     from rlctl.cli.views.samples import print_row, row_entry
+    from rlctl.data_prep.raw_data import find_raw
+    from rlctl.data_prep.text_files import text_form
     from rlctl.runtime.project.files import Project
 
     if folder is not None and not force:
@@ -143,11 +162,13 @@ def new(
         "devices": None if devices is None else str(devices),
     }
     can_ask = sys.stdin.isatty() and sys.stderr.isatty()
-    answers = _answer(options, val, yes, can_ask)
+    form = text_form(encoding, delimiter)
+    answers = _answer(options, lambda text: find_raw(text, val, form), yes, can_ask)
     project = Project(folder or Path(answers.rows.data.name), algorithm)
     if not force:
         project.refuse_existing()
     rows = answers.rows_with(instruction)
+    splits = rows.splits()
     entries = [
         row_entry(index, row, answers.tokenizer) for index, row in enumerate(rows.first(_NUM_SHOWN))
     ]
@@ -156,26 +177,34 @@ def new(
     question = f"Write the recipe, the reward and the data to {project.folder}?"
     if can_ask and not yes and not typer.confirm(question, True, err=True):
         raise typer.Exit(1)
-    project.write(answers, rows)
-    report = _dry_run(project, as_json)
-    if as_json:
+    project.write(answers, rows, splits)
+    _report(project, entries if as_json else None)
+
+
+def _report(project: Project, entries: Sequence[Mapping[str, Any]] | None) -> None:
+    """Check the project and print what a start does and how to start; as JSON with `entries`."""
+    report = _dry_run(project, entries is not None)
+    if entries is not None:
         made = {"command": project.command, **project.files, "rows": entries}
         print_json({**made, "dry_run": report})
-    else:
-        files = project.files
-        stdout().print(f"\nchange     {files['recipe']}, {files['reward']}")
-        stdout().print(f"start      {project.command}")
+        return
+    files = project.files
+    stdout().print(f"\nchange     {files['recipe']}, {files['reward']}")
+    stdout().print(f"start      {project.command}")
 
 
 def _answer(
-    options: Mapping[str, str | None], val: str | None, accept: bool, can_ask: bool
+    options: Mapping[str, str | None],
+    find: Callable[[str], RawData],
+    accept: bool,
+    can_ask: bool,
 ) -> Answers:
     """Return the answers to all questions; show the columns before questions about them."""
     from rlctl.data_prep.raw_data import kind_of
     from rlctl.runtime.project.questions import Interview
 
     interview = Interview(options, accept, _ask if can_ask else None, announce)
-    raw = interview.find_data(val)
+    raw = interview.find_data(find)
     if raw is not None and can_ask and None in (options["prompt_key"], options["answer_key"]):
         rows = [
             (str(number), visible(name), kind_of(value), visible(f"{value!s:.{_EXAMPLE}}"))

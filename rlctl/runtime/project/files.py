@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import jinja2
 
 from rlctl.data_prep.raw_data import RowMaker
-from rlctl.data_prep.rows import write_rows
+from rlctl.data_prep.rows import RowSource, write_rows
 from rlctl.errors import ConflictError
 from rlctl.files import write_text
 from rlctl.quickstart import FOLDERS
@@ -55,12 +56,11 @@ class Project:
                 hint="name another folder, or overwrite them with --force",
             )
 
-    def write(self, answers: Answers, rows: RowMaker) -> None:
-        """Write data, reward and recipe; nothing unless all records can be converted."""
+    def write(self, answers: Answers, rows: RowMaker, splits: Mapping[str, RowSource]) -> None:
+        """Write the rows of `splits`, which `rows` makes, the reward and the recipe."""
         from rlctl.runtime.data.image_prompts import row_renderer
         from rlctl.runtime.data.tokenizer import encode_text  # imports transformers
 
-        splits = rows.splits()
         measured = rows.first(_NUM_MEASURED)
         render = row_renderer(answers.tokenizer)
         longest = max(len(encode_text(answers.tokenizer, render(row))) for row in measured)

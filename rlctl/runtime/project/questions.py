@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rlctl.data_prep.jsonl import Fields
-from rlctl.data_prep.raw_data import RawData, RowMaker, find_raw, is_number, kind_of
+from rlctl.data_prep.raw_data import RawData, RowMaker, is_number, kind_of
 from rlctl.data_prep.records import value_at
 from rlctl.errors import UsageError
 from rlctl.plugins import require
@@ -67,9 +67,9 @@ class Interview:
     announce: Callable[[str], None]
     _missing: dict[str, str | None] = field(default_factory=dict)  # option → suggestion
 
-    def find_data(self, val: str | None) -> RawData | None:
-        """Find the data, also for validation, and read a sample of it; None if it is missing."""
-        return self._answer("data", None, lambda text: find_raw(text, val))
+    def find_data(self, find: Callable[[str], RawData]) -> RawData | None:
+        """Return the data that `find` reads a sample of by its name; None if it is missing."""
+        return self._answer("data", None, find)
 
     def finish(self, raw: RawData | None) -> Answers:
         """Answer the other questions.
@@ -151,7 +151,8 @@ def _read_column(raw: RawData, text: str, kinds: tuple[str, ...]) -> str:
     fitting = ", ".join(name for name, value in columns.items() if kind_of(value) in kinds)
     hint = f"columns of that kind: {fitting or 'none'}"
     try:
-        kind = kind_of(value_at(raw.records[0], text))
+        value = columns.get(text)  # the first that is not empty
+        kind = kind_of(value_at(raw.records[0], text) if value is None else value)
     except ValueError as error:
         near = did_you_mean(text, names)
         raise UsageError(f"no column {text!r}", hint=near or hint) from error
