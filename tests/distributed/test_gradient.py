@@ -30,6 +30,8 @@ from tests.distributed.ranks import on_ranks, rank_info
 from tests.vlm import CHATS, prompts_of, write_vlm
 from tests.workers import LOSS, ROWS, actor_of, critic_of, experience, gradients
 
+# A policy loss with an aggregation of its own, beside a KL and an entropy with another one.
+APART = ("actor_rollout_ref.actor.policy_loss.loss_mode=sapo",)
 # Roles of the actor with another algorithm than PPO.
 RECIPES = ("distill", "online_dpo", "raft", "sft", "dpo")
 
@@ -102,10 +104,22 @@ def gradient(
     return torch.cat([each.flatten() for each in found.values()]), metrics
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
-def test_micro_batches_do_not_change_the_gradient(model: Path, mode: str) -> None:
-    whole, metrics = gradient(rank_info(), str(model), "actor", mode, 1)
-    cut, cut_metrics = gradient(rank_info(), str(model), "actor", mode, 4)
+@pytest.mark.parametrize(
+    ("mode", "loss"),
+    [
+        ("token-mean", ()),
+        ("seq-mean-token-mean", ()),
+        ("seq-mean-token-sum-norm", ()),
+        ("token-mean", APART),
+        ("token-sum", APART),
+        ("seq-mean-token-sum-norm", APART),
+    ],
+)
+def test_micro_batches_do_not_change_the_gradient(
+    model: Path, mode: str, loss: tuple[str, ...]
+) -> None:
+    whole, metrics = gradient(rank_info(), str(model), "actor", mode, 1, loss)
+    cut, cut_metrics = gradient(rank_info(), str(model), "actor", mode, 4, loss)
     assert whole.norm() > 1e-3
     assert (whole - cut).norm() <= 1e-6 * whole.norm()
     assert cut_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-7)
@@ -119,15 +133,17 @@ CUTS = [
 
 
 def gradients_of_cuts(where: RankInfo, model: str) -> list[torch.Tensor]:
-    return [gradient(where, model, role, "token-mean", number)[0] for role, number in CUTS]
+    found = [gradient(where, model, role, "token-mean", number)[0] for role, number in CUTS]
+    return [*found, gradient(where, model, "actor", "token-mean", 4, APART)[0]]
 
 
 def test_two_ranks_do_not_change_the_gradient(model: Path) -> None:
     """FSDP2 on two gloo ranks against one process, with one and with several micro-batches."""
     whole = {role: gradient(rank_info(), str(model), role, "token-mean", 1)[0] for role, _ in CUTS}
+    whole["apart"] = gradient(rank_info(), str(model), "actor", "token-mean", 1, APART)[0]
     assert min(expected.norm() for expected in whole.values()) > 1e-3
     for of_rank in on_ranks(2, gradients_of_cuts, str(model)):
-        for (role, number), cut in zip(CUTS, of_rank, strict=True):
+        for (role, number), cut in zip([*CUTS, ("apart", 4)], of_rank, strict=True):
             expected = whole[role]
             assert (expected - cut).norm() <= 1e-6 * expected.norm(), (role, number)
 

@@ -40,7 +40,7 @@ from tests.distributed.meshes import (
     write_models,
 )
 from tests.distributed.ranks import on_ranks, rank_info
-from tests.distributed.test_gradient import gradient
+from tests.distributed.test_gradient import APART, gradient
 from tests.miniatures import miniature
 from tests.models import tiny_tokenizer
 from tests.workers import actor, experience, weights
@@ -57,6 +57,7 @@ CASES = (
     Case("actor", mesh(1, 4), 1, model="two_kv_heads"),
     # Ranks of a layer; exact where all have all rows.
     *(Case(role, mesh(2)) for role in ("actor", "critic", "distill", "dpo")),
+    Case("actor", mesh(2), settings=APART),
     Case("actor", mesh(4), 1, tolerance=EXACT),
     Case("critic", mesh(2, 2), 1, tolerance=EXACT),
     Case("reward", mesh(2, 2)),

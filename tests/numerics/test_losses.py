@@ -41,10 +41,11 @@ def loss_of(
     }
 
 
-# Computed with verl 0.9.1 on `golden_tokens`; token-mean unless the loss prescribes a mode.
+# Computed with the wheel of verl 0.9.1 on `golden_tokens`, with token-mean. GSPO's loss with
+# seq-mean-token-mean is -0.006306.
 GOLDEN = {
     "vanilla": -0.012552,
-    "gspo": -0.006306,
+    "gspo": -0.129779,
     "sapo": -0.159161,
     "gpg": 0.11,
     "cispo": 0.228760,
@@ -59,6 +60,11 @@ def test_golden(name: str) -> None:
     loss, metrics = loss_of(name, golden_tokens())
     assert float(loss) == pytest.approx(GOLDEN[name], abs=1e-6)
     assert metrics["actor/ppo_kl"] == pytest.approx(-0.2)
+
+
+def test_gspo_is_averaged_as_configured() -> None:
+    loss, _ = loss_of("gspo", golden_tokens(), mode="seq-mean-token-mean")
+    assert float(loss) == pytest.approx(-0.006306, abs=1e-6)
 
 
 def test_golden_metrics_and_gradient() -> None:

@@ -8,11 +8,16 @@ not every mode uses all of them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
 from rlctl.errors import ConfigError
 from rlctl.plugins import suggestion
+from rlctl.runtime.batch import Experience
 from rlctl.runtime.ops import masked_sum, row_sum
+from rlctl.runtime.roles import Total
 from rlctl.tracking.metrics import Mean, Sum
 
 MODES = (
@@ -71,9 +76,33 @@ def count(
     the configuration (Dr.GRPO, arXiv 2503.20783). `mask` and `row`: (T,). Raises ConfigError for an
     unknown mode, ValueError if `width` is missing.
     """
+    return _divisor(mask.sum(), num_rows, mode, width)
+
+
+def with_sizes(batch: Experience, total: Total) -> Experience:
+    """Return this rank's rows of a mini-batch with the `sizes` of the whole mini-batch."""
+    own = [float(len(batch)), float(batch.response_mask.values.sum())]
+    sizes = total(torch.tensor(own, dtype=torch.float64))
+    return replace(batch, sizes=sizes.expand(len(batch), 2))
+
+
+def conversion(
+    mode: str, into: str, num_rows: float, num_tokens: float, width: float | None = None
+) -> float:
+    """Return the factor of a numerator of `mode` that is divided by the count of `into`.
+
+    Both counts are those of a mini-batch of `num_rows` rows with `num_tokens` unmasked tokens.
+    """
+    own, other = (_divisor(num_tokens, num_rows, name, width) for name in (mode, into))
+    return (1.0 if other is None else other) / (1.0 if own is None else max(own, 1.0))
+
+
+def _divisor(
+    num_tokens: Tensor | float, num_rows: float, mode: str, width: float | None
+) -> float | None:
     match check_mode(mode):
         case "token-mean":
-            return float(mask.sum())
+            return float(num_tokens)
         case "token-sum":
             return None
         case "seq-mean-token-sum-norm":

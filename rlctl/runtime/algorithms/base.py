@@ -58,6 +58,7 @@ class Needs(Flag):
     COMPONENTS = auto()  # the components of the reward
     ENTROPY = auto()  # the entropy of the policy in the update
     SUM_PI_SQUARED = auto()  # Σ_v π(v)² and the log-probs before the update
+    SIZES = auto()  # the sizes of a mini-batch in its loss
 
 
 class PolicyLoss(Protocol):

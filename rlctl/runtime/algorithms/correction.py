@@ -206,6 +206,11 @@ class Correction:
         )
 
     @property
+    def rejects(self) -> bool:
+        """True if tokens may be left out of the loss."""
+        return bool(self.criteria) or self.veto is not None
+
+    @property
     def needs_batch(self) -> bool:
         """True if old log-probs of all rows are needed before an update, or are the engine's."""
         return self.bypass or (self.level is not None and self.batch_normalize)

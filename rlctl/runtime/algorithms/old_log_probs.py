@@ -14,6 +14,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs, cut
 from rlctl.runtime.algorithms.correction import Correction, proximal
 from rlctl.runtime.algorithms.importance_weights import SampledTokens
+from rlctl.runtime.algorithms.policy_losses.base import TokenLoss
 from rlctl.runtime.algorithms.stats import entropy_metric
 from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.batch.stored import is_stored
@@ -122,11 +123,13 @@ class OwnPass(PassBefore):
         return metrics + [actor.update(batch, lr) for batch in batches]
 
 
-def choose_update(config: schema.Config, needs: Needs, correction: Correction) -> PolicyUpdate:
+def choose_update(
+    config: schema.Config, needs: Needs, correction: Correction, policy_loss: TokenLoss
+) -> PolicyUpdate:
     """Return the way of updates for an estimator with these needs.
 
     Old log-probs come from an update's own pass unless they are needed before it: for advantages,
-    weights of the global batch, and to be replayed.
+    weights of the global batch, the number of tokens that are not rejected, and to be replayed.
     """
     if correction.bypass:
         return Bypass(correction)
@@ -134,6 +137,7 @@ def choose_update(config: schema.Config, needs: Needs, correction: Correction) -
     before = algorithm.use_kl_in_reward or algorithm.use_pf_ppo
     before |= Needs.SUM_PI_SQUARED in needs or correction.needs_batch
     before |= actor.router_replay.mode == "R2"
+    before |= correction.rejects and policy_loss.aggregates_apart(actor)
     return PassBefore(correction) if before else OwnPass(correction)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from rlctl.recipes import schema
@@ -21,7 +22,7 @@ from rlctl.runtime.algorithms.advantages.base import (
     load_estimator,
 )
 from rlctl.runtime.algorithms.advantages.remax import with_baseline
-from rlctl.runtime.algorithms.aggregate import aggregate, count, divided
+from rlctl.runtime.algorithms.aggregate import aggregate, conversion, count, divided
 from rlctl.runtime.algorithms.base import (
     Loss,
     Needs,
@@ -101,10 +102,10 @@ class PPO:
         rollout = config.actor_rollout_ref.rollout
         estimator = load_estimator(algorithm.adv_estimator, algorithm.adv_estimator_params)
         correction = Correction.from_config(algorithm.rollout_correction)
-        check_settings(config, estimator, correction)
         policy_loss = load_policy_loss(actor.policy_loss.loss_mode, actor.policy_loss.params)
         if correction.reinforce:
             policy_loss = TokenLoss(gpg)
+        check_settings(config, estimator, policy_loss, correction)
         warmup = config.trainer.critic_warmup if Needs.CRITIC in estimator.needs else 0
         return cls(
             algorithm=algorithm,
@@ -123,7 +124,7 @@ class PPO:
             critic_warmup=warmup,
             kl=make_kl_controller(algorithm.kl_ctrl),
             correction=correction,
-            update=choose_update(config, estimator.needs, correction),
+            update=choose_update(config, estimator.needs, correction, policy_loss),
         )
 
     @property
@@ -132,6 +133,8 @@ class PPO:
         needs = Needs.ENGINE | Needs.GROUPS | self.estimator.needs
         if self.algorithm.use_kl_in_reward or self.actor.use_kl_loss:
             needs |= Needs.REFERENCE
+        if self.policy_loss.aggregates_apart(self.actor):
+            needs |= Needs.SIZES
         return needs | Needs.ENTROPY if self.actor.entropy_coeff else needs
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
@@ -182,7 +185,8 @@ class PPO:
     def loss(self, outputs: PolicyOutputs, batch: Rollouts) -> Loss:
         """Return pg − entropy_coeff · entropy + kl_loss_coef · KL(policy, reference), aggregated.
 
-        `outputs` hold (T,) for the T response tokens of the micro-batch; the total is a scalar.
+        `outputs` hold (T,) for the T response tokens of the micro-batch; the total is a scalar. The
+        aggregation that a policy loss prescribes is not that of the other terms, as in verl.
         """
         assert isinstance(batch, Experience)
         actor, num_rows = self.actor, len(batch)
@@ -194,26 +198,37 @@ class PPO:
         metrics |= corrections
         if weights is not None:
             losses = self.policy_loss.weigh(losses, weights, tokens)
-        mode = self.policy_loss.aggregation or actor.loss_agg_mode
+        own = self.policy_loss.aggregation or actor.loss_agg_mode
+        apart = self.policy_loss.aggregates_apart(actor)
+        mode = actor.loss_agg_mode if apart else own
         width = actor.loss_scale_factor or self.max_response_length
-        divisor = count(mask, row, num_rows, mode, width)
-        extra = 0.0
+        divisors = {name: count(mask, row, num_rows, name, width) for name in {own, mode}}
+        extra = torch.zeros_like(losses)
 
-        def mean_of(x: Tensor) -> Mean | Sum:
-            return divided(aggregate(x.detach(), mask, row, num_rows, mode), divisor)
+        def mean_of(x: Tensor, mode: str) -> Mean | Sum:
+            return divided(aggregate(x.detach(), mask, row, num_rows, mode), divisors[mode])
 
-        metrics["actor/pg_loss"] = mean_of(losses)
+        metrics["actor/pg_loss"] = mean_of(losses, own)
         if actor.entropy_coeff:
             assert outputs.entropy is not None
             extra = extra - actor.entropy_coeff * outputs.entropy
+            metrics["actor/entropy_loss"] = mean_of(outputs.entropy, mode)
         if actor.use_kl_loss:
             assert batch.ref_log_probs is not None
             kl = self.loss_kl(outputs.log_probs - batch.ref_log_probs.values)
             extra = extra + actor.kl_loss_coef * kl
-            metrics["actor/kl_loss"] = mean_of(kl)
+            metrics["actor/kl_loss"] = mean_of(kl, mode)
             metrics["actor/kl_coef"] = Mean(actor.kl_loss_coef)
-        total = aggregate(losses + extra, mask, row, num_rows, mode)
-        return Loss(total, divisor, metrics, num_tokens=float(mask.sum()))
+        if apart:
+            all_rows, all_tokens = num_rows, float(mask.sum())
+            if batch.sizes is not None:
+                all_rows, all_tokens = batch.sizes[0].tolist()
+            total = aggregate(losses, mask, row, num_rows, own)
+            total = total * conversion(own, mode, all_rows, all_tokens, width)
+            total = total + aggregate(extra, mask, row, num_rows, mode)
+        else:
+            total = aggregate(losses + extra, mask, row, num_rows, mode)
+        return Loss(total, divisors[mode], metrics, num_tokens=float(mask.sum()))
 
     def value_loss(self, values: Tensor, batch: Rollouts) -> Loss:
         """Return the clipped value loss of `values` (T,), aggregated by `critic.loss_agg_mode`."""

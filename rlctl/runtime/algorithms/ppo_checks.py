@@ -8,17 +8,42 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.advantages.base import Estimator
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.correction import Correction
+from rlctl.runtime.algorithms.policy_losses.base import TokenLoss
 
 
-def check_settings(config: schema.Config, estimator: Estimator, correction: Correction) -> None:
+def check_settings(
+    config: schema.Config, estimator: Estimator, policy_loss: TokenLoss, correction: Correction
+) -> None:
     """Raise ConfigError for settings that contradict each other."""
     algorithm, rollout = config.algorithm, config.actor_rollout_ref.rollout
     _check_group_size(algorithm, estimator, rollout.n)
     _check_program(rollout, estimator)
     _check_bypass(algorithm, estimator, correction)
+    _check_aggregation(config.actor_rollout_ref.actor, policy_loss, correction)
     _check_anchor(config.async_training, algorithm.rollout_correction)
     if correction.interpolate:
         _check_interpolation(config.async_training, correction)
+
+
+def _check_aggregation(actor: schema.Actor, policy_loss: TokenLoss, correction: Correction) -> None:
+    """Warn of an aggregation that the loss was not published with.
+
+    Raises ConfigError if the update would need the number of tokens that it will reject itself.
+    """
+    name, mode = actor.policy_loss.loss_mode, actor.loss_agg_mode
+    where = f"actor_rollout_ref.actor.loss_agg_mode={mode}"
+    if policy_loss.advised not in (None, mode):
+        warn_once(
+            f"loss_mode={name} was published with loss_agg_mode={policy_loss.advised}, and {where} "
+            "trains another loss, as in verl"
+        )
+    if correction.bypass and correction.rejects and policy_loss.aggregates_apart(actor):
+        raise ConfigError(
+            f"loss_mode={name} has an aggregation of its own, and the other terms of the loss "
+            "cannot have another one if tokens are rejected in bypass mode",
+            where=where,
+            hint=f"actor_rollout_ref.actor.loss_agg_mode={policy_loss.aggregation}",
+        )
 
 
 def _check_bypass(

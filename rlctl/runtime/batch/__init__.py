@@ -210,6 +210,9 @@ class Experience(Scored):
     values: Ragged | None = None  # (B rows) float32
     returns: Ragged | None = None  # (B rows) float32
     is_weights: Ragged | None = None  # (B rows) float32: importance weights of rollout correction
+    # (B, 2) float64, equal rows: number of rows and of unmasked tokens of the mini-batch that these
+    # rows are a part of; None: it has no others, or the loss does not need them.
+    sizes: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

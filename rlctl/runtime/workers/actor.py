@@ -13,6 +13,7 @@ from rlctl.errors import InternalError
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLLOUT
+from rlctl.runtime.algorithms.aggregate import with_sizes
 from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss, training_temperature
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.budget import Budget
@@ -268,6 +269,9 @@ class ActorWorker(LearningWorker, Actor):
         own_pass = isinstance(batch, Experience) and batch.old_log_probs is None
         with_entropy = own_pass or Needs.ENTROPY in self.spec.algorithm.needs
         self.engine_is_stale = True
+        if Needs.SIZES in self.spec.algorithm.needs:
+            assert isinstance(batch, Experience)
+            batch = with_sizes(batch, self.learner.sum_over_ranks)
 
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
             outputs = self.policy(sequences, with_entropy=with_entropy)

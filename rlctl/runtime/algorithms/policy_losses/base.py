@@ -89,6 +89,16 @@ class TokenLoss:
         """The only aggregation mode that the loss is defined for; None: any mode."""
         return getattr(self.function, "aggregation", None)
 
+    @property
+    def advised(self) -> str | None:
+        """The aggregation mode that the loss was published with; None: none."""
+        return getattr(self.function, "advised_aggregation", None)
+
+    def aggregates_apart(self, config: Actor) -> bool:
+        """Return True if `config` has terms beside the loss that are aggregated in another way."""
+        others = config.use_kl_loss or bool(config.entropy_coeff)
+        return others and self.aggregation not in (None, config.loss_agg_mode)
+
     def weigh(self, losses: Tensor, weights: Tensor, tokens: PolicyTokens) -> Tensor:
         """Return `losses` times the `weights` of rollout correction, (T,) each.
 
@@ -109,12 +119,16 @@ def policy_loss(
     aggregation: str | None = None,
     params: type[plugins.Params] | None = None,
     per_row: bool = False,
+    advised: str | None = None,
 ) -> Callable[[F], F]:
     """Declare the only aggregation mode of a policy loss, if any, and the class of its settings.
 
-    `per_row`: the loss is that of a row, with the same value on each of its tokens.
+    `per_row`: the loss is that of a row, with the same value on each of its tokens. `advised`: the
+    aggregation mode that the loss was published with; others give a warning.
     """
-    return plugins.declare(aggregation=aggregation, Params=params, per_row=per_row)
+    return plugins.declare(
+        aggregation=aggregation, Params=params, per_row=per_row, advised_aggregation=advised
+    )
 
 
 def load_policy_loss(name: str, settings: Mapping[str, Any]) -> TokenLoss:

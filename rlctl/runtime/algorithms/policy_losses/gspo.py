@@ -14,13 +14,13 @@ from rlctl.runtime.algorithms.policy_losses.base import (
 from rlctl.tracking.metrics import Metrics
 
 
-@policy_loss(aggregation="seq-mean-token-mean")
+@policy_loss(advised="seq-mean-token-mean")
 def gspo(tokens: PolicyTokens, clip: ClipRange) -> tuple[Tensor, Metrics]:
     """Return PPO's clipped loss of the sequence ratio exp(mean_t d), on each token: (T,).
 
     GSPO-token, arXiv 2507.18071. The weight of a token is exp(min(lp − sg(lp) + sg(s), 10)), with s
-    the mean of d over its row, so each token has a gradient. No dual clip. Averaged over rows, as
-    in the paper.
+    the mean of d over its row, so each token has a gradient. No dual clip. The paper averages over
+    tokens and then over rows; other modes weigh rows by their lengths.
     """
     d = tokens.log_ratio
     log_weight = tokens.log_probs - tokens.log_probs.detach() + tokens.mean_of_row(d).detach()
