@@ -1,7 +1,7 @@
 """The GSM8K scorer: 1 for the right final number, 0 for anything else.
 
 Two methods compare numbers (`18` = `18.0` = `18.` = `$18` = `\\boxed{18}`, `1,000` = `1000`):
-    strict    the line after the last `####`, which holds one number and nothing else
+    strict    the line after the last `####`, which holds one number, perhaps with a unit
     flexible  the last number anywhere in the response
 Two methods reproduce verl's scorer, which compares strings in the last 300 characters, so that
 "#### 18." is wrong:
@@ -21,59 +21,30 @@ from pydantic import Field
 from rlctl.plugins import Params, declare
 from rlctl.runtime.rewards.functions import in_process
 
-_NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
-_MINUS, _CURRENCY = "-\N{MINUS SIGN}", "$€£¥"
-# A minus belongs to the number unless it follows an operand.
-_SIGNED_NUMBER = re.compile(
-    rf"(?:(?<![\w.)\]])[{_MINUS}])?(?:\\?[{_CURRENCY}])?(?:{_NUMBER})", re.ASCII
-)
-_DIGITS = "0123456789"
-_BEFORE_DIGITS = 5  # characters that determine a number's sign: one before it, "-", "\\$", "."
-
 _MARK = "####"
-_WHOLE_NUMBER = re.compile(
-    rf"([{_MINUS}+])?(?:\\?[{_CURRENCY}])?({_NUMBER}|\d+\.)\s?(?:\\?%)?\.?", re.ASCII
-)
-# Notation around a number: emphasis, and a LaTeX box, text or math delimiters.
-_WRAPPINGS = (
-    *(("**", "**"), ("*", "*"), ("__", "__"), ("_", "_"), ("`", "`")),
-    *(("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")),
-    *((f"\\{name}{{", "}") for name in ("boxed", "fbox", "text", "textbf", "mathrm", "mathbf")),
-)
-_MAX_ANSWER = 1000  # characters of a line that can be a number: GSM8K's have at most twelve
-
-_VERL_WINDOW = 300  # characters
-_VERL_MARKED = re.compile(r"#### (\-?[0-9\.\,]+)")
-_VERL_ANY = re.compile(r"(\-?[0-9\.\,]+)")
-
+_PLAIN = re.compile(r"-?\d{1,18}", re.ASCII)
+_MAX_MARKS = 20  # that are tried, from the last
 # The extracted answer, and True if it is right.
 Found = tuple[str | None, bool]
 
 
-def _number(text: str) -> Decimal | None:
+def read_number(text: str) -> Decimal | None:
     """Return the value of a text that is one number and nothing else, else None."""
-    text = text.strip()
-    if len(text) > _MAX_ANSWER:
-        return None
-    match = _WHOLE_NUMBER.fullmatch(text)
-    if match:
-        value = Decimal(match[2].replace(",", ""))
-        return value if match[1] in (None, "+") else -value
-    for opening, closing in _WRAPPINGS:
-        inner = text.removesuffix(".").removeprefix(opening).removesuffix(closing)
-        if len(inner) == len(text.removesuffix(".")) - len(opening) - len(closing):
-            return _number(inner)
-    return None
+    if _PLAIN.fullmatch(text):
+        return Decimal(text)
+    from rlctl.runtime.rewards import gsm8k_notation
+
+    return gsm8k_notation.read_number(text)
 
 
 def _value(truth: str) -> Decimal:
-    value = _number(truth)
+    value = read_number(truth)
     if value is None:
         raise ValueError(f"the ground truth {truth!r} is not a number")
     return value
 
 
-def _compare(found: Decimal | None, truth: str) -> Found:
+def compare(found: Decimal | None, truth: str) -> Found:
     """Return the plain form of the number, equal for equal numbers, and the comparison."""
     wanted = _value(truth)
     if found is None:
@@ -82,36 +53,48 @@ def _compare(found: Decimal | None, truth: str) -> Found:
     return plain.rstrip("0").rstrip(".") if "." in plain else plain, found == wanted
 
 
+def without_thoughts(solution: str) -> str:
+    """Return the response after its last `</think>`, without a thought that has no end."""
+    return solution.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def _marked_line(solution: str) -> str | None:
+    """Return the text after the last `####` that marks an answer.
+
+    A mark that ends a line with an earlier mark only closes it, and one amid a sentence without
+    digits only mentions the mark.
+    """
+    end = len(solution)
+    for _ in range(_MAX_MARKS):
+        start = solution.rfind(_MARK, 0, end)
+        if start < 0:
+            return None
+        before = solution[:start].rstrip("#").rpartition("\n")[2]
+        line, _, below = solution[start + len(_MARK) : end].partition("\n")
+        is_closing = not line.strip() and _MARK in before
+        is_mention = before.strip("*_`>#[ ") and not any(map(str.isdigit, line))
+        if not is_closing and not (is_mention and line.strip()):
+            return line if line.strip() else below.lstrip().partition("\n")[0]
+        end = start
+    return None
+
+
 def _strict(solution: str, truth: str) -> Found:
-    _, mark, rest = solution.rpartition(_MARK)
-    line = rest.lstrip().partition("\n")[0]
-    # Emphasis that began before the mark: **#### 18**
-    line = line.rstrip().removesuffix("**") if line.count("**") == 1 else line
-    return _compare(_number(line) if mark else None, truth)
+    line = _marked_line(without_thoughts(solution))
+    if line is None:
+        return compare(None, truth)
+    return compare(read_number(line.strip()), truth)
 
 
-def _flexible(solution: str, truth: str) -> Found:
-    # From the end: a response is long, and only its last number counts.
-    end = max(map(solution.rfind, _DIGITS)) + 1
-    if not end:
-        return _compare(None, truth)
-    start = len(solution[:end].rstrip(_DIGITS + ".,"))
-    last = _SIGNED_NUMBER.findall(solution[max(0, start - _BEFORE_DIGITS) : end])[-1]
-    return _compare(_number(last), truth)
+def _other(name: str) -> Callable[[str, str], Found]:
+    """Return a method of `gsm8k_methods`, which is imported at the first call."""
 
+    def method(solution: str, truth: str) -> Found:
+        from rlctl.runtime.rewards import gsm8k_methods
 
-def _verl_strict(solution: str, truth: str) -> Found:
-    found = _VERL_MARKED.findall(solution[-_VERL_WINDOW:])
-    last = found[-1].replace(",", "").replace("$", "") if found else None
-    return last, last == truth
+        return getattr(gsm8k_methods, name)(solution, truth)
 
-
-def _verl_flexible(solution: str, truth: str) -> Found:
-    found = [
-        number for number in _VERL_ANY.findall(solution[-_VERL_WINDOW:]) if number not in ("", ".")
-    ]
-    last = found[-1] if found else None
-    return last, last == truth
+    return method
 
 
 class Gsm8kParams(Params):
@@ -119,8 +102,8 @@ class Gsm8kParams(Params):
 
     method: Literal["strict", "flexible", "verl_strict", "verl_flexible"] = Field(
         default="strict",
-        description="strict = one number and nothing else after the last `####`, flexible = the "
-        "last number; verl_* compare strings as verl does",
+        description="strict = one number, perhaps with a unit, after the last `####`, "
+        "flexible = the last number; verl_* compare strings as verl does",
     )
 
 
@@ -128,9 +111,7 @@ class Gsm8kParams(Params):
 DATA_SOURCES = ("openai/gsm8k", "gsm8k", "rlctl/arithmetic")
 METHODS: dict[str, Callable[[str, str], Found]] = {
     "strict": _strict,
-    "flexible": _flexible,
-    "verl_strict": _verl_strict,
-    "verl_flexible": _verl_flexible,
+    **{name: _other(name) for name in ("flexible", "verl_strict", "verl_flexible")},
 }
 
 

@@ -1,12 +1,14 @@
 """The MATH scorer: 1 if the final answer is mathematically equal to the ground truth, else 0.
 
-math-verify extracts and compares the answers. It is imported in reward processes only: it uses
-sympy, which may not end on a malformed expression.
+`rlctl.runtime.rewards.mathematics` finds, reads and compares the answers, exactly and in bounded
+time. math-verify compares with truths that have integrals, sums or limits. Both are imported in
+reward processes only: math-verify uses sympy, which may not end on such an expression.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 from rlctl.errors import MissingExtraError
@@ -20,7 +22,8 @@ DATA_SOURCES = (
     *("numina_aops_forum", "numina_synthetic_math", "numina_amc_aime", "numina_synthetic_amc"),
     *("numina_cn_k12", "numina_olympiads", "AI-MO/NuminaMath*", "math-ai/*"),
 )
-_MAX_SOLUTION = 10_000  # characters from the end that are searched
+# What the readers of `mathematics` leave to math-verify, where a truth has it.
+_BEYOND = re.compile(r"\\(?:i*int|oint|sum|prod|lim|det|partial)(?![A-Za-z])")
 
 
 def prepare() -> None:
@@ -47,25 +50,28 @@ def score(
     The ground truth is an expression in LaTeX or plain text. Raises ValueError if it has none.
     """
     del data_source, extra_info
+    from rlctl.runtime.rewards.mathematics import answers, comparison, final_answer
+
+    if not isinstance(ground_truth, str | int | float) or ground_truth != ground_truth:
+        raise ValueError(f"the ground truth {ground_truth!r} is no expression")
+    truth = answers.read(str(ground_truth))
+    if not truth.text:
+        raise ValueError(f"the ground truth {ground_truth!r} is no expression")
+    written = final_answer.final_answer(solution_str)
+    if written is None:
+        return {"score": 0.0, "pred": None}
+    found = answers.read(written)
+    is_right = comparison.same(truth, found)
+    if not is_right and _BEYOND.search(truth.text):
+        is_right = _is_proven(truth.text, written)
+    return {"score": float(is_right), "pred": comparison.plain(found)}
+
+
+def _is_proven(truth: str, answer: str) -> bool:
+    """Return True if math-verify proves the equality, to 30 digits."""
     from math_verify import LatexExtractionConfig, parse, verify
 
     # The time limits of math-verify are off (0): their alarm would replace the alarm of the call.
-    latex = LatexExtractionConfig(boxed_match_priority=0)
-    truth = parse(f"\\boxed{{{ground_truth}}}", [latex], parsing_timeout=0)
-    if not truth:
-        raise ValueError(f"the ground truth {ground_truth!r} is no expression")
-    boxed = solution_str.rfind("\\boxed")  # the last one: earlier ones are intermediate results
-    if boxed >= 0:
-        found = parse(solution_str[boxed:], [latex], parsing_timeout=0)
-    else:
-        found = parse(solution_str[-_MAX_SOLUTION:], parsing_timeout=0)
-    is_right = verify(truth, found, timeout_seconds=0)
-    return {"score": float(is_right), "pred": _plain(found)}
-
-
-def _plain(found: list[Any]) -> str | None:
-    """Return the parsed answer as text, equal for equal answers, or None without an answer."""
-    try:
-        return str(found[0]) if found else None
-    except ValueError:  # an integer with too many digits to convert
-        return str(found[-1])
+    latex = [LatexExtractionConfig(boxed_match_priority=0)]
+    sides = [parse(f"\\boxed{{{side}}}", latex, parsing_timeout=0) for side in (truth, answer)]
+    return verify(*sides, float_rounding=30, numeric_precision=50, timeout_seconds=0)
