@@ -78,6 +78,14 @@ def names(kind: str) -> list[str]:
     return sorted({point.name for point in entry_points_of(kind)})
 
 
+def other_names(kind: str) -> list[str]:
+    """Return further names of plug-ins of `kind`, which are accepted and not listed.
+
+    They are entry points of `rlctl.other_names.<kind>`.
+    """
+    return names(f"other_names.{kind}")
+
+
 def packages(kind: str) -> dict[str, str]:
     """Return the names of `kind`, sorted, and the package of each. Imports no plug-in."""
     points = {point.name: point.dist.name if point.dist else "" for point in entry_points_of(kind)}
@@ -94,13 +102,14 @@ def load(kind: str, name: str) -> Any:
         if (here := os.getcwd()) not in sys.path:
             sys.path.append(here)  # at the end, so that its modules shadow nothing
         return _import(EntryPoint(name, name, f"rlctl.{kind}"))
-    points = {point.name: point for point in entry_points_of(kind)}
-    if name not in points:
+    points = (*entry_points_of(kind), *entry_points_of(f"other_names.{kind}"))
+    found = next((point for point in points if point.name == name), None)
+    if found is None:
         raise ConfigError(
             f"unknown {_singular(kind)} {name!r}",
-            hint=suggestion(name, list(points)) + _forms(kind, name),
+            hint=suggestion(name, names(kind)) + _forms(kind, name),
         )
-    return _import(points[name])
+    return _import(found)
 
 
 def params_model(plugin: Any) -> type[Params] | None:

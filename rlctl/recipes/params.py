@@ -53,7 +53,7 @@ def _unknown_names(slot: Slot, container: dict[str, Any], layers: Layers) -> lis
         return []
     problems: list[Problem] = []
     for name in slot.selected(container):
-        if ":" not in name and name not in known_names(slot.kind):
+        if ":" not in name and name not in accepted_names(slot.kind):
             try:
                 plugins.load(slot.kind, name)
             except ConfigError as error:
@@ -80,7 +80,7 @@ def _check_settings(
     accepted: set[str] = set()
     is_checked = name in selected and slot.is_loaded_here(name)
     if is_checked:
-        if ":" not in name and name not in known_names(slot.kind):
+        if ":" not in name and name not in accepted_names(slot.kind):
             return []  # reported already
         model = plugins.params_model(_load(slot, name))
         accepted = set() if model is None else set(model.model_fields)
@@ -133,6 +133,12 @@ def _origin(key: str, layers: Layers) -> Origin:
 def known_names(kind: str) -> list[str]:
     """Return the entry points of `kind`, read once per process."""
     return plugins.names(kind)
+
+
+@cache
+def accepted_names(kind: str) -> list[str]:
+    """Return the entry points of `kind` and their other names, read once per process."""
+    return [*known_names(kind), *plugins.other_names(kind)]
 
 
 @cache

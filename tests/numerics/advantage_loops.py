@@ -198,6 +198,28 @@ def _loop_otb(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
     return table
 
 
+def _loop_tir(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
+    """Compare the k-th tokens that the policy wrote, in lists without those of tools."""
+    r, lp = rows.rewards.tolist(), rows.given("log_probs").tolist()
+    sq = rows.given("sum_pi_squared").tolist()
+    written = [[t for t, m in enumerate(line) if m] for line in rows.mask.tolist()]
+    table = [[0.0] * len(line) for line in r]
+    for members in _groups(rows):
+        for k in range(max(len(written[i]) for i in members)):
+            reaching = [i for i in members if k < len(written[i])]
+            to_go, energy = {}, {}
+            for i in reaching:
+                to_go[i] = sum(r[i][t] for t in written[i][k:])
+                energy[i] = sum(1 - 2 * math.exp(lp[i][t]) + sq[i][t] for t in written[i][: k + 1])
+            baseline = 0.0
+            if len(reaching) > 1:
+                weighted = sum(to_go[i] * energy[i] for i in reaching)
+                baseline = weighted / (sum(energy.values()) + 1e-8)
+            for i in reaching:
+                table[i][written[i][k]] = to_go[i] - baseline
+    return table
+
+
 def _loop_turns(rows: AdvantageInputs, config: AdvantageConfig) -> Table:
     assert rows.turn is not None
     turns, mask, rewards = rows.turn.tolist(), rows.mask.tolist(), rows.rewards.tolist()
@@ -240,5 +262,6 @@ LOOPS: dict[str, Callable[[AdvantageInputs, AdvantageConfig], Table]] = {
     "grpo_passk": _loop_passk,
     "gdpo": _loop_gdpo,
     "optimal_token_baseline": _loop_otb,
+    "tir_optimal_token_baseline": _loop_tir,
     "grpo_turns": _loop_turns,
 }

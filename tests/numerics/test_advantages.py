@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rlctl.errors import ConfigError, InternalError
-from rlctl.plugins import names
+from rlctl.plugins import names, other_names
+from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.advantages.base import (
     AdvantageConfig,
     AdvantageInputs,
@@ -133,6 +134,28 @@ def test_needs_are_declared(name: str) -> None:
     if needs & (Needs.CRITIC | Needs.GREEDY_BASELINE | Needs.SUM_PI_SQUARED):
         with pytest.raises(InternalError, match="without"):
             get_estimator(name)(AdvantageInputs(rows.rewards, rows.mask, rows.group), PLAIN)
+
+
+def test_verls_other_names_are_accepted_and_not_listed() -> None:
+    config = ["data.train_files=[t]", "actor_rollout_ref.model.path=m"]
+    assert other_names("advantages") == ["grpo_vectorized", "rloo_vectorized"]
+    for alias in other_names("advantages"):
+        name = alias.removesuffix("_vectorized")
+        assert alias not in ESTIMATORS
+        assert get_estimator(alias) == get_estimator(name)
+        given = f"algorithm.adv_estimator={alias}"
+        assert compose("grpo_trainer", [*config, given]).config.algorithm.adv_estimator == alias
+        with pytest.raises(ConfigError, match=f"{alias} has no settings, given: a"):
+            compose("grpo_trainer", [*config, given, "+algorithm.adv_estimator_params.a=1"])
+
+
+def test_tokens_of_tools_are_no_positions() -> None:
+    """Without them both token baselines are equal; rows of the same text are equal with them."""
+    rows = random_rows(4)
+    whole = replace(rows, mask=(rows.mask > -1).float())
+    otb, tir = get_estimator("optimal_token_baseline"), get_estimator("tir_optimal_token_baseline")
+    torch.testing.assert_close(tir(whole, PLAIN)[0], otb(whole, PLAIN)[0])
+    assert not torch.allclose(tir(rows, PLAIN)[0], otb(rows, PLAIN)[0])
 
 
 def test_vapos_returns_have_a_lambda_of_their_own() -> None:

@@ -176,6 +176,11 @@ def test_parsing_of_thresholds() -> None:
     assert Bounds.parse(2, "t") == Bounds(None, 2.0)
     assert Bounds.parse("0.5_5", "t") == Bounds(0.5, 5.0)
     assert parse_criteria("token_k1", 2.0) == [Criterion("token_k1", Bounds(0.5, 2.0))]
+    shared = parse_criteria("token_k1,seq_mean_k3", 2.0)
+    assert shared == [
+        Criterion("token_k1", Bounds(0.5, 2.0)),
+        Criterion("seq_mean_k3", Bounds(None, 2.0)),
+    ]
 
 
 @pytest.mark.parametrize("given", ["", "a", "2_1", "-1", "0", "1_2_3", "0_2", "nan"])
@@ -189,7 +194,8 @@ def test_wrong_thresholds_raise(given: str) -> None:
     [
         ("token_k4", "1", "unknown rejection criterion"),
         ("seq_max_k1", "1", "unknown rejection criterion"),
-        ("token_k1,token_k2", "2", "2 criteria, rollout_rs_threshold has 1"),
+        ("token_k1,token_k2,token_k3", "2,1", "3 criteria, rollout_rs_threshold has 2"),
+        ("token_k1,token_k2", "0.5_2", "takes one upper bound"),
         ("token_k3", "0.5_2", "takes one upper bound"),
     ],
 )

@@ -87,8 +87,8 @@ class RolloutCorrection(Section):
         "null = off"
     )
     rollout_rs_threshold: Annotated[PositiveFloat | Text | None, _NO_REJECTION] = Field(
-        description="one entry per criterion: accepted ratio (k1; x means 1/x to x, or `lo_hi`) "
-        "or largest divergence (k2, k3)"
+        description="one entry per criterion, or one for all: accepted ratio (k1; x means 1/x to "
+        "x, or `lo_hi`) or largest divergence (k2, k3)"
     )
     bypass_mode: bool | Literal["loglinear"] = Field(
         description="old log-probs without a pass of their own: true = the engine's; loglinear = "

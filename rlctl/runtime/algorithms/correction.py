@@ -53,12 +53,14 @@ class Criterion:
 def parse_criteria(kinds: str, thresholds: str | float) -> list[Criterion]:
     """Parse `rollout_rs` ("token_k1,seq_mean_k3") and `rollout_rs_threshold` ("0.5_2,0.01").
 
-    There is one threshold per criterion. For k1 it bounds the ratio π_rollout/π_train, and one
-    number x means [1/x, x]; for k2 and k3 it is the largest allowed divergence. Raises ConfigError
-    for an unknown kind, unequal numbers of entries, or a lower bound of k2 or k3.
+    There is one threshold per criterion, or one for all. For k1 it bounds the ratio
+    π_rollout/π_train, and one number x means [1/x, x]; for k2 and k3 it is the largest allowed
+    divergence. Raises ConfigError for an unknown kind, unequal numbers of entries, or a lower bound
+    of k2 or k3.
     """
     names = [name.strip() for name in kinds.split(",")]
     entries = [entry.strip() for entry in str(thresholds).split(",")]
+    entries = entries * len(names) if len(entries) == 1 else entries
     if len(names) != len(entries):
         raise ConfigError(
             f"rollout_rs has {len(names)} criteria, rollout_rs_threshold has {len(entries)}",

@@ -1,0 +1,1 @@
+"""Estimators and losses outside the core: plug-ins that import it, and that it does not import."""
