@@ -24,7 +24,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/__main__.py::_main": "outermost frame: one line, a crash file and exit code 70",
     "rlctl/tracking/delivery.py::Delivery.send": "a tracker may fail; one warning",
     "rlctl/tracking/delivery.py::ThreadedDelivery._run": "re-raised in the waiting thread",
-    "rlctl/runtime/cluster/session.py::_start.start": "re-raised in the waiting thread",
+    "rlctl/runtime/cluster/ray_start.py::RayStart._init": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/fork_server.py::_work": "printed as Python would; it exits with 1",
     "rlctl/runtime/cluster/jobs.py::_with_deadline.run": "re-raised in the waiting thread",
     "rlctl/runtime/training/rollout_source.py::result_of.run": "re-raised in the waiting thread",

@@ -256,14 +256,14 @@ def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
 
 def test_an_unknown_release_of_ray_starts_all_its_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
     original = parameter.RayParams
-    with daemons.fewer_daemons(False, 60):
+    with daemons.fewer_daemons(False, 60, threading.Event()):
         assert parameter.RayParams is not original
     monkeypatch.setattr(daemons, "version", lambda _: "2.61.0")
-    with daemons.fewer_daemons(False, 60):
+    with daemons.fewer_daemons(False, 60, threading.Event()):
         assert parameter.RayParams is original
     monkeypatch.undo()
     monkeypatch.delattr(parameter, "RayParams")
-    with daemons.fewer_daemons(False, 60):
+    with daemons.fewer_daemons(False, 60, threading.Event()):
         assert not hasattr(parameter, "RayParams"), "a release without the name is left as it is"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,24 +18,28 @@ _NEWEST_RAY = (2, 60)  # tested with these private names
 
 
 @contextmanager
-def fewer_daemons(log_to_driver: bool, timeout_s: float) -> Iterator[None]:
+def fewer_daemons(
+    log_to_driver: bool, timeout_s: float, given_up: threading.Event
+) -> Iterator[None]:
     """Let `ray.init` in the block start neither autoscaler nor dashboard nor idle log monitor.
 
     Each is a Python process that spends 0.5 to 1 s on imports, and `ray.init` waits for the
     dashboard's even if it is off. `ray.init` has no arguments for them. Ray's agent runs as in an
     installation without dashboard. The log monitor sends what workers print to this process; it
     starts with `log_to_driver`. Workers start by `setup_worker`. Ray would give a busy machine 30 s
-    to start its daemons; here they have `timeout_s`. A newer release of Ray than the
-    newest that was tested starts all of them.
+    to start its daemons; here they have `timeout_s`, or until `given_up`. A newer release of Ray
+    than the newest that was tested starts all of them.
     """
     with ExitStack() as patches:
         if Version(version("ray")).release[:2] <= _NEWEST_RAY:
             with suppress(ImportError, AttributeError):  # an older release may lack these names
-                _patch_ray(patches, log_to_driver, timeout_s)
+                _patch_ray(patches, log_to_driver, timeout_s, given_up)
         yield
 
 
-def _patch_ray(patches: ExitStack, log_to_driver: bool, timeout_s: float) -> None:
+def _patch_ray(
+    patches: ExitStack, log_to_driver: bool, timeout_s: float, given_up: threading.Event
+) -> None:
     from ray._private import parameter, services, utils
 
     settings: dict[str, Any] = {
@@ -47,19 +52,21 @@ def _patch_ray(patches: ExitStack, log_to_driver: bool, timeout_s: float) -> Non
         (parameter, "RayParams", partial(parameter.RayParams, **settings)),
         (services, "start_api_server", lambda *_, **__: (None, None)),
         (utils, "get_dashboard_dependency_error", lambda: absent),
-        (services, "get_node", partial(_await_node, services.get_node, timeout_s)),
+        (services, "get_node", partial(_await_node, services.get_node, timeout_s, given_up)),
     ):
         patches.callback(setattr, module, name, getattr(module, name))
         setattr(module, name, replacement)
 
 
-def _await_node(get_node: Callable[..., Any], timeout_s: float, *node: Any) -> Any:
-    """Return `get_node(*node)`; for `timeout_s` the node may not be registered."""
+def _await_node(
+    get_node: Callable[..., Any], timeout_s: float, given_up: threading.Event, *node: Any
+) -> Any:
+    """Return `get_node(*node)`; for `timeout_s`, or until `given_up`, it may not be registered."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
             return get_node(*node)
         except RuntimeError:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or given_up.is_set():
                 raise
         time.sleep(_POLL_S)

@@ -19,7 +19,7 @@ _SCAN_S = 5.0  # between searches for new processes of Ray, which cost more
 _CONNECT_S = 5.0
 _UNREACHABLE_S = 20.0  # a network may be gone for a moment
 _GRACE_S = 10.0  # for the main thread to end the run with an exception
-_DAEMONS = {"raylet": "raylet", "gcs_server": "GCS"}
+DAEMONS = {"raylet": "raylet", "gcs_server": "GCS"}
 
 OnLost = Callable[[RlctlError], object]
 
@@ -51,8 +51,8 @@ class RayHealth:
         self._scan()
         for process in self.processes:
             with suppress(psutil.Error):
-                if process.name() in _DAEMONS:
-                    self._daemons[process] = _DAEMONS[process.name()]
+                if process.name() in DAEMONS:
+                    self._daemons[process] = DAEMONS[process.name()]
         threading.Thread(target=self._watch, name="ray-health", daemon=True).start()
 
     def stop(self) -> None:
@@ -81,7 +81,7 @@ class RayHealth:
 
     def _check(self) -> None:
         for process, name in self._daemons.items():
-            if not _alive(process):
+            if not is_alive(process):
                 self.lost = self.lost or f"Ray's {name} (process {process.pid}) has exited"
         if self._gcs is not None and not self._daemons:
             if _reachable(self._gcs):
@@ -102,7 +102,8 @@ class RayHealth:
 _HINT = "`rlctl resume` continues the run from its latest checkpoint"
 
 
-def _alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
+    """Return True while `process` runs; a zombie has ended."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from rlctl.debugging import debug_variables, post_mortem
-from rlctl.errors import ResourceError, Terminated
+from rlctl.errors import Terminated
 from rlctl.recipes import schema
-from rlctl.runs.logs import format_tails
 from rlctl.runtime import OPENMP_WAIT, SPIN_COUNT
 from rlctl.runtime.cluster import fork_server
 from rlctl.runtime.cluster.access import (
@@ -28,7 +29,10 @@ from rlctl.runtime.cluster.access import (
 )
 from rlctl.runtime.cluster.daemons import fewer_daemons
 from rlctl.runtime.cluster.health import OnLost, RayHealth
+from rlctl.runtime.cluster.ray_start import DaemonEndedError, RayStart
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
+
+LOG = logging.getLogger(__name__)
 
 # An empty PYTHONDONTWRITEBYTECODE lets workers cache bytecode: without it, importing torch and
 # transformers takes seconds longer.
@@ -77,18 +81,17 @@ def ray_session(
     check_packages(init)
     address = address_of(init)
     options = _options(init, num_threads, address) | {"log_to_driver": log_to_driver}
-    folder: Path | None = None
     # Processes of trackers must survive Ray: they record the end of the run.
     others = set(psutil.Process().children(recursive=True))
     with ExitStack() as stack:
-        if address is None:
-            folder = stack.enter_context(_local(options, init, num_cpus, timeout_s))
-        else:
-            options["address"] = address
-        ended = threading.Event()
         health = RayHealth(others, on_lost)
         try:
-            _start(options, folder, timeout_s, ended)
+            if address is None:
+                _Local(options, init, num_cpus, timeout_s, others).start(stack)
+            else:
+                start = RayStart(others)
+                stack.callback(start.close)
+                start.run(options | {"address": address}, None, timeout_s)
             _take_back_signals()
             gcs = None  # a started cluster is watched by its processes, a proxy reports its loss
             if address is not None and not address.startswith("ray://"):
@@ -109,7 +112,6 @@ def ray_session(
         finally:
             health.stop()
             _shut_down(others, health.processes)
-            ended.set()
 
 
 @contextmanager
@@ -122,29 +124,63 @@ def recorded_timeline(file: str | None) -> Iterator[None]:
         ray.timeline(file)
 
 
-@contextmanager
-def _local(
-    options: dict[str, Any], init: schema.RayInit, num_cpus: int, timeout_s: float
-) -> Iterator[Path]:
-    """Add the options of a new cluster on this machine; yield its folder. Removed at the end."""
-    remove_stale()
-    protect_token()
-    for name, value in RAY_SETTINGS.items():
-        os.environ.setdefault(name, value)
-    # Ray's debugger finds the waiting processes through the dashboard.
-    dashboard = init.include_dashboard or post_mortem()
-    daemons = nullcontext() if dashboard else fewer_daemons(options["log_to_driver"], timeout_s)
-    with session_folder() as folder, on_loopback(), daemons:
+@dataclass(frozen=True)
+class _Local:
+    """A new cluster on this machine; see `ray_session` for the arguments."""
+
+    options: dict[str, Any]
+    init: schema.RayInit
+    num_cpus: int
+    timeout_s: float
+    others: set[psutil.Process]
+
+    def start(self, stack: ExitStack) -> None:
+        """Start the cluster; `stack` gets what must be undone once it is shut down.
+
+        Under load a daemon may abort at its start. A second cluster is then tried, once.
+        """
+        first = RayStart(self.others)
+        undone = stack.enter_context(ExitStack())
+        try:
+            self._start(first, undone)
+        except DaemonEndedError as error:
+            LOG.warning("%s; a second start follows", error)
+            # Not `ray.shutdown`: without a GCS it waits, and would then end the second cluster.
+            ended = set(psutil.Process().children(recursive=True)) - self.others
+            _kill(ended)
+            if not first.has_returned(self.timeout_s):
+                raise
+            undone.close()
+            self._start(RayStart(self.others | ended), stack)
+
+    def _start(self, start: RayStart, stack: ExitStack) -> None:
+        remove_stale()
+        protect_token()
+        for name, value in RAY_SETTINGS.items():
+            os.environ.setdefault(name, value)
+        # Ray's debugger finds the waiting processes through the dashboard.
+        dashboard = self.init.include_dashboard or post_mortem()
+        folder = stack.enter_context(session_folder())
+        stack.callback(start.close)
+        stack.enter_context(on_loopback())
+        if not dashboard:
+            to_driver = self.options["log_to_driver"]
+            stack.enter_context(fewer_daemons(to_driver, self.timeout_s, start.given_up))
+        start.run(self._options(folder, dashboard), folder, self.timeout_s)
+
+    def _options(self, folder: Path, dashboard: bool) -> dict[str, Any]:
+        """Return the arguments of `ray.init`."""
+        environment = self.options["runtime_env"]
         # Temporary files of workers, such as vLLM's sockets, are removed with the session.
-        options["runtime_env"]["env_vars"].setdefault("TMPDIR", str(folder))
-        options |= {
-            "num_cpus": num_cpus,
-            "num_gpus": init.num_gpus,
-            "object_store_memory": init.object_store_memory,
+        variables = {"TMPDIR": str(folder)} | environment["env_vars"]
+        return self.options | {
+            "runtime_env": environment | {"env_vars": variables},
+            "num_cpus": self.num_cpus,
+            "num_gpus": self.init.num_gpus,
+            "object_store_memory": self.init.object_store_memory,
             "include_dashboard": dashboard,
             "_temp_dir": str(folder),
         }
-        yield folder
 
 
 def _options(init: schema.RayInit, num_threads: int, address: str | None) -> dict[str, Any]:
@@ -169,46 +205,6 @@ def _options(init: schema.RayInit, num_threads: int, address: str | None) -> dic
     }
 
 
-def _start(
-    options: dict[str, Any], folder: Path | None, timeout_s: float, ended: threading.Event
-) -> None:
-    """Run `ray.init` in a thread, because it has no deadline and cannot always be interrupted.
-
-    The thread runs until `ended`: the kernel kills Ray's processes when the thread that started
-    them exits. Raises ResourceError if Ray does not start within `timeout_s`.
-    """
-    import ray
-
-    failure: list[BaseException] = []
-    started = threading.Event()
-
-    def start() -> None:
-        try:
-            ray.init(**options)
-        except BaseException as error:  # raised again by the waiting thread
-            failure.append(error)
-        started.set()
-        ended.wait()
-
-    threading.Thread(target=start, name="ray-init", daemon=True).start()
-    if not started.wait(timeout_s):
-        raise ResourceError(
-            f"Ray did not start within {timeout_s:g} s",
-            where=_log_tail(folder),
-            hint="trainer.timeouts.ray_start_s sets the deadline",
-        )
-    if failure:
-        hint = "train without Ray: --inline"
-        if folder is None:
-            hint = (
-                "is the address right, and is RAY_AUTH_MODE=token set here if the cluster requires "
-                "a token? `rlctl train --inline` needs no cluster"
-            )
-        raise ResourceError(
-            f"Ray did not start: {failure[0]}", where=_log_tail(folder), hint=hint
-        ) from failure[0]
-
-
 def _shut_down(others: set[psutil.Process], seen: set[psutil.Process]) -> None:
     """Shut down Ray and kill its remaining processes: `seen` and all children except `others`.
 
@@ -223,7 +219,11 @@ def _shut_down(others: set[psutil.Process], seen: set[psutil.Process]) -> None:
     if thread.is_alive():
         atexit.unregister(ray.shutdown)  # it would wait again
     _, left = psutil.wait_procs(started, timeout=_SHUTDOWN_S / 5)
-    for process in left:
+    _kill(left)
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
         with suppress(psutil.Error):  # it has exited, or belongs to another user
             process.kill()
 
@@ -232,11 +232,3 @@ def _take_back_signals() -> None:
     """Restore Python's SIGTERM handler: Ray's core installs one that aborts the process."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-
-
-def _log_tail(folder: Path | None) -> str | None:
-    if folder is None:
-        return None
-    names = ("raylet.err", "raylet.out", "gcs_server.err", "gcs_server.out")
-    logs = [log for name in names for log in folder.glob(f"session_2*/logs/{name}")]
-    return format_tails(logs, 10) or None
