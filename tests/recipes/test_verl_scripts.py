@@ -54,6 +54,27 @@ def test_script_becomes_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [row["kind"] for row in rows] == ["dropped", "dropped", "renamed"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "method", "note"),
+    [
+        ("data.train_files=$HOME/data/gsm8k/train.parquet", "verl_strict", "scores GSM8K as verl"),
+        ("data.train_files=math.parquet", None, "accuracies are not comparable"),
+        ("data.seed=3", None, "accuracies are not comparable"),
+        ("data.train_files=gsm8k.parquet custom_reward_function.path=f.py", None, None),
+        ("data.train_files=gsm8k.parquet reward.gsm8k.method=flexible", "flexible", None),
+    ],
+)
+def test_scores_of_gsm8k_remain_those_of_verl(
+    settings: str, method: str | None, note: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "run.sh").write_text(f"python3 -m verl.trainer.main_ppo {settings}")
+    imported = import_script(tmp_path / "run.sh")
+    assert imported.values.get("reward.params.gsm8k.method") == method
+    assert bool(imported.notes) == (note is not None)
+    assert not note or note in f"{imported.notes}"
+    assert not note or f"# {imported.notes[0]}" in imported.text()
+
+
 def test_refused_keys_of_a_script_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,7 +57,16 @@ def import_verl(
             for setting in imported.settings
         ]
         shown = {"verb": imported.verb, "base": imported.base, "recipe": imported.text()}
-        typer.echo(json.dumps({**shown, "settings": rows, "not_expanded": imported.unread}))
+        typer.echo(
+            json.dumps(
+                {
+                    **shown,
+                    "settings": rows,
+                    "not_expanded": imported.unread,
+                    "notes": imported.notes,
+                }
+            )
+        )
     else:
         if output is None:
             typer.echo(imported.text(), nl=False)
@@ -66,6 +75,8 @@ def import_verl(
                 notice(f"{setting.kind:8} {setting.given}: {setting.text}")
         for text in imported.unread:
             notice(f"not expanded: {text}")
+        for text in imported.notes:
+            notice(text)
         if output is not None:
             notice(f"next: rlctl train {imported.verb} --recipe {output} --dry-run")
     raise_problems(imported.problems)

@@ -25,6 +25,9 @@ _log = logging.getLogger(__name__)
 
 _MODULE = re.compile(r"(?:[\w.]+\.)?(?:main_\w+|\w*sft_trainer|async_main_ppo|fully_async_main)\Z")
 _MOST_SETTINGS = 2000
+_DATA_FILES = ("data.train_files", "data.val_files")
+_OWN_REWARDS = {"reward.custom_reward_function.path", "reward.functions"}
+_GSM8K_METHOD = "reward.params.gsm8k.method"
 
 
 @dataclass
@@ -38,12 +41,14 @@ class Imported:
     settings: list[VerlSetting]
     problems: list[Problem]
     unread: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def text(self) -> str:
         """Return the recipe as YAML, with comments about its origin and refused settings."""
         head = [f"# Imported from {self.script}: `rlctl train {self.verb} --recipe THIS_FILE`."]
         head += [f"# refused: {problem.message}" for problem in self.problems]
         head += [f"# not expanded: {text}" for text in self.unread]
+        head += [f"# {text}" for text in self.notes]
         body = yaml.safe_dump(nested(self.values), sort_keys=False, allow_unicode=True, width=100)
         return "\n".join([*head, f"defaults: [{self.base}, _self_]", "", body])
 
@@ -135,7 +140,25 @@ def _translate(script: str, verb: str, base: str, overrides: list[str]) -> Impor
     combined = verl.combined(lambda key: lookup(container, key), values.__contains__)
     values |= {key: value for key, (value, _) in combined.items()}
     problems += verl.problems(container)
-    return Imported(script, verb, base, values, verl.found, problems)
+    notes = [] if verb == "sft" else _keep_scorer(values)
+    return Imported(script, verb, base, values, verl.found, problems, notes=notes)
+
+
+def _keep_scorer(values: dict[str, Any]) -> list[str]:
+    """Select verl's scorer for rows of GSM8K, and return notes about accuracies."""
+    if _OWN_REWARDS & values.keys() or _GSM8K_METHOD in values:
+        return []
+    files = str([value for key, value in values.items() if key in _DATA_FILES]).lower()
+    if re.search("gsm_?8k", files):
+        values[_GSM8K_METHOD] = "verl_strict"
+        return [
+            f"{_GSM8K_METHOD}=verl_strict scores GSM8K as verl does; "
+            "strict, rlctl's default, reads more notations"
+        ]
+    return [
+        "scorers of rlctl accept more notations than verl's, so accuracies are not comparable; "
+        f"{_GSM8K_METHOD}=verl_strict scores GSM8K as verl does"
+    ]
 
 
 def _container(base: str, values: dict[str, Any]) -> dict[str, Any]:
