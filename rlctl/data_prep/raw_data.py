@@ -102,6 +102,21 @@ class RawData:
             return prompt
         return left[0] if len(left) == 1 else None
 
+    def guess_prompt(self) -> str | None:
+        """Return the column with the longest texts, or None: a default for who is asked."""
+        lengths = {
+            name: sum(len(str(record.get(name) or "")) for record in self.records)
+            for name in self._names("text", "chat")
+        }
+        return max(lengths, key=lambda name: lengths[name], default=None)
+
+    def guess_answer(self, prompt: str) -> str | None:
+        """Return the column after the prompt's, or the first other one, or None."""
+        names = self._names("text", "number")
+        others = [name for name in names if name != prompt]
+        after = names[names.index(prompt) + 1 :] if prompt in names else []
+        return next(iter([*after, *others]), None)
+
     def _names(self, *kinds: str) -> list[str]:
         return [name for name, value in self.columns().items() if kind_of(value) in kinds]
 

@@ -10,6 +10,7 @@ import re
 import sys
 import termios
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +21,20 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rlctl.__main__ import main
+from rlctl.cli import model_trial
 from rlctl.cli.commands import new
 from rlctl.cli.console import stderr, stdout
+from rlctl.cli.model_trial import run_trial
 from rlctl.data_prep.images import pattern
 from rlctl.data_prep.raw_data import final_answer, find_raw
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
 from rlctl.quickstart import VISION
 from rlctl.recipes.compose import compose
-from rlctl.runtime.project.files import reward_source
+from rlctl.runtime import evaluate as evaluate_module
+from rlctl.runtime.project.files import Schedule, reward_source
 from rlctl.runtime.sandbox.user_code import import_file
+from rlctl.tracking.tracker import Sample
 
 RECORDS = [
     {"id": f"r{number}", "Question": f"How much is {number} + 1?", "answer": str(number + 1)}
@@ -37,8 +42,8 @@ RECORDS = [
 ]
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(new.app, [str(each) for each in arguments])
+def run(*arguments: object, trial: str = "--no-try") -> Result:
+    return CliRunner().invoke(new.app, [*(str(each) for each in arguments), trial])
 
 
 def error(*arguments: object) -> RlctlError:
@@ -63,7 +68,7 @@ def test_suggestions_make_a_project_that_is_ready_to_start(here: Path) -> None:
     assert [each["ground_truth"] for each in made["rows"]] == ["1", "2", "3"]
     assert "How much is 0 + 1?" in made["rows"][0]["rendered"]
     config = compose("mine/mine.yaml", []).config
-    assert (config.data.train_batch_size, config.trainer.n_gpus_per_node) == (32, 2)
+    assert (config.data.train_batch_size, config.trainer.n_gpus_per_node) == (8, 2)
     assert config.actor_rollout_ref.model.path == "quickstart"
     assert len(read_rows("mine/train.parquet")) == 36
     assert {row.extra_info["split"] for row in read_rows("mine/val.parquet")} == {"val"}
@@ -78,6 +83,8 @@ def test_suggestions_make_a_project_that_is_ready_to_start(here: Path) -> None:
     done = run("mine", "--data", "sums.jsonl", "--yes", "--force", *settings)
     assert done.exit_code == 0, done.output
     assert "start      rlctl train ppo --recipe mine/mine.yaml" in done.stdout
+    started = "no errors: `rlctl train ppo --recipe mine/mine.yaml` starts the run"
+    assert started in " ".join(done.stderr.split())
     assert read_rows("mine/train.parquet")[0].prompt[0]["content"].endswith("1? Be brief.")
 
 
@@ -238,7 +245,7 @@ def on_a_terminal(typed: str, *words: str) -> tuple[int, str]:
 def test_questions_are_asked_on_a_terminal() -> None:
     """Answer all questions, two of them wrongly first."""
     answers = ("nothing.csv", "sums.jsonl", "2", "", "exact", "", "0", "", "y")
-    code, shown = on_a_terminal("\n".join((*answers, "")), "new")
+    code, shown = on_a_terminal("\n".join((*answers, "")), "new", "--no-try")
     assert code == 0, shown
     for expected in (
         "Data: ",
@@ -306,3 +313,88 @@ def test_a_table_of_excel_makes_a_project(here: Path) -> None:
     wrong = error("y", "--data", "leer.csv", "--yes").problems[0]
     assert (wrong.message, wrong.where) == ("'Antwort' is null", "leer.csv:2 and 38 more records")
     assert not (here / "y").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "devices", "expected"),
+    [
+        (1, 1, (1, 50, 5)),
+        (2, 1, (2, 50, 5)),
+        (36, 1, (8, 52, 5)),
+        (255, 1, (32, 56, 5)),
+        (255, 3, (30, 56, 5)),
+        (255, 64, (128, 50, 5)),
+        (9_000, 1, (128, 70, 7)),
+        (1_000_000, 8, (128, 100, 10)),
+    ],
+)
+def test_the_schedule_is_long_enough_to_learn(
+    rows: int, devices: int, expected: tuple[int, int, int]
+) -> None:
+    schedule = Schedule.of_rows(rows, devices)
+    assert (schedule.batch, schedule.steps, schedule.every) == expected
+
+
+def test_the_model_is_tried_before_training() -> None:
+    done = run("mine", "--data", "sums.jsonl", "--yes", "--json", trial="--try")
+    assert done.exit_code == 0, done.output
+    trial = json.loads(done.stdout)["trial"]
+    assert (trial["rows"], trial["responses"], trial["skipped"]) == (4, 16, None)
+    assert f"16 responses to 4 rows score {trial['mean_score']:.3g} on average" in done.stderr
+    hopeless = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+    Path("mine/reward.py").write_text(f"{hopeless}    return 0.0\n")
+    trial = run_trial(Path("mine/mine.yaml"))
+    assert (trial.mean_score, trial.rows_with_score) == (0.0, 0)
+
+
+def test_equal_scores_long_responses_and_failures_are_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sample = Sample("q", "so\n so", "7", 0.0, {}, 9, "length", "sums", failed=True)
+    trial = model_trial.report([sample] * 8, 9)
+    assert (trial.rows, trial.rows_with_score, trial.truncated) == (2, 0, 8)
+    shown = capsys.readouterr().err
+    assert "all of them score 0, and from equal scores nothing is learned" in shown
+    assert "The first response is 'so so', the right answer '7'" in shown
+    assert "8 of 8 responses were cut off at 9 tokens: data.max_response_length" in shown
+    assert "the reward function failed on 8 of 8 responses" in shown
+    model_trial.report([sample, replace(sample, score=1.0, finish="stop", failed=False)] * 4, 9)
+    shown = capsys.readouterr().err
+    assert "score 0.5 on average, 2 of 2 rows have one above 0" in shown
+    assert "warning" not in shown.replace("the reward function failed", "")[:40]
+
+
+def test_a_trial_that_cannot_be_made_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("mine", "--data", "sums.jsonl", "--yes").exit_code == 0
+    recipe = Path("mine/mine.yaml")
+
+    def endless(config: Any) -> Any:
+        while True:
+            time.sleep(0.01)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model_trial, "LIMIT_S", 1)
+        patch.setattr(evaluate_module, "evaluate", endless)
+        assert run_trial(recipe).skipped == "it took more than 1 s"
+    with monkeypatch.context() as patch:
+        patch.setattr(model_trial, "MAX_BYTES", 1)
+        assert "too slow on a CPU" in (run_trial(recipe).skipped or "")
+    recipe.write_text(recipe.read_text().replace('path: "quickstart"', 'path: "no/model"'))
+    assert run_trial(recipe).skipped == "no/model is not on this machine"
+    assert "note: not tried: no/model is not on this machine\n" in capsys.readouterr().err
+
+
+def test_columns_of_any_name_have_a_default_on_a_terminal(here: Path) -> None:
+    records = [
+        {"note": "x", "satz": f"Wie viel ist {number} plus 1?", "zahl": number + 1}
+        for number in range(20)
+    ]
+    (here / "odd.jsonl").write_text("\n".join(map(json.dumps, records)))
+    code, shown = on_a_terminal("\n\n\n\n\nn\n", "new", "--data", "odd.jsonl", "--no-try")
+    assert code == 1
+    assert "Column of the prompts [satz]: " in shown
+    assert "Column of the right answers [zahl]: " in shown
+    assert shown.count("kind") == 1
+    assert "missing options: --prompt-key" in str(error("--data", "odd.jsonl", "--yes"))

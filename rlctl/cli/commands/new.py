@@ -123,6 +123,15 @@ Delimiter = Annotated[
 ]
 
 
+Try = Annotated[
+    bool,
+    typer.Option(
+        "--try/--no-try",
+        help="Score responses of the model to ten rows, for a minute at most, or do not.",
+    ),
+]
+
+
 @app.command(epilog=_EXAMPLES)
 def new(
     folder: Folder = None,
@@ -138,6 +147,7 @@ def new(
     encoding: Encoding = None,
     delimiter: Delimiter = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Accept every suggestion.")] = False,
+    try_model: Try = True,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -178,15 +188,18 @@ def new(
     if can_ask and not yes and not typer.confirm(question, True, err=True):
         raise typer.Exit(1)
     project.write(answers, rows, splits)
-    _report(project, entries if as_json else None)
+    _report(project, entries if as_json else None, try_model)
 
 
-def _report(project: Project, entries: Sequence[Mapping[str, Any]] | None) -> None:
+def _report(project: Project, entries: Sequence[Mapping[str, Any]] | None, try_model: bool) -> None:
     """Check the project and print what a start does and how to start; as JSON with `entries`."""
+    from rlctl.cli.model_trial import run_trial
+
     report = _dry_run(project, entries is not None)
+    trial = run_trial(project.files["recipe"]) if try_model else None
     if entries is not None:
         made = {"command": project.command, **project.files, "rows": entries}
-        print_json({**made, "dry_run": report})
+        print_json({**made, "dry_run": report, "trial": trial})
         return
     files = project.files
     stdout().print(f"\nchange     {files['recipe']}, {files['reward']}")
@@ -235,5 +248,6 @@ def _dry_run(project: Project, as_json: bool) -> DryRun | None:
 
         if as_json:
             return dry_run(composed, inline=False, strict=False)
-        view.show(composed, inline=False, strict=False, as_json=False)
+        start = f"`{project.command}`"
+        view.show(composed, inline=False, strict=False, as_json=False, start=start)
     return None

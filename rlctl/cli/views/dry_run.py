@@ -29,8 +29,15 @@ def problems_as_json(enabled: bool) -> Iterator[None]:
         raise
 
 
-def show(recipe: Recipe, *, inline: bool, strict: bool, as_json: bool) -> None:
-    """Print the report. Raises all problems at once."""
+def show(
+    recipe: Recipe,
+    *,
+    inline: bool,
+    strict: bool,
+    as_json: bool,
+    start: str = "the same command without --dry-run",
+) -> None:
+    """Print the report; `start` starts the run. Raises all problems at once."""
     from rlctl.runtime.planning.dry_run import dry_run
 
     report = dry_run(recipe, inline=inline, strict=strict)
@@ -51,7 +58,7 @@ def show(recipe: Recipe, *, inline: bool, strict: bool, as_json: bool) -> None:
             f"{report.disk.num_checkpoints} checkpoints need more than the free disk space, "
             f"{_size(report.disk.free)}"
         )
-    notice("no errors: the same command without --dry-run starts the run")
+    notice(f"no errors: {start} starts the run")
 
 
 def _print(report: DryRun) -> None:

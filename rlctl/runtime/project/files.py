@@ -20,8 +20,33 @@ from rlctl.runtime.project.questions import Answers
 
 _NUM_MEASURED = 1000  # prompts whose tokens are counted
 _MAX_BATCH = 128  # prompts of a step
+_MIN_STEPS, _MAX_STEPS = 50, 100  # which show whether a model learns
 _SMALL = {"lr": 2.0e-4, "response_length": 64}  # for the bundled models
 _LARGE = {"lr": 1.0e-6, "response_length": 512}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Prompts of a step, number of steps, and steps between validations and checkpoints."""
+
+    batch: int
+    steps: int
+    every: int
+
+    @classmethod
+    def of_rows(cls, num_rows: int, devices: int) -> Schedule:
+        """Return a schedule from which a model can learn.
+
+        A step has an eighth to a quarter of the rows, of which each device gets as many in each of
+        two updates. There are at least 50 steps, in complete passes through the rows if these have
+        no more than 100.
+        """
+        share = 2 ** max(0, (num_rows // 4).bit_length() - 1)
+        unit = 2 * devices
+        batch = min(num_rows, max(unit, min(_MAX_BATCH, share) // unit * unit))
+        steps_per_epoch = num_rows // batch
+        steps = min(_MAX_STEPS, -(-_MIN_STEPS // steps_per_epoch) * steps_per_epoch)
+        return cls(batch, steps, steps // 10)
 
 
 @dataclass(frozen=True)
@@ -64,7 +89,6 @@ class Project:
         measured = rows.first(_NUM_MEASURED)
         render = row_renderer(answers.tokenizer)
         longest = max(len(encode_text(answers.tokenizer, render(row))) for row in measured)
-        batch = min(_MAX_BATCH, 2 ** (len(splits["train"]).bit_length() - 1))
         for name, split in splits.items():
             write_rows(self.files[name], split)
         write_text(self.files["reward"], reward_source(answers.reward))
@@ -73,7 +97,7 @@ class Project:
             project=self,
             answers=answers,
             num_rows=len(splits["train"]),
-            batch=batch,
+            schedule=Schedule.of_rows(len(splits["train"]), answers.devices),
             prompt_length=-(-longest * 5 // 4 // 32) * 32,  # a quarter more than was seen
             **(_SMALL if answers.model in FOLDERS else _LARGE),
         )

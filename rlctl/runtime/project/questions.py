@@ -76,9 +76,12 @@ class Interview:
 
         Raises the error of an answer that cannot be used, and UsageError with all missing options.
         """
-        suggestion = raw and raw.suggest_prompt()
+        asks = self.ask is not None and not self.accept
+        suggestion = raw and (raw.suggest_prompt() or (raw.guess_prompt() if asks else None))
         prompt = self._answer_column("prompt_key", raw, suggestion, "text", "chat")
         suggestion = raw and raw.suggest_answer(prompt or "")
+        if raw is not None and suggestion is None and asks:
+            suggestion = raw.guess_answer(prompt or "")
         answer = self._answer_column("answer_key", raw, suggestion, "text", "number", "chat")
         has_columns = prompt is not None and answer is not None
         rows = None
