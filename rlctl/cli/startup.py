@@ -26,7 +26,7 @@ from rlctl.monitoring.run_summary import (
     is_accuracy,
 )
 from rlctl.monitoring.safe_console import SafeConsole
-from rlctl.monitoring.text import count, duration, percent_or_number, plural, sparkline
+from rlctl.monitoring.text import count, counted, duration, percent_or_number, plural, sparkline
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
@@ -73,6 +73,8 @@ def print_end(run: RunDir, state: str, seconds: float) -> None:
     from rlctl.runs.events import alarms_of, read_events
     from rlctl.tracking.jsonl import metric_rows
 
+    if run.record.skipped_rows:
+        notice(f"training rows left out: {counted(run.record.skipped_rows)}")
     if state != "failed":
         rows = metric_rows(run.metrics)
         alarms = alarms_of(read_events(run.path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlctl.data_prep.chats import shortened
 from rlctl.data_prep.images import IMAGE_KEY, image_faults, text_of
@@ -60,30 +60,48 @@ def prompt_of(record: dict[str, Any], prompt_key: str) -> Any:
     return value
 
 
+class Fault(NamedTuple):
+    """Description of what is wrong with a row; rows with the same fault have one `reason`."""
+
+    reason: str
+    message: str
+    hint: str | None = None
+
+
 def row_faults(
     record: Any, prompt_key: str, reward_fn_key: str, image_key: str = IMAGE_KEY
-) -> list[str]:
+) -> list[Fault]:
     """Return descriptions of what is wrong with one row; empty if it is valid."""
     if isinstance(record, dict):
         return list(_faults(record, prompt_key, reward_fn_key, image_key))
-    return [
+    message = (
         f"the row is {type(record).__name__}, "
         f"expected an object with {prompt_key}, {reward_fn_key} and reward_model"
-    ]
+    )
+    return [Fault("the row is not an object", message)]
+
+
+def is_blank(record: dict[str, Any], prompt_key: str) -> bool:
+    """Return True if no message of a valid row has text."""
+    chat = prompt_of(record, prompt_key)
+    texts = [chat] if isinstance(chat, str) else [text_of(turn["content"]) for turn in chat]
+    return not any(text.strip() for text in texts)
 
 
 def _faults(
     record: dict[str, Any], prompt_key: str, reward_fn_key: str, image_key: str
-) -> Iterator[str]:
+) -> Iterator[Fault]:
     source = record.get(reward_fn_key)
     if not isinstance(source, str) or not source:
-        yield f"column {reward_fn_key!r} is {source!r}, expected a non-empty text"
+        message = f"column {reward_fn_key!r} is {source!r}, expected a non-empty text"
+        yield Fault(_reason(reward_fn_key, source), message)
     chat = prompt_of(record, prompt_key)
     messages = [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
     if not isinstance(messages, list) or not chat:
-        yield (
+        yield Fault(
+            _reason(prompt_key, chat),
             f"column {prompt_key!r} is {shortened(chat)}, "
-            "expected a non-empty list of {role, content}"
+            "expected a non-empty list of {role, content}",
         )
         messages = []
     texts: list[Any] = []
@@ -92,19 +110,31 @@ def _faults(
         role, text = fields.get("role"), text_of(fields.get("content"))
         texts.append(text)
         if not (isinstance(role, str) and role and isinstance(text, str)):
-            yield (
+            yield Fault(
+                _reason(f"a message of {prompt_key}", text if fields else message),
                 f"column {prompt_key!r}, message {position} is {shortened(message)}, "
-                "expected {role, content}, both text"
+                "expected {role, content}, both text",
             )
-    yield from image_faults(record, image_key, texts)
+    for fault in image_faults(record, image_key, texts):
+        yield Fault(f"{image_key} does not fit the prompt", fault)
     reward = record.get("reward_model")
-    if not isinstance(reward, dict) or reward.get("ground_truth") is None:
-        yield (
+    truth = reward.get("ground_truth") if isinstance(reward, dict) else reward
+    if not isinstance(reward, dict) or truth is None:
+        name = "reward_model.ground_truth" if isinstance(reward, dict) else "reward_model"
+        yield Fault(
+            _reason(name, truth),
             f"column 'reward_model' is {shortened(reward)}, "
-            "expected {style, ground_truth} with a ground_truth that is not null"
+            "expected {style, ground_truth} with a ground_truth that is not null",
         )
     if not isinstance(record.get("extra_info"), dict | None):
-        yield (
+        yield Fault(
+            _reason("extra_info", record["extra_info"]),
             f"column 'extra_info' is {shortened(record['extra_info'])}, expected an object or its "
-            "JSON text"
+            "JSON text",
         )
+
+
+def _reason(name: str, value: Any) -> str:
+    if value is None:
+        return f"{name} is null"
+    return f"{name} {'has the wrong type' if value or value == 0 else 'is empty'}"

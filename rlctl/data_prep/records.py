@@ -66,7 +66,7 @@ def read_records(
     cannot after the last one, unless their problems are appended to `wrong`.
     """
     problems: list[Problem] = [] if wrong is None else wrong
-    for where, record in _read(path, form):
+    for where, record in raw_records(path, form):
         if isinstance(record, ValueError):
             problems.append(Problem(_reason(record), where))
         else:
@@ -75,15 +75,15 @@ def read_records(
         raise_capped(problems, path)
 
 
-def _read(path: Path, form: TextForm | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield position and record; a ValueError for a record that cannot be parsed."""
+def raw_records(path: Path, form: TextForm | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield what `read_records` yields, and the ValueError of a record that cannot be parsed."""
     return _READERS.get(path.suffix.lower(), _jsonl)(path, form)
 
 
 def place_in(path: Path, number: int) -> str:
     """Return the position of a record, counted from 0, as `read_records` does."""
     if path.suffix.lower() not in _READERS or path.suffix.lower() == ".json":
-        return next(islice((where for where, _ in _read(path)), number, None))
+        return next(islice((where for where, _ in raw_records(path)), number, None))
     return f"{path}, row {number}"
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlctl.data_prep.chats import ASSISTANT, chat_in, is_chat, read_chat, shortened
+from rlctl.data_prep.contract import Fault
 from rlctl.data_prep.images import with_text
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
@@ -22,14 +23,6 @@ class RowField:
     path: str
     key: str
     is_number: bool = False
-
-
-class Fault(NamedTuple):
-    """Description of what is wrong with a row; rows with the same fault have one `reason`."""
-
-    reason: str
-    message: str
-    hint: str | None = None
 
 
 def read_text(row: PromptRow, field: RowField) -> str:

@@ -15,7 +15,7 @@ and named in the file's metadata.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -27,7 +27,9 @@ from rlctl.data_prep.agent_columns import AGENT_COLUMNS, ENV_CLASS, with_agent_c
 from rlctl.data_prep.contract import (
     CONTRACT_HINT,
     REWARD_SPEC,
+    Fault,
     contract_hint,
+    is_blank,
     missing_columns,
     prompt_of,
     row_faults,
@@ -37,6 +39,7 @@ from rlctl.data_prep.records import (
     BATCH_ROWS,
     parse_json,
     raise_capped,
+    raw_records,
     read_records,
     readable_parquet,
     stream_parquet,
@@ -152,28 +155,34 @@ def existing_file(path: str | Path) -> Path:
 
 
 def read_batches(
-    path: Path, prompt_key: str, reward_fn_key: str, image_key: str
-) -> Iterator[tuple[Any, list[PromptRow]]]:
+    path: Path, prompt_key: str, reward_fn_key: str, image_key: str, skip: bool = False
+) -> Iterator[tuple[Any, list[Any]]]:
     """Yield the rows of a file in parts, each after the Arrow batch that `decode` makes it from.
 
-    Problems of rows are raised after the last one; see `stream_rows`.
+    Problems of rows are raised after the last one; see `stream_rows`. With `skip`, the first
+    `Fault` of such a row takes its place, also that of a prompt without text.
     """
     batches = (
-        _json_batches(path)
+        _json_batches(path, skip)
         if path.suffix.lower() in (".jsonl", ".json")
         else _parquet_batches(path, prompt_key, reward_fn_key, image_key)
     )
     number, problems, unsupported = 0, list[Problem](), dict[str, list[str]]()
     for batch, places in batches:
-        rows: list[PromptRow] = []
+        rows: list[PromptRow | Fault] = []
         for where, record in zip(places, _records(batch), strict=True):
             faults = row_faults(record, prompt_key, reward_fn_key, image_key)
-            hint = contract_hint(path, record) if faults and isinstance(record, dict) else None
-            problems += [Problem(fault, where, hint) for fault in faults]
             for name in unsupported_fields(record, image_key):
                 unsupported.setdefault(name, []).append(where)
+            if skip and not faults and is_blank(record, prompt_key):
+                faults = [Fault(f"{prompt_key} is empty", f"column {prompt_key!r} has no text")]
             if not faults:
                 rows.append(_row(record, prompt_key, reward_fn_key, image_key))
+            elif skip:
+                rows.append(faults[0])
+            else:
+                hint = contract_hint(path, record) if isinstance(record, dict) else None
+                problems += [Problem(fault.message, where, hint) for fault in faults]
         number += batch.num_rows
         yield batch, rows
     if not number:
@@ -181,16 +190,20 @@ def read_batches(
     raise_capped([*column_problems(unsupported, number), *problems], path)
 
 
-def decode(batch: Any, *keys: str) -> list[PromptRow]:
-    """Return the rows of an Arrow batch without faults, by the keys of `read_batches`."""
-    return [_row(record, *keys) for record in _records(batch)]
+def decode(batch: Any, numbers: Iterable[int], *keys: str) -> list[PromptRow]:
+    """Return the rows `numbers`, which have no faults, of an Arrow batch of `read_batches`."""
+    records = _records(batch)
+    return [_row(records[number], *keys) for number in numbers]
 
 
-def decode_prompts(batch: Any, prompt_key: str) -> list[list[dict[str, str]]]:
-    """Return the prompts of the rows of an Arrow batch without faults; decode nothing else."""
+def decode_prompts(
+    batch: Any, numbers: Iterable[int], prompt_key: str
+) -> list[list[dict[str, str]]]:
+    """Return the prompts of the rows `numbers` of an Arrow batch; decode nothing else."""
     if batch.schema.names != [_RECORD]:
         batch = batch.select([prompt_key.partition(".")[0]])
-    return [_prompt(record, prompt_key) for record in _records(batch)]
+    records = _records(batch)
+    return [_prompt(records[number], prompt_key) for number in numbers]
 
 
 def write_rows(path: str | Path, rows: RowSource) -> None:
@@ -219,11 +232,14 @@ def write_rows(path: str | Path, rows: RowSource) -> None:
         ) from error
 
 
-def _json_batches(path: Path) -> Iterator[tuple[Any, list[str]]]:
-    """Yield the records as JSON text, with their positions."""
+def _json_batches(path: Path, skip: bool) -> Iterator[tuple[Any, list[str]]]:
+    """Yield the records as JSON text, with their positions; with `skip` null for a broken line."""
     import pyarrow as pa
 
     records = read_records(path)
+    if skip:
+        raw = raw_records(path)
+        records = ((where, None if isinstance(item, ValueError) else item) for where, item in raw)
     while part := list(islice(records, BATCH_ROWS)):
         texts = pa.array([json.dumps(record) for _, record in part], pa.string())
         yield pa.record_batch({_RECORD: texts}), [where for where, _ in part]

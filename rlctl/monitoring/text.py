@@ -40,6 +40,11 @@ def plural(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def counted(rows: Mapping[str, int]) -> str:
+    """Format numbers of rows by reason: the prompt is empty (2 rows), …."""
+    return ", ".join(f"{reason} ({plural(number, 'row')})" for reason, number in rows.items())
+
+
 def ago(seconds: float) -> str:
     """Format an age in one unit: just now, 5 min ago, 3 h ago, 2 days ago."""
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):

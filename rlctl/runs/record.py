@@ -35,8 +35,9 @@ class RunRecord:
     SHA-256, `reward_code` each file or module of reward functions, `models` each model or tokenizer
     to a hash of its files, and `environment` each key that was read from the environment to a tag
     of its value; `trackers` maps a logger to the id that it assigned; `parent` is the checkpoint
-    that initialised the run, if any; `sweep` is the name of the sweep that started it. `failure`
-    is `failure_of` the error that ended the last attempt, None unless `state` is `failed`.
+    that initialised the run, if any; `skipped_rows` counts by reason the training rows that
+    `data.skip_invalid` left out; `sweep` is the name of the sweep that started it. `failure` is
+    `failure_of` the error that ended the last attempt, None unless `state` is `failed`.
     """
 
     id: str
@@ -65,6 +66,7 @@ class RunRecord:
     environment: Mapping[str, str] = field(default_factory=dict)
     trackers: Mapping[str, str] = field(default_factory=dict)
     parent: Mapping[str, Any] | None = None
+    skipped_rows: Mapping[str, int] = field(default_factory=dict)
     sweep: str | None = None
 
     def write(self, path: Path) -> None:

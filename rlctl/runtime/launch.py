@@ -138,6 +138,8 @@ def _open_run(
         on_checkpoint = stack.enter_context(keep_remote_copy(run, plan.config.trainer))
         stack.enter_context(recorded_end(partial(_close, run, time.monotonic(), on_end)))
     stack.enter_context(_oom_event(run, plan))
+    if plan.loader.prompts.skipped:
+        run.update(skipped_rows=plan.loader.prompts.skipped)
     return run, on_checkpoint
 
 

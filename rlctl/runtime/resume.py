@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlctl.errors import ConfigError, NotFoundError, Problem
-from rlctl.monitoring.text import plural
+from rlctl.monitoring.text import counted, plural
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import needed_roles
@@ -99,7 +99,7 @@ def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> ResumePlan
         for change in changed_keys(run, record, recipe, found.checkpoint)
         if not (options.fork and change.key == "trainer.experiment_name")
     ]
-    files = changed_files(record, plan.config)
+    files = [*changed_files(record, plan.config), *_other_rows(record, plan)]
     if not options.fork:
         refuse_drift(run, differing, files, options.force)
     if record.state == "finished" and options.fork is None and options.from_step is None:
@@ -257,6 +257,14 @@ def _check_steps_left(plan: Plan, step: int, is_new: bool) -> None:
             where="trainer.total_training_steps",
             hint=f"it counts from the first step: give more than {step}",
         )
+
+
+def _other_rows(record: RunRecord, plan: Plan) -> Iterator[str]:
+    """Yield a message if `data.skip_invalid` leaves out other rows than in earlier attempts."""
+    skipped = plan.loader.prompts.skipped
+    if plan.config.data.skip_invalid and record.skipped_rows != skipped:
+        before, after = (counted(counts) or "none" for counts in (record.skipped_rows, skipped))
+        yield f"data.skip_invalid leaves out other rows than before: {after}; before: {before}"
 
 
 def _notes(plan: Plan, state: ControllerState | None, record: RunRecord | None) -> list[str]:

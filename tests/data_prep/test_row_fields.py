@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlctl.data_prep.row_fields import Fault, RowField, read_field, read_text
+from rlctl.data_prep.contract import Fault
+from rlctl.data_prep.row_fields import RowField, read_field, read_text
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 

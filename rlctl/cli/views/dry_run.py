@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rlctl.cli.console import notice, print_json, print_table, stdout, warn
 from rlctl.cli.views.runs import place
 from rlctl.errors import RlctlError
-from rlctl.monitoring.text import plural
+from rlctl.monitoring.text import counted, plural
 
 if TYPE_CHECKING:
     from rlctl.recipes.compose import Recipe
@@ -100,6 +100,7 @@ def _print_batches(report: DryRun) -> None:
             f"{plural(batches.prompts, 'prompt')} × "
             f"{plural(batches.answers_a_prompt, 'response')} = {plural(batches.rows, 'row')}",
         ),
+        *([("skipped", counted(batches.skipped_rows))] if batches.skipped_rows else ()),
         ("steps", f"{batches.total_steps} ({batches.steps_per_epoch} an epoch)"),
     ]
     print_table(["quantity", "value"], steps)

@@ -72,6 +72,10 @@ class Data(Section):
     truncation: Annotated[Literal["error", "left", "right", "middle"], _FILTERED] = Field(
         description="treatment of overlong prompts that were not dropped"
     )
+    skip_invalid: bool = Field(
+        description="leave out training rows that cannot be used, and count them by reason: null, "
+        "empty, of a wrong type, rejected by the chat template, or too long"
+    )
     train_max_samples: CountOrAll = Field(description="limit of training prompts; -1 = all")
     val_max_samples: Annotated[CountOrAll, NO_VALIDATION] = Field(
         description="limit of validation prompts; -1 = all"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -41,6 +41,9 @@ from rlctl.runtime.data.tokenizer import encode_prompt, encode_text
 
 LOG = logging.getLogger(__name__)
 
+_TOO_LONG = "the prompt is too long"
+_REJECTED = "the chat template rejects the prompt"
+
 
 @dataclass(frozen=True)
 class PromptSet:
@@ -52,6 +55,7 @@ class PromptSet:
     mean_length: float = 0.0  # in tokens
     parts: tuple[Part, ...] = ()  # files by weight; none: all prompts alike
     has_images: bool = False
+    skipped: Mapping[str, int] = field(default_factory=dict)  # rows by reason: data.skip_invalid
 
     @classmethod
     def load_train(
@@ -68,9 +72,10 @@ class PromptSet:
         paths, weights = data.train_paths, data.train_weights
         if weights is None:
             tables = _tables(paths, data, data.train_max_samples, TRAIN)
-            return cls._of(tables, data, tokenizer, model, fields)
+            return cls._of(tables, data, tokenizer, model, _Rules(fields, data.skip_invalid))
+        rules = _Rules(fields, data.skip_invalid)
         sets = [
-            cls._of(_tables([path], data, -1, TRAIN), data, tokenizer, model, fields)
+            cls._of(_tables([path], data, -1, TRAIN), data, tokenizer, model, rules)
             for path in paths
         ]
         starts = [sum(len(dataset) for dataset in sets[:number]) for number in range(len(sets))]
@@ -86,6 +91,7 @@ class PromptSet:
             total / parts[-1].stop,
             parts,
             any(dataset.has_images for dataset in sets),
+            dict(sum((Counter(dataset.skipped) for dataset in sets), Counter[str]())),
         )
 
     @classmethod
@@ -106,7 +112,8 @@ class PromptSet:
         of rows. Raises ConfigError if no prompt remains, or for an over-long prompt with
         `truncation=error`.
         """
-        return cls._of(_tables(files, data, max_samples, split), data, tokenizer, model)
+        tables = _tables(files, data, max_samples, split)
+        return cls._of(tables, data, tokenizer, model, _Rules((), _skips(data, split)))
 
     @classmethod
     def _of(
@@ -115,7 +122,7 @@ class PromptSet:
         data: schema.Data,
         tokenizer: PreTrainedTokenizerBase,
         model: schema.Model | None,
-        fields: Sequence[RowField] = (),
+        rules: _Rules,
     ) -> PromptSet:
         """Build the prompts of the rows in `tables`: see `load` and `load_train`."""
         kwargs, limit = data.apply_chat_template_kwargs, data.max_prompt_length
@@ -137,22 +144,24 @@ class PromptSet:
         cannot_cut = with_images & (data.truncation != "error")
         drop = too_long & (data.filter_overlong_prompts | cannot_cut)
         failing = (lengths < 0) | (too_long & ~drop & (data.truncation == "error"))
-        for number in np.flatnonzero(failing)[:1].tolist():
+        skipped = Counter(rows.skipped)
+        if rules.skips:
+            skipped.update(**{_REJECTED: int((lengths < 0).sum())})
+            drop |= failing
+            skipped.update(**{_TOO_LONG: int((drop & too_long).sum())})
+        for number in np.flatnonzero(failing & ~drop)[:1].tolist():
             encode(rows[number], rows.place_of(number))
+        if rules.fields:
+            drop[np.flatnonzero(~drop)[rules.faulty(rows.select(~drop), skipped)]] = True
+        left_out = dict(+skipped)
         if drop.all():
-            raise ConfigError(
-                f"no prompt is left: {drop.sum()} of {len(rows)} are longer than "
-                f"data.max_prompt_length={limit} tokens",
-                where=rows.paths,
-                hint="set a larger data.max_prompt_length",
-            )
+            raise _no_prompts(rows, int((too_long & drop).sum()), left_out, limit)
         mean = float(np.minimum(lengths[~drop], limit).mean())
-        kept, num_dropped = rows.select(~drop), int(drop.sum())
-        if fields:
-            from rlctl.runtime.data.row_checks import check_fields
-
-            check_fields(kept, fields)
-        return cls(kept, encode, num_dropped, mean, has_images=images is not None)
+        num_dropped = int((drop & too_long).sum())
+        has_images = images is not None
+        return cls(
+            rows.select(~drop), encode, num_dropped, mean, has_images=has_images, skipped=left_out
+        )
 
     def check_tokens(self, lacking: Mapping[int, str]) -> None:
         """Raise ConfigError if a prompt has a token that the model lacks."""
@@ -170,13 +179,53 @@ class PromptSet:
         return len(self.rows)
 
 
+@dataclass(frozen=True)
+class _Rules:
+    """Treatment of rows that cannot be used: with `skips` they are left out, else refused."""
+
+    fields: Sequence[RowField]  # that the algorithm reads
+    skips: bool
+
+    def faulty(self, rows: Rows, skipped: Counter[str]) -> np.ndarray:
+        """Return a mask (N,) of the rows to leave out, and count them by reason in `skipped`.
+
+        Raises ConfigError for rows with faults that are not skipped.
+        """
+        from rlctl.runtime.data.row_checks import SKIP_HINT, RowFaults
+
+        found = RowFaults.find(rows, self.fields)
+        if not self.skips:
+            found.raise_all(rows, SKIP_HINT)
+        skipped.update(found.counts())
+        return found.numbers > 0
+
+
+def _skips(data: schema.Data, split: str) -> bool:
+    return data.skip_invalid and split == TRAIN
+
+
+def _no_prompts(rows: Rows, num_long: int, skipped: Mapping[str, int], limit: int) -> ConfigError:
+    """Return the error of files without any row that can be used."""
+    if set(skipped) - {_TOO_LONG}:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.items())
+        message = f"no row is left by data.skip_invalid=true ({reasons})"
+        return ConfigError(message, where=rows.paths, hint="`rlctl data show FILE` shows rows")
+    return ConfigError(
+        f"no prompt is left: {num_long} of {len(rows)} are longer than "
+        f"data.max_prompt_length={limit} tokens",
+        where=rows.paths,
+        hint="set a larger data.max_prompt_length",
+    )
+
+
 def _tables(files: Sequence[str], data: schema.Data, max_samples: int, split: str) -> list[Rows]:
     """Return the rows of each data file, `max_samples` of all; see `PromptSet.load`."""
     if not files:
         key = "data.train_files" if split == TRAIN else "data.val_files"
         hint = "name a file; data.val_files=null trains without validation"
         raise ConfigError(f"{key} is an empty list", hint=hint)
-    tables = [Rows.load(path, data) for file in files for path in data_files(file, split)]
+    paths = [path for file in files for path in data_files(file, split)]
+    tables = [Rows.load(path, data, _skips(data, split)) for path in paths]
     if max_samples < 0:
         return tables
     starts = accumulate(map(len, tables[:-1]), initial=0)

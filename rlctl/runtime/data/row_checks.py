@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from rlctl.data_prep.agent_columns import ENV_CLASS
-from rlctl.data_prep.row_fields import Fault, RowField, read_field
+from rlctl.data_prep.contract import Fault
+from rlctl.data_prep.row_fields import RowField, read_field
 from rlctl.errors import ConfigError, Problem
 from rlctl.runtime.data.row_table import Rows
 

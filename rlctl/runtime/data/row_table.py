@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from rlctl.data_prep.agent_columns import episode_fields
+from rlctl.data_prep.contract import Fault
 from rlctl.data_prep.records import place_in
 from rlctl.data_prep.rows import PromptRow, decode, decode_prompts, existing_file, read_batches
 from rlctl.files import replacing
@@ -44,6 +45,7 @@ class Kind(NamedTuple):
     episode_fields: tuple[str, ...]
     has_images: bool = False
     names_images: bool = False  # by paths
+    fault: str = ""  # reason why the row is left out
 
 
 class _Batch(NamedTuple):
@@ -59,13 +61,13 @@ class _Batch(NamedTuple):
     def num_rows(self) -> int:
         return self.columns.num_rows
 
-    def rows(self) -> list[PromptRow]:
-        rows = decode(self.columns, *self.keys)
+    def rows(self, numbers: Sequence[int]) -> list[PromptRow]:
+        rows = decode(self.columns, numbers, *self.keys)
         self.release()
         return rows
 
-    def prompts(self) -> list[list[dict[str, str]]]:
-        prompts = decode_prompts(self.columns, self.keys[0])
+    def prompts(self, numbers: Sequence[int]) -> list[list[dict[str, str]]]:
+        prompts = decode_prompts(self.columns, numbers, self.keys[0])
         self.release()
         return prompts
 
@@ -75,7 +77,7 @@ class _Batch(NamedTuple):
             self.file.madvise(mmap.MADV_DONTNEED)
 
     def row(self, number: int) -> PromptRow:
-        (row,) = decode(self.columns.slice(number, 1), *self.keys)
+        (row,) = decode(self.columns.slice(number, 1), [0], *self.keys)
         self.release()  # the kernel maps 16 pages around each
         return row
 
@@ -100,17 +102,24 @@ class Rows(Sequence[PromptRow]):
         self._index = np.arange(len(kind_of), dtype=np.min_scalar_type(len(kind_of)))
         self._alive: WeakValueDictionary[int, PromptRow] = WeakValueDictionary()
         self.digest = digest
+        self.skipped: Counter[str] = Counter()  # rows of the file that are left out, by reason
 
     @classmethod
-    def load(cls, path: str | Path, data: schema.Data) -> Rows:
-        """Read a data file, or its copy in the cache. Raises ConfigError as `read_rows` does."""
+    def load(cls, path: str | Path, data: schema.Data, skip: bool = False) -> Rows:
+        """Read a data file, or its copy in the cache. Raises ConfigError as `read_rows` does.
+
+        With `skip`, rows that `read_rows` refuses are left out and counted.
+        """
         path = existing_file(path)
         keys = (data.prompt_key, data.reward_fn_key, data.image_key)
         if path.stat().st_size < LARGE_BYTES:
-            return cls._of([_Batch(batch, keys, None, path) for batch in _with_kinds(path, keys)])
+            return cls._of(
+                [_Batch(batch, keys, None, path) for batch in _with_kinds(path, keys, skip)]
+            )
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest = hashlib.sha256(json.dumps([_FORMAT, content, path.suffix, keys]).encode())
+        parts = [_FORMAT, content, path.suffix, keys, *(["skip"] if skip else ())]
+        digest = hashlib.sha256(json.dumps(parts).encode())
         target = cache_folder() / "rows" / f"{digest.hexdigest()}.arrow"
         if target.exists():
             try:
@@ -119,11 +128,13 @@ class Rows(Sequence[PromptRow]):
                 LOG.warning("the cached rows %s are damaged (%s): reading %s", target, error, path)
         LOG.info("reading %s for the first time", path)
         try:
-            _write(target, path, keys)
+            _write(target, path, keys, skip)
             return cls._of(_mapped(target, keys, path), digest.hexdigest())
         except OSError as error:
             LOG.warning("the rows of %s are not cached, but held in memory: %s", path, error)
-            return cls._of([_Batch(batch, keys, None, path) for batch in _with_kinds(path, keys)])
+            return cls._of(
+                [_Batch(batch, keys, None, path) for batch in _with_kinds(path, keys, skip)]
+            )
 
     @classmethod
     def _of(cls, batches: Sequence[_Batch], digest: str | None = None) -> Rows:
@@ -145,7 +156,9 @@ class Rows(Sequence[PromptRow]):
             )
             for batch, start in zip(batches, starts, strict=False)
         ]
-        return cls(batches, found, np.concatenate(parts), digest)
+        rows = cls(batches, found, np.concatenate(parts), digest)
+        faulty = np.array([bool(kind.fault) for kind in found], bool)
+        return rows._without(faulty) if faulty.any() else rows
 
     @classmethod
     def concat(cls, parts: Sequence[Rows]) -> Rows:
@@ -163,12 +176,24 @@ class Rows(Sequence[PromptRow]):
             [batch for part in parts for batch in part._batches], kinds, np.concatenate(kind_of)
         )
         joined._index = np.concatenate(index).astype(joined._index.dtype)
+        for part in parts:
+            joined.skipped.update(part.skipped)
         return joined
+
+    def _without(self, faulty: np.ndarray) -> Rows:
+        """Return the rows whose kind is not `faulty`, a mask of kinds, and count the others."""
+        rows = self.select(~faulty[self._kind_of])
+        numbers = np.bincount(self._kind_of, minlength=len(self._kinds)).tolist()
+        for kind, count in zip(self._kinds, numbers, strict=True):
+            rows.skipped[kind.fault] += count
+        del rows.skipped[""]
+        return rows
 
     def select(self, positions: np.ndarray | slice) -> Rows:
         """Return the rows at ascending `positions`, or where a mask is true."""
         chosen = Rows(self._batches, self._kinds, self._kind_of, self.digest)
         chosen._index = self._index[positions]
+        chosen.skipped = self.skipped
         return chosen
 
     def __len__(self) -> int:
@@ -194,19 +219,19 @@ class Rows(Sequence[PromptRow]):
 
     def __iter__(self) -> Iterator[PromptRow]:
         """Yield the rows; only those of one batch are in memory."""
-        return self._decoded(lambda batch: batch.rows())
+        return self._decoded(_Batch.rows)
 
     def prompts(self) -> Iterator[list[dict[str, str]]]:
         """Yield the prompts of the rows; those of one batch are in memory, nothing else is read."""
-        return self._decoded(lambda batch: batch.prompts())
+        return self._decoded(_Batch.prompts)
 
-    def _decoded(self, decode: Callable[[_Batch], Sequence[T]]) -> Iterator[T]:
+    def _decoded(self, decode: Callable[[_Batch, Sequence[int]], Sequence[T]]) -> Iterator[T]:
         first = 0
         for batch, stop in zip(self._batches, self._stops, strict=True):
             last = int(self._index.searchsorted(self._index.dtype.type(stop)))
             if last > first:
-                rows, start = decode(batch), stop - batch.num_rows
-                yield from (rows[place - start] for place in self._index[first:last].tolist())
+                places = self._index[first:last].astype(np.int64) - (stop - batch.num_rows)
+                yield from decode(batch, places.tolist())
             first = last
 
     def columns(self) -> Iterator[tuple[Any, np.ndarray]]:
@@ -265,25 +290,27 @@ class Rows(Sequence[PromptRow]):
         return self._index.searchsorted(places).tolist()
 
 
-def _kind(row: PromptRow) -> Kind:
+def _kind(row: PromptRow | Fault) -> Kind:
+    if isinstance(row, Fault):
+        return Kind("", "", (), fault=row.reason)
     names_images = any(isinstance(image, str) for image in row.images)
     fields = episode_fields(row)
     return Kind(row.data_source, row.agent_name, fields, bool(row.images), names_images)
 
 
-def _with_kinds(path: Path, keys: _Keys) -> Iterator[Any]:
+def _with_kinds(path: Path, keys: _Keys, skip: bool) -> Iterator[Any]:
     """Yield the batches of a file with a last column: the kinds of the rows, as JSON text."""
     import pyarrow as pa
 
     texts: dict[Kind, str] = {}
-    for batch, rows in read_batches(path, *keys):
+    for batch, rows in read_batches(path, *keys, skip):
         kinds = [_kind(row) for row in rows]
         if len(rows) == batch.num_rows:  # else the file has faults, which are raised at its end
             column = [texts.get(kind) or texts.setdefault(kind, json.dumps(kind)) for kind in kinds]
             yield batch.append_column(_KIND, pa.array(column, pa.string()).dictionary_encode())
 
 
-def _write(target: Path, path: Path, keys: _Keys) -> None:
+def _write(target: Path, path: Path, keys: _Keys, skip: bool) -> None:
     """Write the batches of a file into the cache. Raises OSError if that fails."""
     import pyarrow as pa
 
@@ -292,7 +319,7 @@ def _write(target: Path, path: Path, keys: _Keys) -> None:
     pa.set_memory_pool(pa.system_memory_pool())  # pyarrow's own keeps 40 MB more
     try:
         with replacing(target) as aside, pa.OSFile(str(aside), "wb") as sink:
-            batches = _with_kinds(path, keys)
+            batches = _with_kinds(path, keys, skip)
             first = next(batches)
             with pa.ipc.new_stream(sink, first.schema) as stream:
                 stream.write_batch(first)

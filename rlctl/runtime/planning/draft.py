@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import TRAIN, VALIDATION, data_files
 from rlctl.errors import ConfigError, UsageError, raise_problems
+from rlctl.monitoring.text import counted
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
@@ -132,6 +133,8 @@ class Draft:
         fields = row_fields(self.errors.run(lambda: self.algorithm))
         prompts = PromptSet.load_train(self.data, self.tokenizer, model, fields)
         prompts.check_tokens(self.vocabulary[1])
+        if prompts.skipped:
+            LOG.warning(f"training rows left out (data.skip_invalid): {counted(prompts.skipped)}")
         return _loader(self.config, self.data, prompts, self.samples)
 
     @Part
@@ -269,7 +272,8 @@ CHECKS: tuple[Callable[[Draft], object], ...] = (
 
 
 def _first_rows(file: str, data: schema.Data, split: str) -> list[PromptRow]:
-    rows = Rows.concat([Rows.load(path, data) for path in data_files(file, split)])
+    skip = data.skip_invalid and split == TRAIN
+    rows = Rows.concat([Rows.load(path, data, skip) for path in data_files(file, split)])
     return rows.first_of_each_kind(NUM_REWARD_ROWS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class Batches:
 
     train_prompts: int
     dropped_prompts: int
+    skipped_rows: Mapping[str, int]  # by reason: data.skip_invalid
     val_prompts: int
     mean_prompt_length: float
     prompts: int
@@ -70,6 +72,7 @@ def plan_batches(plan: Plan) -> Batches:
     return Batches(
         train_prompts=len(loader.prompts),
         dropped_prompts=loader.prompts.num_dropped,
+        skipped_rows=dict(loader.prompts.skipped),
         val_prompts=len(plan.validator.prompts) if plan.validator else 0,
         mean_prompt_length=mean,
         prompts=data.train_batch_size,

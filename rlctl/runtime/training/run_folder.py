@@ -122,7 +122,7 @@ def image_hashes(files: Sequence[str], split: str, data: schema.Data) -> dict[st
     for name, path in named_files(files, split):
         if not _may_have(path, data.image_key):
             continue
-        rows = Rows.load(path, data)
+        rows = Rows.load(path, data, data.skip_invalid and split == TRAIN)
         if rows.names_images:
             named = (image for row in rows for image in row.images if isinstance(image, str))
             found = hashlib.sha256("".join(map(digest_of, named)).encode())
