@@ -9,9 +9,9 @@ from rlctl.runtime.rewards.mathematics import units
 
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _DASHES, _SIGNS = "-\N{MINUS SIGN}\N{EN DASH}", "$€£¥₹"
-_THIN = r"(?:,|\{,\}|\\,|[\u00a0\u2009\u202f])"  # between groups of digits
+_THIN = r"(?:,|\{,\}|\\,|[ \u00a0\u2009\u202f])"  # between groups of digits
 _WHOLE_NUMBER = re.compile(
-    rf"(?P<sign>[{_DASHES}+])?(?:\\?[{_SIGNS}]\s?)?(?P<after>[{_DASHES}])?"
+    rf"(?P<sign>[{_DASHES}+]\s?)?(?:\\?[{_SIGNS}]\s?)?(?P<after>[{_DASHES}])?"
     rf"(?P<number>\d{{1,3}}(?:{_THIN}\d{{3}})+(?:\.\d+)?|{NUMBER}|\d+\.)"
     rf"\s?(?:\\?[%{_SIGNS}])?(?:\s+(?P<unit>[A-Za-z].*)|\s*\\text\{{(?P<text>[^{{}}]+)\}})?",
     re.ASCII,
@@ -19,6 +19,8 @@ _WHOLE_NUMBER = re.compile(
 _SEPARATORS = re.compile(r"[^\d.]")
 _ENDS = ".,;!。，；！"  # one of them may follow the number
 _TAGS = re.compile(r"(?:\s*<[/|]?[A-Za-z][\w|]*>)+\s*$")  # </answer>, <|im_end|>, </s>
+# Before it: <answer>, `=`, `≈`, or the name of an unknown, as in `x = 18`.
+_BEGINNING = re.compile(r"(?:<[A-Za-z]\w*>\s*)?(?:(?:[A-Za-z]\s*)?[=≈~]\s*)?", re.ASCII)
 # Notation around a number: emphasis, and a LaTeX box, text or math delimiters.
 _WRAPPINGS = (
     *(("**", "**"), ("*", "*"), ("__", "__"), ("_", "_"), ("`", "`"), ("(", ")")),
@@ -33,6 +35,7 @@ def read_number(text: str) -> Decimal | None:
     if len(text) > _MAX_ANSWER:
         return None
     text = _TAGS.sub("", text).strip()
+    text = _BEGINNING.sub("", text, count=1)
     # Emphasis that began before the mark: **#### 18**
     text = text.removesuffix("**") if text.count("**") == 1 else text
     text = text[:-1].rstrip() if text.endswith(tuple(_ENDS)) else text

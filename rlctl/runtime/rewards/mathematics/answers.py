@@ -278,7 +278,9 @@ def _part_of(answer: Answer) -> Answer | None:
 
 def _split_unit(text: str) -> tuple[str, tuple[int, str, bool] | None]:
     """Split a text into an expression and (factor, unit, is_percent); None: no unit is there."""
-    plain = re.search(r"(?<=[\d)}\s])\s*((?:[A-Za-z]{2,}\.?(?:\s+|$))+)$", text)
+    plain = re.search(
+        r"(?<=[\d)}\s])\s*((?:(?:[A-Za-z]{2,}\.?|[A-Za-z]+/[A-Za-z]+)(?:\s+|$))+)$", text
+    )
     match = re.search(
         r"(?:\s*/?\s*\\text\s*\{[^{}]*\}(?:\^\{?-?\d\}?(?=\s*\\text))?)+\s*(?:(?:\^|\*\*)\s*\{?\s*(-?\d)\s*\}?)?\s*$",
         text,
@@ -302,7 +304,8 @@ def _split_unit(text: str) -> tuple[str, tuple[int, str, bool] | None]:
 def _is_unit_run(words: str) -> bool:
     """Return True for words after a number that are no product of variables."""
     first = words.split()[0].strip(".")
-    return first.lower() in units.BARE_UNITS | units.PERCENT or len(words.strip()) > 3
+    is_ratio = "/" in words and units.unit(words) != ""
+    return is_ratio or first.lower() in units.BARE_UNITS | units.PERCENT or len(words.strip()) > 3
 
 
 def _is_expression(text: str) -> bool:
