@@ -25,12 +25,18 @@ from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.conversations import Conversations, Pairs
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.loader import PromptSet, check_tokens
-from rlctl.runtime.data.tokenizer import Chat, encode_prompt, encode_text, tokenizer_of
+from rlctl.runtime.data.tokenizer import (
+    Chat,
+    encode_prompt,
+    encode_text,
+    tokenizer_of,
+    with_response,
+)
 from rlctl.runtime.planning.devices import inline_rank_info
 from rlctl.runtime.planning.evaluation import no_responses
 from rlctl.runtime.planning.preflight import check_model, check_vocabulary
 from rlctl.runtime.planning.role_models import check_images
-from rlctl.runtime.planning.unusual_values import greedy_validation
+from rlctl.runtime.planning.unusual_values import greedy_validation, missing_generation_prompt
 from rlctl.runtime.rewards.functions import CallResult
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import RewardReport
@@ -75,6 +81,8 @@ def evaluate(config: schema.Config) -> Validation:
         LOG.warning(warning)
     tokenizer = tokenizer_of(config.actor_rollout_ref.model)
     data, model = config.data, config.actor_rollout_ref.model
+    for warning in missing_generation_prompt(tokenizer, data.apply_chat_template_kwargs):
+        LOG.warning(warning)
     samples, files = data.val_max_samples, config.data.val_files
     prompts = PromptSet.load(files, data, tokenizer, samples, VALIDATION, model)
     if prompts.has_images:
@@ -129,7 +137,7 @@ def model_report(
     errors: dict[int, str] = {}
     for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
         try:
-            chat = [*row.prompt, {"role": "assistant", "content": text}]
+            chat = with_response(row.prompt, text)
             ids = conversations.encode(chat, tuple(map(content_of, row.images)))
         except ConfigError as error:
             errors[index], ids = error.problems[0].message, []

@@ -262,7 +262,8 @@ def appended(
         turn = Turn(history[place]["content"], written)
         ids += response
         ids += bridge.bridge_ids(response, turn, history[place + 1 : following], tools)
-    return ids, encode_prompt(tokenizer, history, tools=tools or None)
+    whole = encode_prompt(tokenizer, history, tools=tools or None, add_generation_prompt=True)
+    return ids, whole
 
 
 @pytest.mark.parametrize("style", ["chatml", "llama3", "mistral", "qwen3"])

@@ -9,11 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
+from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.self_distill import SelfDistill, SelfDistillParams
 from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
+from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.training.step_metrics import (
     RolloutMismatch,
@@ -137,6 +141,18 @@ def test_responses_without_tokens_have_no_speed_per_token() -> None:
     assert "timing_per_token_ms/gen" not in found
     assert found["timing_per_token_ms/adv"] == pytest.approx(2000 / 8)
     assert length_metrics(scored, 2)["global_seqlen/mean"] == 4.0
+
+
+def test_the_teacher_continues_the_same_message_as_the_student() -> None:
+    path = f"actor_rollout_ref.model.path={real_path('quickstart')}"
+    algorithm = load_algorithm(compose("self_distill", [path]).config, 1)
+    assert isinstance(algorithm, SelfDistill)
+    begun = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "So: "}]
+    row = PromptRow("s", begun, "4", extra_info={"answer": "It is 4."})
+    tokenizer = tokenizer_of(algorithm.model)
+    seen = tokenizer.decode(algorithm._privileged(row))
+    assert seen.endswith("own reasoning.<|end|><|assistant|>So: ")
+    assert "2 + 2?\n\nHere is a reference solution to this problem:\nIt is 4.\n" in seen
 
 
 def test_self_distillation_refuses_episodes() -> None:

@@ -14,6 +14,7 @@ from rlctl.runtime.algorithms.advantages.remax import with_baseline
 from rlctl.runtime.batch import Ragged, Rollouts, Scores
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.data.conversations import Conversations
+from rlctl.runtime.data.tokenizer import render_prompt
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.model_reward import ModelReward, Scale
 from rlctl.runtime.rewards.pool import RewardPool
@@ -100,6 +101,26 @@ def test_an_episode_is_scored_from_its_opening_to_the_last_turn(
         for each in model.seen
     ]
     assert words == [["map", "north", "wall", "south"], ["play", "north"]]
+
+
+def test_a_response_that_continues_a_message_is_scored_as_one(
+    conversations: Conversations,
+) -> None:
+    begun = [{"role": "user", "content": "play"}, {"role": "assistant", "content": "I go "}]
+    text = conversations.tokenizer.decode([5])
+    whole = render_prompt(
+        conversations.tokenizer,
+        [begun[0], {"role": "assistant", "content": f"I go {text}"}],
+        add_generation_prompt=False,
+    )
+    turns = (Message("assistant", text, trained=True), *TURNS[1:2])
+    opening = tuple(Message(turn["role"], turn["content"], False) for turn in begun)
+    for episodes in ((), (Episode("done", turns, opening=opening),)):
+        batch = rollouts(1, *episodes)
+        batch.rows[0] = PromptRow("game", begun, None)
+        model = Model(conversations, 1.0)
+        scorer(conversations, model).compute_scores(batch)
+        assert model.seen == [whole]
 
 
 def test_rewards_of_turns_have_the_weight_of_the_rules(conversations: Conversations) -> None:

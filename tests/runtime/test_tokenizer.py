@@ -10,13 +10,17 @@ import pytest
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
+from rlctl.runtime.agents.chat_bridge import ChatBridge
 from rlctl.runtime.data.tokenizer import (
     encode_prompt,
+    ends_with_assistant,
     load_tokenizer,
     render_prompt,
     stop_token_ids,
     tokenizer_of,
+    with_response,
 )
+from rlctl.runtime.planning.unusual_values import missing_generation_prompt
 from tests.models import tiny_tokenizer
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
@@ -139,3 +143,56 @@ def test_lone_surrogates_are_replaced(folder: Path) -> None:
     broken = [{"role": "user", "content": "half \ud83d"}]
     assert render_prompt(tokenizer, broken).count("half ?") == 1
     assert encode_prompt(tokenizer, broken)
+
+
+BEGUN = [*CHAT, {"role": "assistant", "content": "Let me see: "}]
+
+
+def test_a_last_message_of_the_assistant_is_continued(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    assert render_prompt(tokenizer, BEGUN) == RENDERED + "Let me see: "
+    closed = render_prompt(tokenizer, BEGUN, add_generation_prompt=False)
+    assert closed == f"{RENDERED}Let me see: <|im_end|>\n"  # a conversation that has ended
+    again = render_prompt(tokenizer, BEGUN, add_generation_prompt=True)
+    assert again == f"{closed}<|im_start|>assistant\n"
+    calls = [{**BEGUN[-1], "tool_calls": []}, {"role": "tool", "content": "4"}]
+    assert not ends_with_assistant([*CHAT, *calls])
+    bridge = ChatBridge(tokenizer, [tokenizer.convert_tokens_to_ids("<|im_end|>")])
+    assert bridge.opening_ids(BEGUN, []) == encode_prompt(tokenizer, BEGUN)
+
+
+def test_a_template_that_cannot_continue_a_message_is_refused(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role != 'assistant' %}{{ m.content }}{% endif %}"
+        "{% endfor %}"
+    )
+    with pytest.raises(ConfigError, match="cannot continue a prompt that ends with an assist") as e:
+        encode_prompt(tokenizer, BEGUN)
+    assert "add_generation_prompt=true" in str(e.value)
+
+
+def test_a_response_continues_the_last_message_of_its_prompt() -> None:
+    assert with_response(CHAT, "4") == [*CHAT, {"role": "assistant", "content": "4"}]
+    whole = {"role": "assistant", "content": "Let me see: 4"}
+    assert with_response(BEGUN, "4") == [*CHAT, whole]
+
+
+@pytest.mark.parametrize(
+    ("template", "missing"),
+    [
+        ("{{ m.role }}: {{ m.content }}\n", "assistant:"),
+        (
+            "{% if m.role == 'user' %}[I]{{ m.content }}[/I]{% else %}{{ m.content }}{% endif %}",
+            None,
+        ),
+    ],
+)
+def test_a_template_without_a_generation_prompt_is_noticed(
+    folder: Path, template: str, missing: str | None
+) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    assert list(missing_generation_prompt(tokenizer, {})) == []
+    tokenizer.chat_template = "{% for m in messages %}" + template + "{% endfor %}"
+    found = list(missing_generation_prompt(tokenizer, {}))
+    assert [f"lack {missing!r}" in warning for warning in found] == ([True] if missing else [])

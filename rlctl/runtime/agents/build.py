@@ -103,7 +103,7 @@ def check_episodes(
     speaks = rollout.agent.environment or rollout.multi_turn.interaction_config_path
     replies = {*((TOOL,) if tools else ()), *((USER,) if speaks or not tools else ())}
     check_chat_template(bridge, replies)
-    length = len(bridge.prompt_ids(messages, tools))
+    length = len(bridge.opening_ids(messages, tools))
     if length > config.data.max_prompt_length:
         raise ConfigError(
             f"the first prompt has {length} tokens with its tools, more than "

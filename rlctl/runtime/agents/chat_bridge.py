@@ -28,7 +28,7 @@ from rlctl.errors import ConfigError, InternalError
 from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn, to_call, to_schema
 from rlctl.runtime.agents.plain_text import NONCHARACTERS, openings, pieces, plain
 from rlctl.runtime.data.image_prompts import ImagePrompts, expanded
-from rlctl.runtime.data.tokenizer import render_prompt
+from rlctl.runtime.data.tokenizer import ends_with_assistant, render_prompt
 
 # A template may write it as an escape of JSON.
 _SENTINEL = NONCHARACTERS[1]
@@ -114,6 +114,17 @@ class ChatBridge:
         Raises ConfigError if the template rejects the messages.
         """
         return self.encode(expanded(self.render(messages, tools), messages, self._images))
+
+    def opening_ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+        """Return the ids with which an episode begins, which continues an assistant's message.
+
+        Raises ConfigError as `prompt_ids`, and if the template cannot continue it.
+        """
+        if not ends_with_assistant(messages):
+            return self.prompt_ids(messages, tools)
+        prepared = [self._prepared(message, self._style) for message in messages]
+        rendered = self._render(prepared, tools, None)
+        return self.encode(expanded(rendered, messages, self._images))
 
     def bridge_ids(
         self,
@@ -222,9 +233,11 @@ class ChatBridge:
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSchema],
-        generation_prompt: bool = True,
+        generation_prompt: bool | None = True,
     ) -> str:
-        kwargs = {**self._kwargs, "add_generation_prompt": generation_prompt}
+        kwargs = dict(self._kwargs)
+        if generation_prompt is not None:
+            kwargs["add_generation_prompt"] = generation_prompt
         return render_prompt(self.tokenizer, messages, tools=list(tools) or None, **kwargs)
 
     def _prepared(self, message: Message, style: _CallStyle) -> Message:

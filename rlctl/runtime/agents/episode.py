@@ -197,7 +197,7 @@ class EpisodeRun:
         if environment.messages is not None:
             texts = [(m["role"], str(text_of(m.get("content")) or "")) for m in messages]
             self._opening = tuple(Message(role, text, trained=False) for role, text in texts)
-        ids = settings.bridge.prompt_ids(messages, environment.tools)
+        ids = settings.bridge.opening_ids(messages, environment.tools)
         if len(ids) > settings.max_prompt_length:
             raise EnvironmentFailed(
                 "error",

@@ -26,7 +26,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.algorithms.distill import DistillAlgorithm, DistillParams
 from rlctl.runtime.batch import Ragged, Scored
-from rlctl.runtime.data.tokenizer import encode_prompt, tokenizer_of
+from rlctl.runtime.data.tokenizer import encode_prompt, ends_with_assistant, tokenizer_of
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import Metrics
 
@@ -108,8 +108,11 @@ class SelfDistill(DistillAlgorithm[SelfDistillParams]):
 
     def _privileged(self, row: PromptRow) -> list[int]:
         """Return the tokens of the teacher's prompt."""
-        *earlier, last = row.prompt
+        problem = len(row.prompt) - 1
+        if problem and ends_with_assistant(row.prompt):
+            problem -= 1
         solution = read_text(row, self._solution)
-        text = self.params.template.replace("{problem}", last["content"])
-        chat = [*earlier, {**last, "content": text.replace("{solution}", solution)}]
+        text = self.params.template.replace("{problem}", row.prompt[problem]["content"])
+        chat = [*row.prompt]
+        chat[problem] = {**chat[problem], "content": text.replace("{solution}", solution)}
         return encode_prompt(self._tokenizer, chat, **self.data.apply_chat_template_kwargs)

@@ -23,7 +23,13 @@ from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.batch.images import Images, image_token
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.row_table import Rows
-from rlctl.runtime.data.tokenizer import Chat, encode_text, render_prompt, tokenizer_of
+from rlctl.runtime.data.tokenizer import (
+    Chat,
+    encode_text,
+    render_prompt,
+    tokenizer_of,
+    with_response,
+)
 from rlctl.storage import local
 
 MARGIN = RowField("extra_info.margin", "algorithm.params.margin", is_number=True)
@@ -169,14 +175,14 @@ class Pairs:
     def check_template(self, rows: Sequence[PromptRow]) -> None:
         """Raise ConfigError if the chat template rejects the first of the rows."""
         for row in rows[:1]:
-            chat = [*row.prompt, {"role": "assistant", "content": ""}]
-            self.conversations.encode(chat, tuple(map(content_of, row.images)))
+            images = tuple(map(content_of, row.images))
+            self.conversations.encode(with_response(row.prompt, ""), images)
 
     def rollouts(self, prompts: Prompts) -> Rollouts:
         """Return both conversations of each of B rows, the chosen one first: 2·B rows."""
         images = prompts.images or [()] * len(prompts)
         ids = [
-            self.conversations.encode([*row.prompt, {"role": "assistant", "content": text}], own)
+            self.conversations.encode(with_response(row.prompt, text), own)
             for row, own in zip(prompts.rows, images, strict=True)
             for text in pair_texts(row, self.data)
         ]

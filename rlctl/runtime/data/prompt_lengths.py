@@ -29,6 +29,7 @@ from rlctl.storage import cache_folder
 
 LOG = logging.getLogger(__name__)
 
+_FORMAT = 1  # of the rendered prompts
 _PROGRESS_S = 10.0  # between two reports
 _DIGEST_BYTES = 32  # of SHA-256, before the lengths in a cached file
 
@@ -74,7 +75,15 @@ def _cache_file(
         return None
     template = str(tokenizer.chat_template)
     today = str(date.today()) if "strftime_now" in template else None
-    parts = [rows.digest, len(rows), dict(kwargs), template, tokenizer.special_tokens_map, today]
+    parts = [
+        _FORMAT,
+        rows.digest,
+        len(rows),
+        dict(kwargs),
+        template,
+        tokenizer.special_tokens_map,
+        today,
+    ]
     if images is not None:
         parts.append(images.settings)
     versions = [transformers.__version__, tokenizers.__version__, type(tokenizer).__name__]

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
+from rlctl.data_prep.chats import ASSISTANT
 from rlctl.data_prep.hub import hub_answers
 from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
@@ -102,19 +103,43 @@ def check_own_code(error: Exception, path: str, section: str = "actor_rollout_re
         ) from error
 
 
+def ends_with_assistant(chat: Chat) -> bool:
+    """Return True if the last message is an assistant's text, which a response continues."""
+    return bool(chat) and chat[-1]["role"] == ASSISTANT and not chat[-1].get("tool_calls")
+
+
+def with_response(chat: Chat, text: str) -> list[dict[str, Any]]:
+    """Return a prompt with its response, which continues an assistant's last message."""
+    if ends_with_assistant(chat):
+        return [*chat[:-1], {**chat[-1], "content": chat[-1]["content"] + text}]
+    return [*chat, {"role": ASSISTANT, "content": text}]
+
+
 def render_prompt(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, **apply_chat_template_kwargs: Any
 ) -> str:
     """Render `chat` with the model's template, up to the start of the assistant's turn.
 
+    An assistant's last message is the start of that turn, unless `add_generation_prompt` is given.
     Raises ConfigError if the template rejects the chat, for example an unknown role.
     """
     import jinja2
 
-    kwargs = {"add_generation_prompt": True, **apply_chat_template_kwargs}
+    continues = "add_generation_prompt" not in apply_chat_template_kwargs
+    continues = continues and ends_with_assistant(chat)
+    kwargs = {"add_generation_prompt": not continues, **apply_chat_template_kwargs}
+    if continues:
+        kwargs = {"continue_final_message": True, **kwargs}
     try:
         text = tokenizer.apply_chat_template(list(chat), tokenize=False, **kwargs)
     except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        if continues and "continue_final_message" in str(error):
+            raise ConfigError(
+                "the chat template cannot continue a prompt that ends with an assistant's message",
+                where=tokenizer.name_or_path,
+                hint="leave that message out; +data.apply_chat_template_kwargs."
+                "add_generation_prompt=true begins another one after it",
+            ) from error
         roles = ", ".join(message["role"] for message in chat)
         raise ConfigError(
             f"the chat template rejects a prompt with the roles {roles}: {error}",

@@ -45,7 +45,11 @@ from rlctl.runtime.planning.role_models import (
     check_routers,
     check_routes,
 )
-from rlctl.runtime.planning.unusual_values import check_rows, unusual_values
+from rlctl.runtime.planning.unusual_values import (
+    check_rows,
+    missing_generation_prompt,
+    unusual_values,
+)
 from rlctl.runtime.rollout.auto import reason_for_hf
 from rlctl.runtime.training.validation import PairValidator, Validator
 from rlctl.tracking.loggers import preflight as check_logger
@@ -221,6 +225,13 @@ def _check_memory(draft: Draft) -> None:
     raise_problems(check_capacity(draft.memory, draft.devices, draft.pool_sizes))
 
 
+def _check_template(draft: Draft) -> None:
+    if draft.role is not REWARD_LEARNER:
+        kwargs = draft.data.apply_chat_template_kwargs
+        for warning in missing_generation_prompt(draft.tokenizer, kwargs):
+            LOG.warning(warning)
+
+
 def _check_images(draft: Draft, rows: Rows) -> None:
     if rows.with_images().any():
         check_images(draft.config, draft.known_devices, draft.needs)
@@ -261,7 +272,7 @@ CHECKS: tuple[Callable[[Draft], object], ...] = (
     lambda draft: raise_problems(preflight.check_model(draft.config, draft.role)),
     lambda draft: raise_problems(check_role_models(draft.config, draft.algorithm)),
     lambda draft: preflight.check_disk(draft.config, Path(draft.config.trainer.run_dir)),
-    lambda draft: draft.tokenizer,
+    _check_template,
     lambda draft: draft.loader,
     lambda draft: _check_images(draft, draft.loader.prompts.rows),
     lambda draft: check_routes(draft.algorithm, draft.loader.prompts.rows),

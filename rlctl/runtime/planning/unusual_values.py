@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -71,6 +72,28 @@ def greedy_validation(given: schema.ValKwargs) -> Iterator[str]:
         yield (
             f"{section}.n={given.n} gives equal responses to a prompt, because they are greedy: "
             f"set {section}.do_sample=true and {section}.temperature=1.0"
+        )
+
+
+def missing_generation_prompt(
+    tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield a warning if the template begins an assistant's turn only with its text."""
+    chat = [{"role": "user", "content": "1"}]
+    finished = [*chat, {"role": "assistant", "content": _ANSWER}]
+    without = {**kwargs, "add_generation_prompt": False}
+    try:
+        prompt = render_prompt(tokenizer, chat, **kwargs)
+        ignored = prompt == render_prompt(tokenizer, chat, **without)
+        written = render_prompt(tokenizer, finished, **without)
+    except ConfigError:  # other checks report it
+        return
+    begin = written.removeprefix(prompt).partition(_ANSWER)[0].strip()
+    if ignored and begin and written.startswith(prompt):
+        yield (
+            f"the chat template ignores add_generation_prompt: prompts lack {begin!r}, with which "
+            "it begins a response, and a model that was trained with it may not respond; add "
+            f"{{% if add_generation_prompt %}}{begin}{{% endif %}} to the end of the template"
         )
 
 

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
+from rlctl.data_prep.chats import ASSISTANT
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.recipes.roles import REWARD_MODEL
 from rlctl.runtime.batch import Rollouts, Scores
 from rlctl.runtime.batch.images import Images
 from rlctl.runtime.data.conversations import Conversations
-from rlctl.runtime.data.tokenizer import Chat
+from rlctl.runtime.data.tokenizer import Chat, with_response
 from rlctl.runtime.model.reward_model import MEAN, STD
 from rlctl.runtime.rewards.role import RULE, RuleReward, check_failed_share
 from rlctl.runtime.roles import Reward, RewardModel
@@ -128,18 +129,17 @@ class ModelReward(Reward):
         """Return the messages of each row, up to the policy's last."""
         if rollouts.episodes:
             return [
-                [
-                    *(_chat(episode.opening) or row.prompt),
-                    *_chat(_up_to_last_turn(episode.messages)),
-                ]
+                _joined(
+                    _chat(episode.opening) or row.prompt,
+                    _chat(_up_to_last_turn(episode.messages)),
+                )
                 for row, episode in zip(rollouts.rows, rollouts.episodes, strict=True)
             ]
         texts = self.tokenizer.batch_decode(
             [ids.tolist() for ids in rollouts.response_ids.rows()], skip_special_tokens=True
         )
         return [
-            [*row.prompt, {"role": "assistant", "content": text}]
-            for row, text in zip(rollouts.rows, texts, strict=True)
+            with_response(row.prompt, text) for row, text in zip(rollouts.rows, texts, strict=True)
         ]
 
     def _encode(self, chat: Chat, images: Images) -> list[int] | None:
@@ -161,6 +161,13 @@ class ModelReward(Reward):
 
 def _chat(messages: Sequence[Message]) -> Chat:
     return [{"role": message.role, "content": message.text} for message in messages]
+
+
+def _joined(prompt: Chat, turns: Chat) -> Chat:
+    """Return the messages of an episode; its first turn continues an assistant's last message."""
+    if not turns or turns[0]["role"] != ASSISTANT:
+        return [*prompt, *turns]
+    return [*with_response(prompt, turns[0]["content"]), *turns[1:]]
 
 
 def _up_to_last_turn(messages: Sequence[Message]) -> Sequence[Message]:
