@@ -34,6 +34,11 @@ TRIALS = (
     Trial("verl-newest", ("verl==0.9.1",), VERL[:1]),
     Trial("verl-gsm8k", ("verl==0.7.1", "pyarrow==21.0.0"), VERL),  # needs NumPy before 2
     Trial("verl-oldest", ("verl==0.5.0", "pyarrow==21.0.0"), VERL),
+    Trial(
+        "verl-numbers",
+        ("verl==0.9.1", "tensordict", "torchdata", "codetiming", "datasets", "pandas"),
+        (f"{HERE}/on_verl_numbers.py",),
+    ),
     Trial("openenv", ("openenv==0.10.0",), (f"{HERE}/on_openenv.py",), "openenv"),
     Trial("openenv-core", ("openenv-core==0.3.0",), (f"{HERE}/on_openenv.py",), "openenv"),
     Trial(

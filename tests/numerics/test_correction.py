@@ -165,6 +165,56 @@ def test_all_criteria_must_be_met() -> None:
     assert metrics["rollout_corr/rollout_rs_seq_masked_fraction"].value == 0.5
 
 
+@pytest.mark.parametrize("kind", ["token_k1", "seq_mean_k1", "seq_sum_k3"])
+def test_metrics_of_a_criterion(kind: str) -> None:
+    """Compare with sums over lists, by the definitions of verl's compute_rs_metrics."""
+    rows, mask = [[0.9, -0.2, 0.4], [-0.8, 0.5], [0.1]], [[1, 1, 0], [1, 1], [1]]
+    low, high = (math.log(0.6), math.log(1.5)) if kind.endswith("k1") else (0.0, 0.3)
+    bounds = Bounds(0.6, 1.5) if kind.endswith("k1") else Bounds(None, 0.3)
+    _, found = rejection_mask(sampled(rows, mask), [Criterion(kind, bounds)])
+    each = [
+        [-d if kind.endswith("k1") else math.exp(d) - 1 - d for d, m in zip(*row, strict=True) if m]
+        for row in zip(rows, mask, strict=True)
+    ]
+    if kind.startswith("seq"):
+        join = statistics.mean if "mean" in kind else sum
+        each = [[float(join(row))] * len(row) for row in each]
+    tokens, of_rows = [x for row in each for x in row], [statistics.mean(row) for row in each]
+    units = tokens if kind.startswith("token") else of_rows
+    beyond = [[x < low or x > high for x in row] for row in each]
+    clamped = [min(max(x, low), high) for x in tokens]
+    expected = {
+        "masked_fraction": statistics.mean(hit for row in beyond for hit in row),
+        "seq_masked_fraction": statistics.mean(any(row) for row in beyond),
+        "mean": statistics.mean(tokens),
+        "max": max(units),
+        "min": min(units),
+        "std": statistics.pstdev(clamped),
+        "fraction_high": statistics.mean(x > high for x in units),
+        "fraction_low": statistics.mean(x < low for x in units),
+        "seq_mean": statistics.mean(of_rows),
+        "seq_std": statistics.stdev(of_rows),
+        "seq_max": max(of_rows),
+        "seq_min": min(of_rows),
+        "seq_max_deviation": max(map(abs, of_rows)),
+        "seq_fraction_high": statistics.mean(x > high for x in of_rows),
+    }
+    if kind.endswith("k1"):
+        expected["seq_fraction_low"] = statistics.mean(x < low for x in of_rows)
+    prefix = f"rollout_corr/rollout_rs_{kind}_"
+    got = {name.removeprefix(prefix): x.value for name, x in found.items() if prefix in name}
+    assert got == pytest.approx({name: float(x) for name, x in expected.items()}, abs=1e-6)
+
+
+def test_extremes_of_the_perplexity() -> None:
+    tokens = sampled([[0.2, -0.4], [0.3], [-0.7]], [[1, 1], [1], [1]])
+    found = to_floats(mismatch(tokens))
+    assert found["rollout_corr/log_ppl_diff_max"] == pytest.approx(0.7)
+    assert found["rollout_corr/log_ppl_diff_min"] == pytest.approx(-0.3)
+    difference = found["rollout_corr/training_log_ppl"] - found["rollout_corr/rollout_log_ppl"]
+    assert difference == pytest.approx(found["rollout_corr/log_ppl_diff"])
+
+
 def test_veto_rejects_rows_with_an_unlikely_token() -> None:
     tokens = sampled([[0.1, -9.0], [0.2, -9.0], [-3.0, 0.0]], [[1, 1], [1, 0], [1, 1]])
     kept, metrics = veto_mask(tokens, 1e-3)
@@ -225,7 +275,11 @@ def test_mismatch_by_hand() -> None:
         "rollout_corr/k3_kl": statistics.mean([math.exp(x) - x - 1 for x in d]),
         "rollout_corr/training_ppl": (math.exp(1.5) + math.exp(0.5)) / 2,
         "rollout_corr/rollout_ppl": (math.exp(1.45) + math.exp(0.5)) / 2,
+        "rollout_corr/training_log_ppl": (1.5 + 0.5) / 2,
+        "rollout_corr/rollout_log_ppl": (1.45 + 0.5) / 2,
         "rollout_corr/log_ppl_diff": 0.05 / 2,
+        "rollout_corr/log_ppl_diff_max": 0.05,
+        "rollout_corr/log_ppl_diff_min": 0.0,
         "rollout_corr/log_ppl_abs_diff": 0.05 / 2,
         "rollout_corr/ppl_ratio": (math.exp(0.05) + 1) / 2,
         "rollout_corr/chi2_token": statistics.mean([math.exp(2 * x) - 1 for x in d]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -81,6 +81,23 @@ def test_best_and_majority_of_several_responses() -> None:
     assert metrics["val-core/a/acc/maj@4/mean"] == pytest.approx(majority, abs=0.03)
     assert metrics["val-core/a/acc/best@4/mean"] == pytest.approx(best, abs=0.02)
     assert metrics["val-aux/a/acc/std@4"] == pytest.approx(statistics.pstdev(values))
+
+
+def test_pass_at_k_is_the_share_of_solved_subsets() -> None:
+    """Compare with all subsets of k responses, and best and worst with all draws of k."""
+    groups = [[1.0, 0.0, 0.0, 0.0, 0.0], [0.0] * 5, [1.0, 1.0, 0.0, 1.0, 0.0]]
+    metrics = validation_metrics([sample(v) for group in groups for v in group], 5)
+    for k, part in ((2, "val-aux"), (4, "val-aux"), (5, "val-core")):
+        subsets = [max(some) for group in groups for some in combinations(group, k)]
+        assert metrics[f"{part}/a/acc/pass@{k}"] == pytest.approx(statistics.mean(subsets))
+        draws = [some for group in groups for some in product(group, repeat=k)]
+        best, worst = (statistics.mean(map(choose, draws)) for choose in (max, min))
+        assert metrics[f"{part}/a/acc/best@{k}/mean"] == pytest.approx(best, abs=0.03)
+        assert metrics[f"val-aux/a/acc/worst@{k}/mean"] == pytest.approx(worst, abs=0.03)
+    assert metrics["val-core/a/acc/pass@5"] == pytest.approx(2 / 3)
+    other = validation_metrics([sample(0.5), sample(1.0)], 2)
+    assert not any("pass@" in name for name in other)
+    assert "val-aux/a/reward/worst@2/mean" in other
 
 
 def test_majority_votes_by_the_extracted_answer() -> None:

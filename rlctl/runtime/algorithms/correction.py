@@ -110,6 +110,8 @@ def _divergence(kind: str, tokens: SampledTokens) -> Tensor:
 @torch.no_grad()
 def rejection_mask(tokens: SampledTokens, criteria: Sequence[Criterion]) -> tuple[Tensor, Metrics]:
     """Return the mask without the tokens or rows that fail a criterion, (T,), and metrics."""
+    from rlctl.runtime.algorithms.rejection_metrics import criterion_metrics
+
     kept = torch.ones_like(tokens.mask)
     num_tokens, metrics = float(tokens.mask.sum()), Metrics()
     for criterion in criteria:
@@ -119,9 +121,7 @@ def rejection_mask(tokens: SampledTokens, criteria: Sequence[Criterion]) -> tupl
         else:
             ratio = value.exp()
             passed = ((ratio >= bounds.low) & (ratio <= bounds.high)).to(kept)
-        metrics[f"rollout_corr/rollout_rs_{criterion.kind}_masked_fraction"] = Mean(
-            float(((1 - passed) * tokens.mask).sum()), num_tokens
-        )
+        metrics |= criterion_metrics(criterion.kind, bounds, value, passed, tokens)
         kept = kept * passed
     rejected = (1 - kept) * tokens.mask
     hit_rows = row_sum(rejected, tokens.row, tokens.num_rows) > 0

@@ -214,21 +214,24 @@ def mismatch(tokens: SampledTokens) -> Metrics:
     of_rows = {
         "rollout_corr/training_ppl": (-trainer_row).exp(),
         "rollout_corr/rollout_ppl": (-engine_row).exp(),
+        "rollout_corr/training_log_ppl": -trainer_row,
+        "rollout_corr/rollout_log_ppl": -engine_row,
         "rollout_corr/log_ppl_diff": ppl_diff,
         "rollout_corr/log_ppl_abs_diff": ppl_diff.abs(),
         "rollout_corr/ppl_ratio": ppl_diff.exp(),
         "rollout_corr/chi2_seq": (2 * d_row).exp() - 1,
     }
     values = of_tokens | of_rows
-    sums = torch.stack(
-        [*(value.sum() for value in values.values()), diff.square().sum(), diff.max()]
-    )
-    *totals, squares, largest = sums.tolist()  # waits for the device once
+    others = [diff.square().sum(), diff.max(), ppl_diff.max(), ppl_diff.min()]
+    sums = torch.stack([*(value.sum() for value in values.values()), *others])
+    *totals, squares, largest, most, least = sums.tolist()  # waits for the device once
     counts = [n] * len(of_tokens) + [num_rows] * len(of_rows)
     metrics: Metrics = {
         name: Mean(*pair)
         for name, pair in zip(values, zip(totals, counts, strict=True), strict=True)
     }
+    metrics["rollout_corr/log_ppl_diff_max"] = Max(most)
+    metrics["rollout_corr/log_ppl_diff_min"] = Min(least)
     metrics["training/rollout_probs_diff_max"] = Max(largest)
     metrics["training/rollout_probs_diff_std"] = Std(n, totals[0], squares)
     return metrics

@@ -6,7 +6,7 @@ A reward model is validated on held-out pairs.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isnan
@@ -27,7 +27,6 @@ from rlctl.tracking.metrics import to_floats
 from rlctl.tracking.tracker import Sample
 
 _REPEATED = re.compile(r"(<[^<>\s]+>)( ?\1)+")  # tokens of an image in a prompt
-_NUM_DRAWS, _DRAW_SEED = 1000, 42  # of the bootstrap for best@N and maj@N, as in verl
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sampl
 
 
 def validation_metrics(samples: list[Sample], num_responses: int) -> dict[str, float]:
-    """Return `val-core/<data_source>/<acc|reward>/*` and `val-aux/*`: mean@N, and more if N > 1.
+    """Return `val-core/<data_source>/<acc|reward>/*` and `val-aux/*`: mean@N; `repeated_metrics`.
 
     `samples` holds the N = `num_responses` responses of each prompt side by side. `acc` is the
     score component of that name, or the score itself if every score is 0 or 1; other scores are
@@ -139,12 +138,9 @@ def validation_metrics(samples: list[Sample], num_responses: int) -> dict[str, f
         core = f"val-core/{source}/{name}"
         metrics[f"{core}/mean@{num_responses}"] = float(values.mean())
         if num_responses > 1:
-            generator = torch.Generator().manual_seed(_DRAW_SEED)
-            draws = torch.randint(num_responses, (_NUM_DRAWS, num_responses), generator=generator)
-            metrics[f"{core}/best@{num_responses}/mean"] = float(values[:, draws].amax(-1).mean())
-            metrics[f"{core}/maj@{num_responses}/mean"] = _majority_mean(groups, values, draws)
-            std = values.std(-1, correction=0)  # of the population, as in verl
-            metrics[f"val-aux/{source}/{name}/std@{num_responses}"] = float(std.mean())
+            from rlctl.runtime.training.repeated import repeated_metrics
+
+            metrics |= repeated_metrics(f"{source}/{name}", groups, values)
         if any(RULE in sample.components for group in groups for sample in group):
             scores = [sample.score for group in groups for sample in group]
             metrics[f"val-aux/{source}/model_reward/mean@{num_responses}"] = fmean(scores)
@@ -165,32 +161,6 @@ def _measure(groups: list[list[Sample]]) -> tuple[str, Callable[[Sample], float]
         (lambda sample: float(sample.components[RULE])) if scored else (lambda sample: sample.score)
     )
     return "acc" if all(value(sample) in (0.0, 1.0) for sample in samples) else "reward", value
-
-
-def _majority_mean(groups: list[list[Sample]], values: torch.Tensor, draws: torch.Tensor) -> float:
-    """Return the value of the most common final answer, averaged over draws (D, N) and prompts.
-
-    `values` (P, N) belong to the responses in `groups`. As in verl, the value is that of the first
-    response with the winning answer, and ties go to the answer that was drawn first.
-    """
-    total = 0.0
-    for group, row in zip(groups, values.tolist(), strict=True):
-        answers = [_vote(sample) for sample in group]
-        first = {answer: row[i] for i, answer in reversed(list(enumerate(answers)))}
-        total += sum(
-            first[Counter(answers[i] for i in draw).most_common(1)[0][0]] for draw in draws.tolist()
-        ) / len(draws)
-    return total / len(groups)
-
-
-def _vote(sample: Sample) -> tuple[str, str]:
-    """Return the answer that a response votes for: its extracted answer, or else its text.
-
-    Texts are equal if they differ only in white space and case.
-    """
-    if sample.pred is not None:
-        return "pred", sample.pred
-    return "text", " ".join(sample.response.split()).casefold()
 
 
 @dataclass(frozen=True)

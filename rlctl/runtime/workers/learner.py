@@ -38,7 +38,7 @@ from rlctl.runtime.workers.learner_state import load_state, save_state
 from rlctl.runtime.workers.micro_batches import count_tokens, pack_rows
 from rlctl.runtime.workers.optimizers import build_optimizer, set_lr
 from rlctl.runtime.workers.passes import Compute, enter_training, in_order, passes
-from rlctl.runtime.workers.process_memory import device_usage
+from rlctl.runtime.workers.process_memory import device_usage, utilization
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 B = TypeVar("B", bound=Rollouts)
@@ -64,6 +64,7 @@ class Learner:
         self.rank_info = rank_info
         self.oom_retries: list[OomRetry] = []
         self.average: Average | None = None  # of the weights, saved with them
+        self.of_passes: list[Metrics] = []  # without gradients, since the last update, on GPUs
         self.optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -100,13 +101,19 @@ class Learner:
         def outputs(part: Rollouts, sequences: Sequences) -> tuple[tuple[Tensor, ...], None]:
             return tuple(x if len(part) else x[:0] for x in forward(sequences)), None
 
+        begin = time.perf_counter()
         self.model.eval()
         with torch.no_grad():
             results, order = self._in_micro_batches(batch, budget, outputs)
         lengths, values = batch.response_ids.lengths, list(zip(*results, strict=True))
         sizes = [torch.ones_like(lengths) if per_row else lengths] * (len(values) - num_whole)
         sizes += [batch.num_tokens] * num_whole
-        return tuple(in_order(x, order, y) for x, y in zip(values, sizes, strict=True))
+        found = tuple(in_order(x, order, y) for x, y in zip(values, sizes, strict=True))
+        if self.rank_info.device == "cuda" and self.optimizer is not None:
+            seconds = (time.perf_counter() - begin) * self.model.ranks_per_row
+            work = self.model.hf.config, batch.num_tokens.tolist(), seconds
+            self.of_passes.append(utilization(*work, f"{self.name}_infer", passes=1))
+        return found
 
     def infer_policy(
         self, policy: PolicyModel, batch: Rollouts, budget: Budget, top_k: int
@@ -177,6 +184,8 @@ class Learner:
             lengths = batch.num_tokens.tolist()
             config, ranks = self.model.hf.config, self.model.ranks_per_row
             metrics.append(device_usage(config, lengths, seconds * ranks, self.name))
+            metrics += self.of_passes
+            self.of_passes.clear()
         parts, values = [loss.values for loss in losses if loss.values is not None], None
         if len(parts) == len(losses):
             values = in_order(parts, order, batch.response_ids.lengths)

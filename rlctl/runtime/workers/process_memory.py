@@ -52,10 +52,10 @@ def use_expandable_segments() -> None:
 
 
 class PeakMemory:
-    """Largest memory that torch has allocated on the GPU, phase by phase."""
+    """Largest memory that torch has allocated on the GPU, phase by phase, and reserved for it."""
 
     def __init__(self) -> None:
-        self._largest = self._asleep = 0
+        self._largest = self._asleep = self._reserved = 0
 
     @contextmanager
     def phase(self, device: str) -> Iterator[None]:
@@ -70,12 +70,16 @@ class PeakMemory:
         yield
         self._end()
 
-    def pop(self) -> int:
-        """Return the most bytes in the phases since the last call, and in the present one."""
+    def pop(self) -> tuple[int, int]:
+        """Return the most bytes in the phases since the last call, and in the present one.
+
+        The second number also has the memory that torch keeps for later tensors.
+        """
         self._end()
-        largest, self._largest = self._largest, 0
+        most = self._largest, self._reserved
+        self._largest = self._reserved = 0
         self._begin()
-        return largest
+        return most
 
     def _begin(self) -> None:
         torch.cuda.reset_peak_memory_stats()
@@ -84,6 +88,7 @@ class PeakMemory:
     def _end(self) -> None:
         counted = torch.cuda.max_memory_allocated() - min(self._asleep, sleeping_bytes())
         self._largest = max(self._largest, counted)
+        self._reserved = max(self._reserved, torch.cuda.max_memory_reserved())
 
 
 PEAK = PeakMemory()
@@ -125,12 +130,24 @@ def peak_flops(device_name: str) -> float | None:
 def device_usage(
     config: PretrainedConfig, lengths: list[int], seconds: float, name: str
 ) -> Metrics:
-    """Return the peak of memory, and model FLOPs utilization (MFU) of an update.
+    """Return the peak of memory, and model FLOPs utilization (MFU) of an update."""
+    allocated, reserved = PEAK.pop()
+    return {
+        "perf/max_memory_allocated_gb": Max(allocated / 2**30),
+        "perf/max_memory_reserved_gb": Max(reserved / 2**30),
+        **utilization(config, lengths, seconds, name),
+    }
+
+
+def utilization(
+    config: PretrainedConfig, lengths: list[int], seconds: float, name: str, passes: int = 3
+) -> Metrics:
+    """Return the MFU of `passes`: 3 are those of an update, 1 is a forward pass.
 
     MFU is weighted by `seconds`: merged, it is the useful work divided by the device time.
     """
-    metrics: Metrics = {"perf/max_memory_allocated_gb": Max(PEAK.pop() / 2**30)}
     costs, peak = Costs.from_config(config), peak_flops(torch.cuda.get_device_name())
-    if costs is not None and peak is not None:
-        metrics[f"perf/mfu/{name}"] = Mean(costs.training_flops(lengths) / peak, seconds)
-    return metrics
+    if costs is None or peak is None:
+        return {}
+    flops = costs.training_flops(lengths) * passes / 3
+    return {f"perf/mfu/{name}": Mean(flops / peak, seconds)}

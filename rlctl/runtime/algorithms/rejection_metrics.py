@@ -1,0 +1,61 @@
+"""verl's metrics of a criterion of rejection, for runs that reject tokens."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from rlctl.runtime.algorithms.importance_weights import Bounds, SampledTokens
+from rlctl.runtime.ops import row_mean, row_sum
+from rlctl.tracking.metrics import Max, Mean, Metrics, Min, Std
+
+
+def criterion_metrics(
+    kind: str, bounds: Bounds, value: Tensor, passed: Tensor, tokens: SampledTokens
+) -> Metrics:
+    """Return metrics of the divergence `value` of a criterion; an empty dict without tokens.
+
+    `value` and `passed`, 1 for tokens that meet the criterion, are (T,). Bounds of a ratio (k1) are
+    taken logarithmically, as `value`. `std` is that of the clamped divergence, over tokens. max,
+    min and fractions are over tokens of a criterion for tokens, else over rows; `seq_*` over rows.
+    """
+    mask, row, num_rows = tokens.mask, tokens.row, tokens.num_rows
+    keep, rows = mask > 0, row_sum(mask, row, num_rows) > 0
+    if not bool(keep.any()):
+        return {}
+    low, high = 0.0, bounds.high
+    if bounds.low is not None:
+        low, high = math.log(bounds.low), math.log(bounds.high)
+    each = value[keep].double()
+    of_rows = row_mean(value.double(), mask.double(), row, num_rows)[rows]
+    clamped = each.clamp(low, high)
+    units = each if kind.startswith("token") else of_rows
+    rejected = row_sum((1 - passed) * mask, row, num_rows)[rows] > 0
+    metrics: Metrics = {
+        "masked_fraction": _share(passed[keep] == 0),
+        "seq_masked_fraction": _share(rejected),
+        "mean": Mean(float(each.sum()), len(each)),
+        "max": Max(float(units.max())),
+        "min": Min(float(units.min())),
+        "std": _spread(clamped, unbiased=False),
+        "fraction_high": _share(units > high),
+        "fraction_low": _share(units < low),
+        "seq_mean": Mean(float(of_rows.sum()), len(of_rows)),
+        "seq_std": _spread(of_rows),
+        "seq_max": Max(float(of_rows.max())),
+        "seq_min": Min(float(of_rows.min())),
+        "seq_max_deviation": Max(float(of_rows.abs().max())),
+        "seq_fraction_high": _share(of_rows > high),
+    }
+    if bounds.low is not None:
+        metrics["seq_fraction_low"] = _share(of_rows < low)
+    return {f"rollout_corr/rollout_rs_{kind}_{name}": metric for name, metric in metrics.items()}
+
+
+def _share(hit: Tensor) -> Mean:
+    return Mean(float(hit.sum()), len(hit))
+
+
+def _spread(values: Tensor, unbiased: bool = True) -> Std:
+    return Std(len(values), float(values.sum()), float(values.square().sum()), unbiased)
