@@ -56,7 +56,7 @@ def _main(argv: Sequence[str]) -> int:
     except Exception as error:
         known = as_rlctl_error(error)
         if known is None:
-            return _report(InternalError(_bug(error)))
+            known, words = InternalError(_bug(error)), [word for word in words if word == "--json"]
         return _report(known, words)
     return code
 
@@ -118,6 +118,11 @@ def _report(error: RlctlError, words: Sequence[str] = ()) -> int:
         from rlctl.redaction import redact
 
         sys.stderr.write(redact(traceback.format_exc()))
+    if "--json" in words:
+        from rlctl.cli.json_errors import print_error, wants_json
+
+        if wants_json(words):
+            print_error(error)
     print_problems(error.problems)
     if not isinstance(error, UsageError):  # its help names `--help`
         print_see_also(dict.fromkeys(code_of(problem.message, error) for problem in error.problems))

@@ -134,7 +134,9 @@ def version(as_json: Json = False) -> None:
 
     versions = installed_versions()
     if as_json:
-        print_json(versions)
+        from rlctl.cli.json_errors import JSON_VERSION
+
+        print_json({**versions, "json": JSON_VERSION})
         return
     rows = [(name, number or "not installed") for name, number in versions.items()]
     print_table(["package", "version"], rows)

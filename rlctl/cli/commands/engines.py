@@ -70,6 +70,7 @@ def add(
     ] = None,
     timeout_s: Timeout = 300.0,
     root: Root = None,
+    as_json: Json = False,
 ) -> None:
     """Start more engines beside those of a running run, on free devices of its cluster.
 
@@ -84,7 +85,7 @@ def add(
     found = RunStore(root).find(run)
     pool_status(found)  # raises an error without a pool
     request = EngineRequest("add", len(urls) if urls else count or 1, urls=urls or ())
-    _send(found, request, timeout_s)
+    _send(found, request, timeout_s, as_json)
 
 
 @app.command(
@@ -102,6 +103,7 @@ def drain(
     ] = None,
     timeout_s: Timeout = 300.0,
     root: Root = None,
+    as_json: Json = False,
 ) -> None:
     """Let engines finish their requests, then stop them and release their devices.
 
@@ -115,13 +117,16 @@ def drain(
     found = RunStore(root).find(run)
     request = EngineRequest("drain", count or 0, numbers or ())
     check_drain(pool_status(found), request)
-    _send(found, request, timeout_s)
+    _send(found, request, timeout_s, as_json)
 
 
-def _send(run: Run, request: EngineRequest, timeout_s: float) -> None:
+def _send(run: Run, request: EngineRequest, timeout_s: float, as_json: bool) -> None:
     send(attempt_folder(run), request)
     done = wait(run, request, timeout_s)
-    if done is None:
+    if as_json:
+        message = None if done is None else done.message
+        print_json({"run": run.name, "done": done is not None, "message": message})
+    elif done is None:
         notice(f"{run.name} has the request; `rlctl engines list {run.name}` shows its progress")
     else:
         notice(f"{run.name}: {done.message}")

@@ -55,9 +55,14 @@ def list_recipes(as_json: Json = False) -> None:
 
 
 @app.command(epilog="Example: rlctl recipes show gsm8k_ppo")
-def show(recipe: Name) -> None:
+def show(recipe: Name, as_json: Json = False) -> None:
     """Print the file of a recipe; `rlctl config show -r NAME` shows the composed values."""
-    typer.echo(visible(find_recipe(recipe).read_text(encoding="utf-8")), nl=False)
+    path = find_recipe(recipe)
+    text = path.read_text(encoding="utf-8")
+    if as_json:
+        print_json({"path": path, "text": text})
+    else:
+        typer.echo(visible(text), nl=False)
 
 
 @app.command(epilog="Example: rlctl recipes cp gsm8k_ppo mine.yaml")
@@ -70,6 +75,7 @@ def cp(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Copy a recipe to a file that you can edit and train with `--recipe FILE`."""
     source = find_recipe(recipe)
@@ -83,6 +89,9 @@ def cp(
         write_text(target, source.read_text(encoding="utf-8"))
     except OSError as error:
         raise cannot_write("the recipe", target, error) from error
+    if as_json:
+        print_json({"path": target})
+        return
     typer.echo(target)
     notice(f"edit it, then run: rlctl recipes check {shlex.quote(str(target))}")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlctl.cli.console import notice
+from rlctl.cli.console import notice, print_json
 from rlctl.cli.options import Json, Root, run_argument
 from rlctl.errors import cannot_write
 from rlctl.files import write_text
@@ -46,6 +46,7 @@ def report(
         typer.Option("--samples", min=0, help="Number of samples per validation."),
     ] = 50,
     root: Root = None,
+    as_json: Json = False,
 ) -> None:
     """Write one self-contained HTML file about runs: curves, alarms, samples, settings.
 
@@ -69,6 +70,9 @@ def report(
     except OSError as error:
         hint = "-o FILE writes to another place"
         raise cannot_write("the report", target, error, hint) from error
+    if as_json:
+        print_json({"path": target, "bytes": len(text.encode())})
+        return
     typer.echo(target)
     notice(f"{len(text.encode()) / 1e6:.1f} MB; opens in any browser, without a network")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +26,7 @@ def rm(
         typer.Option("--force", help="Also remove runs that may be active on another host."),
     ] = False,
     root: Root = None,
+    as_json: Json = False,
 ) -> None:
     """Move runs to the trash; `rlctl runs restore` restores them."""
     store = RunStore(root)
@@ -31,9 +34,13 @@ def rm(
     for run in found:
         if not (force and run.record and run.record.process.alive(run.path) is None):
             trash.check_removable(run)
+    removed: list[dict[str, object]] = []
     for run in found:
-        trash.remove(store.root, run)
-        notice(f"removed {run.key}; `rlctl runs restore {run.name}` restores it")
+        removed.append({"run": run.key, "path": trash.remove(store.root, run)})
+        if not as_json:
+            notice(f"removed {run.key}; `rlctl runs restore {run.name}` restores it")
+    if as_json:
+        print_json(removed)
 
 
 @app.command(epilog="Example: rlctl runs restore ppo-261121")
@@ -43,10 +50,16 @@ def restore(
         typer.Argument(metavar="NAME...", help="Removed runs by name or prefix."),
     ],
     root: Root = None,
+    as_json: Json = False,
 ) -> None:
     """Restore removed runs from the trash."""
+    restored: list[dict[str, Path]] = []
     for name in names:
-        notice(f"restored {trash.restore(RunStore(root).root, name)}")
+        restored.append({"path": trash.restore(RunStore(root).root, name)})
+        if not as_json:
+            notice(f"restored {restored[-1]['path']}")
+    if as_json:
+        print_json(restored)
 
 
 @app.command(epilog="Example: rlctl runs pull s3://bucket/runs/quickstart/ppo-261121")
@@ -59,11 +72,15 @@ def pull(
         ),
     ],
     root: Root = None,
+    as_json: Json = False,
 ) -> None:
     """Download the remote copy of a run, with its latest complete checkpoint."""
     from rlctl.runtime.checkpoint import remote_fetch
 
     folder = remote_fetch.pull(url, RunStore(root).root)
+    if as_json:
+        print_json({"path": folder})
+        return
     notice(f"downloaded {folder}; `rlctl resume {folder.name}` continues it")
 
 
@@ -99,21 +116,22 @@ def show_trash(
             notice(f"deleted {plural(len(rows), 'run')}")
 
 
-@app.command(
-    context_settings={"ignore_unknown_options": True},
-    epilog="Example: rlctl runs tag @last baseline ^draft",
-)
+@app.command(epilog="Example: rlctl runs tag @last baseline ^draft")
 def tag(
     run: RunName,
     tags: Annotated[
         list[str], typer.Argument(metavar="TAG...", help="`TAG` adds a tag, `^TAG` removes it.")
     ],
     root: Root = None,
+    as_json: Json = False,
 ) -> None:
     """Add tags to a run or remove them, for `--where '"TAG" in tags'` and `@tag:TAG`."""
     found = RunStore(root).find(run)
     labels = change_tags(found.path, tags)
-    notice(f"{found.name}: {', '.join(labels.tags) or 'no tags'}")
+    if as_json:
+        print_json({"name": found.name, **asdict(labels)})
+    else:
+        notice(f"{found.name}: {', '.join(labels.tags) or 'no tags'}")
 
 
 @app.command(epilog='Example: rlctl runs note @last "reward rose after the warm-up"')
@@ -121,8 +139,12 @@ def note(
     run: RunName,
     text: Annotated[str, typer.Argument(help="Text of the note; an empty text removes it.")],
     root: Root = None,
+    as_json: Json = False,
 ) -> None:
     """Set the note of a run."""
     found = RunStore(root).find(run)
-    set_note(found.path, text)
-    notice(f"{found.name}: {text or 'no note'}")
+    labels = set_note(found.path, text)
+    if as_json:
+        print_json({"name": found.name, **asdict(labels)})
+    else:
+        notice(f"{found.name}: {text or 'no note'}")

@@ -155,6 +155,7 @@ def stop(
         typer.Option("--timeout", metavar="SECONDS", min=1, help="Time to wait until they end."),
     ] = 300.0,
     root: Root = None,
+    as_json: Json = False,
 ) -> None:
     """Stop runs or sweeps after the current step, save, and wait until they end.
 
@@ -165,8 +166,13 @@ def stop(
     found = [_stop_target(find_run_or_sweep(name, root)) for name in runs]
     for target in found:
         request_stop(target, now)
+    ends: list[dict[str, str]] = []
     for target in found:
-        notice(f"{target.name}: {wait(target, timeout_s)}")
+        ends.append({"name": target.name, "state": wait(target, timeout_s)})
+        if not as_json:
+            notice("{name}: {state}".format_map(ends[-1]))
+    if as_json:
+        print_json(ends)
 
 
 def _stop_target(target: Run | SweepDir) -> StopTarget:

@@ -25,7 +25,10 @@ def problems_as_json(enabled: bool) -> Iterator[None]:
         yield
     except RlctlError as error:
         if enabled:
-            print_json({"ok": False, "problems": error.problems})
+            from rlctl.cli.json_errors import error_document, mark_reported
+
+            print_json({"ok": False, **error_document(error)})
+            mark_reported(error)
         raise
 
 
