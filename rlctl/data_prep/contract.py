@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlctl.data_prep.chats import shortened
+from rlctl.data_prep.chats import chat_in, shortened
 from rlctl.data_prep.images import IMAGE_KEY, image_faults, text_of
 from rlctl.errors import Problem
 
@@ -53,11 +53,11 @@ def missing_columns(
 
 
 def prompt_of(record: dict[str, Any], prompt_key: str) -> Any:
-    """Return the value at the dotted path `prompt_key`, or None."""
+    """Return the value at the dotted path `prompt_key`, or None; the JSON text of a chat as one."""
     value: Any = record
     for part in prompt_key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    return value
+    return (chat_in(value) or value) if isinstance(value, str) else value
 
 
 class Fault(NamedTuple):

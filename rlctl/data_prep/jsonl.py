@@ -15,6 +15,7 @@ from rlctl.data_prep.chats import (
     ASSISTANT,
     FORMS,
     Chat,
+    chat_in,
     is_chat,
     last_response,
     read_chat,
@@ -22,6 +23,7 @@ from rlctl.data_prep.chats import (
     split_response,
 )
 from rlctl.data_prep.datasets import StreamedRows, dataset, option
+from rlctl.data_prep.duplicates import keep_equal_together
 from rlctl.data_prep.images import (
     PLACEHOLDER,
     image_faults,
@@ -141,13 +143,15 @@ def split_source(
 ) -> dict[str, RowSource]:
     """Split the rows that `read` yields into `train` and `val`, without holding them.
 
-    A `fraction` of them, chosen by `seed`, is in `val`; there is none if `fraction` is 0. Both keep
-    the order, and set `extra_info["split"]`. `count` is the number of rows; without it, they are
-    counted. Raises UsageError for a fraction that leaves a split empty.
+    A `fraction` of them, chosen by `seed`, is in `val`; there is none if `fraction` is 0. No equal
+    rows are divided. Both keep the order, and set `extra_info["split"]`. `count` is the number of
+    rows; without it, they are counted. Raises UsageError for a fraction that leaves a split empty.
     """
     if count is None:
         count = sum(1 for _ in read())
     chosen = _validation_indices(count, fraction, seed)
+    if chosen:
+        chosen = keep_equal_together(read(), chosen)
     splits = ("train", "val") if chosen else ("train",)
     sizes = {"train": count - len(chosen), "val": len(chosen)}
 
@@ -208,6 +212,7 @@ def _validation_indices(count: int, fraction: float, seed: int) -> frozenset[int
 def row_of(record: Any, index: int, fields: Fields) -> PromptRow:
     """Return the row of one record. Raises ValueError for one that is no problem."""
     prompt, extra_info = value_at(record, fields.prompt_key), _other_columns(record, fields)
+    prompt = (chat_in(prompt) or prompt) if isinstance(prompt, str) else prompt
     chat, answer = _chat(prompt, fields), None
     if isinstance(prompt, str):
         extra_info = {"question": prompt, **extra_info}
@@ -218,6 +223,7 @@ def row_of(record: Any, index: int, fields: Fields) -> PromptRow:
         answer = value_at(record, fields.answer_key)
     if answer is None or answer != answer:  # NaN: pandas writes it for a missing number
         raise ValueError(f"{fields.answer_key!r} is null")
+    answer = (chat_in(answer) or answer) if isinstance(answer, str) else answer
     if is_chat(answer):
         answer = last_response(read_chat(answer, str(fields.answer_key)), str(fields.answer_key))
     if fields.instruction:

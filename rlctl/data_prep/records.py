@@ -9,6 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from rlctl.data_prep.arrow_types import check_names, records_of
 from rlctl.data_prep.chats import shortened
 from rlctl.errors import ConfigError, Problem
 
@@ -241,6 +242,7 @@ def _arrow(path: Path, _form: TextForm | None = None) -> Iterator[tuple[str, Any
 
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as batches:
+            check_names(batches.schema, path)
             parts = (
                 batch.slice(start, BATCH_ROWS)
                 for batch in batches
@@ -263,7 +265,7 @@ _READERS = {".parquet": _parquet, ".arrow": _arrow, ".csv": _csv, ".tsv": _csv, 
 
 def numbered(path: Path, batches: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the records of Arrow batches with their positions."""
-    records = chain.from_iterable(batch.to_pylist() for batch in batches)
+    records = chain.from_iterable(map(records_of, batches))
     for index, record in enumerate(records):
         yield f"{path}, row {index}", record
 
@@ -275,7 +277,9 @@ def readable_parquet(path: Path, hint: str | None = None) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     try:
-        yield pq.ParquetFile(path, buffer_size=_BUFFER)
+        file = pq.ParquetFile(path, buffer_size=_BUFFER)
+        check_names(file.schema_arrow, path)
+        yield file
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(
             f"not a readable parquet file: {str(error).splitlines()[0]}",

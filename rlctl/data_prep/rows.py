@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from rlctl.data_prep import agent_columns
 from rlctl.data_prep.agent_columns import AGENT_COLUMNS, ENV_CLASS, with_agent_columns
+from rlctl.data_prep.arrow_types import records_of
 from rlctl.data_prep.contract import (
     CONTRACT_HINT,
     REWARD_SPEC,
@@ -270,7 +271,7 @@ def _records(batch: Any) -> list[Any]:
     if batch.schema.names == [_RECORD]:
         return [_unpacked(json.loads(text)) for text in batch.column(0).to_pylist()]
     as_json = (batch.schema.metadata or {}).get(JSON_COLUMNS, b"").decode().split(",")
-    records = [_unpacked(record) for record in batch.to_pylist()]
+    records = [_unpacked(record) for record in records_of(batch)]
     for record in records:
         if "ground_truth" in as_json and "reward_model" in record:
             record["reward_model"]["ground_truth"] = json.loads(

@@ -221,6 +221,25 @@ def test_splits_are_disjoint_complete_and_seeded() -> None:
             split(count, fraction, seed=1)
 
 
+def test_equal_records_are_in_one_split(tmp_path: Path) -> None:
+    records = [{"q": f"{i % 40} + 1?", "a": i % 40 + 1, "id": i} for i in range(100)]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, records)))
+    fields = {"prompt_key": "q", "answer_key": "a", "val_fraction": 0.3}
+    splits = jsonl(JsonlParams(files=[str(tmp_path / "x.jsonl")], **fields))
+    train, val = ({row.prompt[0]["content"] for row in splits[name]} for name in ("train", "val"))
+    assert not train & val
+    assert len(train | val) == 40
+    assert len(splits["train"]) + len(splits["val"]) == 100
+    assert 10 <= len(splits["val"]) <= 50
+    assert len(list(splits["val"])) == len(splits["val"])
+
+
+def test_records_that_are_all_equal_are_divided_all_the_same() -> None:
+    rows = [PromptRow("s", [], "1", extra_info={"index": i}) for i in range(10)]
+    splits = split_source(lambda: iter(rows), 0.2, 0, 10)
+    assert len(splits["val"]) == 2
+
+
 @pytest.mark.parametrize(
     "values", [[5], [5, 5, 5], list(range(7)), list(range(100)), [1, 1000], [3, 3, 14]]
 )
