@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -242,3 +243,39 @@ def test_schema_metadata_of_a_batch_is_kept(tmp_path: Path) -> None:
     as_json_text(tmp_path / "x.parquet")
     assert pa.types.is_string(pq.read_schema(tmp_path / "x.parquet").field("extra_info").type)
     assert Rows.load(tmp_path / "x.parquet", data())[3].ground_truth == {"four": 4}
+
+
+def test_a_prompt_that_is_too_long_for_sure_is_not_tokenized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_table, "LARGE_BYTES", 2**30)
+    seen: list[str] = []
+    exact = prompt_lengths._exact_counts
+
+    def counts(tokenizer: Any, texts: list[str]) -> list[int]:
+        seen.extend(texts)
+        return exact(tokenizer, texts)
+
+    monkeypatch.setattr(prompt_lengths, "_exact_counts", counts)
+    rows = made(4)
+    rows[1] = PromptRow("s", [{"role": "user", "content": "word " * 10_000}], "1")
+    write_rows(tmp_path / "x.parquet", rows)
+    found = PromptSet.load_train(data(f"data.train_files=[{tmp_path}/x.parquet]"), TOKENIZER)
+    assert found.num_dropped == 1
+    assert max(map(len, seen)) < 1000
+    assert len(seen) == 3
+
+
+def test_long_counts_report_their_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_lengths, "_PROGRESS_S", 0.001)
+    reported = Event()
+
+    def counts(_: Any, texts: list[str], __: int | None) -> list[int]:
+        assert reported.wait(60)
+        return [1] * len(texts)
+
+    monkeypatch.setattr(prompt_lengths, "_count_tokens", counts)
+    monkeypatch.setattr(prompt_lengths.LOG, "info", lambda *_: reported.set())
+    write_rows(tmp_path / "x.parquet", made(2))
+    rows = Rows.load(tmp_path / "x.parquet", data())
+    assert prompt_lengths.prompt_lengths(rows, TOKENIZER, {}).tolist() == [1, 1]

@@ -138,7 +138,7 @@ class PromptSet:
             return ids if len(ids) <= limit else _truncate(ids, data, where)
 
         lengths = np.concatenate(
-            [prompt_lengths(table, tokenizer, kwargs, images) for table in tables]
+            [prompt_lengths(table, tokenizer, kwargs, images, limit) for table in tables]
         )
         too_long = lengths > limit
         cannot_cut = with_images & (data.truncation != "error")

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import date
 from itertools import islice
 from pathlib import Path
@@ -39,11 +39,12 @@ def prompt_lengths(
     tokenizer: PreTrainedTokenizerBase,
     kwargs: Mapping[str, Any],
     images: ImagePrompts | None = None,
+    limit: int | None = None,
 ) -> np.ndarray:
     """Return the lengths (N,) of the rows' prompts; −1 where the chat template rejects one.
 
     They are those of `encode_prompt`, or of `images` with the tokens of images. Rows of a cached
-    file have cached lengths.
+    file have cached lengths; else a length that is above `limit` for sure may be too small.
     """
     target = _cache_file(rows, tokenizer, kwargs, images)
     if target is not None and target.exists():
@@ -52,7 +53,7 @@ def prompt_lengths(
         if digest == hashlib.sha256(values).digest():
             return np.frombuffer(values, np.int32)
         LOG.warning("the cached lengths %s are damaged: counting tokens again", target)
-    lengths = _count(rows, tokenizer, kwargs, images)
+    lengths = _count(rows, tokenizer, kwargs, images, None if target else limit)
     if target is not None:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -105,6 +106,7 @@ def _count(
     tokenizer: PreTrainedTokenizerBase,
     kwargs: Mapping[str, Any],
     images: ImagePrompts | None,
+    limit: int | None,
 ) -> np.ndarray:
     """Count tokens: a thread tokenizes a batch on all cores, while the next one is rendered."""
     lengths = np.full(len(rows), -1, np.int32)
@@ -112,6 +114,8 @@ def _count(
 
     def finish() -> None:
         start, places, counts = pending.popleft()
+        while not counts.done() and wait([counts], _PROGRESS_S).not_done:
+            LOG.info("counting the tokens of prompt %d and later ones of %d", start, len(rows))
         lengths[start + np.array(places, np.int64)] = counts.result()
 
     def render(row: Any) -> str:
@@ -125,7 +129,8 @@ def _count(
             texts = [_text(render, prompt) for prompt in islice(prompts, BATCH_ROWS)]
             places = [place for place, text in enumerate(texts) if text is not None]
             usable = [text for text in texts if text is not None]
-            pending.append((start, places, thread.submit(_count_tokens, tokenizer, usable)))
+            counts = thread.submit(_count_tokens, tokenizer, usable, limit)
+            pending.append((start, places, counts))
             if len(pending) > 1:
                 finish()
             if time.monotonic() > reported + _PROGRESS_S:
@@ -143,9 +148,36 @@ def _text(render: Callable[[Any], str], prompt: Any) -> str | None:
         return None
 
 
-def _count_tokens(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
-    """Return the lengths of `tokenizer.encode(text)`, without ids where the backend allows it."""
+def _count_tokens(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int | None
+) -> list[int]:
+    """Return the lengths of `tokenizer.encode(text)`, without ids where the backend allows it.
 
+    For a text that is longer than `limit` tokens for sure, return a lower bound.
+    """
+    longest = None if limit is None else _longest_token(tokenizer)
+    if limit is None or longest is None:
+        return _exact_counts(tokenizer, texts)
+    bounds = [-(-len(text) // longest) for text in texts]
+    short = [text for text, bound in zip(texts, bounds, strict=True) if bound <= limit]
+    counts = iter(_exact_counts(tokenizer, short))
+    return [bound if bound > limit else next(counts) for bound in bounds]
+
+
+def _longest_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the characters of the longest token; None if a token may stand for a longer text."""
+    backend = _plain_backend(tokenizer)
+    if backend is None or not isinstance(backend.normalizer, tokenizers.normalizers.NFC | None):
+        return None
+    composed = 1 if backend.normalizer is None else 4  # characters that NFC makes one, at most
+    model, added = backend.model, tokenizer.added_tokens_decoder.values()
+    exact = isinstance(model, tokenizers.models.BPE) and model.unk_token is None
+    if not exact or any(token.lstrip or token.rstrip for token in added):
+        return None
+    return composed * max(map(len, tokenizer.get_vocab()))
+
+
+def _exact_counts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
     def encoded(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
