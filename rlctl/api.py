@@ -270,9 +270,11 @@ def _run(
     if planned.finished:
         run = open_run(folder)
         step = (run.record and run.record.total_steps) or num_steps
-        state = f"is at step {step} of" if step > num_steps else "has already finished its"
-        more = f"{num_steps} step{'s' * (num_steps != 1)}: trainer.total_training_steps={step * 2}"
-        LOG.info("%s %s %s trains on", folder.name, state, more)
+        state = f"has already finished its {num_steps} step{'s' * (num_steps != 1)}"
+        if step > num_steps:
+            state = f"is at step {step}, after the end at step {num_steps}"
+        more = f"trainer.total_training_steps={step * 2} trains on"
+        LOG.info("%s %s: %s", folder.name, state, more)
         return run
     for line in planned.warnings:
         LOG.warning(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -56,6 +56,10 @@ def submit(address: str, detach: bool, words: Sequence[str], recipe: Recipe) -> 
         hydra_text("trainer.experiment_name", name),
         "ray_kwargs.ray_init.address=auto",
     ]
+    if words[0] == "train":
+        from rlctl.cli.remote_checks import check_start
+
+        check_start(recipe, name)
     replaced = ("trainer.run_dir=", "trainer.experiment_name=")
     rest = [word for word in words if not word.startswith(replaced)]
     run(address, detach, name, [*rest, *own])
@@ -91,15 +95,16 @@ def run(address: str, detach: bool, name: str, words: Sequence[str]) -> None:
         follow(address, name)
 
 
-def follow(address: str, name: str) -> None:
-    """Print the output of the job until it ends; exit with its exit code."""
+def follow(address: str, name: str, stream: TextIO | None = None) -> None:
+    """Write the job's output to `stream` (stderr) until it ends; exit with its exit code."""
     import sys
 
+    shown = stream or sys.stderr
     _check(address)
     from rlctl.runtime.cluster import jobs
 
     try:
-        code = jobs.follow(address, name, lambda text: sys.stderr.write(visible(text)))
+        code = jobs.follow(address, name, lambda text: shown.write(visible(text)))
     except (KeyboardInterrupt, Terminated):
         notice(f"the job {name} is still running")
         raise

@@ -152,7 +152,7 @@ def test_resume_mode_extends_a_finished_run(
     left = {int(each.name.removeprefix("step_")) for each in copied.glob("checkpoints/step_*")}
     assert left == {6, *best}
     done = rlctl(*auto, "trainer.total_epochs=2", cwd=tmp_path)
-    assert "shorter is at step 6 of 4 steps" in done.stderr
+    assert "shorter is at step 6, after the end at step 4" in done.stderr
     rlctl(*auto, "data.seed=7", cwd=tmp_path, code=3)
 
 

@@ -92,6 +92,9 @@ def resume(
     options = _options(from_step, fork, force)
     words = [*(overrides or []), *options]
     if address is not None:
+        from rlctl.cli.remote_checks import check_resume
+
+        check_resume(run, overrides or [], from_step, fork, RunStore(root).root)
         words += [*limits.words, "--root", str(RunStore(root).root.absolute())]
         name = f"{Path(run).name.lstrip('@')}-{time.strftime('%y%m%d-%H%M%S')}"
         remote.run(address, detach, name, ["resume", run, *words])

@@ -108,7 +108,7 @@ def logs(
             raise UsageError(
                 "--json cannot be combined with --address", hint="leave out one of them"
             )
-        remote.follow(address, run)
+        remote.follow(address, run, sys.stdout)
         return
     found = RunStore(root).find(run)
     files = stored.log_files(found, attempt, role, rank)
