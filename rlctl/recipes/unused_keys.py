@@ -97,18 +97,22 @@ def _plugin_reasons(
 
 
 def _declared_by_plugins(container: Mapping[str, Any]) -> Iterator[Declared]:
-    """Yield the keys that selected plug-ins do not use.
+    """Yield the keys that selected plug-ins do not use; one that another leaves out is not asked.
 
     Yields nothing for an incomplete configuration or for plug-ins that cannot be loaded: these are
     reported elsewhere.
     """
     with suppress(RlctlError):
         config = load_config(dict(container))
+        found: list[str] = []
         for slot in SLOTS:
+            if any(fnmatchcase(slot.key, pattern) for pattern in found):
+                continue
             for name in filter(slot.is_loaded_here, slot.selected(container)):
                 with suppress(RlctlError):
                     plugin = plugins.load(slot.kind, name)
                     for pattern, unused in plugins.unused_keys(plugin, config).items():
+                        found.append(pattern)
                         yield slot.key, pattern, unused
 
 

@@ -36,7 +36,7 @@ TRIALS = (
     Trial("verl-oldest", ("verl==0.5.0", "pyarrow==21.0.0"), VERL),
     Trial(
         "verl-numbers",
-        ("verl==0.9.1", "tensordict", "torchdata", "codetiming", "datasets", "pandas"),
+        ("verl==0.9.1", "cachetools", "uvicorn", "fastapi"),
         (f"{HERE}/on_verl_numbers.py",),
     ),
     Trial("openenv", ("openenv==0.10.0",), (f"{HERE}/on_openenv.py",), "openenv"),

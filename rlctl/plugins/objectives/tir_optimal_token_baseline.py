@@ -17,7 +17,7 @@ from rlctl.runtime.algorithms.advantages.optimal_token_baseline import optimal_t
 from rlctl.runtime.algorithms.base import Needs
 
 
-@estimator(needs=Needs.COMPARISON | Needs.SUM_PI_SQUARED, by_group=True)
+@estimator(needs=Needs.COMPARISON | Needs.SUM_PI_SQUARED, by_group=True, uses=())
 def tir_optimal_token_baseline(
     inputs: AdvantageInputs, config: AdvantageConfig
 ) -> tuple[Tensor, Tensor]:

@@ -97,16 +97,16 @@ class RouterReplay(Section):
 class Actor(Updates):
     """Training of the policy."""
 
-    clip_ratio: Annotated[NonNegativeFloat, _CLIP_RANGE] = Field(
+    clip_ratio: Annotated[NonNegativeFloat, _CLIP_RANGE, _REINFORCE] = Field(
         description="PPO's clip range ε, if clip_ratio_low and clip_ratio_high are null"
     )
-    clip_ratio_low: NonNegativeFloat | None = Field(
+    clip_ratio_low: Annotated[NonNegativeFloat | None, _REINFORCE] = Field(
         description="lower clip range; null = clip_ratio, 1 or more = no lower bound"
     )
-    clip_ratio_high: NonNegativeFloat | None = Field(
+    clip_ratio_high: Annotated[NonNegativeFloat | None, _REINFORCE] = Field(
         description="upper clip range (DAPO's clip-higher); null = clip_ratio"
     )
-    clip_ratio_c: Annotated[float, Field(gt=1)] = Field(
+    clip_ratio_c: Annotated[float, Field(gt=1), _REINFORCE] = Field(
         description="ratio bound of the dual clip for negative advantages"
     )
     loss_agg_mode: LossAggregation = Field(description="aggregation of token losses")

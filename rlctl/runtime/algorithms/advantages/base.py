@@ -8,7 +8,7 @@ are verl's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -102,6 +102,11 @@ class AdvantageConfig:
         return cls(config.gamma, config.lam, config.norm_adv_by_std_in_grpo)
 
 
+KEYS = {
+    "gamma": "algorithm.gamma",
+    "lam": "algorithm.lam",
+    "norm_by_std": "algorithm.norm_adv_by_std_in_grpo",
+}
 EstimatorFunction = Callable[..., tuple[Tensor, Tensor]]
 F = TypeVar("F", bound=EstimatorFunction)
 
@@ -134,13 +139,16 @@ def estimator(
     needs: Needs = Needs.NOTHING,
     params: type[plugins.Params] | None = None,
     by_group: bool = False,
+    uses: Sequence[str] | None = None,
 ) -> Callable[[F], F]:
     """Declare what an estimator needs and the class of its settings.
 
     `by_group`: rows depend on others of their group alone, except through `inputs.whitened`. Such
-    an estimator runs on the workers, each with some groups of the batch, perhaps none.
+    an estimator runs on the workers, each with some groups of the batch, perhaps none. `uses` are
+    the fields of its `AdvantageConfig` that it reads; None = all. The others are reported.
     """
-    return plugins.declare(needs=needs, Params=params, by_group=by_group)
+    unused = () if uses is None else [key for name, key in KEYS.items() if name not in uses]
+    return plugins.declare(needs=needs, Params=params, by_group=by_group, unused_keys=unused)
 
 
 def load_estimator(name: str, settings: Mapping[str, Any]) -> Estimator:

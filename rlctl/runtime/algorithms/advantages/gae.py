@@ -9,7 +9,7 @@ from rlctl.runtime.algorithms.advantages.base import AdvantageConfig, AdvantageI
 from rlctl.runtime.algorithms.base import Needs
 
 
-@estimator(needs=Needs.CRITIC, by_group=True)
+@estimator(needs=Needs.CRITIC, by_group=True, uses=("gamma", "lam"))
 def gae(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Return A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γ·V_{t+1} − V_t, and A + V: (B, R) each.
 

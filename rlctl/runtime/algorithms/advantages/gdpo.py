@@ -45,7 +45,12 @@ class GdpoParams(Params):
         return dict(zip(keys, self.reward_weights or (1.0,) * len(keys), strict=True))
 
 
-@estimator(needs=Needs.COMPARISON | Needs.COMPONENTS, params=GdpoParams, by_group=True)
+@estimator(
+    needs=Needs.COMPARISON | Needs.COMPONENTS,
+    params=GdpoParams,
+    by_group=True,
+    uses=("norm_by_std",),
+)
 def gdpo(
     inputs: AdvantageInputs, config: AdvantageConfig, params: GdpoParams
 ) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from rlctl.runtime.algorithms.advantages.base import (
 from rlctl.runtime.algorithms.base import Needs
 
 
-@estimator(needs=Needs.COMPARISON)
+@estimator(needs=Needs.COMPARISON, uses=())
 def gpg(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Return α·(s − μ_g), α = B / max(1, number of rows with s ≠ 0), on tokens: (B, R), twice.
 

@@ -17,7 +17,7 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.ops import dense_groups, group_stats
 
 
-@estimator(needs=Needs.COMPARISON, by_group=True)
+@estimator(needs=Needs.COMPARISON, by_group=True, uses=("norm_by_std",))
 def grpo(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Return (s − μ_g)/(σ_g + 1e-6) on every token: (B, R), twice.
 
@@ -28,7 +28,7 @@ def grpo(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tens
     return on_tokens(scores, inputs)
 
 
-@estimator(needs=Needs.COMPARISON, by_group=True)
+@estimator(needs=Needs.COMPARISON, by_group=True, uses=("norm_by_std",))
 def grpo_passk(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Return best − second best of a group for its best row, 0 for the others: (B, R), twice.
 

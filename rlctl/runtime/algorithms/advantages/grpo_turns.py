@@ -22,7 +22,7 @@ class TurnParams(Params):
     turn_discount: float = Field(1.0, ge=0, le=1, description="discount of a reward per turn")
 
 
-@estimator(needs=Needs.COMPARISON, params=TurnParams, by_group=True)
+@estimator(needs=Needs.COMPARISON, params=TurnParams, by_group=True, uses=("norm_by_std",))
 def grpo_turns(
     inputs: AdvantageInputs, config: AdvantageConfig, params: TurnParams
 ) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.ops import group_stats
 
 
-@estimator(needs=Needs.COMPARISON, by_group=True)
+@estimator(needs=Needs.COMPARISON, by_group=True, uses=())
 def maxrl(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Return (s − μ_g)/(μ_g + 1e-6) on every token: (B, R), twice.
 

@@ -15,7 +15,7 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.ops import dense_groups, group_sum
 
 
-@estimator(needs=Needs.COMPARISON, by_group=True)
+@estimator(needs=Needs.COMPARISON, by_group=True, uses=())
 def opo(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Return s − Σ len·s / Σ len over the group, on every token: (B, R), twice.
 

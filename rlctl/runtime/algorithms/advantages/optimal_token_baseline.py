@@ -14,7 +14,7 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.ops import EPS, dense_groups, group_sum
 
 
-@estimator(needs=Needs.COMPARISON | Needs.SUM_PI_SQUARED, by_group=True)
+@estimator(needs=Needs.COMPARISON | Needs.SUM_PI_SQUARED, by_group=True, uses=())
 def optimal_token_baseline(
     inputs: AdvantageInputs, config: AdvantageConfig
 ) -> tuple[Tensor, Tensor]:

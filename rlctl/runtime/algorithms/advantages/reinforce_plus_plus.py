@@ -15,7 +15,7 @@ from rlctl.runtime.algorithms.advantages.base import (
 from rlctl.runtime.algorithms.base import Needs
 
 
-@estimator(by_group=True)
+@estimator(by_group=True, uses=("gamma",))
 def reinforce_plus_plus(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Return the whitened and the raw discounted return G_t = r_t + γ·G_{t+1}: (B, R) each.
 
@@ -32,7 +32,7 @@ def reinforce_plus_plus(inputs: AdvantageInputs, config: AdvantageConfig) -> tup
     return inputs.whitened(returns) * inputs.mask, returns
 
 
-@estimator(needs=Needs.COMPARISON, by_group=True)
+@estimator(needs=Needs.COMPARISON, by_group=True, uses=())
 def reinforce_plus_plus_baseline(
     inputs: AdvantageInputs, config: AdvantageConfig
 ) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.batch import Scored
 
 
-@estimator(needs=Needs.GREEDY_BASELINE, by_group=True)
+@estimator(needs=Needs.GREEDY_BASELINE, by_group=True, uses=())
 def remax(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Return the reward to go minus the greedy response's score, and the former: (B, R) each.
 

@@ -14,7 +14,7 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.ops import group_stats
 
 
-@estimator(needs=Needs.COMPARISON, by_group=True)
+@estimator(needs=Needs.COMPARISON, by_group=True, uses=())
 def rloo(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Return s minus the mean of the *other* rows of the group, on every token: (B, R), twice.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
-from rlctl.plugins import Params, declare
+from rlctl.plugins import Params
 from rlctl.runtime.algorithms.advantages.base import AdvantageConfig, AdvantageInputs, estimator
 from rlctl.runtime.algorithms.advantages.gae import advantage_sums
 from rlctl.runtime.algorithms.base import Needs
@@ -18,8 +18,7 @@ class VapoParams(Params):
     critic_lambda: float = Field(default=1.0, ge=0, le=1, description="λ of the critic's returns")
 
 
-@declare(unused_keys=("algorithm.lam",))
-@estimator(needs=Needs.CRITIC, params=VapoParams, by_group=True)
+@estimator(needs=Needs.CRITIC, params=VapoParams, by_group=True, uses=("gamma",))
 def vapo(
     inputs: AdvantageInputs, config: AdvantageConfig, params: VapoParams
 ) -> tuple[Tensor, Tensor]:

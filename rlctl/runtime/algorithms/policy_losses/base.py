@@ -10,8 +10,9 @@ In all formulas d = clamp(log π − log π_old, ±20), ρ = e^d, and A is the a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -22,8 +23,9 @@ from rlctl.runtime.ops import row_mean
 from rlctl.tracking.metrics import Mean, Metrics
 
 if TYPE_CHECKING:
-    from rlctl.recipes.schema import Actor
+    from rlctl.recipes.schema import Actor, Config
 
+_ACTOR = "actor_rollout_ref.actor"
 # Bound of |log-ratio| before exp(): e^20 is 5e8.
 MAX_LOG_RATIO = 20.0
 # Added to weights of 0 before their logarithm, as in verl.
@@ -120,15 +122,41 @@ def policy_loss(
     params: type[plugins.Params] | None = None,
     per_row: bool = False,
     advised: str | None = None,
+    uses: Sequence[str] | None = None,
 ) -> Callable[[F], F]:
     """Declare the only aggregation mode of a policy loss, if any, and the class of its settings.
 
     `per_row`: the loss is that of a row, with the same value on each of its tokens. `advised`: the
-    aggregation mode that the loss was published with; others give a warning.
+    aggregation mode that the loss was published with; others give a warning. `uses` are the fields
+    of its `ClipRange` that it reads; None = all. Keys without effect are reported.
     """
     return plugins.declare(
-        aggregation=aggregation, Params=params, per_row=per_row, advised_aggregation=advised
+        aggregation=aggregation,
+        Params=params,
+        per_row=per_row,
+        advised_aggregation=advised,
+        unused_keys=partial(_unused_keys, aggregation, uses),
     )
+
+
+def _unused_keys(
+    aggregation: str | None, uses: Sequence[str] | None, config: Config
+) -> dict[str, str | plugins.Unused]:
+    correction, actor = config.algorithm.rollout_correction, config.actor_rollout_ref.actor
+    if correction.bypass_mode is True and correction.loss_type == "reinforce":
+        return {}  # another loss has its place
+    found: dict[str, str | plugins.Unused] = {}
+    if uses is not None:
+        names = [name for name in ("low", "high", "c") if name not in uses]
+        found = {f"{_ACTOR}.clip_ratio_{name}": "" for name in names}
+        if not {"low", "high"} & set(uses):
+            found[f"{_ACTOR}.clip_ratio"] = ""
+    if aggregation and not (actor.use_kl_loss or actor.entropy_coeff):
+        causes = f"{_ACTOR}.use_kl_loss", f"{_ACTOR}.entropy_coeff"
+        reason = f"it is aggregated by {aggregation}, and there is no other term"
+        for name in ("loss_agg_mode", "loss_scale_factor"):
+            found[f"{_ACTOR}.{name}"] = plugins.Unused(reason, causes)
+    return found
 
 
 def load_policy_loss(name: str, settings: Mapping[str, Any]) -> TokenLoss:

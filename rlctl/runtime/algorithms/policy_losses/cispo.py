@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlctl.runtime.algorithms.policy_losses.base import ClipRange, PolicyTokens, token_means
+from rlctl.runtime.algorithms.policy_losses.base import (
+    ClipRange,
+    PolicyTokens,
+    policy_loss,
+    token_means,
+)
 from rlctl.tracking.metrics import Metrics
 
 
+@policy_loss(uses=("low", "high"))
 def cispo(tokens: PolicyTokens, clip: ClipRange) -> tuple[Tensor, Metrics]:
     """Return −sg(clip(ρ, 1 − low, 1 + high))·A·log π: (T,). Every token keeps a gradient.
 

@@ -66,7 +66,7 @@ def _num_treated(tokens: PolicyTokens, ratio: float) -> int:
     return max(1, int(ratio * float(tokens.mask.sum())))
 
 
-@policy_loss(params=ClipCovParams)
+@policy_loss(params=ClipCovParams, uses=("low", "high"))
 def clip_cov(
     tokens: PolicyTokens, clip: ClipRange, params: ClipCovParams
 ) -> tuple[Tensor, Metrics]:
@@ -88,7 +88,7 @@ def clip_cov(
     return bound * kept, token_means(tokens.mask, metrics)
 
 
-@policy_loss(params=KlCovParams)
+@policy_loss(params=KlCovParams, uses=())
 def kl_cov(tokens: PolicyTokens, clip: ClipRange, params: KlCovParams) -> tuple[Tensor, Metrics]:
     """Return −Aρ without a clip, plus `ppo_kl_coef`·|d| on a few tokens: (T,).
 

@@ -26,7 +26,7 @@ class DroParams(Params):
     )
 
 
-@policy_loss(params=DroParams)
+@policy_loss(params=DroParams, uses=())
 def dro(tokens: PolicyTokens, clip: ClipRange, params: DroParams) -> tuple[Tensor, Metrics]:
     """Return −(A·log π − β/2·d²): (T,). DRO, arXiv 2405.19107, with A instead of r − V."""
     d = tokens.log_ratio

@@ -14,7 +14,7 @@ from rlctl.runtime.algorithms.policy_losses.base import (
 from rlctl.tracking.metrics import Metrics
 
 
-@policy_loss(aggregation="seq-mean-token-mean", per_row=True)
+@policy_loss(aggregation="seq-mean-token-mean", per_row=True, uses=("low", "high"))
 def geo_mean(tokens: PolicyTokens, clip: ClipRange) -> tuple[Tensor, Metrics]:
     """Return −mean_t(A)·exp(mean_t d') of the row, on each of its tokens: (T,).
 

@@ -14,7 +14,7 @@ from rlctl.runtime.algorithms.policy_losses.base import (
 from rlctl.tracking.metrics import Metrics
 
 
-@policy_loss(advised="seq-mean-token-mean")
+@policy_loss(advised="seq-mean-token-mean", uses=("low", "high"))
 def gspo(tokens: PolicyTokens, clip: ClipRange) -> tuple[Tensor, Metrics]:
     """Return PPO's clipped loss of the sequence ratio exp(mean_t d), on each token: (T,).
 

@@ -27,7 +27,7 @@ class SapoParams(Params):
     )
 
 
-@policy_loss(aggregation="seq-mean-token-mean", params=SapoParams)
+@policy_loss(aggregation="seq-mean-token-mean", params=SapoParams, uses=())
 def sapo(tokens: PolicyTokens, clip: ClipRange, params: SapoParams) -> tuple[Tensor, Metrics]:
     """Return −A·(4/τ)·sigmoid(τ(ρ − 1)): (T,). The slope of the gate is 1 at ρ = 1.
 
