@@ -62,7 +62,7 @@ _PANELS = {
     },
     "Runs": {
         "sweeps": "List the sweeps, newest first.",
-        "runs": "List runs, or remove, restore and tag them.",
+        "runs": "List runs, or remove, prune, restore and tag them.",
         "export": "Write a run's policy or reward model as a folder that transformers "
         "and vLLM load.",
         "compare": "Compare the settings of runs, and their metrics at the same step.",

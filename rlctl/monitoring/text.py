@@ -45,6 +45,14 @@ def counted(rows: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} ({plural(number, 'row')})" for reason, number in rows.items())
 
 
+def size(num_bytes: int) -> str:
+    """Format bytes with a binary unit: 512 B, 15.3 MiB."""
+    value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
 def ago(seconds: float) -> str:
     """Format an age in one unit: just now, 5 min ago, 3 h ago, 2 days ago."""
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):

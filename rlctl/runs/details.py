@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import NotFoundError
-from rlctl.files import by_step
+from rlctl.files import by_step, step_name
 from rlctl.log import warn_once
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.listing import overview
@@ -20,6 +20,8 @@ from rlctl.tracking.tracker import Sample
 
 def details(run: Run) -> dict[str, Any]:
     """Return the overview, record, changed settings, metrics, alarms, samples and checkpoints."""
+    from rlctl.runs.prune import checkpoint_sizes
+
     return overview(run) | {
         "record": dataclasses.asdict(run.record) if run.record else None,
         "changed": changed_settings(run.path),
@@ -30,6 +32,10 @@ def details(run: Run) -> dict[str, Any]:
         "alarms": alarms(run),
         "generations": generation_steps(run.path),
         "profiles": profiles(run.path),
+        "bytes": run.num_bytes,
+        "checkpoint_bytes": {
+            step_name(step): size for step, size in checkpoint_sizes(run.path).items()
+        },
         "checkpoints": [path.name for path in by_step(run.path / "checkpoints").values()],
     }
 

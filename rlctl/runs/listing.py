@@ -21,6 +21,7 @@ FIELDS: Mapping[str, Callable[[Run], Any]] = {
     "state": lambda run: run.state,
     "created": lambda run: run.created.isoformat(timespec="seconds"),
     "took": lambda run: run.seconds,
+    "size": lambda run: run.num_bytes,
     "tags": lambda run: list(run.labels.tags),
     "note": lambda run: run.labels.note,
     **{

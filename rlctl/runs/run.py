@@ -100,6 +100,13 @@ class Run:
         # A broken run's time is the last change of its folder.
         return read_summary(self.path, writes=self.record is not None)
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files of the run, also of those on other disks."""
+        from rlctl.runs.trash import Removed
+
+        return Removed(self.path, self.created).num_bytes
+
     def table(self) -> MetricTable:
         """Return all metrics as arrays, none if they cannot be read; see `metrics.problem`."""
         from rlctl.tracking.metric_table import MetricTable  # imports numpy

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rlctl.errors import ConflictError, NotFoundError, ResourceError, UsageError
 from rlctl.runs import folders_elsewhere
+from rlctl.runs.prune import num_bytes
 from rlctl.runs.run import ACTIVE, Run, read_run
 
 TRASH = ".trash"
@@ -40,12 +41,7 @@ class Removed:
     @property
     def num_bytes(self) -> int:
         """Size of all files of the run, also of those elsewhere."""
-        return sum(
-            file.lstat().st_size
-            for folder in (self.path, *self.elsewhere)
-            for file in folder.rglob("*")
-            if file.is_symlink() or file.is_file()
-        )
+        return num_bytes(self.path, *self.elsewhere)
 
 
 def check_removable(run: Run) -> None:

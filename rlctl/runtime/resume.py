@@ -211,6 +211,7 @@ class CheckpointRef:
             *others, last = damaged
             hint = "delete the folder's content to start from the beginning"
             raise NotFoundError(*others, Problem(last, str(store.folder), hint))
+        store.refuse_pruned()
         if record.parent is None:
             return cls(None, 0, damaged)
         checkpoint = Path(record.parent["path"])  # a fork that has not saved yet

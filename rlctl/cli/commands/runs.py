@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from rlctl.cli import complete
-from rlctl.cli.commands import runs_manage
+from rlctl.cli.commands import runs_manage, runs_prune
 from rlctl.cli.console import notice, print_json
 from rlctl.cli.options import Json, Root, RunName
 from rlctl.errors import UsageError
@@ -18,6 +18,7 @@ app = typer.Typer()
 registry = typer.Typer(invoke_without_command=True)
 app.add_typer(registry, name="runs")
 registry.add_typer(runs_manage.app)
+registry.add_typer(runs_prune.app)
 
 State = Literal["starting", "running", "finished", "failed", "stopped", "lost", "broken"]
 
@@ -74,7 +75,7 @@ def runs(
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """List runs, or remove, restore and tag them.
+    """List runs, or remove, prune, restore and tag them.
 
     Active runs come first, then the newest.
     """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rlctl.cli.console import notice, print_json, print_table, stdout, warn
 from rlctl.cli.views.runs import place
 from rlctl.errors import RlctlError
-from rlctl.monitoring.text import counted, plural
+from rlctl.monitoring.text import counted, plural, size
 
 if TYPE_CHECKING:
     from rlctl.recipes.compose import Recipe
@@ -53,13 +53,13 @@ def show(
     for pool, peak in report.pool_peaks.items():
         if report.device_memory is not None and peak > report.device_memory:
             warn(
-                f"pool {pool} needs about {_size(peak)} per device, "
-                f"but a device has {_size(report.device_memory)}"
+                f"pool {pool} needs about {size(peak)} per device, "
+                f"but a device has {size(report.device_memory)}"
             )
     if (report.disk.checkpoint or 0) * report.disk.num_checkpoints > report.disk.free:
         warn(
             f"{report.disk.num_checkpoints} checkpoints need more than the free disk space, "
-            f"{_size(report.disk.free)}"
+            f"{size(report.disk.free)}"
         )
     notice(f"no errors: {start} starts the run")
 
@@ -129,11 +129,11 @@ def _print_batches(report: DryRun) -> None:
 def _print_rest(report: DryRun) -> None:
     disk = report.disk
     _heading("Also")
-    checkpoint = "size unknown" if disk.checkpoint is None else _size(disk.checkpoint)
+    checkpoint = "size unknown" if disk.checkpoint is None else size(disk.checkpoint)
     rows = [
         (
             "checkpoint",
-            f"{checkpoint} × {disk.num_checkpoints}; {_size(disk.free)} free",
+            f"{checkpoint} × {disk.num_checkpoints}; {size(disk.free)} free",
         ),
         ("trackers", ", ".join(report.trackers) or "none"),
         (
@@ -159,30 +159,22 @@ def _print_memory(report: DryRun) -> None:
         "peak",
     ]
     rows = [
-        (role.role, f"{role.num_parameters:,}", *map(_size, attrgetter(*columns)(role)))
+        (role.role, f"{role.num_parameters:,}", *map(size, attrgetter(*columns)(role)))
         for role in report.memory
     ]
     _heading("Memory of one device, estimated")
     names = [name.replace(".", " ") for name in columns]
     print_table(["role", "numbers", *names], rows, right=["numbers", *names])
     for pool, peak in report.pool_peaks.items():
-        size, overhead = report.device_memory, report.overheads[pool]
-        parts = [f"pool {pool}: {_size(peak)} at its peak"]
-        parts += [f"with {_size(overhead)} for CUDA and NCCL"] if overhead else []
-        parts += [f"of {_size(size)}"] if size else []
+        memory, overhead = report.device_memory, report.overheads[pool]
+        parts = [f"pool {pool}: {size(peak)} at its peak"]
+        parts += [f"with {size(overhead)} for CUDA and NCCL"] if overhead else []
+        parts += [f"of {size(memory)}"] if memory else []
         stdout().print(", ".join(parts))
     if report.host:
         of = "for offloaded state and the copy of a checkpoint; mapped files do not count"
-        stdout().print(f"host memory of a node: {_size(report.host)} {of}")
+        stdout().print(f"host memory of a node: {size(report.host)} {of}")
 
 
 def _heading(text: str) -> None:
     stdout().print(f"\n{text}", style="bold")
-
-
-def _size(count: int) -> str:
-    """Format bytes with a binary unit."""
-    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"

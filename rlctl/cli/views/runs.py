@@ -17,7 +17,7 @@ from rlctl.cli.console import notice, print_table, stdout, table, warn
 from rlctl.errors import UsageError
 from rlctl.files import by_step
 from rlctl.monitoring.run_summary import RunSummary
-from rlctl.monitoring.text import ago, count, duration, percent_or_number, sparkline
+from rlctl.monitoring.text import ago, count, duration, percent_or_number, size, sparkline
 from rlctl.recipes.search_path import LIBRARY
 from rlctl.runs.details import alarms, changed_settings, generation_steps, profiles
 from rlctl.runs.listing import RunPage, RunQuery
@@ -111,6 +111,8 @@ def _cell(key: str, value: object) -> str | Text:
         return Text(str(value), style=COLOURS[str(value)])
     if value is None or value == []:
         return "-"
+    if key == "size" and isinstance(value, int):
+        return size(value)
     if isinstance(value, list):  # tags
         return visible(", ".join(map(str, value)))
     return (
@@ -241,11 +243,17 @@ def _figures(run: Run, summary: RunSummary | None) -> Iterator[tuple[str, str]]:
 
 
 def _files(run: Run) -> Iterator[tuple[str, str]]:
-    yield "folder", str(run.path)
+    yield "folder", f"{run.path}  ({size(run.num_bytes)})"
     if steps := generation_steps(run.path):
         yield "samples", f"steps {', '.join(map(str, steps))}  (--samples)"
     if checkpoints := by_step(run.path / "checkpoints"):
-        yield "checkpoints", ", ".join(path.name for path in checkpoints.values())
+        from rlctl.runs.prune import checkpoint_sizes, pruned_steps
+
+        sizes = checkpoint_sizes(run.path)
+        names = [f"{path.name} ({size(sizes.get(step, 0))})" for step, path in checkpoints.items()]
+        yield "checkpoints", ", ".join(names)
+        if pruned := pruned_steps(run.path):
+            yield "pruned", f"steps {', '.join(map(str, pruned))}"
     if traces := profiles(run.path):
         yield "profiles", f"{', '.join(traces)}  (open in ui.perfetto.dev)"
     if (latest := run.path / "attempts" / "latest").exists():

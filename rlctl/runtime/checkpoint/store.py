@@ -163,6 +163,7 @@ class CheckpointStore:
         """Return the transformers folder of `step`, or of the latest checkpoint."""
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
+            self.refuse_pruned(step)
             there = f"steps with a checkpoint: {', '.join(map(str, steps))}"
             raise NotFoundError(
                 f"no checkpoint {'' if step is None else f'of step {step} '}in {self.folder}",
@@ -172,6 +173,19 @@ class CheckpointStore:
                 "and at the end; the default, -1, never saves",
             )
         return self.path(steps[-1] if step is None else step) / "huggingface"
+
+    def refuse_pruned(self, step: int | None = None) -> None:
+        """Raise NotFoundError if `rlctl runs prune` removed the checkpoint, or all if None."""
+        from rlctl.runs.prune import pruned_steps
+
+        pruned = pruned_steps(self.folder.parent)
+        if pruned and step in (None, *pruned):
+            gone, left = (", ".join(map(str, steps)) or "none" for steps in (pruned, self.steps()))
+            raise NotFoundError(
+                f"`rlctl runs prune` removed the checkpoints of steps {gone}",
+                where=str(self.folder),
+                hint=f"steps with a checkpoint: {left}; the record and the metrics are complete",
+            )
 
 
 def checkpoint_at(resume_from_path: str | None) -> Path:
