@@ -71,7 +71,14 @@ def parsable(key: str, value: str) -> tuple[str, str]:
         missing = value.count(opening) - value.count(closing)
         if value.startswith(opening) and missing > 0:
             return "close", f"{key}={value}{closing * missing}"
+    if re.fullmatch(r"\[[^][{}\"'\\]*\]", value):  # a list of plain items, which stays one
+        items = [item.strip() for item in value[1:-1].split(",")]
+        return "quote", f"{key}=[{','.join(map(_quoted_item, items))}]"
     return "quote", hydra_text(key, value)
+
+
+def _quoted_item(text: str) -> str:
+    return text if re.fullmatch(r"[\w.+/-]+", text, re.ASCII) else f'"{text}"'
 
 
 def quoted(key: str, value: str) -> str:

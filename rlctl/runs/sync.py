@@ -48,6 +48,7 @@ def run_info(
     """
     trainer = config["trainer"]
     tracking = trainer["tracking"]
+    tags = tracking["tags"]
     return RunInfo(
         id=record.id,
         project=record.project,
@@ -58,7 +59,7 @@ def run_info(
         trackers=record.trackers,
         resume_step=resume_step,
         modes=tracking["modes"],
-        tags=redact_texts(tracking["tags"]),
+        tags=redact_texts([tags] if isinstance(tags, str) else tags),
         description=redact_texts(tracking["description"]),
         num_samples=trainer["log_val_generations"],
         sample_seed=trainer["seed"],

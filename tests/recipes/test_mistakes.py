@@ -140,6 +140,16 @@ def test_unparsable_override_has_a_quoted_hint(value: str) -> None:
     assert compose("ppo", shlex.split(quoted)).config.data.train_files == (value,)
 
 
+@pytest.mark.parametrize(
+    ("value", "items"),
+    [("[größe]", ("größe",)), ("[größe, a b,x-1]", ("größe", "a b", "x-1")), ("[a#]", ("a#",))],
+)
+def test_the_hint_for_a_list_is_a_list(value: str, items: tuple[str, ...]) -> None:
+    problem = only("ppo", f"trainer.tracking.tags={value}")
+    quoted = (problem.hint or "").removeprefix("quote it: ")
+    assert compose("ppo", shlex.split(quoted)).config.trainer.tracking.tags == items
+
+
 # Line of the mistake and text of the recipe (BASE has three lines), message and hint.
 RECIPES = r"""
 5 BASE trainer:\n  total_epoch: 3\n

@@ -166,3 +166,10 @@ def test_tensorboard_curves_are_in_order_of_steps(run):
     assert list(tensorboard_curves(run.path / "tensorboard")["scalars"]["x"].items()) == [
         (step, float(step)) for step in range(10)
     ]
+
+
+@pytest.mark.parametrize(("given", "tags"), [("wide", ["wide"]), (["a", "b"], ["a", "b"])])
+def test_a_single_tag_is_not_divided_into_letters(run, given, tags):
+    config = yaml.safe_load((run.path / "config.yaml").read_text())
+    config["trainer"]["tracking"]["tags"] = given
+    assert run_info(run.record, run.path, config, 9).tags == tags
