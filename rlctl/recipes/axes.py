@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes.search_path import find_recipe, search_folders
 from rlctl.recipes.sources import read
-from rlctl.recipes.verl.translate import written
+from rlctl.recipes.verl.translate import translate, written
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,66 @@ def split_axes(overrides: Sequence[str], recipe: str | Path) -> tuple[list[str],
             problems += error.problems
     raise_problems(problems)
     return fixed, axes
+
+
+def check_repeated(overrides: Sequence[str]) -> None:
+    """Raise ConfigError if a value after an axis sets the same key, or a part of it.
+
+    A value before an axis is replaced by it, as in a command without a sweep.
+    """
+    parser = OverridesParser.create()
+    given: list[tuple[str, str, bool]] = []
+    problems: list[Problem] = []
+    for text in overrides:
+        try:
+            override = parser.parse_overrides([text])[0]
+        except HydraException:
+            continue
+        key, is_axis = _present_name(override), override.is_sweep_override()
+        axes = [before for before, name, is_one in given if is_one and _overlap(name, key)]
+        kind = "another axis" if is_axis else "one value"
+        problems += [
+            Problem(
+                f"{axis} is an axis, and {text} gives the same key {kind}",
+                f"override {text}",
+                f"leave one out, or list all values once: {key}=A,B,C",
+            )
+            for axis in axes
+        ]
+        given.append((text, key, is_axis))
+    raise_problems(problems)
+
+
+def check_fixed(fixed: Sequence[str], axes: Sequence[Axis]) -> None:
+    """Raise ConfigError if the command line gives one value to an axis of `sweep.params`."""
+    parser = OverridesParser.create()
+    problems: list[Problem] = []
+    for text in fixed:
+        try:
+            key = _present_name(parser.parse_overrides([text])[0])
+        except HydraException:
+            continue
+        problems += [
+            Problem(
+                f"sweep.params searches {axis.text}, and {text} gives the same key one value",
+                f"override {text}",
+                f"leave it out; {key}=A,B on the command line replaces the recipe's axis",
+            )
+            for axis in axes
+            if _overlap(axis.key, key)
+        ]
+    raise_problems(problems)
+
+
+def _present_name(override: Override) -> str:
+    """Return the key of an override, without `+` or `~`, under rlctl's name."""
+    package = f"@{override.package}" if override.package else ""
+    key = f"{override.key_or_group}{package}"
+    return translate(key, None).key or key
+
+
+def _overlap(key: str, other: str) -> bool:
+    return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")
 
 
 def with_first_values(fixed: Sequence[str], axes: Sequence[Axis]) -> list[str]:

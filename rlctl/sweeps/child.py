@@ -17,7 +17,7 @@ from rlctl.runs.record import RunRecord
 from rlctl.runs.run import ACTIVE, Stamp, stamp
 from rlctl.runs.run_dir import RECORD_FILE, SWEEP_VARIABLE
 from rlctl.sweeps.cluster import RayCluster
-from rlctl.sweeps.record import SweepDir, Trial
+from rlctl.sweeps.record import SweepDir, SweepRecord, Trial
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 State = Literal["waiting", "running", "finished", "failed", "stopped"]
@@ -69,7 +69,7 @@ class Child:
             words = ["resume", str(self.folder), *overrides]
         else:
             record = sweep.record
-            own = [*record.fixed, f"trainer.seed={self.seed}", *self.trial.overrides, *overrides]
+            own = [*record.fixed, *self._seeds(record), *self.trial.overrides, *overrides]
             words = ["train", record.verb, "--recipe", record.recipe, "--name", self.name, *own]
         with sweep.log(self.name).open("ab") as log:
             # Ctrl-C reaches only the sweep, which then stops its runs.
@@ -80,6 +80,13 @@ class Child:
                 env=os.environ | variables | cluster.environment(),
             )
         self.state, self.stop_requested_at = "running", None
+
+    def _seeds(self, record: SweepRecord) -> list[str]:
+        """Return the seeds of sampling and of the order of the data."""
+        seeds = [f"trainer.seed={self.seed}"]
+        if record.first_data_seed is not None:
+            seeds.append(f"data.seed={record.first_data_seed + self.seed - record.first_seed}")
+        return seeds
 
     def poll(self) -> int | None:
         """Return the exit code once after the process ends; otherwise None."""

@@ -59,6 +59,7 @@ def start(plan: SweepPlan, view: View) -> SweepDir:
         config_sha256=config_digest(compose(plan.source, with_first_values(fixed, plan.axes))),
         total_steps=plan.total_steps,
         first_seed=trainer.seed,
+        first_data_seed=_first_data_seed(plan),
         command=["rlctl", *sys.argv[1:]],
         cwd=str(Path.cwd()),
         created=now(),
@@ -66,6 +67,12 @@ def start(plan: SweepPlan, view: View) -> SweepDir:
     )
     sweep = SweepDir.create(Path(trainer.run_dir), record, trainer.run_dir_access)
     return _run(sweep, plan.recipe.config, plan.axes, view)
+
+
+def _first_data_seed(plan: SweepPlan) -> int | None:
+    """Return the first seed of the data order, None if runs of a trial do not differ in it."""
+    data = plan.recipe.config.data
+    return data.seed if plan.settings.seeds > 1 and data.shuffle else None
 
 
 def resume(sweep: SweepDir, view: View) -> SweepDir:

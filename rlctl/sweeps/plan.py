@@ -12,13 +12,21 @@ from pathlib import Path
 
 from rlctl.errors import ConfigError, Problem, RlctlError, raise_problems
 from rlctl.recipes import schema
-from rlctl.recipes.axes import Axis, axes_of, split_axes, with_first_values
+from rlctl.recipes.axes import (
+    Axis,
+    axes_of,
+    check_fixed,
+    check_repeated,
+    split_axes,
+    with_first_values,
+)
 from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.layers import leaves
 from rlctl.recipes.unused_keys import report_unused_keys
 from rlctl.redaction import SECRET
 from rlctl.runs.naming import check_free
 from rlctl.runtime.planning.plan import Plan, make_plan
+from rlctl.runtime.planning.variants import Variants, each_message_once
 from rlctl.sweeps.cluster import run_resources
 from rlctl.sweeps.study import check_axes, num_trials, points
 
@@ -56,16 +64,23 @@ class SweepPlan:
 
 
 def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPlan:
-    """Check all axes and their values, and the data and model of the first trial.
+    """Return the plan of a sweep whose trials have passed the checks of a run; see `_make`."""
+    with each_message_once():
+        return _make(verb, source, overrides)
 
-    Starts no process and writes nothing. Raises all problems at once.
+
+def _make(verb: str, source: str, overrides: Sequence[str]) -> SweepPlan:
+    """Check all axes, the first trial as a run, and what other values change.
+
+    Starts no process that stays and writes nothing. Raises all problems of a stage at once.
     """
+    check_repeated(overrides)
     fixed, axes = split_axes(overrides, source)
     base = compose(source, with_first_values(fixed, axes))
     given = {axis.key for axis in axes}
-    axes = [
-        axis for axis in axes_of(base.config.sweep.params, source) if axis.key not in given
-    ] + axes
+    own = [axis for axis in axes_of(base.config.sweep.params, source) if axis.key not in given]
+    check_fixed(fixed, own)
+    axes = own + axes
     settings = base.config.sweep
     check_axes(axes, settings)
     recipe = compose(source, with_first_values(fixed, axes))
@@ -82,7 +97,7 @@ def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPl
             where=f"trainer.test_freq={trainer.test_freq}",
             hint="set trainer.test_freq=N",
         )
-    needs = _resources(source, fixed, axes, settings)
+    needs = _check_values(source, fixed, axes, plan)
     return SweepPlan(verb, source, fixed, axes, recipe, plan.num_steps, needs)
 
 
@@ -127,17 +142,15 @@ def config_digest(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(container, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _resources(
-    source: str,
-    fixed: Sequence[str],
-    axes: Sequence[Axis],
-    settings: schema.Sweep,
+def _check_values(
+    source: str, fixed: Sequence[str], axes: Sequence[Axis], plan: Plan
 ) -> list[tuple[Sequence[str], Mapping[str, float]]]:
-    """Compose configs and return the resources of their runs.
+    """Check the configs of other trials like the first, and return the resources of all.
 
     Checks each point of a small grid; otherwise each value of each axis, with the first values of
-    the other axes.
+    the other axes. A problem of several trials is reported for the first of them.
     """
+    settings = plan.config.sweep
     grid = points(axes, settings)
     if grid is None or len(grid) > _MAX_CHECKED_POINTS:
         first = {axis.key: axis.first for axis in axes}
@@ -147,19 +160,17 @@ def _resources(
     checked = dict.fromkeys(
         tuple(f"{key}={value}" for key, value in point.items()) for point in grid
     )
+    variants = Variants(plan)
     needs: list[tuple[Sequence[str], Mapping[str, float]]] = []
-    problems: list[Problem] = []
+    problems: dict[str, Problem] = {}
     for overrides in checked:
         try:
-            needs.append((overrides, run_resources(compose(source, [*fixed, *overrides]).config)))
+            recipe = compose(source, [*fixed, *overrides])
+            needs.append((overrides, run_resources(recipe.config)))
+            variants.check(recipe)
         except RlctlError as error:
-            problems += [
-                Problem(
-                    problem.message,
-                    f"trial {shlex.join(overrides)}: {problem.where or ''}".rstrip(": "),
-                    problem.hint,
-                )
-                for problem in error.problems
-            ]
-    raise_problems(problems)
+            for problem in error.problems:
+                where = f"trial {shlex.join(overrides)}: {problem.where or ''}".rstrip(": ")
+                problems.setdefault(problem.message, Problem(problem.message, where, problem.hint))
+    raise_problems(list(problems.values()))
     return needs

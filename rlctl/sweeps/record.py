@@ -33,13 +33,14 @@ class Trial:
 class Outcome:
     """State of a trial: waiting, running, finished, pruned, failed or stopped.
 
-    `value` is its objective, `values` the reported values by step.
+    `value` is its objective, `values` the reported values by step, `reason` why it has no result.
     """
 
     trial: Trial
     state: str
     value: float | None
     values: Mapping[int, float]
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class SweepRecord:
     `fixed` are the overrides that all trials share and `axes` those with several values, both as on
     a command line. `settings` is the composed section `sweep`, `base` the level-1 recipe below
     `recipe`, and `config_sha256` the digest that detects a changed recipe. `retried` counts the
-    restarts of each run after a crash.
+    restarts of each run after a crash. `first_data_seed` is that of the first seed of each trial;
+    None: all seeds share the order of the data.
     """
 
     name: str
@@ -82,6 +84,7 @@ class SweepRecord:
     exit_code: int | None = None
     ended: str | None = None
     retried: Mapping[str, int] = field(default_factory=dict)
+    first_data_seed: int | None = None
 
     @classmethod
     def read(cls, folder: Path) -> SweepRecord:
@@ -138,6 +141,7 @@ class SweepDir:
                     else "stopped",
                     outcome["value"],
                     {int(step): value for step, value in outcome["values"].items()},
+                    outcome.get("reason", ""),
                 )
                 for outcome in raw["outcomes"]
             ]

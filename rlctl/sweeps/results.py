@@ -38,7 +38,8 @@ class TrialResult:
     """Result of one trial.
 
     `value` is its objective (None without one), `error` the standard error over seeds (None for one
-    seed), `best` the best validation value, `step` the last validated step, `runs` the run names.
+    seed and without a value of each), `best` the best validation value, `step` the last validated
+    step, `runs` the run names, `reason` why a trial failed or was pruned.
     """
 
     number: int
@@ -49,6 +50,7 @@ class TrialResult:
     best: float | None
     step: int | None
     runs: Sequence[str]
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,17 +198,20 @@ def _result(sweep: SweepDir, outcome: Outcome) -> TrialResult:
         else []
     )
     choose = max if sweep.record.settings["mode"] == "max" else min
+    value = outcome.value if outcome.state == "finished" else None
+    if value is None and values:
+        value = values[max(values)]
+    has_error = value is not None and len(last) == count > 1
     return TrialResult(
         number=outcome.trial.number,
         overrides=outcome.trial.overrides,
         state=outcome.state,
-        value=outcome.value
-        if outcome.state == "finished"
-        else (values[max(values)] if values else None),
-        error=stdev(last) / math.sqrt(len(last)) if len(last) > 1 else None,
+        value=value,
+        error=stdev(last) / math.sqrt(count) if has_error else None,
         best=choose(values.values()) if values else None,
         step=max(values) if values else None,
         runs=names,
+        reason=outcome.reason,
     )
 
 

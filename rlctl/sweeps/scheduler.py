@@ -176,7 +176,7 @@ class Scheduler:
                 child for child in self._runs_of(trial) if child.state in ("waiting", "running")
             ]
             if open_runs:
-                self._complete(trial, "pruned")
+                self._complete(trial, "pruned", reason=f"by the rule {self.settings.pruner}")
             for child in open_runs:
                 child.stop(self.settings.stop_s)
                 child.state = "stopped" if child.state == "waiting" else child.state
@@ -253,7 +253,7 @@ class Scheduler:
         self, trial: Trial, state: str, value: float | None = None, reason: str = ""
     ) -> None:
         """Record the result of a trial and log it."""
-        self.study.tell(trial, state, value)
+        self.study.tell(trial, state, value, reason)
         self.ended.add(trial.number)
         detail = "" if value is None else f": {value:.4g}"
         log.info("trial %d %s%s%s", trial.number, state, detail, reason and ": " + reason)

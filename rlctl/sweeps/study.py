@@ -49,6 +49,7 @@ _PRUNERS: dict[str, Callable[[int], optuna.pruners.BasePruner]] = {
 
 
 _NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.run_dir")
+_REASON = "reason"
 _STATES = {
     TrialState.WAITING: "waiting",
     TrialState.RUNNING: "running",
@@ -111,8 +112,10 @@ class Study:
         """Return True if the pruner would stop the trial now."""
         return self._open(trial).should_prune()
 
-    def tell(self, trial: Trial, state: str, value: float | None = None) -> None:
+    def tell(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> None:
         """Record the end of a trial: `finished` with its value, `pruned` or `failed`."""
+        if reason:
+            self._open(trial).set_user_attr(_REASON, reason)
         states = {name: state for state, name in _STATES.items()}
         self._study.tell(
             trial.number, values=value if state == "finished" else None, state=states[state]
@@ -122,7 +125,11 @@ class Study:
         """Return the state of every trial so far, by number."""
         return [
             Outcome(
-                self._trial(trial), _STATES[trial.state], trial.value, trial.intermediate_values
+                self._trial(trial),
+                _STATES[trial.state],
+                trial.value,
+                trial.intermediate_values,
+                trial.user_attrs.get(_REASON, ""),
             )
             for trial in self._study.get_trials(deepcopy=False)
         ]

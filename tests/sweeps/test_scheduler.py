@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from rlctl.cli.views.sweep import show_sweep
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
@@ -149,3 +150,51 @@ def test_results_are_read_without_optuna(tmp_path: Path, monkeypatch: pytest.Mon
     file.write_text("{")
     with pytest.raises(NotFoundError, match="has no table of its trials"):
         best(made.sweep)
+
+
+def test_reasons_of_trials_are_recorded_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = scheduler(tmp_path, "a=1,2", metric="val/x")
+    write_run(tmp_path, 0, '{"step": 1, "val/x": null}\n').finish("finished", 0)
+    write_run(tmp_path, 1, '{"step": 1, "val/x": 0.5}\n').finish("finished", 0)
+    made.run()
+    assert results(made.sweep).trials[1].reason == "its last value is not finite"
+    show_sweep(made.sweep, as_json=False)
+    assert "trial 0 failed: its last value is not finite" in capsys.readouterr().out
+
+
+def test_only_a_value_of_all_seeds_has_a_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = scheduler(tmp_path, "a=1,2", metric="val/x", seeds=2)
+    for trial, seed, value in ((0, 1, 0.4), (0, 2, 0.6), (1, 1, 0.5)):
+        name = f"s-{trial:03d}-seed{seed}"
+        run = RunDir.create(tmp_path, "p", name, "ppo")
+        run.metrics.write_text(f'{{"step": 1, "val/x": {value}}}\n')
+        run.finish("finished", 0)
+    first = made.study.running()[0]
+    made._add(first)
+    made.study.ask()
+    made._show()
+    ended, stopped = results(made.sweep).trials
+    assert (ended.value, ended.error) == (pytest.approx(0.5), pytest.approx(0.1))
+    assert (stopped.value, stopped.error) == (None, None)
+    show_sweep(made.sweep, as_json=False)
+    assert "± is the standard error of 2 seeds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("data_seed", "wanted"), [(5, ["data.seed=6"]), (None, [])])
+def test_seeds_of_a_trial_also_change_the_order_of_the_data(
+    data_seed: int | None, wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(child, "start_rlctl", lambda words, *_, **__: started.append(words))
+    monkeypatch.setattr(FreeCluster, "overrides", lambda _: [])
+    monkeypatch.setattr(FreeCluster, "environment", lambda _: {})
+    made = scheduler(tmp_path, "a=1,2", seeds=2)
+    made.sweep.update(first_data_seed=data_seed)  # None: a sweep that an earlier version started
+    made._add(Trial(0, ["a=1"]))
+    made.children[1].start(made.sweep, cast(Any, FreeCluster()))
+    assert "trainer.seed=2" in started[0]
+    assert [word for word in started[0] if word.startswith("data.seed")] == wanted

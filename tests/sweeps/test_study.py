@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlctl.errors import ConfigError
+from rlctl.quickstart import real_path
 from rlctl.recipes.axes import Interval, axes_of, split_axes
 from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Sweep
+from rlctl.runtime.data.loader import PromptSet
+from rlctl.runtime.planning import draft
 from rlctl.sweeps.plan import make_sweep_plan
 from rlctl.sweeps.study import Study, check_axes
 
@@ -123,7 +127,7 @@ def test_invalid_axes_are_rejected() -> None:
 def test_sweep_over_a_required_key_that_nothing_else_sets() -> None:
     fixed = ["data.train_files=quickstart", "data.val_files=quickstart", "trainer.test_freq=1"]
     fixed += ["data.train_batch_size=32", "actor_rollout_ref.actor.ppo_mini_batch_size=32"]
-    axis = "actor_rollout_ref.model.path=quickstart,other"
+    axis = f"actor_rollout_ref.model.path=quickstart,{real_path('quickstart')}"
     plan = make_sweep_plan("grpo", "grpo_trainer", [*fixed, "data.max_prompt_length=64", axis])
     assert plan.num_runs == 2
 
@@ -174,3 +178,83 @@ def test_axes_of_sweep_params() -> None:
     assert axes[1].interval == Interval(1e-7, 1e-5, True)
     with pytest.raises(ConfigError, match="is not an axis"):
         axes_of({"a.b": 3}, "ppo")
+
+
+LR = "actor_rollout_ref.actor.optim.lr"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ([f"{LR}=1e-4,2e-4", f"{LR}=3e-4,4e-4"], "another axis"),
+        ([f"{LR}=1e-4,2e-4", f"{LR}=5e-4"], "one value"),
+        ([f"{LR}=1e-4,2e-4", f"++{LR}=5e-4"], "one value"),
+        # verl's name, and a section with the key.
+        (
+            ["actor_rollout_ref.actor.optim.clip_grad=1,2", "actor_rollout_ref.actor.grad_clip=1"],
+            "one value",
+        ),
+        ([f"{LR}=1e-4,2e-4", "actor_rollout_ref.actor.optim={lr:1}"], "one value"),
+    ],
+)
+def test_an_axis_that_is_given_again_is_refused(overrides: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
+        make_sweep_plan("ppo", "ppo", overrides)
+    [problem] = caught.value.problems
+    assert all(text in problem.message for text in overrides)
+
+
+def test_an_axis_replaces_a_value_before_it() -> None:
+    plan = make_sweep_plan("ppo", "ppo", [f"{LR}=5e-4", f"{LR}=1e-4,2e-4"])
+    assert [need for need, _ in plan.needs] == [(f"{LR}=0.0001",), (f"{LR}=0.0002",)]
+
+
+def test_one_value_for_an_axis_of_the_recipe_is_refused(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"defaults: [ppo, _self_]\nsweep: {{params: {{{LR}: [1e-4, 3e-4]}}}}\n")
+    with pytest.raises(ConfigError, match=r"sweep\.params searches") as caught:
+        make_sweep_plan("ppo", str(recipe), [f"{LR}=5e-4"])
+    assert f"{LR}=5e-4" in caught.value.problems[0].message
+    plan = make_sweep_plan("ppo", str(recipe), [f"{LR}=1e-5,2e-5,3e-5"])
+    assert plan.num_runs == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "where"),
+    [
+        (["data.train_files=quickstart,missing.parquet"], "does not exist", "missing.parquet"),
+        (["data.val_files=quickstart,missing.parquet"], "does not exist", "missing.parquet"),
+        (["data.train_batch_size=128,4224"], "4096 training prompts do not fill", "4224"),
+        (["data.train_batch_size=128,100"], "does not divide", "100"),
+        (["actor_rollout_ref.model.path=quickstart,./nowhere"], "nowhere", "path"),
+        (["actor_rollout_ref.rollout.temperature=1.0,-1"], "number > 0", "temperature=-1"),
+        (["data.max_prompt_length=64,2"], "no prompt is left", "max_prompt_length=2"),
+        (["reward.functions=[gsm8k],[nothing]"], "nothing", "reward.functions"),
+    ],
+)
+def test_every_value_is_checked_like_the_first(
+    overrides: list[str], message: str, where: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_sweep_plan("ppo", "ppo", overrides)
+    assert where in f"{caught.value.problems[0]}"
+    assert caught.value.problems[0].where is not None
+    assert caught.value.problems[0].where.startswith("trial ")
+
+
+def test_values_share_data_models_and_the_trial_of_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    monkeypatch.setattr(PromptSet, "load_train", _counted(PromptSet.load_train, read))
+    monkeypatch.setattr(draft, "check_reward", _counted(draft.check_reward, read))
+    values = ",".join(f"{number}e-6" for number in range(1, 11))
+    plan = make_sweep_plan("ppo", "ppo", [f"{LR}={values}"])
+    assert len(plan.needs) == 10
+    assert len(read) == 2
+
+
+def _counted(call: Callable[..., Any], calls: list[object]) -> Callable[..., Any]:
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(call)
+        return call(*args, **kwargs)
+
+    return counted

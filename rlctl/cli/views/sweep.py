@@ -133,6 +133,7 @@ def print_sweep(sweep: SweepDir) -> None:
     )
     rows = [_result_row(trial) for trial in found.trials]
     print_table(_TRIAL_COLUMNS, rows, right=("trial", "value", "best", "step"))
+    _print_remarks(found.trials, record.settings["seeds"])
     if found.importances:
         stdout().print(
             Text(
@@ -147,6 +148,16 @@ def print_sweep(sweep: SweepDir) -> None:
         stdout().print(
             Text(f"next  rlctl sweep best {record.name} --export best.yaml", style="dim")
         )
+
+
+def _print_remarks(trials: Sequence[TrialResult], seeds: int) -> None:
+    """Print what ± means, and why trials have no result."""
+    if any(trial.error is not None for trial in trials):
+        stdout().print(Text(f"± is the standard error of {seeds} seeds", style="dim"))
+    for trial in trials:
+        if trial.reason:
+            reason = "\n  ".join(trial.reason.strip().splitlines())
+            stdout().print(Text(f"trial {trial.number} {trial.state}: {reason}"))
 
 
 def show_sweep(sweep: SweepDir, as_json: bool) -> None:

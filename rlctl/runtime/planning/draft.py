@@ -131,7 +131,7 @@ class Draft:
         return self.vocabulary[0]
 
     @Part
-    def loader(self) -> PromptLoader:
+    def prompts(self) -> PromptSet:
         """Training prompts."""
         model = self.role.model(self.config)
         fields = row_fields(self.errors.run(lambda: self.algorithm))
@@ -139,7 +139,12 @@ class Draft:
         prompts.check_tokens(self.vocabulary[1])
         if prompts.skipped:
             LOG.warning(f"training rows left out (data.skip_invalid): {counted(prompts.skipped)}")
-        return _loader(self.config, self.data, prompts, self.samples)
+        return prompts
+
+    @Part
+    def loader(self) -> PromptLoader:
+        """Training prompts in batches."""
+        return _loader(self.config, self.data, self.prompts, self.samples)
 
     @Part
     def pairs(self) -> Pairs:
@@ -246,7 +251,8 @@ def _check_pairs(draft: Draft) -> None:
         draft.errors.run(lambda: draft.pairs.check(rows))
 
 
-def _check_rewards(draft: Draft) -> None:
+def check_rewards(draft: Draft) -> None:
+    """Try the reward functions on the first rows."""
     if draft.role is REWARD_LEARNER:
         return
     draft.errors.run(check_reward, draft.config, draft.scored_rows, draft.data_needs)
@@ -278,7 +284,7 @@ CHECKS: tuple[Callable[[Draft], object], ...] = (
     lambda draft: check_routes(draft.algorithm, draft.loader.prompts.rows),
     lambda draft: draft.validator and _check_images(draft, draft.validator.prompts.rows),
     _check_pairs,
-    _check_rewards,
+    check_rewards,
 )
 
 
