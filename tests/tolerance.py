@@ -1,0 +1,50 @@
+"""Tolerances that do not come from one machine.
+
+A float32 result is compared with the same computation in float64. It may be as far from it as a
+second, independent float32 implementation times `FACTOR`, whatever kernels this CPU has. The floor
+is the rounding of the result itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+FACTOR = 8.0
+_FLOOR = 8 * torch.finfo(torch.float32).eps
+
+
+def distance(found: Tensor, exact: Tensor) -> float:
+    """Return the norm of the difference relative to that of `exact`."""
+    exact = exact.detach().double()
+    size = float(exact.norm())
+    difference = float((found.detach().double() - exact).norm())
+    return difference / size if size else difference
+
+
+def assert_as_exact(found: Tensor, second: Tensor, exact: Tensor, name: str = "") -> None:
+    """Fail if `found` is farther from float64 than `second` is, times `FACTOR`."""
+    assert exact.dtype == torch.float64
+    assert found.shape == exact.shape == second.shape, name
+    limit = max(FACTOR * distance(second, exact), _FLOOR)
+    assert distance(found, exact) <= limit, name
+
+
+def assert_all_as_exact(
+    found: Mapping[str, Tensor],
+    second: Mapping[str, Tensor],
+    exact: Mapping[str, Tensor],
+    factor: float = FACTOR,
+) -> None:
+    """Compare tensors by name; one that is tiny beside the largest counts by that."""
+    assert found.keys() == second.keys() == exact.keys()
+    largest = max(float(each.detach().norm()) for each in exact.values())
+    for name, reference in exact.items():
+        size = float(reference.detach().norm())
+        rounding = factor * distance(second[name], reference) * size + _FLOOR * max(
+            size, 1e-3 * largest
+        )
+        error = float((found[name].detach().double() - reference.detach()).norm())
+        assert error <= rounding, name
