@@ -24,6 +24,9 @@ from rlctl.monitoring.safe_console import SafeConsole
 from rlctl.redaction import redact
 from rlctl.terminal import visible
 
+_GAP = 2  # columns between the cells of a table
+_NARROWEST = 7  # columns of a cell that wraps: a word or two
+
 
 class _PipeConsole(SafeConsole):
     """Console for a pipe: tables are as wide as needed, without trailing spaces."""
@@ -82,19 +85,30 @@ def table(
 ) -> Table:
     """Build a table without borders; columns named in `right` are right-aligned.
 
-    The first column does not wrap. Cells are plain text, not markup.
+    Cells of these do not wrap, nor those of the first column unless the terminal is too narrow.
+    Cells are plain text, not markup.
     """
+    rows = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     numeric = set(right)
-    built = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    widths = [
+        max((row[index].cell_len for row in rows), default=0) if column in numeric else None
+        for index, column in enumerate(columns)
+    ]
+    first = max((row[0].cell_len for row in rows if row), default=0)
+    others = sum(_GAP + (width or _NARROWEST) for width in widths[1:])
+    if _NARROWEST + others > stdout().width:
+        widths = [None] * len(widths)
+    built = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
     for index, column in enumerate(columns):
         built.add_column(
             column,
             justify="right" if column in numeric else "left",
             overflow="fold",
-            no_wrap=index == 0,
+            no_wrap=index == 0 and (not numeric or first + others <= stdout().width),
+            min_width=widths[index],
         )
     for row in rows:
-        built.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        built.add_row(*row)
     return built
 
 

@@ -12,6 +12,7 @@ import pytest
 from rich.text import Text
 
 from rlctl.__main__ import main
+from rlctl.cli import console as console_module
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.log import logging_to_stderr
 from rlctl.monitoring.alarms import Alarm
@@ -136,3 +137,21 @@ def test_handler_is_removed_after_the_block(capsys, caplog):
     LOG.warning("later")
     assert capsys.readouterr().err == ""
     assert [record.message for record in caplog.records] == ["later"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 400])
+def test_numbers_do_not_wrap(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    narrow = SafeConsole(file=stream, width=width)
+    monkeypatch.setattr(console_module, "stdout", lambda: narrow)
+    runs = ["ppo-261121-024813-abc", "grpo-261121-024813-abd", "rloo-261121-024813-xyz"]
+    rows = [
+        ["val-core/rlctl/arithmetic/acc/mean@1", "at step", "40", *["1.64e+03"] * 3],
+        ["", "best", "", "94.5 % @10", "96.9 % @20", "96.5 % @40"],
+    ]
+    narrow.print(console_module.table(["metric", "", "step", *runs], rows, right=["step", *runs]))
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum(line.count("1.64e+03") for line in lines) == 3
+    (best,) = [line for line in lines if "best" in line]
+    assert all(cell in best for cell in rows[1][3:])
