@@ -15,6 +15,7 @@ import typer
 
 from rlctl.cli.console import notice
 from rlctl.errors import UsageError
+from rlctl.recipes.durations import HINT, parse_duration
 from rlctl.redaction import redact_word
 
 MaxTime = Annotated[
@@ -42,9 +43,6 @@ Retries = Annotated[
         help="Restart a crashed run from its latest checkpoint, at most N times.",
     ),
 ]
-
-_UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+)s)?")
-_CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")  # Slurm: days-hours:minutes:seconds
 
 
 @dataclass(frozen=True)
@@ -101,17 +99,9 @@ class Limits:
 
 
 def _duration(text: str) -> timedelta:
-    match = _CLOCK.fullmatch(text) or _UNITS.fullmatch(text)
-    found = timedelta()
-    if match:
-        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        found = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-    if not found:
-        raise UsageError(
-            f"{text!r} is not a duration",
-            where="--max-time",
-            hint="write 3h50m, 90m, 45s, 3:50:00 or 1-12:00:00",
-        )
+    found = parse_duration(text)
+    if found is None:
+        raise UsageError(f"{text!r} is not a duration", where="--max-time", hint=HINT)
     return found
 
 

@@ -69,12 +69,17 @@ def until_start() -> Iterator[OnEnd]:
 
 
 def print_end(run: RunDir, state: str, seconds: float) -> None:
-    """Print what a run reached in `seconds` and the next commands, on stderr; not if it failed."""
+    """Print what a run reached in `seconds` and the next commands, on stderr.
+
+    The error of a failed run follows, so only the step from which it resumes is printed.
+    """
     from rlctl.runs.events import alarms_of, read_events
     from rlctl.tracking.jsonl import metric_rows
 
     if run.record.skipped_rows:
         notice(f"training rows left out: {counted(run.record.skipped_rows)}")
+    if state != "finished" and (resumed := _resumed_from(run)):
+        notice(f"`rlctl resume {_selector(run)}` continues {resumed}")
     if state != "failed":
         rows = metric_rows(run.metrics)
         alarms = alarms_of(read_events(run.path))
@@ -94,6 +99,22 @@ def _next_commands(run: RunDir, state: str) -> list[str]:
     return commands
 
 
+def _resumed_from(run: RunDir) -> str | None:
+    """Return the point from which `rlctl resume` continues; None if nothing is lost or left."""
+    from rlctl.runtime.checkpoint.store import CheckpointStore
+    from rlctl.tracking.summary import read_summary
+
+    figures = read_summary(run.path, writes=False).figures
+    last, parent = (figures and figures.step) or 0, run.record.parent
+    if steps := CheckpointStore(run.path / "checkpoints").steps():
+        return f"after step {steps[-1]}"
+    if not last:
+        return None
+    if parent:
+        return f"after step {parent['step']} of the run that it was forked from"
+    return f"from the beginning: none of the {plural(last, 'step')} is saved"
+
+
 def _selector(run: RunDir) -> str:
     """Return the run's name, or its folder where other commands would not find the name."""
     from rlctl.runs.store import DEFAULT_ROOT
@@ -109,7 +130,8 @@ def _selector(run: RunDir) -> str:
 
 
 _ACTOR, _CRITIC = "actor/lr", "critic/lr"  # of a step that has updated them
-_SHOWN = {"step", *REWARD, *LOSS, *SECONDS, *TOKENS, _ACTOR, _CRITIC}
+_FAILED, _TIMED_OUT = "reward/num_failed", "reward/num_timed_out"
+_SHOWN = {"step", *REWARD, *LOSS, *SECONDS, *TOKENS, _ACTOR, _CRITIC, _FAILED, _TIMED_OUT}
 
 
 def print_summary(
@@ -177,7 +199,12 @@ def _lines(head: RunSummary, rows: Sequence[Row]) -> list[tuple[str, Text]]:
 def _warnings(
     rows: Sequence[Row], alarms: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, Text]]:
-    """Yield labels and values of the alarms, one for each kind, and of an actor that was idle."""
+    """Yield labels and values of failed rewards, an idle actor, and one alarm of each kind."""
+    failed, late = (int(sum(row.get(name) or 0 for row in rows)) for name in (_FAILED, _TIMED_OUT))
+    if failed:
+        text = f"the reward of {plural(failed, 'response')} failed"
+        text += f"; {plural(late, 'call')} took longer than reward.timeout_s" if late else ""
+        yield "warning", Text(text, style="yellow")
     if any(_CRITIC in row for row in rows) and not any(_ACTOR in row for row in rows):
         text = "only the critic was trained: the actor learns after trainer.critic_warmup steps"
         yield "warning", Text(text, style="yellow")

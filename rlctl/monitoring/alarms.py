@@ -57,11 +57,13 @@ class Alarms:
     """All alarms of one run, by rule: `limits` without a number disable one.
 
     The keys of `trainer.alarms` document the numbers; `rollout_mismatch` is
-    `trainer.mismatch.warn`. `earlier` are the rows of the run's previous attempts.
+    `trainer.mismatch.warn`. `earlier` are the rows of the run's previous attempts, `details` texts
+    that no row has.
     """
 
     limits: Mapping[str, float | None]
     earlier: InitVar[Iterable[Row]] = ()
+    details: dict[str, str] = field(default_factory=dict[str, str])  # end of a rule's message
     history: History = field(default_factory=History)
     states: dict[str, AlarmState] = field(
         default_factory=lambda: {rule.name: AlarmState() for rule in RULES}
@@ -88,12 +90,15 @@ class Alarms:
             return None
         state.active, state.streak = not state.active, 0
         message = rule.message if state.active else rule.over_message
+        text = message.format(value=value, limit=limit)
+        if state.active and rule.name in self.details:
+            text += f"; the first error: {self.details[rule.name]}"
         return Alarm(
             rule.name,
             step,
             value,
             limit,
-            message.format(value=value, limit=limit),
+            text,
             rule.hint,
             over=not state.active,
         )

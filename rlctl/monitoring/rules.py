@@ -13,6 +13,7 @@ from rlctl.monitoring.run_summary import Row, figure, lower_is_better, validatio
 START_STEPS = 3  # the first steps, whose mean is the reference of relative readings
 REWARD_STEPS = 3  # steps over which the reward around a validation is averaged
 MIN_REWARD_S = 1.0  # of a step; a shorter time for the reward is no problem
+FAILED_REWARDS = "failed_rewards"  # the first advice: others may follow from it
 MARGIN = 0.1  # hysteresis, as a share of the limit
 
 Series = Sequence[tuple[int, float]]  # (step, finite value), oldest first
@@ -47,6 +48,10 @@ class History(defaultdict[str, list[tuple[int, float]]]):
         if waited is not None and seconds:
             is_long = waited >= MIN_REWARD_S
             self["reward_time"].append((step, waited / seconds if is_long else 0.0))
+        scores = [figure(row, (f"critic/score/{end}",)) for end in ("min", "max")]
+        if None not in scores:
+            before = latest(self["zero_scores"]) or 0.0
+            self["zero_scores"].append((step, 0.0 if any(scores) else before + 1))
         extremes = [figure(row, (f"critic/advantages/{end}",)) for end in ("min", "max")]
         if None not in extremes:
             before = latest(self["zero_advantages"]) or 0.0
@@ -61,6 +66,7 @@ _METRICS: Mapping[str, tuple[str, ...]] = {
     "truncated": ("response_length/clip_ratio",),
     "uniform": ("critic/score/uniform_groups",),
     "reward": run_summary.REWARD,
+    FAILED_REWARDS: ("reward/num_failed",),
     "mismatch": ("training/rollout_probs_diff_mean",),
 }
 
@@ -131,6 +137,27 @@ class Rule:
 
 
 RULES = (
+    Rule(
+        FAILED_REWARDS,
+        lambda history: latest(history["failed_rewards"]),
+        "failed_rewards",
+        "failed rewards: the reward of {value:.0f} responses of the step failed, so they score 0",
+        "no more rewards fail",
+        "`rlctl logs RUN` has the first tracebacks; reward.failed=drop leaves such responses out",
+        patience=1,
+    ),
+    Rule(
+        "zero_scores",
+        lambda history: latest(history["zero_scores"]),
+        "zero_scores",
+        "no reward: every response scores 0 for {value:.0f} steps in a row",
+        "there are scores other than 0 again",
+        "do responses lack the form that the scorer expects (`rlctl show RUN --samples --train`)? "
+        "are they cut off (response_length/clip_ratio)? does a right one score (`rlctl reward "
+        "test`)? does the reward fail (`rlctl logs RUN`)? are the problems too hard? See "
+        "docs/troubleshooting.md",
+        patience=1,
+    ),
     Rule(
         "entropy_collapse",
         lambda history: share_of_start(history["entropy"]),

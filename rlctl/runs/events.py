@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.monitoring.alarms import EVENT, OVER
+from rlctl.monitoring.rules import FAILED_REWARDS
 from rlctl.tracking.json_lines import read_lines
 
 EVENTS_FILE = "events.jsonl"
@@ -17,7 +18,9 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def alarms_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the alarms, oldest first: `name`, `step`, `message`, `hint`, `over`.
+    """Return the alarms, those of failed rewards before all others, oldest first.
+
+    Each has `name`, `step`, `message`, `hint` and `over`.
 
     `over` is the step at which the alarm ended, None while it is active. Alarms after the resumed
     step are ignored.
@@ -40,4 +43,4 @@ def alarms_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 for alarm in found
                 if alarm["step"] <= step
             ]
-    return found
+    return sorted(found, key=lambda alarm: alarm["name"] != FAILED_REWARDS)

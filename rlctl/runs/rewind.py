@@ -29,9 +29,10 @@ class Rewound:
     lost: Sequence[int]
 
 
-def rewind(run: RunDir, step: int | None) -> Rewound:
+def rewind(run: RunDir, step: int | None, reported: int | None = None) -> Rewound:
     """Remove metrics and samples of all steps after `step` (None: of all steps).
 
+    `reported` is the last step whose metrics are complete, if that is not `step`.
     They are moved to `taken_back/` in the folder of the current attempt. So are broken lines; those
     in the place of an earlier step are reported as a warning. An incomplete last line, left by a
     killed process, is dropped.
@@ -39,7 +40,8 @@ def rewind(run: RunDir, step: int | None) -> Rewound:
     last = -1 if step is None else step
     _remove_unfinished(run.path)
     folder = run.attempt / TAKEN_BACK
-    lines = _Lines.split(run.metrics, last)
+    last_row = last if reported is None else reported
+    lines = _Lines.split(run.metrics, last_row)
     for part in _BY_STEP:
         for number, file in by_step(run.path / part, ".jsonl").items():
             if number > last:
@@ -50,7 +52,7 @@ def rewind(run: RunDir, step: int | None) -> Rewound:
         write_bytes(folder / run.metrics.name, b"".join(lines.taken))
     if run.metrics.exists():
         write_bytes(run.metrics, b"".join(lines.kept))
-    lost = sorted(set(range(min(lines.steps, default=last + 1), last + 1)) - lines.steps)
+    lost = sorted(set(range(min(lines.steps, default=last_row + 1), last_row + 1)) - lines.steps)
     if lines.broken or lost:
         log.warning("%s", _damage(run.metrics, lines, lost))
     return Rewound(len(lines.taken), lost)

@@ -81,7 +81,8 @@ def build_reward(
     """
     requests = request_settings(config, run, judge)
     with RewardPool.from_config(config.reward, sources, available_cores(), logs, requests) as pool:
-        yield RuleReward(tokenizer, pool, config.reward.max_failed_share)
+        limits = config.reward.max_failed_share, config.reward.max_failed_steps
+        yield RuleReward(tokenizer, pool, *limits)
 
 
 def request_settings(

@@ -71,6 +71,7 @@ def train(
         pools = stack.enter_context(open_pools(plan, logs, on_phase, run.event, on_lost))
         reward = stack.enter_context(_reward(plan, run, pools))
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
+        reward.on_first_error = lambda first: run.event("reward_error", first=first)
         roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
         num_ranks, first = next(iter(plan.pool_sizes.values())), _first_rank(plan)
         generation = Generation(config, plan.tokenizer, num_ranks, first, logs, show, reward)
@@ -100,10 +101,10 @@ def train(
             profiler=StepProfiler(config.trainer.profile, pools, run, on_phase),
             on_checkpoint=on_checkpoint,
             end_by=end_by,
+            interrupt_workers=pools.interrupt,
+            reward=reward,
         )
         Trainer(context, config.trainer, state).run()
-        if reward.first_error is not None:
-            run.event("reward_error", first=reward.first_error)
         reward.check_run()
     return run
 

@@ -130,7 +130,8 @@ def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> ResumePlan
         found.step,
         described,
         parent,
-        options.force,
+        pending=state is not None and state.pending,
+        force=options.force,
     )
     return ResumePlan(plan, start, differing, _notes(plan, state, record), [*found.damaged, *files])
 

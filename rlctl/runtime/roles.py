@@ -40,6 +40,10 @@ class LearningRole(ModelRole, Protocol):
         """Raise ConfigError on a machine that does not have the `folder` of checkpoints."""
         ...
 
+    def mark_step(self) -> None:
+        """Let `save` write the present random state until the next call, or until `load`."""
+        ...
+
     def save(self, folder: Path, export: Path | None = None) -> None:
         """Copy weights, optimizer and random state; write them to `folder` in the background.
 

@@ -25,6 +25,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/tracking/delivery.py::Delivery.send": "a tracker may fail; one warning",
     "rlctl/tracking/delivery.py::ThreadedDelivery._run": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/ray_start.py::RayStart._init": "re-raised in the waiting thread",
+    "rlctl/runtime/cluster/stop_key.py::StopKey.is_set": "Ray's store is away: asked again",
     "rlctl/runtime/cluster/fork_server.py::_work": "printed as Python would; it exits with 1",
     "rlctl/runtime/cluster/jobs.py::_with_deadline.run": "re-raised in the waiting thread",
     "rlctl/runtime/training/rollout_source.py::result_of.run": "re-raised in the waiting thread",

@@ -211,7 +211,7 @@ def test_an_engine_of_the_run_serves_the_judge(tmp_path: Path) -> None:
 def test_a_judge_without_a_server_is_refused() -> None:
     config = compose("grpo", ["reward.functions=[judge]"]).config
     with pytest.raises(ConfigError, match="the judge has no server"):
-        check_reward(config, [ROW], Needs.NOTHING)
+        check_reward(config, {"train.parquet": [ROW]}, Needs.NOTHING)
 
 
 @pytest.mark.parametrize("url", ["", "judge", "ftp://host/v1", "file:///tmp/x", "http://"])
@@ -229,7 +229,7 @@ def test_a_comparison_needs_two_responses_to_a_prompt() -> None:
     rollout = "actor_rollout_ref.rollout"
     config = compose("grpo", [*given, f"{rollout}.n=1"]).config
     with pytest.raises(ConfigError) as error:  # no request is sent
-        check_reward(config, [ROW], needs)
+        check_reward(config, {"train.parquet": [ROW]}, needs)
     assert [each.message.partition(":")[0] for each in error.value.problems] == [
         f"{rollout}.n=1",
         "algorithm.adv_estimator=grpo scores a greedy response",
@@ -237,4 +237,4 @@ def test_a_comparison_needs_two_responses_to_a_prompt() -> None:
     ]
     config = compose("grpo", [*given, f"{rollout}.n=2", f"{rollout}.val_kwargs.n=2"]).config
     with pytest.raises(ConfigError, match="fails on all of the first"):
-        check_reward(config, [ROW], Needs.GROUPS)
+        check_reward(config, {"train.parquet": [ROW]}, Needs.GROUPS)

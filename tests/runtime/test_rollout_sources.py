@@ -35,6 +35,7 @@ from rlctl.runtime.training.rollout_source import (
     StreamState,
     with_staleness,
 )
+from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.tracking.clock import Clock
 from tests.generation import respond
 from tests.numerics.batches import scored_batch
@@ -62,7 +63,10 @@ class Collector:
 
     def __init__(self) -> None:
         self.loader = Loader()
-        self.position = 0
+        self.position = self.num_scored = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position, "num_scored": self.num_scored}
 
     def collect_drawn(
         self, drawn: Sequence[int], roles: Roles, step: int
@@ -71,6 +75,7 @@ class Collector:
         rollouts = roles.actor.generate_sequences(self.loader.at(drawn), seed=step)
         assert [row.extra_info["number"] for row in rollouts.rows[::ROWS]] == list(drawn)
         assert rollouts.group.tolist() == [i for i in range(len(drawn)) for _ in range(ROWS)]
+        self.num_scored += 1
         zeros = torch.zeros(len(rollouts))
         return rollouts.grow(Scored, scores=zeros, components={}, failed=zeros.bool()), {}
 
@@ -129,7 +134,8 @@ class Run:
         ahead: Collected | None = None,
     ) -> None:
         self.stream, self.collector, self.step = Stream(), Collector(), step
-        roles = Roles(create_autospec(Actor, instance=True), cast(Any, None))
+        reward = cast(Any, SimpleNamespace(state_dict=dict))
+        roles = Roles(create_autospec(Actor, instance=True), reward)
         clock, collector = Clock(lambda _: None), cast(Any, self.collector)
         collection = CollectionSetup(collector, roles, self.publish, clock, 100, ahead)
         stream = cast(Any, self.stream)
@@ -249,10 +255,11 @@ class Engines:
 
 def resumed(run: Run, staleness: int) -> Run:
     """Return a run that starts from what a checkpoint of `run` has."""
-    with run.source.quiet:
-        state, ahead = run.source.state(), run.source.ahead
-    data = state.to_dict()
-    return Run(staleness, run.step, StreamState.from_dict(data, state.finished_rollouts), ahead)
+    saved = run.source.state()
+    state = saved.stream()
+    assert state is not None
+    again = StreamState.from_dict(state.to_dict(), state.finished_rollouts)
+    return Run(staleness, run.step, again, saved.ahead)
 
 
 def test_a_checkpoint_keeps_finished_groups_and_begins_open_ones_again() -> None:
@@ -269,6 +276,31 @@ def test_a_checkpoint_keeps_finished_groups_and_begins_open_ones_again() -> None
     # Groups 4 and 7 have a token by the initial weights; group 3 was generated again by those of 1.
     assert metrics["async/staleness/mean"] == pytest.approx(2 / 3)
     assert metrics["async/partial_responses"] == pytest.approx(2 / 3)
+
+
+def test_state_of_a_step_does_not_wait_for_the_scores_of_the_next() -> None:
+    run = Run(staleness=1)
+    run.stream.finish(*range(6))
+    scoring, gate = threading.Event(), threading.Event()
+    collect = run.collector.collect_drawn
+
+    def wait(*arguments: Any) -> Any:
+        if run.collector.num_scored == 1:
+            run.collector.num_scored += 1  # as a sampler changes halfway
+            scoring.set()
+            assert gate.wait(600)
+        return collect(*arguments)
+
+    cast(Any, run.collector).collect_drawn = wait
+    run.take()
+    assert scoring.wait(600)  # the groups of step 2 are being scored
+    saved = run.source.state()
+    gate.set()
+    assert saved.ahead is None
+    assert saved.loader == {"position": 6, "num_scored": 1}
+    stream = saved.stream()
+    assert stream is not None
+    assert [group.number for group in stream.finished] == [3, 4, 5]
 
 
 def test_rollouts_of_the_schedule_fixed_are_learned_from_first() -> None:
@@ -432,6 +464,25 @@ def test_seconds_are_those_of_the_collection_beside_the_step() -> None:
     source.take(2)
     assert source.seconds == {}, "nothing is generated beside the last step"
     assert source.end_step()["async/engines_idle"] == 1
+
+
+def test_a_stop_gives_up_rollouts_that_come_too_late() -> None:
+    log = Log()
+    source = ahead(log, beside=True)
+    source.take(1)
+    log.learn(1)
+    source.end_step()
+    log.gate = threading.Event()
+    source.take(2)
+    log.learn(2)
+    INTERRUPTS.expire()  # what `Stopping` does at its deadline
+    try:
+        assert "async/trainer_idle" in source.end_step()
+    finally:
+        INTERRUPTS.reset()
+    assert source.state().ahead is None
+    assert source.state().loader == {"drawn": 2}  # the prompts of step 3 are drawn again
+    log.gate.set()
 
 
 def test_resumed_schedule_is_the_uninterrupted_one() -> None:

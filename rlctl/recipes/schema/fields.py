@@ -88,7 +88,17 @@ def _all_or_some(value: int) -> int:
     return value
 
 
+def _duration(value: str) -> str:
+    """Refuse text that is no duration."""
+    from rlctl.recipes.durations import HINT, parse_duration
+
+    if parse_duration(value) is None:
+        raise ValueError(f"should be a duration: {HINT}")
+    return value
+
+
 Text = Annotated[str, BeforeValidator(_number_as_text), Field(min_length=1)]
+Duration = Annotated[str, AfterValidator(_duration)]
 OneOrMany = BeforeValidator(_one_or_many)
 Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], OneOrMany]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_as_tuple)]

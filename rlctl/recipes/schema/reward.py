@@ -131,6 +131,10 @@ class Reward(Section):
     max_failed_share: Fraction = Field(
         description="share of the responses of a batch whose calls may fail; the run ends above it"
     )
+    max_failed_steps: Count | None = Field(
+        description="steps in a row in which the reward of every response fails, after which the "
+        "run ends; null = never"
+    )
     overlap: bool = Field(
         description="score finished responses while others are generated; without effect for "
         "scorers that run in the controller"

@@ -13,6 +13,7 @@ from rlctl.recipes.schema.fields import (
     Count,
     CountOrAll,
     Counts,
+    Duration,
     NonNegativeFloat,
     NonNegativeInt,
     NonNegativeInts,
@@ -26,7 +27,7 @@ from rlctl.recipes.schema.fields import (
     UnusedIf,
 )
 
-_NO_CHECKPOINTS = UnusedIf({"trainer.save_freq": -1})
+_NO_CHECKPOINTS = UnusedIf({"trainer.save_freq": -1, "trainer.save_every": None})
 _ALL_KEPT = UnusedIf({"trainer.max_ckpt_to_keep": None})
 _NOT_BEST = UnusedIf({".metric": None})
 _BYPASS = UnusedIf({"algorithm.rollout_correction.bypass_mode": True})
@@ -81,7 +82,8 @@ class Timeouts(Section):
     )
     call_s: float = Field(ge=3, description="timeout of one call to the workers, in seconds")
     stop_s: PositiveFloat = Field(
-        description="seconds that a stopped run has to finish its step and save"
+        description="seconds in which interrupted work of a stopped run must end; an update and a "
+        "checkpoint are finished without a limit"
     )
     mirror_s: Annotated[PositiveFloat, UnusedIf({"trainer.mirror": None})] = Field(
         description="timeout of the last copy to trainer.mirror, in seconds"
@@ -123,6 +125,12 @@ class Alarms(Section):
     )
     zero_advantages: Count | None = Field(
         description="alarm after this many steps in a row whose advantages are all 0; null = off"
+    )
+    failed_rewards: Count | None = Field(
+        description="alarm at this many failed rewards in one step; null = off"
+    )
+    zero_scores: Count | None = Field(
+        description="alarm after this many steps in a row whose responses all score 0; null = off"
     )
     slow_reward: Share | None = Field(
         description="alarm if waiting for the reward takes this fraction of a step, and at least a "
@@ -211,6 +219,10 @@ class Trainer(Section):
         "processes"
     )
     save_freq: CountOrAll = Field(description="steps between checkpoints; -1 = never")
+    save_every: Duration | None = Field(
+        description="time between checkpoints, such as 30m: the first step that ends later is "
+        "saved, and the last one; null = not by the clock"
+    )
     test_freq: Annotated[CountOrAll, NO_VALIDATION] = Field(
         description="steps between validations; -1 = never"
     )
@@ -260,6 +272,22 @@ class Trainer(Section):
     tracking: Tracking
     placement: Placement
     timeouts: Timeouts
+
+    @property
+    def saves(self) -> bool:
+        """True if checkpoints are written by steps or by the clock."""
+        return self.save_freq > 0 or self.save_every is not None
+
+    @property
+    def save_every_s(self) -> float | None:
+        """Seconds of `save_every`."""
+        if self.save_every is None:
+            return None
+        from rlctl.recipes.durations import parse_duration
+
+        every = parse_duration(self.save_every)
+        assert every is not None, "the schema has checked it"
+        return every.total_seconds()
 
 
 class AsyncTraining(Section):

@@ -47,6 +47,9 @@ class DelegatingActor(Actor):
     ) -> tuple[LogProbs, Metrics]:
         return self.actor.update_with_log_probs(batch, lr, max_probs_diff)
 
+    def mark_step(self) -> None:
+        self.actor.mark_step()
+
     def save(self, folder: Path, export: Path | None = None) -> None:
         self.actor.save(folder, export)
 

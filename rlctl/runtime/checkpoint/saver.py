@@ -97,6 +97,7 @@ class Saver:
             self.retention.newest is not None
             and best is not None
             and best not in state.metrics
+            and not state.pending
             and not self._warned
         ):
             self._warned = True

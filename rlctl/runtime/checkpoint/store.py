@@ -53,6 +53,7 @@ class ControllerState:
     # generated them, and their metrics. None: the checkpoint has no rollouts.
     ahead: dict[str, Any] | None = None
     stream: dict[str, Any] | None = None  # of `schedule=eager`: see `StreamState`
+    pending: bool = False  # the validation of the step is still to run, and then its report
 
     def write(self, folder: Path) -> None:
         """Write `state.json` into `folder`, with null for metrics that are not finite.
@@ -77,6 +78,13 @@ class ControllerState:
             raise ConfigError(
                 f"not an rlctl checkpoint: {type(error).__name__}: {error}", where=str(folder)
             ) from error
+
+    @property
+    def pending_metrics(self) -> dict[str, float] | None:
+        """Return the metrics of a step that is to be validated and reported, else None."""
+        if not self.pending:
+            return None
+        return {name: math.nan if x is None else x for name, x in self.metrics.items()}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from rlctl.runtime.rollout.exchange import complete, divide
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import to_rollouts
 from rlctl.runtime.workers.actor import ActorWorker
+from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.tracking.clock import timed
 from rlctl.tracking.metrics import Metrics
 
@@ -55,7 +56,7 @@ class DisaggregatedActor(DelegatingActor):
 
     def update_weights(self) -> None:
         """See `Actor`. Every stale engine gets the trainer's weights, unless it is learning."""
-        with self._lock, timed("update_weights"):
+        with INTERRUPTS.held(), self._lock, timed("update_weights"):
             self.engines.update_weights(self.trainer.send_weights)
 
     def publish_weights(self) -> Published:
@@ -63,7 +64,7 @@ class DisaggregatedActor(DelegatingActor):
 
         Engines must be idle, unless they load weights `in_flight`.
         """
-        with self._lock, timed("update_weights"):
+        with INTERRUPTS.held(), self._lock, timed("update_weights"):
             num_bytes = self.engines.broadcast(self.trainer.send_weights)
             return replace(self.trainer.publish_weights(), num_bytes=num_bytes)
 

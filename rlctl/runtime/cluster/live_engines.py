@@ -23,6 +23,7 @@ from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.roles import LostEnginesError
 from rlctl.runtime.rollout.weight_sync import WeightChannel, uses_object_store
+from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event
 
@@ -157,7 +158,8 @@ class LiveEngines:
             if engine.ready and engine.version != self.version
         ]
         if stale:
-            self._send_to(stale, send_weights)
+            with INTERRUPTS.held():
+                self._send_to(stale, send_weights)
         self._check_alive(any(engine.version == self.version for engine in self.pool.engines))
 
     def _check_alive(self, is_alive: bool) -> None:

@@ -35,8 +35,10 @@ from rlctl.runs.logs import format_tails
 from rlctl.runtime.cluster.group import GroupTransport, Relay, RelayedTransport, inline_bytes_of
 from rlctl.runtime.cluster.pools import RANKS_PER_RELAY, Pool, W
 from rlctl.runtime.cluster.resources import free_of, node_here
+from rlctl.runtime.cluster.stop_key import StopKey
 from rlctl.runtime.rank_info import RankInfo, process_resources
 from rlctl.runtime.workers.dispatch import bind
+from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.process import Process
 from rlctl.runtime.workers.trace import TraceSpec
 
@@ -93,6 +95,12 @@ class RayPool(Pool):
             "the process group",
             spec.start_timeout_s,
         )
+        self.stop_key = StopKey()
+        self._gather(
+            [p.listen_for_interrupts.remote(self.stop_key.is_set) for p in self.processes],
+            "the process group",
+            spec.start_timeout_s,
+        )
         self.relays = [self._start_relay(ranks) for ranks in self._relayed()]
 
     @property
@@ -129,8 +137,12 @@ class RayPool(Pool):
         every = enumerate(self.processes)
         return [process for rank, process in every if ranks is None or rank in ranks]
 
+    def interrupt(self) -> None:
+        self.stop_key.set()
+
     def close(self) -> None:
         """Kill the processes and release their devices."""
+        self.stop_key.remove()
         for process in (*self.relays, *self.processes):
             ray.kill(process)
         remove_placement_group(self.group)
@@ -262,7 +274,8 @@ def gather(
     """
     try:
         try:
-            return ray.get(results, timeout=timeout_s)
+            with INTERRUPTS.allowed():
+                return ray.get(results, timeout=timeout_s)
         except GetTimeoutError:
             if not paused():
                 raise

@@ -45,6 +45,9 @@ class Pool(Protocol):
         """End the traces that `start_trace` started; return their files, `PREFIX-RANK.json`."""
         ...
 
+    def interrupt(self) -> None:
+        """Interrupt the calls of the processes that only read, from now on; from any thread."""
+
     def close(self) -> None:
         """Stop the processes and release their devices."""
         ...
@@ -57,6 +60,11 @@ class Pools:
     workers: Mapping[str, Pool]
     engines: EnginePool | None = None  # None: the engine runs in the actor's processes
     judge: Pool | None = None  # of the judge that the run serves itself
+
+    def interrupt(self) -> None:
+        """Interrupt the calls of all worker pools that only read."""
+        for pool in self.workers.values():
+            pool.interrupt()
 
     def nodes(self) -> dict[str, list[str]]:
         """Return the nodes of each pool, by pool name."""

@@ -165,18 +165,37 @@ class Draft:
         return Validator(prompts, data.val_batch_size, tokenizer, self.config.trainer.seed)
 
     @Part
-    def scored_rows(self) -> list[PromptRow]:
-        """First rows of each kind that is scored, without a tokenizer those of the files."""
+    def scored_files(self) -> dict[str, list[PromptRow]]:
+        """First rows of each kind that is scored, by key and file.
+
+        Without a tokenizer, and of several files, also rows with too long prompts.
+        """
         run, data = self.errors.run, self.data
+        sets: list[tuple[str, str, PromptSet | None]] = [
+            *([("data.train_files", TRAIN, None)] if self.samples else []),
+            *([("data.val_files", VALIDATION, None)] if data.val_files else []),
+        ]
         if run(lambda: self.tokenizer) is not None:
             loader, validator = run(lambda: self.loader), run(lambda: self.validator)
-            sets = [loader.prompts] if loader and self.samples else []
-            sets += [validator.prompts] if isinstance(validator, Validator) else []
-            first = (prompts.rows.first_of_each_kind(NUM_REWARD_ROWS) for prompts in sets)
-            return [row for rows in first for row in rows]
-        train = [run(_first_rows, file, data, TRAIN) or [] for file in data.train_paths]
-        val = [run(_first_rows, file, data, VALIDATION) or [] for file in data.val_files or ()]
-        return [row for rows in ([*train, *val] if self.samples else val) for row in rows]
+            train = loader.prompts if loader and self.samples else None
+            val = validator.prompts if isinstance(validator, Validator) else None
+            sets = [("data.train_files", TRAIN, train), ("data.val_files", VALIDATION, val)]
+            sets = [each for each in sets if each[2] is not None]
+        found: dict[str, list[PromptRow]] = {}
+        for key, split, prompts in sets:
+            paths = data.train_paths if split == TRAIN else data.val_files or ()
+            for file in paths:
+                if prompts is not None and len(paths) == 1:
+                    rows = prompts.rows.first_of_each_kind(NUM_REWARD_ROWS)
+                else:
+                    rows = run(_first_rows, file, data, split) or []
+                found[f"{key}: {file}"] = rows
+        return found
+
+    @property
+    def scored_rows(self) -> list[PromptRow]:
+        """First rows of each kind that is scored, of all files."""
+        return [row for rows in self.scored_files.values() for row in rows]
 
 
 def _check_surroundings(draft: Draft) -> None:
@@ -255,7 +274,7 @@ def check_rewards(draft: Draft) -> None:
     """Try the reward functions on the first rows."""
     if draft.role is REWARD_LEARNER:
         return
-    draft.errors.run(check_reward, draft.config, draft.scored_rows, draft.data_needs)
+    draft.errors.run(check_reward, draft.config, draft.scored_files, draft.data_needs)
     if draft.samples:
         check_rows(draft.config, draft.tokenizer, draft.scored_rows)
 

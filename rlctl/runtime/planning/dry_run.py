@@ -244,7 +244,7 @@ def _disk(plan: Plan) -> Disk:
     sizes = [_checkpoint_bytes(planned) for planned in learning]
     known = [size for size in sizes if size is not None]
     checkpoint = sum(known) if len(known) == len(sizes) else None
-    count = 0
+    count = int(trainer.saves)  # by the clock: at least one
     if trainer.save_freq > 0:
         count = ceil_div(plan.num_steps, trainer.save_freq)  # the last step is saved too
     if trainer.max_ckpt_to_keep is not None:  # and one more while it is written

@@ -65,7 +65,12 @@ _POLL_S = 0.02
 _OUT_OF_MEMORY = (ResourceError.exit_code, -9, 137)  # the last two: killed by the kernel
 _PEAK = "perf/max_memory_allocated_gb"
 _SETTINGS = (
-    *("trainer.total_training_steps=1", "trainer.test_freq=-1", "trainer.save_freq=-1"),
+    *(
+        "trainer.total_training_steps=1",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.save_every=null",
+    ),
     *("trainer.project_name=trial", "trainer.experiment_name=trial", "trainer.critic_warmup=0"),
     *("trainer.mirror=null", "trainer.logger=[console]", "data.val_files=null"),
     *("actor_rollout_ref.model.init=random", "trainer.resume_mode=disable"),

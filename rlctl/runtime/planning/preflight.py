@@ -225,7 +225,7 @@ def check_disk(config: schema.Config, root: Path) -> None:
         file.stat().st_size
         for file in Path(local(config.actor_rollout_ref.model.path)).glob("*.safetensors")
     )
-    need = 64 * 2**20 + (8 * weights if config.trainer.save_freq > 0 else 0)
+    need = 64 * 2**20 + (8 * weights if config.trainer.saves else 0)
     root = Path(config.trainer.default_local_dir or root).expanduser().absolute()
     free = free_space(root)
     if free < need:
@@ -234,7 +234,7 @@ def check_disk(config: schema.Config, root: Path) -> None:
             f"{need / 2**20:.0f} MiB",
             hint="free some space, or use a larger disk: trainer.run_dir=DIR, or for checkpoints "
             "alone trainer.default_local_dir=DIR"
-            + (", or trainer.save_freq=-1" if config.trainer.save_freq > 0 else ""),
+            + (", or trainer.save_freq=-1" if config.trainer.saves else ""),
         )
 
 

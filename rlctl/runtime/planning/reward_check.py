@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.rewards.host import TIMEOUT_HINT
 from rlctl.runtime.rewards.loading import ask_plugin
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
@@ -16,29 +17,34 @@ from rlctl.runtime.rewards.specs import scored_sources
 NUM_REWARD_ROWS = 10  # rows of each data source that the reward functions are tried on
 
 
-def check_reward(config: schema.Config, rows: Sequence[PromptRow], needs: Needs) -> None:
+def check_reward(
+    config: schema.Config, files: Mapping[str, Sequence[PromptRow]], needs: Needs
+) -> None:
     """Call the reward functions on ten rows of each data source, with the truth as response.
 
-    Raises `ConfigError` if no call for a data source succeeds; a single failure scores 0 and is no
-    config error. One row is scored first, so that a function that hangs costs one timeout. Also
-    raises `ConfigError` if the scores have no components and `needs` contains them, and if a
-    function compares responses of which there is one to a prompt.
+    `files` has the first rows of each file, which is checked by itself: beside the rows of a good
+    one, a file whose rows all fail would not be noticed. Raises `ConfigError` if no call for a data
+    source of a file succeeds; a single failure scores 0 and is no config error. One row is scored
+    first, so that a function that hangs costs one timeout. Also raises `ConfigError` if the scores
+    have no components and `needs` contains them, and if a function compares responses of which
+    there is one to a prompt.
     """
-    by_source: dict[str, list[PromptRow]] = {}
-    for row in rows:
-        by_source.setdefault(row.data_source, []).append(row)
-    by_source = {source: by_source[source] for source in scored_sources(config, by_source)}
+    every = (row.data_source for rows in files.values() for row in rows)
+    sources = scored_sources(config, dict.fromkeys(every))
     components: set[str] = set()
     requests = RequestSettings.from_config(config.reward, None)
-    with RewardPool.from_config(config.reward, by_source, 1, requests=requests) as pool:
+    with RewardPool.from_config(config.reward, sources, 1, requests=requests) as pool:
         if any(traits.compares for traits in pool.traits.values()):
             raise_problems(_single_responses(config, needs))
         if any(ask_plugin(spec, "uses_engine") for spec in pool.functions):
             _require_engine(config)
             return  # it starts with the run
-        for source, all_rows in by_source.items():
-            components |= _try_reward(pool, source, all_rows[:NUM_REWARD_ROWS])
-    if by_source and not components and Needs.COMPONENTS in needs:
+        for file, rows in files.items():
+            for source in dict.fromkeys(row.data_source for row in rows):
+                if source in sources:
+                    own = [row for row in rows if row.data_source == source]
+                    components |= _try_reward(pool, file, own[:NUM_REWARD_ROWS])
+    if sources and not components and Needs.COMPONENTS in needs:
         raise ConfigError(
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} compares the components of "
             "the reward, and the reward has none",
@@ -80,9 +86,12 @@ def _require_engine(config: schema.Config) -> None:
         )
 
 
-def _try_reward(pool: RewardPool, source: str, rows: Sequence[PromptRow]) -> set[str]:
-    """Return the names of the components. Raises `ConfigError` if all calls on `rows` fail."""
-    first_error: str | None = None
+def _try_reward(pool: RewardPool, file: str, rows: Sequence[PromptRow]) -> set[str]:
+    """Return the names of the components. Raises `ConfigError` if all calls on `rows` fail.
+
+    They are rows of one data source.
+    """
+    first_error, hint = None, ""
     # Functions that score groups compare two responses.
     times = 2 if any(traits.scores_groups for traits in pool.traits.values()) else 1
     for part in (rows[:1], rows[1:]):
@@ -90,13 +99,16 @@ def _try_reward(pool: RewardPool, source: str, rows: Sequence[PromptRow]) -> set
         numbers = [number for number in range(groups) for _ in range(times)]
         report = pool.score(part, [str(row.ground_truth) for row in part], groups=numbers)
         first_error = first_error or report.first_error
+        if report.first_timed_out:
+            hint = f"{TIMEOUT_HINT}; "
         if report.num_timeouts == len(part) > 0:
             break
         if any(result.error is None for result in report.results):
             return set(report.components())
     raise ConfigError(
-        f"the reward function fails on all of the first {len(rows)} rows of {source!r}: "
-        f"{first_error}",
-        hint="try it on responses of your own: rlctl reward test --data DATA --responses RESPONSES "
-        f"--reward {pool.functions[0].function}",
+        f"the reward function fails on all of the first {len(rows)} rows of "
+        f"{rows[0].data_source!r}: {first_error}",
+        where=file,
+        hint=f"{hint}try it on responses of your own: rlctl reward test --data DATA --responses "
+        f"RESPONSES --reward {pool.functions[0].function}",
     )

@@ -218,7 +218,7 @@ def _work(
         has_logits=role.kind == "policy",
         engine=engine,
         averages=role is ACTOR and Needs.AVERAGE in needs,
-        saves=config.trainer.save_freq > 0,
+        saves=config.trainer.saves,
     )
 
 

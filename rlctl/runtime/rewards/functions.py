@@ -45,6 +45,7 @@ in_process = declare(in_process=True)
 
 _LIBRARY = os.path.dirname(os.__file__)  # Python's own
 _MAX_SCORE = 3.4e38  # larger numbers are infinite in float32
+log_failures: str | None = None  # file of the first tracebacks of this process; "": stderr
 _MAX_TEXT = 2000  # characters of an error message or of an extracted answer
 
 
@@ -179,7 +180,11 @@ async def call_async(reward: LoadedReward, calls: Sequence[Call]) -> list[CallRe
 
 
 def to_failure(error: BaseException) -> CallResult:
-    """Return the result of a call that raised `error`."""
+    """Return the result of a call that raised `error`; log its traceback: see `log_failures`."""
+    if log_failures is not None:
+        from rlctl.runtime.rewards.failure_log import FAILURES
+
+        FAILURES.add(error, log_failures)
     if isinstance(error, RewardTimeout):
         return CallResult(0.0, {}, str(error), timed_out=True)
     message = f"{type(error).__name__}: {error}"

@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from rlctl.errors import ConfigError
+from rlctl.runtime.rewards import functions
 from rlctl.runtime.rewards.functions import (
     Call,
     CallResult,
@@ -41,9 +42,14 @@ TIMEOUT_HINT = "reward.timeout_s=N allows more time"
 
 
 class RewardHost:
-    """Host of the reward functions in one worker; `timeout_s` limits a call."""
+    """Host of the reward functions in one worker; `timeout_s` limits a call.
 
-    def __init__(self, timeout_s: float, requests: RequestSettings) -> None:
+    With `logs`, the tracebacks of the first failed calls are written to stderr.
+    """
+
+    def __init__(self, timeout_s: float, requests: RequestSettings, logs: bool = False) -> None:
+        if logs:
+            functions.log_failures = ""
         self._timeout_s, self._requests = timeout_s, requests
         self._rewards: list[LoadedReward] = []
         self._client: ChatClient | None = None

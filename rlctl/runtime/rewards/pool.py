@@ -17,6 +17,7 @@ from typing import Self
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import InternalError
 from rlctl.recipes import schema
+from rlctl.runtime.rewards import functions as reward_functions
 from rlctl.runtime.rewards.functions import (
     Call,
     CallResult,
@@ -31,6 +32,8 @@ from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.rewards.specs import check_sources, reward_specs
 from rlctl.runtime.rewards.workers import RewardWorkers
 from rlctl.runtime.sandbox.limits import Limits, WorkerSettings, withheld_variable
+
+SCORERS_LOG = "reward-scorers-0.log"  # of failed calls in this process
 
 
 class RewardPool:
@@ -63,6 +66,8 @@ class RewardPool:
             if not is_user_code(spec.function)
             and getattr(find_reward(spec.function), "in_process", False)
         }
+        if self.direct and settings.logs is not None:
+            reward_functions.log_failures = str(settings.logs / SCORERS_LOG)
         self.traits = {index: reward.traits for index, reward in self.direct.items()}
         self._pooled = [i for i in range(len(self.functions)) if i not in self.direct]
         specs = [self.functions[index] for index in self._pooled]

@@ -22,6 +22,7 @@ class RewardReport:
     num_errors: int
     num_timeouts: int
     first_error: str | None
+    first_timed_out: bool = False  # the call of `first_error`
 
     @property
     def scores(self) -> list[float]:
@@ -54,6 +55,7 @@ def build_report(
         num_errors=len(failures) - num_timeouts,
         num_timeouts=num_timeouts,
         first_error=failures[0].error if failures else None,
+        first_timed_out=bool(failures) and failures[0].timed_out,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +14,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import RlctlError
 from rlctl.runtime.batch import Prompts, Rollouts, Scores
 from rlctl.runtime.rewards.functions import CallResult
+from rlctl.runtime.rewards.host import TIMEOUT_HINT
 from rlctl.runtime.rewards.pool import RewardPool, Scoring
 from rlctl.runtime.rewards.report import RewardReport, exceeds
 from rlctl.runtime.roles import Reward
@@ -36,7 +38,10 @@ class RuleReward(Reward):
     tokenizer: PreTrainedTokenizerBase
     pool: RewardPool
     max_failed_share: float = 1.0
+    max_failed_steps: int | None = None  # in a row, in which all responses fail
+    on_first_error: Callable[[str], object] = lambda _: None
     first_error: str | None = None
+    num_timeouts: int = 0  # of calls for training since `pop_timeouts`
     has_succeeded: bool = False  # for any response
     _early: tuple[Rollouts, Scoring] | None = None  # see `EarlyScoring`
 
@@ -57,13 +62,14 @@ class RuleReward(Reward):
         self._early = (rollouts, scoring)
 
     @timed("reward")
-    def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:  # noqa: ARG002
+    def compute_scores(self, rollouts: Rollouts, validate: bool = False) -> Scores:
         """Return score, components and failure of each row, (B,) each.
 
         Failed calls do not raise: they are a warning, and `first_error` keeps the run's first one.
         Raises RlctlError if too many fail.
         """
         report = self._score(rollouts)
+        self.num_timeouts += 0 if validate else report.num_timeouts
         if rollouts.episodes:
             report = _with_episodes(report, rollouts)
         return Scores(
@@ -77,6 +83,11 @@ class RuleReward(Reward):
             ),
             preds=[result.pred for result in report.results],
         )
+
+    def pop_timeouts(self) -> int:
+        """Return the number of calls for training that took too long since the last call."""
+        number, self.num_timeouts = self.num_timeouts, 0
+        return number
 
     def check_run(self) -> None:
         """Raise RlctlError if the reward of every response of the run failed."""
@@ -110,9 +121,14 @@ class RuleReward(Reward):
         except BaseException:
             self.pool.close()  # a worker cannot be used again while a call is in progress
             raise
-        self.first_error = self.first_error or report.first_error
+        first = report.first_error
+        if first is not None and report.first_timed_out:
+            first = f"{first} ({TIMEOUT_HINT})"
+        if first is not None and self.first_error is None:
+            self.first_error = first
+            self.on_first_error(first)
         self.has_succeeded |= any(result.error is None for result in report.results)
-        if report.first_error is None:
+        if first is None:
             return report
         num_failed = sum(result.error is not None for result in report.results)
         LOG.warning(
@@ -121,10 +137,10 @@ class RuleReward(Reward):
             report.num_timeouts,
             num_failed,
             len(report.results),
-            report.first_error,
+            first,
         )
-        num_rows, first = len(report.results), f"the first: {report.first_error}"
-        check_failed_share(num_failed, num_rows, self.max_failed_share, first)
+        num_rows, reason = len(report.results), f"the first: {first}"
+        check_failed_share(num_failed, num_rows, self.max_failed_share, reason)
         return report
 
 

@@ -56,7 +56,7 @@ class RewardWorkers:
         self._lanes: list[asyncio.Task[None]] = []
         self._async_worker: Worker | None = None
         self._batch = 0
-        host = partial(RewardHost, timeout_s, requests)
+        host = partial(RewardHost, timeout_s, requests, settings.logs is not None)
         self.pool = WorkerPool("reward", settings, host, self._load)
 
     def start(self) -> None:

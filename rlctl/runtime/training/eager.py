@@ -30,11 +30,14 @@ from rlctl.runtime.training.rollout_source import (
     CollectionSetup,
     GroupRecord,
     RolloutSource,
+    SourceState,
     StreamState,
     published_gb,
     result_of,
+    state_of,
     with_staleness,
 )
+from rlctl.runtime.workers.interrupts import INTERRUPTS
 
 _PAUSE_S = 0.005
 
@@ -99,6 +102,8 @@ class Eager(RolloutSource):
         self.ahead = collection.ahead
         self.seconds = {}
         self.quiet = threading.Lock()
+        self._settled = threading.Lock()  # held while `_scored`, `ahead` and the groups change
+        self._scored = state_of(self.collector, collection.roles, None)  # after the last scoring
         self._learned = step
         self.collector.position = (step + (self.ahead is not None)) * self.size  # groups admitted
         self._steps: dict[int, int] = {}
@@ -119,7 +124,7 @@ class Eager(RolloutSource):
             with self.collection.clock.phase("wait_rollouts"):
                 now = (self._next or result_of(partial(self._collect, step))).result()
         assert now.step == step, f"rollouts of step {now.step} in step {step}"
-        with self.quiet:
+        with self.quiet, self._settled:
             self.ahead = self._next = None
         self._waited = time.perf_counter() - began
         if step < self.last:
@@ -131,8 +136,12 @@ class Eager(RolloutSource):
         self._learned += 1
         published = self.collection.publish()
         self._steps[published.version] = self._learned
-        with self.quiet:
-            self._admit()
+        try:
+            with INTERRUPTS.window(), self.quiet:  # which waits for scores
+                self._admit()
+        except KeyboardInterrupt:
+            if not INTERRUPTS.raised:
+                raise
         before, now = self._end, time.perf_counter()
         busy_before, self._busy_s = self._busy_s, self.stream.busy_s
         total, busy = max(now - before, 1e-9), self._busy_s - busy_before
@@ -144,22 +153,33 @@ class Eager(RolloutSource):
             "async/engines_idle": max(0.0, 1 - busy / total),
         }
 
-    def state(self) -> StreamState:
-        """Return the groups that no step has learned from and that are not in `ahead`."""
+    def state(self) -> SourceState:
+        """Return the state; the stream has the groups of no step that are not in `ahead`."""
+        with self._settled:
+            position, learned = self.collector.position, self._learned
+            stream = partial(self._stream, list(self._groups), position, learned, dict(self._steps))
+            loader = self._scored.loader | {"position": position}
+            return replace(self._scored, ahead=self.ahead, loader=loader, stream=stream)
+
+    @staticmethod
+    def _stream(
+        groups: Sequence[_Group], position: int, learned: int, steps: dict[int, int]
+    ) -> StreamState:
+        """Return `groups` with the rollouts that are finished by now."""
         done: list[_Group] = []
         still_open: list[GroupRecord] = []
-        oldest = self._learned  # step whose weights any group has
-        for group in self._groups:
+        oldest = learned  # step whose weights any group has
+        for group in groups:
             oldest = min(oldest, group.record.version)
             if group.rollouts.done():
                 done.append(group)
             else:
                 still_open.append(group.record)
         return StreamState(
-            self.collector.position,
+            position,
             still_open,
             [group.record for group in done],
-            {version: step for version, step in self._steps.items() if step >= oldest},
+            {version: step for version, step in steps.items() if step >= oldest},
             _joined(done) if done else None,
         )
 
@@ -213,9 +233,12 @@ class Eager(RolloutSource):
             scored, metrics = self.collector.collect_drawn(drawn, roles, step)
             scored, ages = self._with_ages(scored, step)
             taken = set(groups)
-            self._groups = [group for group in self._groups if group not in taken]
             weights = min(group.record.version for group in groups)
-            self.ahead = ready = Collected(step, weights, scored, metrics | ages)
+            ready = Collected(step, weights, scored, metrics | ages)
+            with self._settled:
+                self._scored = state_of(self.collector, self.collection.roles, None)
+                self._groups = [group for group in self._groups if group not in taken]
+                self.ahead = ready
             self._scoring_s = time.perf_counter() - began
         return ready
 

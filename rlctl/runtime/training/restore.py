@@ -31,12 +31,13 @@ class ResumePoint:
     step: int
     changes: Sequence[str] = ()  # config changes since the run started, for its record
     parent: Mapping[str, Any] | None = None  # of a new run: the run and step that it starts from
+    pending: bool = False  # the step is still to be validated and reported
     force: bool = False  # resume although the driver of `run`, on another machine, may be alive
 
     @property
     def resume_step(self) -> int:
         """Last step that the run has already reported to its trackers; 0 for a new run."""
-        return 0 if self.run is None or self.checkpoint is None else self.step
+        return 0 if self.run is None or self.checkpoint is None else self.step - self.pending
 
 
 def restore(
@@ -77,5 +78,10 @@ def restore(
         rollouts = read_rollouts(start.checkpoint / ROLLOUTS, rows, Scored)
         ahead = Collected(state.step + 1, scored=rollouts, **state.ahead)
     return TrainerState(
-        state.step, state.skipped_in_a_row, ahead, stream, new_run=start.run is None
+        state.step,
+        state.skipped_in_a_row,
+        ahead,
+        stream,
+        new_run=start.run is None,
+        pending=None if start.run is None else state.pending_metrics,
     )

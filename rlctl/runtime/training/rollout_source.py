@@ -24,6 +24,7 @@ from torch import Tensor
 from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.roles import LostEnginesError, Published, Roles
 from rlctl.runtime.training.collector import Collector
+from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.tracking.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -106,6 +107,16 @@ class CollectionSetup:
     ahead: Collected | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class SourceState:
+    """State of a source after a step; `loader` and `reward` are those of collector and reward."""
+
+    ahead: Collected | None
+    loader: dict[str, Any]
+    reward: dict[str, Any]
+    stream: Callable[[], StreamState | None] = lambda: None  # joins rollouts, so only for a save
+
+
 class RolloutSource(Protocol):
     """Source of the rollouts of a run, one step after another.
 
@@ -122,9 +133,9 @@ class RolloutSource(Protocol):
         """Return the rollouts that `step` learns from, and metrics."""
         ...
 
-    def state(self) -> StreamState | None:
-        """Return the groups of later steps, for checkpoints; None: `ahead` is all."""
-        return None
+    def state(self) -> SourceState:
+        """Return the state after a step, for checkpoints, without waiting."""
+        ...
 
     def end_step(self) -> dict[str, float]:
         """Wait for what was begun beside the learning of the step; return metrics.
@@ -154,6 +165,9 @@ class InStep(RolloutSource):
         scored, metrics = with_staleness(left.scored, step, left.weights, limit=0)
         return scored, left.metrics | metrics
 
+    def state(self) -> SourceState:
+        return state_of(self.collector, self.roles, self.ahead)
+
     def end_step(self) -> dict[str, float]:
         return {}
 
@@ -173,6 +187,8 @@ class OneStepAhead(RolloutSource):
         self.seconds = {}
         self.quiet = nullcontext()
         self._next: Future[Collected] | None = None
+        self._before: SourceState | None = None  # without the rollouts that are collected
+        self._given_up: SourceState | None = None
         self._began = time.perf_counter()
         # Seconds of the trainer, and of the engines, for rollouts that were not generated ahead.
         self._waited = self._used = 0.0
@@ -188,6 +204,7 @@ class OneStepAhead(RolloutSource):
         assert now.step == step, f"rollouts of step {now.step} in step {step}"
         self.ahead, self._used, self.seconds = None, sum(self.seconds.values()), {}
         self._waited = time.perf_counter() - self._began
+        self._before = state_of(self.collection.collector, self.collection.roles, None)
         if step < self.collection.last:
             collect = partial(self._collect, step + 1, weights=step - 1)
             self._next = result_of(collect, self.in_thread)
@@ -198,10 +215,7 @@ class OneStepAhead(RolloutSource):
         learned = time.perf_counter()
         if self._next is not None:
             with self.collection.clock.phase("wait_rollouts"):
-                try:
-                    self.ahead = self._next.result()
-                except LostEnginesError as error:
-                    logger.warning("%s; rollouts are collected in their step", error)
+                self._wait_for(self._next)
             self._next = None
         now = time.perf_counter()
         total = max(now - self._began, 1e-9)
@@ -211,6 +225,26 @@ class OneStepAhead(RolloutSource):
             "async/engines_idle": max(0.0, 1 - used / total),
         }
         return metrics | published_gb(self.collection.publish())
+
+    def state(self) -> SourceState:
+        collection = self.collection
+        return self._given_up or state_of(collection.collector, collection.roles, self.ahead)
+
+    def _wait_for(self, rollouts: Future[Collected]) -> None:
+        """Wait for the next step's rollouts; give them up if a stop cannot wait any longer."""
+        try:
+            with INTERRUPTS.window(late=True):
+                self.ahead = rollouts.result()
+        except LostEnginesError as error:
+            logger.warning("%s; rollouts are collected in their step", error)
+        except KeyboardInterrupt:
+            if not INTERRUPTS.raised:
+                raise
+            self._given_up = self._before
+            logger.warning(
+                "the next step's rollouts were not finished in time; a resumed run generates them "
+                "under newer weights, so its metrics differ from those of this run"
+            )
 
     def _collect(self, step: int, weights: int) -> Collected:
         collector = self.collection.collector
@@ -228,6 +262,11 @@ class OneStepAhead(RolloutSource):
         return Collected(step, weights, scored, metrics)
 
 
+def state_of(collector: Collector, roles: Roles, ahead: Collected | None) -> SourceState:
+    """Return the state of a source that has nothing but `ahead`."""
+    return SourceState(ahead, collector.state_dict(), roles.reward.state_dict())
+
+
 def published_gb(published: Published) -> dict[str, float]:
     """Return the metric of the weights that each engine loads, in GiB, if it loads any."""
     return {"async/weight_sync_gb": published.num_bytes / 2**30} if published.num_bytes else {}
@@ -241,6 +280,8 @@ def result_of(call: Callable[[], T], in_thread: bool = True) -> Future[T]:
         try:
             result.set_result(call())
         except BaseException as error:
+            if not in_thread and not isinstance(error, Exception):
+                raise  # a signal
             result.set_exception(error)
 
     if in_thread:  # a daemon: after an error of the trainer nothing waits for it

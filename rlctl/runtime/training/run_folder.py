@@ -147,7 +147,11 @@ def _rewind(run: RunDir, start: ResumePoint) -> None:
     later = CheckpointStore(run.path / "checkpoints").set_aside_after(
         start.step, f"before_attempt_{run.record.attempts}"
     )
-    rewound = rewind(run, start.step if start.checkpoint is not None else None)
+    rewound = (
+        rewind(run, None)
+        if start.checkpoint is None
+        else rewind(run, start.step, start.resume_step)
+    )
     run.update(versions=installed_versions())
     run.event(
         "resume",

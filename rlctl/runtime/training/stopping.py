@@ -1,7 +1,7 @@
 """Ends of a run before its last step.
 
-After a request to stop, the current step is finished and saved, within a deadline. A watchdog kills
-a hung run: it dumps the stacks of all threads and exits.
+A request to stop interrupts what changes no weights; the last finished step is saved. An update in
+progress is finished. A watchdog kills a hung run: it dumps the stacks of all threads and exits.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from typing import Any, Self
 from rlctl.debugging import on_breakpoint, reached_breakpoint
 from rlctl.errors import RlctlError, Terminated, TimeUp
 from rlctl.runs.process import kill_and_exit
+from rlctl.runtime.workers.interrupts import INTERRUPTS
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _MARGIN = 1.2  # steps differ
 _MIN_TIMER_S = 0.001  # 0 would disable the timer
 # `timeout` and cluster managers signal both a process and its group: two signals, one request.
 _SAME_REQUEST_S = 1.0
+_AGAIN_S = 3.0  # until a window that is still open is interrupted again
+_CHECK_INTERVAL_S = 1.0
 
 
 @contextmanager
@@ -49,20 +52,26 @@ def deferred_signals() -> Iterator[None]:
 
 @dataclass
 class Stopping:
-    """Context in which requests to stop set `asked` instead of interrupting the current step.
+    """Context in which requests to stop set `asked` and interrupt an open window of `INTERRUPTS`.
 
     A request is SIGINT, SIGTERM, SIGUSR1 or SIGHUP, the existence of the file `request`, or too
     little time for another step before `end_by` (on the clock `time.monotonic`).
 
-    A second signal interrupts at once, and so does the expiry of `deadline_s` after a request. An
-    error after a request is raised as that request, because a signal to the process group also
-    reaches the workers. Signals are handled only in the main thread.
+    A second signal ends the run at once, and so does a window that has not ended `deadline_s` after
+    a request; an update and a checkpoint have no deadline. An error after a request is raised as
+    that request, because a signal to the process group also reaches the workers. Signals are
+    handled only in the main thread. `interrupt_workers` is called in a thread if a request
+    interrupts.
     """
 
     deadline_s: float
     log: Callable[[str], object]
     request: Path
     end_by: float | None = None
+    interrupt_workers: Callable[[], object] = lambda: None
+    watches: bool = False  # looks for the file `request` in the middle of a step
+    _is_forced: bool = False
+    _ended: threading.Event = field(default_factory=threading.Event)
     _number: int | None = None  # signal of the request; SIGALRM: `end_by`
     _since: float = 0.0
     _longest_s: float = 0.0
@@ -73,6 +82,11 @@ class Stopping:
     def asked(self) -> bool:
         """True if the run was asked to stop."""
         return self._number is not None
+
+    @property
+    def interrupted(self) -> bool:
+        """True if a request has interrupted work, and the last finished step is to be saved."""
+        return INTERRUPTS.raised and not self._is_forced
 
     def check(self, writing_s: float) -> None:
         """Check the request file and the remaining time; call it after each step, before saving.
@@ -109,6 +123,7 @@ class Stopping:
         return Terminated(signal.SIGHUP if self._number == signal.SIGHUP else signal.SIGTERM)
 
     def __enter__(self) -> Self:
+        INTERRUPTS.reset()
         if threading.current_thread() is threading.main_thread():
             # An ignored signal stays ignored: `nohup` relies on it.
             handled = [
@@ -119,9 +134,11 @@ class Stopping:
             if self.end_by is not None:
                 left = self.end_by - time.monotonic()
                 signal.setitimer(signal.ITIMER_REAL, max(_MIN_TIMER_S, left))
+            threading.Thread(target=self._watch, name="stop-request", daemon=True).start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._ended.set()
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, before in self._before.items():
@@ -133,28 +150,52 @@ class Stopping:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if not self.asked:
-            self._ask(number, signal.Signals(number).name)
+            name = "stop requested" if self.request.exists() else signal.Signals(number).name
+            self._ask(number, name)
+            self._interrupt()
         elif time.monotonic() - self._since > _SAME_REQUEST_S:
+            self._is_forced = True
             raise self.error()
+
+    def _watch(self) -> None:
+        """Turn the file `request` into a signal while a step may be interrupted."""
+        while not self._ended.wait(_CHECK_INTERVAL_S):
+            if self.watches and INTERRUPTS.is_open and not self.asked and self.request.exists():
+                main = threading.main_thread().ident
+                assert main is not None, "the main thread has started"
+                signal.pthread_kill(main, signal.SIGTERM)
+                return
 
     def _ask(self, number: int, why: str) -> None:
         self._number, self._since = number, time.monotonic()
         self.log(
-            f"{why}: finishing the step and saving within {self.deadline_s:g} s; "
-            "a second signal interrupts at once"
+            f"{why}: finishing the step and saving, or giving it up and saving the one before if "
+            "it has changed no weights yet; a second signal interrupts at once"
         )
         if self._before:
-            signal.setitimer(signal.ITIMER_REAL, self.deadline_s)
+            signal.setitimer(signal.ITIMER_REAL, min(_AGAIN_S, self.deadline_s))
+
+    def _interrupt(self) -> None:
+        if INTERRUPTS.is_open:
+            threading.Thread(target=self.interrupt_workers, daemon=True).start()
+        INTERRUPTS.request()
 
     def _on_timer(self, _number: int, _frame: FrameType | None) -> None:
         if not self.asked:
             self._ask(signal.SIGALRM, "time limit reached")
+            self._interrupt()
             return
-        self.log(f"interrupted: the step was not finished and saved within {self.deadline_s:g} s")
-        raise Terminated(signal.SIGTERM) if self._number == signal.SIGALRM else self.error()
-
-
-_CHECK_INTERVAL_S = 1.0
+        left_s = self.deadline_s - (time.monotonic() - self._since)
+        if left_s > 0:
+            signal.setitimer(signal.ITIMER_REAL, max(_MIN_TIMER_S, left_s))
+            INTERRUPTS.request()  # a callback may have swallowed the first exception
+        elif INTERRUPTS.is_open:
+            self._is_forced = True
+            self.log(f"interrupted: the step did not end within {self.deadline_s:g} s")
+            raise Terminated(signal.SIGTERM) if self._number == signal.SIGALRM else self.error()
+        else:
+            self.log("still finishing the step or saving; a second signal interrupts at once")
+            INTERRUPTS.expire()
 
 
 class Watchdog:

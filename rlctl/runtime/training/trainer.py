@@ -26,6 +26,7 @@ from rlctl.runtime.batch.stored import fetched
 from rlctl.runtime.checkpoint.saver import Saver
 from rlctl.runtime.checkpoint.store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.checkpoint.stored_rollouts import write_rollouts
+from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.profile import StepProfiler
@@ -35,6 +36,7 @@ from rlctl.runtime.training.rollout_source import (
     InStep,
     OneStepAhead,
     RolloutSource,
+    SourceState,
     StreamState,
 )
 from rlctl.runtime.training.step_metrics import (
@@ -46,6 +48,7 @@ from rlctl.runtime.training.step_metrics import (
 )
 from rlctl.runtime.training.stopping import Stopping
 from rlctl.runtime.training.validation import PairValidator, Validator, to_samples
+from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.rng import rng_state
 from rlctl.tracking.clock import Clock
 from rlctl.tracking.fanout import Trackers
@@ -54,8 +57,14 @@ from rlctl.tracking.metrics import to_floats
 
 if TYPE_CHECKING:
     from rlctl.runtime.agents.stream import Stream
+    from rlctl.runtime.rewards.step_failures import StepFailures
 
 logger = logging.getLogger(__name__)
+
+NO_CHECKPOINTS = (
+    "no checkpoints are written, so a kill or crash loses every step: trainer.save_every=30m saves "
+    "by the clock, trainer.save_freq=N every N steps"
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,8 @@ class RunContext:
     profiler: StepProfiler
     on_checkpoint: Callable[[], None]  # called when a checkpoint is complete
     end_by: float | None  # deadline by time.monotonic; None: no deadline
+    interrupt_workers: Callable[[], None]  # interrupts their calls that only read
+    reward: RuleReward
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,7 @@ class TrainerState:
     ahead: Collected | None = None  # rollouts that step `step` + 1 learns from
     stream: StreamState | None = None  # groups of later steps
     new_run: bool = True  # False for a resumed run, which has validated its checkpoint already
+    pending: dict[str, float] | None = None  # metrics of `step`, whose validation is still to run
 
 
 class Trainer:
@@ -111,8 +123,17 @@ class Trainer:
             context.run, context.roles, context.tokenizer, config, context.on_checkpoint
         )
         self.stopping = Stopping(
-            config.timeouts.stop_s, logger.info, context.run.stop_request, context.end_by
+            config.timeouts.stop_s,
+            logger.info,
+            context.run.stop_request,
+            context.end_by,
+            context.interrupt_workers,
         )
+        self.finished: tuple[ControllerState, SourceState] | None = None  # after the last step
+        self.saved: ControllerState | None = None  # of the last checkpoint of this attempt
+        self.saved_at = time.monotonic()  # or the start
+        self.failures: StepFailures | None = None  # of rewards, from the first one on
+        self.save_every_s = config.save_every_s
         self.skipped_in_a_row = state.skipped_in_a_row
         with self.clock.running():
             self.source = self._source()
@@ -123,7 +144,7 @@ class Trainer:
         if not context.max_staleness:
             return InStep(context.collector, self.roles, state.ahead)
         # The last step's checkpoint has the rollouts of the next one, in case the run is extended.
-        last = context.num_steps + (self.config.save_freq > 0)
+        last = context.num_steps + self.config.saves
         if context.stream is not None and self.config.val_only:
             last = 0
         publish = self.roles.actor.publish_weights
@@ -146,34 +167,63 @@ class Trainer:
     def run(self) -> None:
         """Validate, then train step by step; validate, save and report as configured.
 
-        Raises KeyboardInterrupt, Terminated or TimeUp after a request to stop, once the current
-        step is finished and saved.
+        Raises KeyboardInterrupt, Terminated or TimeUp after a request to stop, once the last
+        finished step is saved.
         """
-        done = self.state.step
         with self.stopping, self.saver, self.clock.running():
-            if self.state.new_run and (self.config.val_before_train or self.config.val_only):
-                self.context.trackers.log(done, self._validate(done))
-            if self.stopping.asked:
-                raise self.stopping.error()
-            for step in range(done + 1, 0 if self.config.val_only else self.context.num_steps + 1):
-                metrics = self._train(step)
-                if self._due(self.config.test_freq, step):
-                    metrics |= self._validate(step)
-                is_last = step == self.context.num_steps
-                if not is_last:  # after the last step there is nothing left to stop
-                    self.stopping.check(self.saver.longest_s)
-                stops = self.stopping.asked and not is_last
-                saved = self._due(self.config.save_freq, step) or stops
-                if saved:
-                    metrics |= self._save(step, metrics)
-                self.context.trackers.log(step, metrics)
-                self.saver.commit()
-                if self.stopping.asked and not is_last:
-                    if not saved:  # the request came after the check above
-                        self._save(step, metrics)
-                        self.saver.commit()
-                    self.saver.close()
-                    raise self.stopping.error()
+            try:
+                self._run()
+            except BaseException:
+                if not self.stopping.interrupted:
+                    raise
+                self._save_finished()
+                raise self.stopping.error() from None
+
+    def _save_finished(self) -> None:
+        """Save the state after the last finished step, if this attempt has finished one."""
+        if self.finished is None:
+            return
+        try:
+            self._save()
+            self.saver.commit()
+            self.saver.close()
+        except RlctlError as error:
+            logger.warning("step %d is not saved: %s", self.finished[0].step, error)
+            raise
+
+    def _run(self) -> None:
+        done = self.state.step
+        if not (self.config.saves or self.config.val_only):
+            logger.info(NO_CHECKPOINTS)
+        if self.state.pending is not None:
+            self._complete(done, dict(self.state.pending), validates=True)
+        elif self.state.new_run and (self.config.val_before_train or self.config.val_only):
+            self.context.trackers.log(done, self._validate(done))
+        if self.stopping.asked:
+            raise self.stopping.error()
+        for step in range(done + 1, 0 if self.config.val_only else self.context.num_steps + 1):
+            self.stopping.watches = step < self.context.num_steps
+            self._complete(step, self._train(step), self._due(self.config.test_freq, step))
+
+    def _complete(self, step: int, metrics: dict[str, float], validates: bool) -> None:
+        """Validate, save and report a step that is trained. Raises a request to stop."""
+        if validates:
+            self._mark(step, metrics, pending=True)
+            metrics |= self._validate(step)
+        self._mark(step, metrics)
+        is_last = step == self.context.num_steps
+        if not is_last:  # after the last step there is nothing left to stop
+            self.stopping.check(self.saver.longest_s)
+        stops = self.stopping.asked and not is_last
+        if self._due(self.config.save_freq, step) or self._due_by_clock(step) or stops:
+            metrics |= self._save()
+        self.context.trackers.log(step, metrics)
+        self.saver.commit()
+        if self.stopping.asked and not is_last:
+            self._save()  # if the request came after the check above
+            self.saver.commit()
+            self.saver.close()
+            raise self.stopping.error()
 
     def _train(self, step: int) -> dict[str, float]:
         """Run one training step and return its metrics."""
@@ -181,7 +231,8 @@ class Trainer:
         self.clock.take()
         try:
             # "adv" is the controller's own work, between the calls of roles
-            with self.context.profiler.step(step), self.clock.phase("adv"):
+            profiled = self.context.profiler.step(step)
+            with profiled, self.clock.phase("adv"), INTERRUPTS.window():
                 scored, filter_metrics = self.source.take(step)
                 learned = self.context.algorithm.learn(scored, self.roles, step)
             filter_metrics = filter_metrics | self.source.end_step()
@@ -190,6 +241,7 @@ class Trainer:
         seconds = time.perf_counter() - begin
         metrics = to_floats(learned) | filter_metrics
         self._stop_on_skipped_updates(step, metrics, scored)
+        metrics |= self._check_failures(scored, step)
         metrics |= self._report_oom_retries(step)
         metrics |= to_floats(rollout_metrics(scored, self.context.max_response_length))
         metrics |= self._dump(step, scored)
@@ -205,42 +257,70 @@ class Trainer:
         """Return whether something done `every` so many steps and at the end is due; -1: never."""
         return every > 0 and (step % every == 0 or step == self.context.num_steps)
 
+    def _due_by_clock(self, step: int) -> bool:
+        """Return whether `trainer.save_every` has passed since the last save, or it is the end."""
+        if self.save_every_s is None:
+            return False
+        since = time.monotonic() - self.saved_at
+        return since >= self.save_every_s or step == self.context.num_steps
+
     def _validate(self, step: int) -> dict[str, float]:
         if self.context.validator is None:
             return {}
         begin = time.perf_counter()
-        with self.source.quiet:
+        with INTERRUPTS.window(), self.source.quiet:
             validation = self.context.validator.run(self.roles)
         self.context.trackers.generations(step, validation.samples)
         write_thumbnails(self.context.run.path, validation.images)
         return validation.metrics | {"timing_s/testing": time.perf_counter() - begin}
 
-    def _save(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
-        """Copy the state to memory; `Saver` writes it while the next step runs."""
-        begin = time.perf_counter()
-        self.context.on_phase("save_checkpoint")
-        record, source = self.context.run.record, self.source
-        with source.quiet:
-            ahead, stream = source.ahead, source.state()
-            state = ControllerState(
-                step=step,
-                run=record.id,
-                algorithm=self.context.algorithm.state_dict(),
-                skipped_in_a_row=self.skipped_in_a_row,
-                rng=rng_state(),
-                metrics=dict(metrics),
-                loader=self.context.collector.state_dict(),
-                reward=self.context.roles.reward.state_dict(),
-                trackers=dict(record.trackers),
-                num_ranks=self.context.num_devices,
-                seeds=dict(record.seeds),
-                ahead=ahead and {"weights": ahead.weights, "metrics": ahead.metrics},
-                stream=stream and stream.to_dict(),
-            )
-        stored = {ROLLOUTS: ahead and ahead.scored, GROUPS: stream and stream.finished_rollouts}
-        self.saver.begin(
-            state, {name: self._writer(worker) for name, worker in stored.items() if worker}
+    def _mark(self, step: int, metrics: dict[str, float], pending: bool = False) -> None:
+        """Keep the state after `step`, which is saved if a later step is interrupted.
+
+        Weights and optimizer change only in updates, which are not interrupted.
+        """
+        for member in self.roles.learning().values():
+            member.mark_step()
+        record, source = self.context.run.record, self.source.state()
+        state = ControllerState(
+            step=step,
+            run=record.id,
+            algorithm=self.context.algorithm.state_dict(),
+            skipped_in_a_row=self.skipped_in_a_row,
+            rng=rng_state(),
+            metrics=dict(metrics),
+            loader=source.loader,
+            reward=source.reward,
+            trackers=dict(record.trackers),
+            num_ranks=self.context.num_devices,
+            seeds=dict(record.seeds),
+            ahead=source.ahead
+            and {"weights": source.ahead.weights, "metrics": source.ahead.metrics},
+            pending=pending,
         )
+        self.finished = state, source
+
+    def _save(self) -> dict[str, float]:
+        """Copy the marked state to memory; `Saver` writes it while the next step runs.
+
+        No-op for a state that is saved already.
+        """
+        begin = time.perf_counter()
+        assert self.finished is not None, "a step was marked"
+        state, source = self.finished
+        if state is self.saved:
+            return {}
+        self.context.on_phase("save_checkpoint")
+        stream = source.stream()
+        stored = {
+            ROLLOUTS: source.ahead and source.ahead.scored,
+            GROUPS: stream and stream.finished_rollouts,
+        }
+        self.saver.begin(
+            replace(state, stream=stream and stream.to_dict()),
+            {name: self._writer(worker) for name, worker in stored.items() if worker},
+        )
+        self.saved, self.saved_at = state, time.monotonic()
         return {"timing_s/save_checkpoint": time.perf_counter() - begin}
 
     def _writer(self, rollouts: Rollouts) -> Callable[[Path], None]:
@@ -283,6 +363,15 @@ class Trainer:
                 hint="lower the learning rate, or inspect the batch with torch.load; "
                 "trainer.max_skipped_updates sets the limit",
             )
+
+    def _check_failures(self, scored: Scored, step: int) -> dict[str, float]:
+        """Return metrics of failed rewards. Raises RlctlError after too many steps without any."""
+        if self.context.reward.first_error is None:
+            return {}
+        from rlctl.runtime.rewards.step_failures import StepFailures
+
+        self.failures = self.failures or StepFailures(self.context.reward)
+        return self.failures.check(scored, step, self.context.trackers.alarms)
 
     def _report_oom_retries(self, step: int) -> dict[str, float]:
         """Report out-of-memory retries of the step as events, warnings and metrics."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Generator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -38,6 +39,7 @@ from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.startup import start_in_phases
 from rlctl.runtime.workers.base import LearningWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
+from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.learner import Learner
 from rlctl.runtime.workers.scoring import install_routers, score, with_agreement
 from rlctl.tracking.metrics import Metrics
@@ -116,7 +118,7 @@ class ActorWorker(LearningWorker, Actor):
         while self.continue_startup() is not None:
             pass
 
-    @dispatch(Dispatch.BROADCAST)
+    @dispatch(Dispatch.BROADCAST, reads=True)
     def continue_startup(self) -> str | None:
         """Start the rollout engine up to the next phase.
 
@@ -151,7 +153,7 @@ class ActorWorker(LearningWorker, Actor):
         self.engine = yield from start_in_phases(engine, spec, None if separate else self.policy.hf)
         parameters.used_by_engine &= getattr(self.engine, "uses_policy", True)  # plug-ins may
 
-    @dispatch(Dispatch.BROADCAST, phase="update_weights")
+    @dispatch(Dispatch.BROADCAST, phase="update_weights", reads=True)
     def update_weights(self) -> None:
         """See `Actor`. The engine sleeps again after the next `generate_sequences`."""
         assert self.engine is not None, "this actor's rollout engine was not started"
@@ -163,21 +165,23 @@ class ActorWorker(LearningWorker, Actor):
             self.engine_is_stale, self.engine_lacks = False, Selection.CHANGING
         self.learner.parameters.begin_generation()
 
-    @dispatch(Dispatch.RANK_ZERO, phase="update_weights")
+    @dispatch(Dispatch.RANK_ZERO, phase="update_weights", reads=True)
     def publish_weights(self) -> Published:
         return Published(self.learner.num_updates)
 
-    @dispatch(Dispatch.RANKS, phase="gen")
+    @dispatch(Dispatch.RANKS, phase="gen", reads=True)
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
         engine = self._ready_engine()
         sampling = self.spec.sampling.params(prompts.group, seed, validate, greedy, prompts.images)
-        responses = engine.generate(prompts.prompt_ids.to(self.rank_info.device), sampling)
+        ids = prompts.prompt_ids.to(self.rank_info.device)
+        with self._interruptible():
+            responses = engine.generate(ids, sampling)
         self._let_sleep()
         return to_rollouts(prompts, sampling.n, responses)
 
-    @dispatch(Dispatch.EACH)
+    @dispatch(Dispatch.EACH, reads=True)
     def exchange(
         self, requests: list[list[Request]], limit: Slice, cancelled: Collection[int] = ()
     ) -> list[list[Completion]]:
@@ -188,18 +192,24 @@ class ActorWorker(LearningWorker, Actor):
         """
         (own,) = requests
         engine = self._ready_engine()
-        return [exchange(engine, own, limit, cancelled, self.versions)]
+        with self._interruptible():
+            return [exchange(engine, own, limit, cancelled, self.versions)]
 
-    @dispatch(Dispatch.BROADCAST)
+    @dispatch(Dispatch.BROADCAST, reads=True)
     def end_exchange(self) -> None:
         """Release the engine's memory until the next `update_weights`."""
         self._let_sleep()
+
+    def _interruptible(self) -> AbstractContextManager[None]:
+        """Permit interruptions of the block, unless other ranks compute with this one's engine."""
+        rollout = self.spec.sampling.rollout
+        return INTERRUPTS.allowed(rollout.tensor_model_parallel_size == 1)
 
     def _let_sleep(self) -> None:
         if self.engine is not None and self.engine.sleep():
             self.engine_is_stale, self.engine_lacks = True, Selection.ALL
 
-    @dispatch(collect_fn=lambda _, results: list(chain(*results)))
+    @dispatch(collect_fn=lambda _, results: list(chain(*results)), reads=True)
     def send_weights(self, channel: weight_sync.WeightChannel[T]) -> list[T]:
         """Send the current weights, in compute dtype, to a channel; return the results of ranks.
 
@@ -224,7 +234,7 @@ class ActorWorker(LearningWorker, Actor):
             channel.send(bucket)
         return [channel.close(self.learner.num_updates, part)]
 
-    @dispatch(Dispatch.SPLIT, phase=_phase_of_log_probs)
+    @dispatch(Dispatch.SPLIT, phase=_phase_of_log_probs, reads=True)
     def compute_log_probs(
         self, batch: Rollouts, weights: Weights = "current", top_k: int = 0
     ) -> LogProbs:
@@ -237,7 +247,7 @@ class ActorWorker(LearningWorker, Actor):
         with self._average().in_place_of_weights() if average else without_adapters(self.policy):
             return self.learner.infer_policy(self.policy, batch, self.infer_budget, top_k)
 
-    @dispatch(Dispatch.GROUPS)
+    @dispatch(Dispatch.GROUPS, reads=True)
     def map_groups(self, batch: G, function: Callable[[G, Total], R]) -> R:
         return function(batch, self.learner.sum_over_ranks)
 

@@ -29,6 +29,7 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import LearningRole, ModelRole
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
 from rlctl.runtime.workers.learner import Learner
+from rlctl.runtime.workers.rng import rng_state
 
 M = TypeVar("M", PolicyModel, ValueModel, RewardModel)
 
@@ -78,7 +79,7 @@ class ModelWorker(Worker, ModelRole):
         spec: ShardedSpec = args[0]
         return spec.fsdp.ranks_per_row
 
-    @dispatch(Dispatch.RANK_ZERO)
+    @dispatch(Dispatch.RANK_ZERO, reads=True)
     def pop_oom_retries(self) -> list[OomRetry]:
         """See `ModelRole`. Rank 0 reports its own; only a single rank reduces its micro-batches."""
         retries, self.learner.oom_retries = self.learner.oom_retries, []
@@ -88,7 +89,7 @@ class ModelWorker(Worker, ModelRole):
 class LearningWorker(ModelWorker, LearningRole):
     """Base of workers whose model is trained."""
 
-    @dispatch(Dispatch.BROADCAST)
+    @dispatch(Dispatch.BROADCAST, reads=True)
     def check_folder(self, folder: Path) -> None:
         """See `LearningRole`."""
         if not folder.is_dir():
@@ -99,7 +100,12 @@ class LearningWorker(ModelWorker, LearningRole):
                 hint="give a folder that all machines of the run share (docs/cluster.md)",
             )
 
-    @dispatch(Dispatch.BROADCAST)
+    @dispatch(Dispatch.BROADCAST, reads=True)
+    def mark_step(self) -> None:
+        """See `LearningRole`."""
+        self.learner.random_state = rng_state()
+
+    @dispatch(Dispatch.BROADCAST, reads=True)
     def save(self, folder: Path, export: Path | None = None) -> None:
         """See `LearningRole`. Collective; `await_written` waits for the files.
 
@@ -116,7 +122,7 @@ class LearningWorker(ModelWorker, LearningRole):
         """See `LearningRole`. Collective."""
         self.learner.load(folder)
 
-    @dispatch(Dispatch.RANK_ZERO)
+    @dispatch(Dispatch.RANK_ZERO, reads=True)
     def state_bytes(self) -> int:
         """Return the bytes of the weights, the optimizer's two moments and any average.
 

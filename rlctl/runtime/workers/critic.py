@@ -63,7 +63,7 @@ class CriticWorker(LearningWorker, Critic):
             critic.fsdp_config.ulysses_sequence_parallel_size,
         )
 
-    @dispatch(Dispatch.SPLIT, phase="values")
+    @dispatch(Dispatch.SPLIT, phase="values", reads=True)
     def compute_values(self, batch: Rollouts) -> Ragged:
         def forward(sequences: Sequences) -> tuple[Tensor]:
             return (self.model(sequences),)

@@ -22,6 +22,7 @@ from rlctl.errors import InternalError, UsageError
 from rlctl.runtime.balance import balance, row_cost
 from rlctl.runtime.batch import Batch, Prompts, Ragged, Rollouts
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.tracking.clock import timed
 from rlctl.tracking.metrics import merge
 
@@ -141,6 +142,7 @@ def dispatch(
     dispatch_fn: DispatchFn | None = None,
     collect_fn: CollectFn | None = None,
     phase: str | Callable[..., str] | None = None,
+    reads: bool = False,
 ) -> Callable[[Callable[Concatenate[W, P], R]], Callable[Concatenate[W, P], R]]:
     """Make a worker's method callable on a handle.
 
@@ -150,7 +152,9 @@ def dispatch(
     list). Raises UsageError for neither or both.
 
     `phase` names the time of a call in the metrics `timing_s/*`, or returns the name for its
-    arguments; None: it is part of another phase.
+    arguments; None: it is part of another phase. A call that only `reads` leaves weights and
+    optimizer as they are: a request to stop may interrupt it, and the calls before the first other
+    one of a step.
     """
     if (mode is None) == (dispatch_fn is None and collect_fn is None):
         raise UsageError(
@@ -163,7 +167,10 @@ def dispatch(
         @wraps(method)
         def call(worker: W, *args: P.args, **kwargs: P.kwargs) -> R:
             name = method.__name__
-            with timed(phase(*args, **kwargs) if callable(phase) else phase):
+            if not reads:
+                INTERRUPTS.close()
+            named = phase(*args, **kwargs) if callable(phase) else phase
+            with timed(named), INTERRUPTS.held():
                 if worker.transport is None:
                     with torch.profiler.record_function(f"{type(worker).__name__}.{name}"):
                         return method(worker, *args, **kwargs)

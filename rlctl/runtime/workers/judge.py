@@ -153,7 +153,7 @@ class JudgeWorker(Worker):
         self._server: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
 
-    @dispatch(Dispatch.EACH)
+    @dispatch(Dispatch.EACH, reads=True)
     def serve(self, places: list[tuple[str, str]]) -> list[str]:
         """Start the server of each rank; return their base URLs.
 

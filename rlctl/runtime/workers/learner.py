@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,11 +34,13 @@ from rlctl.runtime.model.sharding import local_gradients, reset_gradients, total
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import REFUSED
 from rlctl.runtime.workers.background import BackgroundWriter
-from rlctl.runtime.workers.learner_state import load_state, save_state
+from rlctl.runtime.workers.interrupts import INTERRUPTS
+from rlctl.runtime.workers.learner_state import StoredState, load_state, save_state
 from rlctl.runtime.workers.micro_batches import count_tokens, pack_rows
 from rlctl.runtime.workers.optimizers import build_optimizer, set_lr
 from rlctl.runtime.workers.passes import Compute, enter_training, in_order, passes
 from rlctl.runtime.workers.process_memory import device_usage, utilization
+from rlctl.runtime.workers.rng import rng_state
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
 B = TypeVar("B", bound=Rollouts)
@@ -65,6 +67,7 @@ class Learner:
         self.oom_retries: list[OomRetry] = []
         self.average: Average | None = None  # of the weights, saved with them
         self.of_passes: list[Metrics] = []  # without gradients, since the last update, on GPUs
+        self.random_state: dict[str, Any] | None = None  # that is saved; None: the present one
         self.optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -99,6 +102,8 @@ class Learner:
         """
 
         def outputs(part: Rollouts, sequences: Sequences) -> tuple[tuple[Tensor, ...], None]:
+            if self.rank_info.world_size == 1:  # else others would wait for its collectives
+                INTERRUPTS.permit()
             return tuple(x if len(part) else x[:0] for x in forward(sequences)), None
 
         begin = time.perf_counter()
@@ -284,7 +289,9 @@ class Learner:
         assert self.optimizer is not None, "this model is not trained"
         self.parameters.enter()
         average = None if self.average is None else self.average.values
-        save_state(self.model, self.optimizer, average, self.rank_info, folder, self.writer)
+        random_state = self.random_state or rng_state()
+        stored = StoredState(self.model, self.optimizer, average, random_state)
+        save_state(stored, self.rank_info, folder, self.writer)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote, on any number of ranks. Collective.
@@ -293,6 +300,7 @@ class Learner:
         """
         assert self.optimizer is not None, "this model is not trained"
         self.parameters.enter()
+        self.random_state = None
         average = None if self.average is None else self.average.values
         found = load_state(self.model, self.optimizer, average, self.rank_info, folder)
         if self.average is not None and not found:

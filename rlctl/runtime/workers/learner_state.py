@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,29 +19,32 @@ from rlctl.runtime.model.sharding import trained_state
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.background import BackgroundWriter
 from rlctl.runtime.workers.optimizer_mixins import without_subclasses
-from rlctl.runtime.workers.rng import rng_state, set_rng_state
+from rlctl.runtime.workers.rng import set_rng_state
 
 _NO_DIST_WARNING = "torch.distributed is disabled"  # expected: one rank has no process group
 
 
-def save_state(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    average: Mapping[str, Tensor] | None,
-    rank_info: RankInfo,
-    folder: Path,
-    writer: BackgroundWriter,
-) -> None:
-    """Copy the state to memory, and write it to `folder` in the background. Collective.
+@dataclass(frozen=True)
+class StoredState:
+    """State of a learner. `average` (N, ...) is that of the weights, if there is one, by name."""
 
-    `average` (N, ...) is that of the weights, if there is one, by name.
-    """
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: Mapping[str, Tensor] | None
+    random_state: Mapping[str, Any]
+
+
+def save_state(
+    stored: StoredState, rank_info: RankInfo, folder: Path, writer: BackgroundWriter
+) -> None:
+    """Copy the state to memory, and write it to `folder` in the background. Collective."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    current = _state(model, optimizer, average, with_optimizer=bool(optimizer.state))
+    optimizer = stored.optimizer
+    current = _state(stored.model, optimizer, stored.average, with_optimizer=bool(optimizer.state))
     stager = _stager(rank_info.device, writer)
     state = cast(dict[str, Any], stager.stage(current))  # without a thread it copies at once
-    random_state = json.dumps(rng_state())
+    random_state = json.dumps(stored.random_state)
 
     def write() -> None:
         warnings.filterwarnings("ignore", message=_NO_DIST_WARNING)

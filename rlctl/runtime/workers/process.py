@@ -11,6 +11,8 @@ import logging
 import os
 import socket
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from rlctl.debugging import call_on_breakpoint, mark_breakpoints
+from rlctl.errors import RlctlError
 from rlctl.log import log_to_stderr
 from rlctl.runs.run_dir import relax_umask
 from rlctl.runtime.batch.stored import PackedRows, detach
@@ -43,6 +46,7 @@ class Process:
         self.workers: dict[str, Any] = {}
         self._trace: Trace | None = None
         self._listener: socket.socket | None = None  # of the store of the process group
+        self._interrupts: threading.Event | None = None  # set: they are no longer looked for
         if rank_info.log_path is not None:
             relax_umask(rank_info.access)  # Ray's processes do not inherit the umask of the run
             _redirect_output(rank_info.log_path)
@@ -99,6 +103,13 @@ class Process:
         elif listener is not None:
             listener.close()
 
+    def listen_for_interrupts(self, is_requested: Callable[[], bool]) -> None:
+        """Interrupt calls that only read once `is_requested` returns True."""
+        from rlctl.runtime.workers.interrupt_listener import listen
+
+        self._interrupts = threading.Event()
+        listen(is_requested, self._interrupts, self.rank_info.world_size)
+
     def build(self, role: str, worker: type, *args: object, **kwargs: object) -> None:
         """Build the worker of `role`."""
         self.workers[role] = worker(self.rank_info, *args, **kwargs)
@@ -112,6 +123,10 @@ class Process:
         try:
             with PEAK.phase(self.rank_info.device):
                 return getattr(self.workers[role], method)(*args, **kwargs)
+        except KeyboardInterrupt:  # Ray would take the process for a lost one
+            if self._interrupts is None:  # in the controller's process
+                raise
+            raise RlctlError(f"{role}.{method} was interrupted by a request to stop") from None
         finally:
             faulthandler.cancel_dump_traceback_later()
 
@@ -140,6 +155,8 @@ class Process:
 
     def leave(self) -> None:
         """Close the workers and destroy the process group."""
+        if self._interrupts is not None:
+            self._interrupts.set()
         for worker in self.workers.values():
             worker.close()
         self.workers.clear()

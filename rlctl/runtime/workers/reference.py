@@ -64,6 +64,6 @@ class ReferenceWorker(ModelWorker, Reference):
             fsdp.ulysses_sequence_parallel_size,
         )
 
-    @dispatch(Dispatch.SPLIT, phase="ref")
+    @dispatch(Dispatch.SPLIT, phase="ref", reads=True)
     def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
         return self.learner.infer_policy(self.policy, batch, self.budget, top_k)

@@ -52,7 +52,7 @@ class RewardModelWorker(ModelWorker, RewardModel):
         self.learner = Learner(self.model, rank_info, optim, fsdp, REWARD_MODEL.name)
         self.budget = _budget(settings)
 
-    @dispatch(Dispatch.SPLIT, phase="rm_scores")
+    @dispatch(Dispatch.SPLIT, phase="rm_scores", reads=True)
     def compute_rewards(self, batch: Rollouts) -> Ragged:
         def forward(sequences: Sequences) -> tuple[Tensor]:
             return (self.model(sequences),)
