@@ -30,6 +30,7 @@ FREE = (
     "trainer.total_training_steps",
     "trainer.logger",
     "trainer.log_val_generations",
+    "trainer.log_train_generations",
     "trainer.save_freq",
     "trainer.save_every",
     "trainer.default_local_dir",

@@ -13,7 +13,7 @@ from rlctl.log import warn_once
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.listing import overview
 from rlctl.runs.run import Run
-from rlctl.tracking.jsonl import generations_file, read_generations
+from rlctl.tracking.jsonl import TRAINED, VALIDATED, generations_file, read_generations
 from rlctl.tracking.summary import SERIES
 from rlctl.tracking.tracker import Sample
 
@@ -65,9 +65,9 @@ def changed_settings(folder: Path) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def generation_steps(folder: Path) -> list[int]:
-    """Return the steps with validation samples in the folder of a run, sorted."""
-    return list(by_step(folder / "generations", ".jsonl"))
+def generation_steps(folder: Path, kind: str = VALIDATED) -> list[int]:
+    """Return the steps with samples of a kind in the folder of a run, sorted."""
+    return list(by_step(folder / kind, ".jsonl"))
 
 
 def profiles(folder: Path) -> list[str]:
@@ -85,29 +85,33 @@ def alarms(run: Run) -> list[dict[str, Any]]:
 
 
 def samples(
-    run: Run, step: int | None, right: bool | None, text: str | None = None
+    run: Run,
+    step: int | None,
+    right: bool | None,
+    text: str | None = None,
+    kind: str = VALIDATED,
 ) -> tuple[int, list[Sample]]:
-    """Return a step and its validation samples; None selects the last step that has any.
+    """Return a step and its samples of a `kind`; None selects the last step that has any.
 
     `right` keeps only correct (True) or wrong (False) samples; `text` those whose prompt, response
     or ground truth contains it, ignoring case. Raises NotFoundError without samples of the step,
     ConfigError for a damaged file.
     """
-    steps = generation_steps(run.path)
+    steps = generation_steps(run.path, kind)
+    what, hint = "validation samples", "trainer.test_freq=N validates every N steps"
+    if kind == TRAINED:
+        what = "training samples"
+        hint = "trainer.log_train_generations=2 keeps the responses to two prompts of each step"
     if not steps:
-        raise NotFoundError(
-            "this run has no validation samples",
-            where=str(run.path),
-            hint="trainer.test_freq=N validates every N steps",
-        )
+        raise NotFoundError(f"this run has no {what}", where=str(run.path), hint=hint)
     chosen = steps[-1] if step is None else step
     if chosen not in steps:
         raise NotFoundError(
-            f"no validation samples of step {chosen}",
+            f"no {what} of step {chosen}",
             where=str(run.path),
             hint=f"steps with samples: {', '.join(map(str, steps))}",
         )
-    found = read_generations(generations_file(run.path, chosen))
+    found = read_generations(generations_file(run.path, chosen, kind))
     return chosen, [
         sample
         for sample in found

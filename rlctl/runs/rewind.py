@@ -17,7 +17,8 @@ from rlctl.tracking.summary import SUMMARY_FILE
 log = logging.getLogger(__name__)
 
 TAKEN_BACK = "taken_back"
-_BY_STEP = ("generations", "rollouts")  # folders with one `step_<number>.jsonl` per step
+# Folders with one `step_<number>.jsonl` per step.
+_BY_STEP = ("generations", "generations_train", "rollouts")
 _MAX_NAMED = 3  # broken lines in a message
 
 

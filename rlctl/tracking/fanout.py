@@ -131,6 +131,11 @@ class Trackers:
             self._record_event(OVER if alarm.over else EVENT, **fields)
             self._send(Call("alarm", (alarm,)), {**self.direct, **self.threaded})
 
+    def trained_on(self, step: int, samples: Sequence[Sample]) -> None:
+        """Record some of the responses that a step has learned from."""
+        if RECORD in self.direct:
+            self.direct[RECORD].send(Call("trained_on", (step, samples), step))
+
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Record all validation samples of a step; send the selected few to threaded trackers."""
         self._send(Call("generations", (step, samples), step), self.direct)

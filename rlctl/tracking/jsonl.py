@@ -34,9 +34,13 @@ from rlctl.tracking.tracker import RunInfo, Sample
 MAX_PENDING = 20_000  # samples kept in memory: about 40 MB of 2 kB each
 
 
-def generations_file(folder: Path, step: int) -> Path:
-    """Return the file of the validation samples of `step` in a run's folder."""
-    return folder / "generations" / f"{step_name(step)}.jsonl"
+VALIDATED, TRAINED = "generations", "generations_train"  # folders of samples
+_MAX_TRAINED = 1000  # steps whose training samples are kept
+
+
+def generations_file(folder: Path, step: int, kind: str = VALIDATED) -> Path:
+    """Return the file of the validation or training samples of `step` in a run's folder."""
+    return folder / kind / f"{step_name(step)}.jsonl"
 
 
 log = logging.getLogger(__name__)
@@ -56,6 +60,7 @@ class JsonlTracker:
         self.end = 0  # end of the last complete row in the file, in bytes
         self.pending = b""
         self.pending_samples: dict[int, Sequence[Sample]] = {}
+        self.trained: tuple[int, Sequence[Sample]] | None = None  # written with the step's row
 
     def start(self, run: RunInfo) -> None:
         """Open `metrics.jsonl` for appending, without an incomplete last line."""
@@ -73,6 +78,11 @@ class JsonlTracker:
         with suppress(OSError):  # readers complete the summary from the row
             write_summary(self.folder)
         self._write_samples()
+        self._write_trained()
+
+    def trained_on(self, step: int, samples: Sequence[Sample]) -> None:
+        """Keep some of the responses that a step learns from, until its row is written."""
+        self.trained = step, samples
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Write all validation samples of a step to `generations/step_N.jsonl`.
@@ -88,6 +98,7 @@ class JsonlTracker:
             try:
                 self._write()
                 self._write_samples()
+                self._write_trained()
             finally:
                 self.file.close()
 
@@ -101,6 +112,18 @@ class JsonlTracker:
             except (TypeError, ValueError) as error:  # they will never be JSON
                 log.warning("the validation samples of step %d are not written: %s", step, error)
             del self.pending_samples[step]
+
+    def _write_trained(self) -> None:
+        """Write the training samples of the step; those of an old one make room for them."""
+        if self.trained is None:
+            return
+        step, samples = self.trained
+        self.trained = None
+        try:
+            write_samples(generations_file(self.folder, step, TRAINED), samples, sync=False)
+            generations_file(self.folder, step - _MAX_TRAINED, TRAINED).unlink(missing_ok=True)
+        except (OSError, TypeError, ValueError) as error:
+            log.warning("the training samples of step %d are not written: %s", step, error)
 
     def _drop_oldest_samples(self) -> None:
         """Keep at most `MAX_PENDING` samples, but always those of the last step."""
@@ -124,10 +147,13 @@ class JsonlTracker:
         self.pending = b""
 
 
-def write_samples(path: Path, samples: Sequence[Sample]) -> None:
-    """Write one JSON line per sample; the file appears only when it is complete."""
+def write_samples(path: Path, samples: Sequence[Sample], sync: bool = True) -> None:
+    """Write one JSON line per sample; the file appears only when it is complete.
+
+    With `sync` it outlasts a power failure.
+    """
     path.parent.mkdir(exist_ok=True)
-    with replacing(path) as aside, aside.open("w", encoding="utf-8") as file:
+    with replacing(path, sync=sync) as aside, aside.open("w", encoding="utf-8") as file:
         for sample in samples:
             file.write(
                 json.dumps(

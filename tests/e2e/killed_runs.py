@@ -183,7 +183,8 @@ def learned(run: Path) -> dict[str, str]:
 
 def responses(run: Path) -> dict[str, str]:
     """Return the SHA-256 of each file with training or validation responses, but for seconds."""
-    files = [*(run / "generations").glob("*.jsonl"), *(run / "rollouts").glob("*.jsonl")]
+    folders = ("generations", "generations_train", "rollouts")
+    files = [file for name in folders for file in (run / name).glob("*.jsonl")]
     return {
         f"{file.parent.name}/{file.name}": hashlib.sha256(
             _SECONDS.sub(b"", file.read_bytes())

@@ -165,6 +165,8 @@ Examples:
 
   rlctl show @last --samples --wrong --grep apples
 
+  rlctl show @last --samples --train --wrong        responses of the last training step
+
   rlctl show ppo-a --step 20 --json
 """
 
@@ -174,6 +176,10 @@ def show(
     run: RunName,
     samples: Annotated[
         bool, typer.Option("--samples", help="Print validation samples instead.")
+    ] = False,
+    train: Annotated[
+        bool,
+        typer.Option("--train", help="Print responses that the run has learned from instead."),
     ] = False,
     step: Annotated[
         int | None,
@@ -200,6 +206,7 @@ def show(
     from rlctl.cli.views.sweep import show_sweep
     from rlctl.runs import details
     from rlctl.sweeps.record import SweepDir
+    from rlctl.tracking.jsonl import TRAINED, VALIDATED
 
     found = find_run_or_sweep(run, root)
     if isinstance(found, SweepDir):
@@ -207,10 +214,11 @@ def show(
         return
     if wrong and right:
         raise UsageError("--wrong and --right exclude each other", hint="leave out both to see all")
-    if not (samples or wrong or right or grep or step is not None):
+    if not (samples or train or wrong or right or grep or step is not None):
         print_json(details.details(found)) if as_json else print_run(found)
         return
-    at, chosen = details.samples(found, step, right if wrong or right else None, grep)
+    kind = TRAINED if train else VALIDATED
+    at, chosen = details.samples(found, step, right if wrong or right else None, grep, kind)
     if as_json:
         print_json({"step": at, "samples": chosen[:number]})
     else:

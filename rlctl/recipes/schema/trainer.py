@@ -269,6 +269,10 @@ class Trainer(Section):
     log_val_generations: Annotated[int, Field(ge=0), NO_VALIDATION] = Field(
         description="validation samples sent to the trackers"
     )
+    log_train_generations: Annotated[int, Field(ge=0)] = Field(
+        description="prompts of each step whose responses are kept for `rlctl show --samples "
+        "--train`, of the newest 1,000 steps; 0 = none"
+    )
     tracking: Tracking
     placement: Placement
     timeouts: Timeouts

@@ -19,7 +19,7 @@ from rlctl.errors import RlctlError
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.thumbnails import write_thumbnails
-from rlctl.runtime.algorithms.base import Algorithm
+from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.batch.stored import fetched
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MAX_KEPT = 16  # rows of a prompt on average
 NO_CHECKPOINTS = (
     "no checkpoints are written, so a kill or crash loses every step: trainer.save_every=30m saves "
     "by the clock, trainer.save_freq=N every N steps"
@@ -244,6 +245,7 @@ class Trainer:
         metrics |= self._check_failures(scored, step)
         metrics |= self._report_oom_retries(step)
         metrics |= to_floats(rollout_metrics(scored, self.context.max_response_length))
+        self._keep_some(step, scored)
         metrics |= self._dump(step, scored)
         phases = self.clock.take() | self.source.seconds
         metrics |= speed_metrics(phases, scored, seconds, self.context.num_devices)
@@ -327,6 +329,16 @@ class Trainer:
         """Return the function that writes rollouts to a folder of a checkpoint."""
         numbers = self.context.collector.loader.prompts.rows.positions_of(rollouts.rows)
         return lambda folder: write_rollouts(folder, rollouts, numbers)
+
+    def _keep_some(self, step: int, scored: Scored) -> None:
+        """Record the responses to a few prompts of the step: `trainer.log_train_generations`."""
+        number = self.config.log_train_generations
+        if not number or Needs.GROUPS not in self.context.algorithm.needs:
+            return
+        first = scored.group.unique_consecutive()[:number]
+        rows = torch.isin(scored.group, first).nonzero().flatten()[: number * _MAX_KEPT]
+        samples = to_samples(scored.select(rows), self.context.tokenizer)
+        self.context.trackers.trained_on(step, samples)
 
     def _dump(self, step: int, scored: Scored) -> dict[str, float]:
         """Write the step's responses to `trainer.rollout_data_dir`, if that is set."""
