@@ -127,6 +127,15 @@ def group_stats(scores: Tensor, group: Tensor, counted: Tensor | None = None) ->
     return GroupStats(mean[dense].to(scores.dtype), std[dense].to(scores.dtype), size[dense])
 
 
+def lowest_if_missing(values: Tensor, group: Tensor) -> Tensor:
+    """Return `values` (B,) with the lowest of its group (B,) for each NaN; 0 if it has no other."""
+    dense, num_groups = dense_groups(group)
+    lowest = values.new_full((num_groups,), torch.inf)
+    lowest = lowest.scatter_reduce(0, dense, values.nan_to_num(nan=torch.inf), "amin")
+    lowest = lowest.masked_fill(lowest.isinf(), 0.0)
+    return torch.where(values.isnan(), lowest[dense], values)
+
+
 def first_rows(group: Tensor) -> Tensor:
     """Return a mask (B,) of the first row of each of the groups (B,) int64 from 0."""
     rows = torch.arange(len(group), device=group.device)

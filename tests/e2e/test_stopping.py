@@ -85,8 +85,10 @@ def test_stop_from_another_shell_and_host(settings: list[str], tmp_path: Path) -
     step = metrics(run)[-1]["step"]
     assert (run / "checkpoints" / f"step_{step:06d}").is_dir()
     assert rlctl("stop", "long", cwd=tmp_path).stderr == "note: long: stopped\n"  # nothing to do
-    process = start("resume", "long", "--inline", cwd=tmp_path)
+    process = start("resume", "long", cwd=tmp_path)  # in one process, as it was started
     wait_for_steps(process, run, step + 2)
+    placed = events(run, "placed")
+    assert placed[1]["main"] == placed[0]["main"]
     assert not (run / "stop").exists()
     (run / "stop").touch()  # what `rlctl stop` does if it cannot send a signal
     assert process.wait(60) == 143

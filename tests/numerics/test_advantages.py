@@ -18,6 +18,7 @@ from rlctl.runtime.algorithms.advantages.base import (
     load_estimator,
 )
 from rlctl.runtime.algorithms.base import Needs
+from rlctl.runtime.ops import lowest_if_missing
 from tests.numerics.advantage_loops import LOOPS, SETTINGS, Table, gae_sums
 from tests.numerics.batches import golden_rows, random_rows
 
@@ -251,3 +252,12 @@ def test_an_episode_with_several_rows_counts_once(name: str) -> None:
         assert (found[once, 0][order].diff() >= 0).all()
         return
     torch.testing.assert_close(found[once], wanted)
+
+
+def test_a_missing_component_is_the_lowest_of_its_group() -> None:
+    """With penalties below 0, a failed call counted as 0 would be the best."""
+    nan = float("nan")
+    values = torch.tensor([-1.0, nan, -0.5, 2.0, nan, nan])
+    group = torch.tensor([3, 3, 3, 5, 5, 9])
+    filled = lowest_if_missing(values, group)
+    assert filled.tolist() == [-1.0, -1.0, -0.5, 2.0, 2.0, 0.0]

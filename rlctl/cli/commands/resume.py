@@ -73,7 +73,13 @@ def resume(
     from_step: FromStep = None,
     fork: Fork = None,
     force: Force = False,
-    inline: Inline = False,
+    inline: Annotated[
+        bool | None,
+        typer.Option(
+            "--inline/--no-inline",
+            help="Run in this process, without Ray; by default as the run was started.",
+        ),
+    ] = None,
     max_time: MaxTime = None,
     save_by: SaveBy = None,
     retries: Retries = 0,
@@ -82,7 +88,7 @@ def resume(
     root: Root = None,
 ) -> None:
     """Resume from the latest complete checkpoint."""
-    remote.check_options(address, detach, inline)
+    remote.check_options(address, detach, inline or False)
     announce("checking the run")
     from rlctl import api
     from rlctl.runs.run import Run
@@ -103,6 +109,8 @@ def resume(
     if not isinstance(found, Run):
         _resume_sweep(found, plain=not (words or inline or limits.words))
         return
+    if inline is None:
+        inline = found.record is not None and "--inline" in found.record.command
     if retries:
         folder = found.path.with_name(fork) if fork else found.path
         limits.supervise(["resume", str(found.path), *words], folder, inline, overrides or [])

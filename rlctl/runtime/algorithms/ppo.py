@@ -62,6 +62,7 @@ from rlctl.runtime.algorithms.token_rewards import overlong_penalty, penalise_kl
 from rlctl.runtime.algorithms.value_loss import value_loss
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
+from rlctl.runtime.ops import lowest_if_missing
 from rlctl.runtime.roles import Roles, Total
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
@@ -277,7 +278,10 @@ class PPO:
             group=scored.group,
             values=values.padded() if values is not None else None,
             greedy_scores=scored.greedy_scores,
-            components={name: values.nan_to_num() for name, values in scored.components.items()},
+            components={
+                name: lowest_if_missing(values, scored.group)
+                for name, values in scored.components.items()
+            },
             log_probs=old.log_probs.padded() if old is not None else None,
             sum_pi_squared=squares.padded() if squares is not None else None,
             total=total,
