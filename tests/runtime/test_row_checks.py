@@ -15,7 +15,7 @@ from rlctl.data_prep.row_fields import RowField
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.data import row_checks
-from rlctl.runtime.data.row_checks import RowFaults, check_fields
+from rlctl.runtime.data.row_checks import RowFaults, check_fields, empty_truths
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.planning.plan import make_plan
 from tests.configs import configured
@@ -157,3 +157,19 @@ def test_chats_are_trained_on_as_their_last_message(tmp_path: Path) -> None:
         [ids.tolist() for ids in scored.response_ids.rows()], skip_special_tokens=True
     )
     assert texts == ["#### 8", "#### 9"] * 2
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.jsonl"])
+def test_some_empty_truths_are_reported(tmp_path: Path, name: str) -> None:
+    def warnings(*truths: Any) -> list[str]:
+        specs = [{"style": "rule", "ground_truth": truth} for truth in truths]
+        records = [record("8") | {"reward_model": spec} for spec in specs]
+        (as_lines if name.endswith("jsonl") else plain)(tmp_path / name, records)
+        return list(empty_truths(loaded(tmp_path / name)))
+
+    assert warnings("8", "9") == []
+    assert warnings("", "") == []
+    (found,) = warnings("8", " ", "9", "")
+    place = "x.jsonl:2" if name.endswith("jsonl") else "x.parquet, row 1"
+    assert f"of 2 of 4 training rows is empty, first in {tmp_path}/{place}:" in found
+    assert "of 1 of 2 training rows is NaN" in warnings(8.0, float("nan"))[0]

@@ -17,6 +17,8 @@ from rlctl.runtime.data.row_table import Rows
 SKIP_HINT = "data.skip_invalid=true leaves such rows out of training, and counts them"
 
 _MAX_PLACES = 3  # rows with one fault that an error lists
+_MAX_DECODED = 20_000  # rows that are decoded to look for empty truths
+_TRUTH = "ground_truth"
 _NULL, _EMPTY, _DECODE = 1, 2, 3  # of a value in a column; the last is decided by its decoded row
 
 
@@ -84,6 +86,28 @@ def check_fields(rows: Rows, fields: Sequence[RowField]) -> None:
         RowFaults.find(rows, fields).raise_all(rows, None)
 
 
+def empty_truths(rows: Rows) -> Iterator[str]:
+    """Yield a warning if a row has NaN as its truth, or if some rows have an empty text."""
+    codes = _codes(rows, RowField(_TRUTH, ""))
+    if codes is not None:
+        found = np.flatnonzero(codes == _EMPTY)
+        is_nan = False
+    elif len(rows) <= _MAX_DECODED:
+        truths = [row.ground_truth for row in rows]
+        nans = [isinstance(truth, float) and truth != truth for truth in truths]
+        texts = [isinstance(truth, str) and not truth.strip() for truth in truths]
+        is_nan = any(nans)
+        found = np.flatnonzero(nans if is_nan else texts)
+    else:
+        return
+    if is_nan or 0 < len(found) < len(rows):  # judges and environments may need no truth at all
+        kind = "NaN" if is_nan else "empty"
+        yield (
+            f"the ground_truth of {len(found)} of {len(rows)} training rows is {kind}, first in "
+            f"{rows.place_of(int(found[0]))}: a reward that compares with it cannot be right"
+        )
+
+
 def _codes(rows: Rows, wanted: RowField) -> np.ndarray | None:
     """Return a code for each row (N,), read from the Arrow columns; None if they cannot tell."""
     parts: list[np.ndarray] = []
@@ -125,9 +149,15 @@ def _column(columns: Any, path: str) -> Any:
     from pyarrow import types
 
     pc: Any = pyarrow.compute
+    path = "reward_model.ground_truth" if path == _TRUTH else path
     first, *parts = path.split(".")
     names = columns.schema.names
-    if first != "extra_info" or not parts or first not in names or ENV_CLASS in names:
+    if (
+        first not in ("extra_info", "reward_model")
+        or not parts
+        or first not in names
+        or ENV_CLASS in names
+    ):
         return None
     array = columns.column(first)
     for part in parts:

@@ -28,6 +28,7 @@ from rlctl.runtime.checkpoint.store import checkpoint_at
 from rlctl.runtime.cluster.gpus import cluster_gpus
 from rlctl.runtime.data.conversations import Pairs
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
+from rlctl.runtime.data.row_checks import empty_truths
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.planning import mesh, preflight
@@ -276,6 +277,8 @@ def check_rewards(draft: Draft) -> None:
         return
     draft.errors.run(check_reward, draft.config, draft.scored_files, draft.data_needs)
     if draft.samples:
+        for warning in empty_truths(draft.loader.prompts.rows):
+            LOG.warning(warning)
         check_rows(draft.config, draft.tokenizer, draft.scored_rows)
 
 
