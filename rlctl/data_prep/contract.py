@@ -14,6 +14,7 @@ from rlctl.errors import Problem
 CONTRACT_HINT = (
     "`rlctl prep jsonl` converts your own data; `rlctl data show FILE` shows the rows of a file"
 )
+TRUTH_PATH = "reward_model.ground_truth"
 REWARD_SPEC = "reward_spec"  # name of `reward_model` in rows of SkyRL
 CHATS = ("messages", "conversations", "conversation", "chat")  # columns of whole conversations
 
@@ -120,7 +121,7 @@ def _faults(
     reward = record.get("reward_model")
     truth = reward.get("ground_truth") if isinstance(reward, dict) else reward
     if not isinstance(reward, dict) or truth is None:
-        name = "reward_model.ground_truth" if isinstance(reward, dict) else "reward_model"
+        name = TRUTH_PATH if isinstance(reward, dict) else "reward_model"
         yield Fault(
             _reason(name, truth),
             f"column 'reward_model' is {shortened(reward)}, "

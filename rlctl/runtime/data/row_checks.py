@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlctl.data_prep.agent_columns import ENV_CLASS
-from rlctl.data_prep.contract import Fault
+from rlctl.data_prep.contract import TRUTH_PATH, Fault
 from rlctl.data_prep.row_fields import RowField, read_field
 from rlctl.errors import ConfigError, Problem
 from rlctl.runtime.data.row_table import Rows
@@ -149,15 +149,9 @@ def _column(columns: Any, path: str) -> Any:
     from pyarrow import types
 
     pc: Any = pyarrow.compute
-    path = "reward_model.ground_truth" if path == _TRUTH else path
-    first, *parts = path.split(".")
-    names = columns.schema.names
-    if (
-        first not in ("extra_info", "reward_model")
-        or not parts
-        or first not in names
-        or ENV_CLASS in names
-    ):
+    first, *parts = (TRUTH_PATH if path == _TRUTH else path).split(".")
+    names, known = columns.schema.names, ("extra_info", TRUTH_PATH.partition(".")[0])
+    if first not in known or not parts or first not in names or ENV_CLASS in names:
         return None
     array = columns.column(first)
     for part in parts:
