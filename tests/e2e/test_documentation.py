@@ -50,7 +50,7 @@ NOT_RUN = {
     r"rlctl (data show|train .*) .*(gsm8k|train\.parquet)": "it needs GSM8K or a model of the hub",
     r"rlctl (train|resume|sweep|stop) ": "e2e/test_train, _resume, _stopping and _sweep train",
     r"rlctl engines ": "cli/test_engines and distributed/test_engines run it",
-    r"rlctl runs (-w|rm|restore|pull|trash)": "tests/cli and tests/runs run it",
+    r"rlctl runs (-w|rm|restore|pull|trash|prune)": "tests/cli and tests/runs run it",
     r"rlctl (show|sweep best|resume|stop) .*SWEEP": "e2e/test_sweep runs it",
     r"rlctl export RUN DIR --lora": "the run has no adapter; e2e/test_export runs it",
     r"rlctl (eval|export) ": "`make strangers` runs those of the README and the tutorial",
