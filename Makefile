@@ -109,6 +109,7 @@ soak: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu --device cpu --tiny --minutes 10
 	$(BIN)/python -m tests.e2e.soak
 	$(BIN)/python -m tests.e2e.combinations
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.instruction_sets
 
 quickstart-model: $(STAMP)
 	$(BIN)/python -m tools.make_model

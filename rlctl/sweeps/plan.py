@@ -64,7 +64,7 @@ class SweepPlan:
 
 
 def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPlan:
-    """Return the plan of a sweep whose trials have passed the checks of a run; see `_make`."""
+    """Plan a sweep; its trials have passed the checks of a run."""
     with each_message_once():
         return _make(verb, source, overrides)
 

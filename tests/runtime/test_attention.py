@@ -20,6 +20,7 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.kernels import Reach, choose_kernel
 from rlctl.runtime.model.sequences import Packed, Sequences, prompt_numbers
 from tests.models import ARCHS, LIMITED, WINDOW, Arch, limited_model, tiny_model
+from tests.tolerance import assert_as_exact
 
 LENGTHS = torch.tensor([5, 1, 20, 17, 3, 40, 6])
 
@@ -73,15 +74,22 @@ MODELS = {
 }
 
 
+def in_float64(kind: str) -> PreTrainedModel:
+    model = MODELS[kind]().double()
+    model.set_experts_implementation("eager")  # grouped products have no float64
+    return model
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_values_and_gradients_match_single_sequences(kind: str) -> None:
     model = MODELS[kind]()
-    expected = one_by_one(model, token_ids())
-    expected_gradient = gradient(model, expected)
+    plain = model, in_float64(kind)
+    expected = [one_by_one(each, token_ids()) for each in plain]
+    gradients = [gradient(*each) for each in zip(plain, expected, strict=True)]
     use_rlctl_attention(model)
     log_probs = packed(model, token_ids())
-    assert relative(log_probs, expected) < 2e-6
-    assert relative(gradient(model, log_probs), expected_gradient) < 1e-5
+    assert_as_exact(log_probs, *expected)
+    assert_as_exact(gradient(model, log_probs), *gradients)
 
 
 PROMPTS = [[7, 8, 9, 10, 11], [12], [7, 8, 9, 13]]
@@ -111,9 +119,12 @@ def test_prompts_computed_once(kind: str, max_mask: int, monkeypatch: pytest.Mon
     for of_tokens in (lambda s: s.ids, lambda s: s.packing.position_ids):
         assert torch.equal(of_tokens(shared)[shared.last], of_tokens(apart)[apart.last])
         assert torch.equal(of_tokens(shared)[shared.predictors], of_tokens(apart)[apart.predictors])
-    found, expected = (model(each).log_probs for each in (shared, apart))
-    assert relative(found, expected) < 1e-6
-    assert relative(gradient(hf, found), gradient(hf, expected)) < 1e-5
+    found, second = (model(each).log_probs for each in (shared, apart))
+    wide = in_float64(kind)
+    use_rlctl_attention(wide)
+    exact = PolicyModel(wide, 0.7)(apart).log_probs.double()
+    assert_as_exact(found, second, exact)
+    assert_as_exact(gradient(hf, found), gradient(hf, second), gradient(wide, exact))
 
 
 @pytest.mark.parametrize(
