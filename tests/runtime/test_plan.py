@@ -298,6 +298,17 @@ def test_folders_of_models_may_have_any_name(here: Path) -> None:
         assert target_config(name, [], "ppo").actor_rollout_ref.model.path == name
 
 
+def test_a_model_folder_is_evaluated_with_the_values_given_and_without_training_data(
+    here: Path,
+) -> None:
+    write_tiny_model(here / "model")
+    given = ["data.val_files=mine.parquet", "data.max_response_length=64"]
+    config = target_config("model", given, "ppo_trainer")
+    assert config.data.val_files == ("mine.parquet",)
+    assert config.data.max_response_length == 64
+    assert config.data.train_paths == ()
+
+
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shelf(tmp_path_factory.mktemp("inputs"))

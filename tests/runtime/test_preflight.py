@@ -138,6 +138,22 @@ def test_heads_are_shared_out_evenly(model: Path) -> None:
     assert said.hint.endswith("=2 or 4")
 
 
+@pytest.mark.parametrize("engine", ["vllm", "vllm_server"])
+@pytest.mark.parametrize(("kind", "device"), [("gpt_oss", "cuda"), ("lfm2", "cpu")])
+def test_models_that_vllm_computes_otherwise_are_refused_for_its_servers_too(
+    engine: str, kind: str, device: str, tmp_path: Path
+) -> None:
+    miniature_config(kind).save_pretrained(tmp_path)
+    chosen = config(
+        tmp_path,
+        f"actor_rollout_ref.rollout.name={engine}",
+        f"trainer.device={device}",
+        "actor_rollout_ref.model.init=random",
+    )
+    messages = [problem.message for problem in check_model(chosen)]
+    assert any(f"computes models of type {kind} unlike" in message for message in messages)
+
+
 def test_check_batches_uses_the_pool_of_each_role(model: Path) -> None:
     own = ["trainer.placement.critic=judge", "critic.ppo_mini_batch_size=6"]
     chosen = config(model, *own, *given(mini_batch=4, batch=12))

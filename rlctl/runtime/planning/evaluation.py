@@ -23,6 +23,7 @@ from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.storage import is_url
 from rlctl.suggest import hydra_text
 
+_NO_TRAINING_DATA = "data.train_files=[]"
 _OF_MODEL = (
     "tokenizer_path=null",
     "custom_chat_template=null",  # a checkpoint has the run's template
@@ -54,8 +55,10 @@ def target_config(
 
 def _model_config(model: str, recipe: str | Path, overrides: Sequence[str]) -> Config:
     """Return the config of `recipe` with the folder `model` as its model."""
-    role = _trained(compose(recipe, []).config)
-    config = _resolve(compose(recipe, [*_settings(role, model), *overrides]))
+    given = [_NO_TRAINING_DATA, *overrides]
+    path = hydra_text(f"{ACTOR.model_key}.path", model)  # a recipe may leave it to its users
+    role = _trained(compose(recipe, [path, *given]).config)
+    config = _resolve(compose(recipe, [*_settings(role, model), *given]))
     if role is ACTOR:
         found = read_model_config(role.model(config), f"{role.model_key}.path").architectures or ()
         if any(name.endswith("ForSequenceClassification") for name in found):
@@ -74,7 +77,7 @@ def no_responses() -> UsageError:
 def _run_config(run: Path, step: int | None, overrides: Sequence[str]) -> Config:
     """Return the config of a run with its checkpoint of `step` (None: the latest) as its model."""
     model = CheckpointStore(run / "checkpoints").policy(step)
-    role = _trained(recompose(run, []).config)
+    role = _trained(recompose(run, overrides).config)
     return _resolve(recompose(run, [*_settings(role, str(model)), *overrides]))
 
 

@@ -26,10 +26,7 @@ from rlctl.runtime.model.compiled import check_compiler
 from rlctl.runtime.model.tensor_parallel import divisors
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.model_files import check_architecture
-from rlctl.runtime.rollout.auto import load_engine
-from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
-from rlctl.runtime.rollout.vllm_engine.images import undivided_tower
-from rlctl.runtime.rollout.vllm_engine.versions import unlike_transformers
+from rlctl.runtime.rollout.auto import engine_model_problems
 from rlctl.runtime.rollout.weight_sync import uses_object_store
 from rlctl.storage import local
 from rlctl.suggest import did_you_mean
@@ -134,10 +131,8 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> Iterator[Problem]:
     size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     device = "cuda" if config.trainer.device == "cuda" else "cpu"
     with suppress(ConfigError):  # `check_software` reports an unknown engine
-        engine = load_engine(config.actor_rollout_ref.rollout.name, device)
-        if role is ACTOR and engine is VLLMEngine:
-            yield from unlike_transformers(loaded, device == "cpu")
-            yield from undivided_tower(loaded, size)
+        if role is ACTOR:
+            yield from engine_model_problems(config.actor_rollout_ref.rollout, loaded, device)
     heads = getattr(text, "num_attention_heads", None)
     if heads and heads % size:
         message = f"{_TENSOR}={size} does not divide the model's {heads} attention heads"

@@ -25,7 +25,6 @@ from rlctl.runtime.planning.model_size import UnknownSizeError, build_on_meta
 from rlctl.runtime.planning.preflight import is_missing, read_model_config
 from rlctl.runtime.rewards.model_reward import scale_of_model
 from rlctl.runtime.rollout.auto import load_engine, reads_images
-from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 from rlctl.runtime.workers.optimizers import check_optimizer
 
 
@@ -208,6 +207,11 @@ def _of_engine(config: schema.Config, device: str | None) -> Iterator[tuple[str,
     if not getattr(engine, "records_routing", False):
         message = f"the engine {rollout.name} does not return the experts of its tokens"
         yield message, f"{section}.name=hf|vllm, or {_KEY}=R2"
-    elif engine is VLLMEngine and device == "cuda" and rollout.tensor_model_parallel_size > 1:
-        message = "vLLM on several GPUs returns the experts of tokens to the first rank only"
-        yield message, f"{section}.tensor_model_parallel_size=1, or {_KEY}=R2"
+        return
+    devices = getattr(engine, "one_rank_routes", ())
+    if device in devices and rollout.tensor_model_parallel_size > 1:
+        yield (
+            f"the engine {rollout.name} on several GPUs returns the experts of tokens to the first "
+            "rank only",
+            f"{section}.tensor_model_parallel_size=1, or {_KEY}=R2",
+        )

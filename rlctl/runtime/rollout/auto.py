@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.errors import ConfigError, MissingExtraError, Problem
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.model.engine_weights import AdapterSync
@@ -15,8 +16,10 @@ from rlctl.runtime.model.load import load_config
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.startup import run_startup, start_in_phases
-from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 from rlctl.runtime.rollout.vllm_engine.versions import check_installed
+
+if TYPE_CHECKING:
+    from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 
 
 class AutoEngine:
@@ -54,6 +57,14 @@ def load_engine(name: str, device: str) -> type[RolloutEngine]:
     return select_engine(device) if is_auto else engine
 
 
+def engine_model_problems(
+    rollout: schema.Rollout, model: PretrainedConfig, device: str
+) -> list[Problem]:
+    """Return why the configured engine cannot generate with models of this config on `device`."""
+    check = getattr(load_engine(rollout.name, device), "check_model", None)
+    return [] if check is None else check(model, rollout, device)
+
+
 def reads_images(rollout: schema.Rollout, model: schema.Model, device: str) -> bool:
     """Return True if the configured engine reads images for `model`."""
     engine = load_engine(rollout.name, device)
@@ -71,13 +82,19 @@ def plans_vllm(name: str, device: str) -> bool:
         return False
     if name == "auto" and not torch.cuda.is_available():
         return True
+    from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+
     engine = load_engine(name, device)
     return isinstance(engine, type) and issubclass(engine, VLLMEngine)
 
 
 def select_engine(device: str) -> type[HFEngine] | type[VLLMEngine]:
     """Return the engine class that `auto` uses on `device` ("cpu" or "cuda")."""
-    return VLLMEngine if device == "cuda" and reason_for_hf(device) is None else HFEngine
+    if device != "cuda" or reason_for_hf(device) is not None:
+        return HFEngine
+    from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+
+    return VLLMEngine
 
 
 def reason_for_hf(device: str) -> str | None:

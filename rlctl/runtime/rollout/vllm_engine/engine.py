@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from rlctl.errors import Problem, raise_problems
 from rlctl.plugins import Unused
@@ -40,12 +40,12 @@ from rlctl.runtime.rollout.engine import (
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.startup import run_startup
 from rlctl.runtime.rollout.vllm_engine import adapters
-from rlctl.runtime.rollout.vllm_engine.images import EngineImages
+from rlctl.runtime.rollout.vllm_engine.images import EngineImages, undivided_tower
 from rlctl.runtime.rollout.vllm_engine.log_probs import report_full_log_probs
 from rlctl.runtime.rollout.vllm_engine.requests import RankPrompts, to_completion, vllm_params
 from rlctl.runtime.rollout.vllm_engine.routing import RoutedExperts
 from rlctl.runtime.rollout.vllm_engine.startup import prepare, start
-from rlctl.runtime.rollout.vllm_engine.versions import check_installed
+from rlctl.runtime.rollout.vllm_engine.versions import check_installed, unlike_transformers
 from rlctl.runtime.rollout.vllm_engine.weights import (
     ExpertStacks,
     as_in_files,
@@ -69,6 +69,7 @@ class VLLMEngine:
     adapter_sync = staticmethod(adapters.vllm_adapter_sync)
     records_routing, reads_images = True, True
     no_images_of = LOOKS_AHEAD  # its attention is causal on a CPU
+    one_rank_routes = ("cuda",)  # there only the first of several ranks gets the chosen experts
 
     @staticmethod
     def unused_keys(config: schema.Config) -> dict[str, Unused]:
@@ -124,6 +125,14 @@ class VLLMEngine:
                 )
             )
         raise_problems(problems)
+
+    @classmethod
+    def check_model(
+        cls, config: PretrainedConfig, rollout: schema.Rollout, device: str
+    ) -> list[Problem]:
+        """Return why vLLM cannot generate with models of this config on `device`."""
+        tower = undivided_tower(config, rollout.tensor_model_parallel_size)
+        return [*unlike_transformers(config, device == "cpu"), *tower]
 
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:

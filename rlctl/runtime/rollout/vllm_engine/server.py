@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError, Problem, RlctlError, raise_problems
 from rlctl.network import is_loopback
@@ -28,6 +28,7 @@ from rlctl.runtime.rollout.http_engine import (
 from rlctl.runtime.rollout.http_server import HttpServer, LostServerError
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request
 from rlctl.runtime.rollout.vllm_engine.requests import vllm_arguments
+from rlctl.runtime.rollout.vllm_engine.versions import unlike_transformers
 from rlctl.runtime.rollout.weight_group import GroupAddress
 
 _EXTENSION = "rlctl.runtime.rollout.vllm_engine.server_extension.WeightReceiver"
@@ -70,6 +71,17 @@ class VLLMServerEngine(HttpEngine):
                 )
             )
         raise_problems(problems)
+
+    @classmethod
+    def check_model(
+        cls, config: PretrainedConfig, rollout: schema.Rollout, device: str
+    ) -> list[Problem]:
+        """Return why vLLM cannot generate with models of this config.
+
+        The server is taken to have the `device` of the run: its own is known when it answers.
+        """
+        del rollout  # its ranks are those of the run
+        return unlike_transformers(config, device == "cpu")
 
     @classmethod
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:

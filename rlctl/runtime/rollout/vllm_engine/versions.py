@@ -42,7 +42,10 @@ def check_installed(device: str) -> None:
 
 
 def unlike_transformers(config: PretrainedConfig, on_cpu: bool) -> list[Problem]:
-    """Return a problem if vLLM computes models with this config in another way, silently."""
+    """Return a problem if vLLM computes models with this config in another way, silently.
+
+    This is the same in a server of vLLM.
+    """
     if config.model_type not in (_UNLIKE_ON_CPUS if on_cpu else _UNLIKE):
         return []
     return [
