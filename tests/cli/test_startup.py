@@ -103,3 +103,26 @@ def test_closed_streams_are_no_defect(tmp_path: Path) -> None:
     words = f"{shlex.quote(sys.executable)} -m rlctl runs >&- 2>&-"
     done = subprocess.run(["bash", "-c", words], cwd=tmp_path, env=environment(), check=False)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("state", ["stopped", "failed"])
+def test_a_run_that_ended_early_names_the_step_that_a_resume_starts_from(
+    state: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RLCTL_RUNS", raising=False)
+    run = RunDir.create(Path("runs"), "quickstart", "long", "ppo")
+    print_end(run, state, 1.0)
+    assert "continues" not in capsys.readouterr().err  # no step is lost
+    run.metrics.write_text('{"step": 1}\n{"step": 2}\n')
+    print_end(run, state, 1.0)
+    lost = "note: `rlctl resume long` continues from the beginning: none of the 2 steps is saved"
+    assert lost in capsys.readouterr().err
+    for step in (1, 2):  # the second one is incomplete
+        (run.path / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
+    (run.path / "checkpoints" / "step_000001" / "manifest.json").touch()
+    print_end(run, state, 1.0)
+    assert "note: `rlctl resume long` continues after step 1\n" in capsys.readouterr().err

@@ -57,6 +57,25 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": (total % 7) / 6, "even": float(total % 2 == 0)}
 """
 )
+TOOL = """
+from rlctl.runtime.agents.environments.protocol import Step
+
+class Slow:
+    tools = []
+
+    async def reset(self, row):
+        return None
+
+    async def step(self, turn):
+        hang("tool")
+        return Step(done=True)
+
+    async def score(self):
+        return 0.0
+
+    async def close(self):
+        pass
+"""
 USUAL = [
     *given(engine="hanging:Engine", reward="score.py", reward_processes=1, steps=4, n=2),
     *("algorithm.filter_groups.enable=true", "data.sampler=curriculum"),
@@ -104,6 +123,7 @@ def test_stop_saves_the_last_finished_step(
     process = start("train", verb, "--name", "stopped", *words, cwd=tmp_path, marker=marker)
     hangs = tmp_path / "hangs"
     wait_until(lambda: hangs.exists() or process.poll() is not None, process.pid, "the hang")
+    assert process.poll() is None, process.communicate()
     os.kill(process.pid, signal.SIGTERM)
     _, talk = process.communicate(timeout=120)  # the call hangs for 600 s
     assert process.returncode == 143, talk
@@ -118,6 +138,51 @@ def test_stop_saves_the_last_finished_step(
     assert learned(run) == learned(straight)
     assert state(run) == state(straight)
     assert responses(run) == responses(straight)
+
+
+@pytest.mark.slow
+def test_stop_of_the_eager_schedule_loses_no_step(settings: list[str], tmp_path: Path) -> None:
+    """A thread waits for the scores of later groups; its metrics depend on the clock."""
+    write_code(tmp_path)
+    (tmp_path / "hang").write_text("reward 3 eager")
+    correction = "algorithm.rollout_correction.rollout_is=token"
+    engines = [*APART, "async_training.schedule=eager", "async_training.max_staleness=2"]
+    engines.append(correction)
+    words = [*settings, *given(reward="score.py", reward_processes=1, steps=5, n=2, validate=-1)]
+    process = start("train", "grpo", "--name", "eager", *words, *engines, cwd=tmp_path)
+    hangs, run = tmp_path / "hangs", tmp_path / "runs" / "quickstart" / "eager"
+    wait_until(lambda: hangs.exists() or process.poll() is not None, process.pid, "the hang")
+    assert process.poll() is None, process.communicate()
+    os.kill(process.pid, signal.SIGTERM)
+    _, talk = process.communicate(timeout=120)
+    assert process.returncode == 143, talk
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = rows[-1]["step"]
+    assert last >= 2
+    assert (run / "checkpoints" / f"step_{last:06d}").is_dir(), talk
+    assert f"continues after step {last}" in talk
+    (tmp_path / "hang").unlink()
+    rlctl("resume", "eager", cwd=tmp_path)
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(6))
+
+
+@pytest.mark.slow
+def test_a_tool_that_hangs_is_interrupted(settings: list[str], tmp_path: Path) -> None:
+    write_code(tmp_path)
+    (tmp_path / "hangtool.py").write_text(HANG + TOOL)
+    (tmp_path / "hang").write_text("tool 2 tools")
+    agent = "actor_rollout_ref.rollout"
+    words = [*settings, *given(reward="score.py", reward_processes=1, steps=3, validate=-1)]
+    words += [f"{agent}.multi_turn.enable=true", f"{agent}.agent.environment=hangtool.py:Slow"]
+    process = start("train", "grpo", "--inline", "--name", "tools", *words, cwd=tmp_path)
+    hangs, run = tmp_path / "hangs", tmp_path / "runs" / "quickstart" / "tools"
+    wait_until(lambda: hangs.exists() or process.poll() is not None, process.pid, "the hang")
+    assert process.poll() is None, process.communicate()
+    os.kill(process.pid, signal.SIGTERM)
+    _, talk = process.communicate(timeout=120)
+    assert process.returncode == 143, talk
+    assert (run / "checkpoints" / "step_000001").is_dir(), talk
 
 
 @pytest.mark.slow
