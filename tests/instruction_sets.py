@@ -22,10 +22,12 @@ COMBINATIONS: tuple[dict[str, str], ...] = (
     {ATEN: "avx2", ONEDNN: "AVX2"},
     {ATEN: "avx512", ONEDNN: "AVX512_CORE"},
 )
+_VISION = "tests/runtime/test_vision.py::"
 QUICK = (
     *("tests/numerics/test_ops.py", "tests/numerics/test_losses.py"),
     *("tests/numerics/test_aggregate.py", "tests/runtime/test_attention.py"),
-    *("tests/runtime/test_vision.py", "-k", "not engine and not probe and not run"),
+    f"{_VISION}test_packed_rows_are_exact_with_their_gradients",
+    f"{_VISION}test_scores_of_packed_rows_are_those_of_transformers",
 )
 ALL = (
     *("tests/numerics", "tests/runtime/test_attention.py", "tests/runtime/test_vision.py"),
