@@ -58,6 +58,8 @@ DEVIATIONS = {
     "leave the divisor",
     "grpo_vectorized": "verl sums in float32: equal scores may have advantages of 0.01, not of 0",
     "actor/ppo_kl of kl_cov": "verl's is the mean of |d|, that of all other losses the mean of -d",
+    "*_std of weights and criteria": "verl subtracts the square of the mean, whose divisor has "
+    "1e-8 added: up to 1e-4 where the deviation is 0",
     "best@k and maj@k": "verl draws with NumPy, rlctl with torch; equal with the same draws",
 }
 COUNTED: Counter[str] = Counter()

@@ -75,6 +75,18 @@ def test_scores_of_gsm8k_remain_those_of_verl(
     assert not note or f"# {imported.notes[0]}" in imported.text()
 
 
+def test_values_without_effect_are_notes(tmp_path: Path) -> None:
+    actor = "actor_rollout_ref.actor"
+    settings = (
+        f"algorithm.adv_estimator=grpo {actor}.policy_loss.loss_mode=sapo algorithm.gamma=0.9 "
+        f"{actor}.loss_agg_mode=token-sum {actor}.clip_ratio=0.3 {actor}.optim.lr=1e-6"
+    )
+    (tmp_path / "run.sh").write_text(f"python3 -m verl.trainer.main_ppo {settings}\n")
+    notes = import_script(tmp_path / "run.sh").notes
+    unused = [note.partition(" has no effect: ")[0] for note in notes if "no effect" in note]
+    assert set(unused) == {f"{actor}.loss_agg_mode", f"{actor}.clip_ratio", "algorithm.gamma"}
+
+
 def test_refused_keys_of_a_script_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

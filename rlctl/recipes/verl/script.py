@@ -13,7 +13,7 @@ import yaml
 
 from rlctl.errors import ConfigError, NotFoundError, Problem, RlctlError
 from rlctl.recipes.keys import known_key, suggest_key
-from rlctl.recipes.layers import leaves, nested
+from rlctl.recipes.layers import Origin, leaves, nested
 from rlctl.recipes.overrides import parse, plain
 from rlctl.recipes.slots import lookup
 from rlctl.recipes.verl.config_names import check_name, recipe_of, settings_of
@@ -141,7 +141,17 @@ def _translate(script: str, verb: str, base: str, overrides: list[str]) -> Impor
     values |= {key: value for key, (value, _) in combined.items()}
     problems += verl.problems(container)
     notes = [] if verb == "sft" else _keep_scorer(values)
+    notes += _without_effect(container, values, script)
     return Imported(script, verb, base, values, verl.found, problems, notes=notes)
+
+
+def _without_effect(container: dict[str, Any], values: dict[str, Any], script: str) -> list[str]:
+    """Return a line for each value that the chosen estimator or policy loss does not use."""
+    from rlctl.recipes.unused_keys import unused_keys
+
+    origins = {key: [Origin(value, script, 3)] for key, value in values.items()}
+    chosen = [key for key in values if key.startswith(("algorithm.", "actor_rollout_ref.actor."))]
+    return [str(unused) for unused in unused_keys(container, origins, keys=chosen)]
 
 
 def _keep_scorer(values: dict[str, Any]) -> list[str]:
