@@ -78,14 +78,6 @@ def names(kind: str) -> list[str]:
     return sorted({point.name for point in entry_points_of(kind)})
 
 
-def other_names(kind: str) -> list[str]:
-    """Return further names of plug-ins of `kind`, which are accepted and not listed.
-
-    They are entry points of `rlctl.other_names.<kind>`.
-    """
-    return names(f"other_names.{kind}")
-
-
 def packages(kind: str) -> dict[str, str]:
     """Return the names of `kind`, sorted, and the package of each. Imports no plug-in."""
     points = {point.name: point.dist.name if point.dist else "" for point in entry_points_of(kind)}
@@ -95,6 +87,7 @@ def packages(kind: str) -> dict[str, str]:
 def load(kind: str, name: str) -> Any:
     """Return the plug-in of `kind` (`rewards`, …) that an entry point or `module:Name` names.
 
+    Entry points of `rlctl.other_names.<kind>` are accepted too, and not listed.
     Raises ConfigError for an unknown name and MissingExtraError if the plug-in needs a package that
     is not installed.
     """

@@ -138,7 +138,7 @@ def known_names(kind: str) -> list[str]:
 @cache
 def accepted_names(kind: str) -> list[str]:
     """Return the entry points of `kind` and their other names, read once per process."""
-    return [*known_names(kind), *plugins.other_names(kind)]
+    return [*known_names(kind), *plugins.names(f"other_names.{kind}")]
 
 
 @cache

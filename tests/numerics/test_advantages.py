@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlctl.errors import ConfigError, InternalError
-from rlctl.plugins import names, other_names
+from rlctl.plugins import names
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.advantages.base import (
     AdvantageConfig,
@@ -139,8 +139,9 @@ def test_needs_are_declared(name: str) -> None:
 
 def test_verls_other_names_are_accepted_and_not_listed() -> None:
     config = ["data.train_files=[t]", "actor_rollout_ref.model.path=m"]
-    assert other_names("advantages") == ["grpo_vectorized", "rloo_vectorized"]
-    for alias in other_names("advantages"):
+    aliases = names("other_names.advantages")
+    assert aliases == ["grpo_vectorized", "rloo_vectorized"]
+    for alias in aliases:
         name = alias.removesuffix("_vectorized")
         assert alias not in ESTIMATORS
         assert get_estimator(alias) == get_estimator(name)
