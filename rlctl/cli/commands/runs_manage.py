@@ -11,7 +11,6 @@ import typer
 from rlctl.cli.console import notice, print_json, print_table
 from rlctl.cli.options import Json, Root, RunName, RunNames
 from rlctl.monitoring.text import plural
-from rlctl.runs import trash
 from rlctl.runs.labels import change_tags, set_note
 from rlctl.runs.store import RunStore
 
@@ -29,6 +28,8 @@ def rm(
     as_json: Json = False,
 ) -> None:
     """Move runs to the trash; `rlctl runs restore` restores them."""
+    from rlctl.runs import trash
+
     store = RunStore(root)
     found = list({run.path.resolve(): run for run in map(store.find, runs)}.values())
     for run in found:
@@ -53,6 +54,8 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Restore removed runs from the trash."""
+    from rlctl.runs import trash
+
     restored: list[dict[str, Path]] = []
     for name in names:
         restored.append({"path": trash.restore(RunStore(root).root, name)})
@@ -93,6 +96,8 @@ def show_trash(
     as_json: Json = False,
 ) -> None:
     """List removed runs with their size, or delete them permanently."""
+    from rlctl.runs import trash
+
     folder = RunStore(root).root
     rows = [
         {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,10 +11,10 @@ from rlctl.cli.console import notice, print_json, print_table
 from rlctl.cli.options import Json, Root, RunNames
 from rlctl.errors import UsageError
 from rlctl.monitoring.text import plural, size
-from rlctl.runs.prune import Keep, Pruning
-from rlctl.runs.prune import plan as plan_pruning
-from rlctl.runs.prune import prune as remove_checkpoints
 from rlctl.runs.store import RunStore
+
+if TYPE_CHECKING:
+    from rlctl.runs.prune import Pruning
 
 app = typer.Typer()
 
@@ -58,22 +58,24 @@ def prune(
 
     Asks on a terminal; without one it needs --yes or --dry-run.
     """
+    from rlctl.runs import prune as pruning
+
     store = RunStore(root)
-    wanted = Keep.parse(keep)
+    wanted = pruning.Keep.parse(keep)
     found = {run.path.resolve(): run for run in map(store.find, runs)}
     every = store.runs()
-    plans = [plan_pruning(run, wanted, every, force) for run in found.values()]
+    plans = [pruning.plan(run, wanted, every, force) for run in found.values()]
     if as_json:
         _confirm(plans, dry_run, yes, can_ask=False)
     else:
         _print(plans)
         _confirm(plans, dry_run, yes, sys.stdin.isatty() and sys.stderr.isatty())
     if not dry_run:
-        for pruning in plans:
-            remove_checkpoints(pruning)
+        for planned in plans:
+            pruning.prune(planned)
     if as_json:
-        print_json([_entry(pruning, dry_run) for pruning in plans])
-    elif not dry_run and any(pruning.remove for pruning in plans):
+        print_json([_entry(planned, dry_run) for planned in plans])
+    elif not dry_run and any(planned.remove for planned in plans):
         notice(f"removed {_total(plans)}")
 
 

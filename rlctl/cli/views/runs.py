@@ -19,7 +19,6 @@ from rlctl.files import by_step
 from rlctl.monitoring.run_summary import RunSummary
 from rlctl.monitoring.text import ago, count, duration, percent_or_number, size, sparkline
 from rlctl.recipes.search_path import LIBRARY
-from rlctl.runs.details import alarms, changed_settings, generation_steps, profiles
 from rlctl.runs.listing import RunPage, RunQuery
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import Run
@@ -148,6 +147,8 @@ def _validation(summary: RunSummary) -> str:
 
 def print_run(run: Run) -> None:
     """Print the page of `rlctl show`."""
+    from rlctl.runs.details import alarms, changed_settings
+
     summary, problem = run.metrics.figures, run.metrics.problem
     stdout().print(Text.assemble((run.name, "bold"), "  ", (run.state, COLOURS[run.state])))
     for trouble in filter(None, (run.problem, problem)):
@@ -243,6 +244,8 @@ def _figures(run: Run, summary: RunSummary | None) -> Iterator[tuple[str, str]]:
 
 
 def _files(run: Run) -> Iterator[tuple[str, str]]:
+    from rlctl.runs.details import generation_steps, profiles
+
     yield "folder", f"{run.path}  ({size(run.num_bytes)})"
     if steps := generation_steps(run.path):
         yield "samples", f"steps {', '.join(map(str, steps))}  (--samples)"
