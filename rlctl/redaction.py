@@ -167,6 +167,17 @@ def register(value: Any, key: str = "", shown: Any = SECRET) -> None:
             _registered.setdefault(text, str(shown))
 
 
+def registered_in(value: Any) -> dict[str, str]:
+    """Return the registered texts in `value`, and what is shown instead: see `restore`."""
+    text = str(value)
+    return {found: shown for found, shown in _registered.items() if found in text}
+
+
+def restore(registered: Mapping[str, str]) -> None:
+    """Register texts of another process."""
+    _registered.update(registered)
+
+
 def _is_plain(text: str) -> bool:
     """Return True for a number, a word in lower case, or an existing path."""
     try:

@@ -245,6 +245,6 @@ def test_secrets_are_in_nothing_that_a_run_leaves(
         for kind, secret in PLANTED.items()
         if secret.encode() in content
     ]
-    assert found == []
+    assert found == [], found
     assert len(places) > 40
     assert os.environ.get("RLCTL_TEST_ENDPOINT") is None

@@ -266,6 +266,7 @@ def test_ranks_meet_at_the_address_that_ray_has_of_the_first_node(
     class Process:
         address = SimpleNamespace(remote=lambda host: f"{host}:7000")
         join = SimpleNamespace(remote=joined.append)
+        listen_for_interrupts = SimpleNamespace(remote=lambda _: None)
 
     nodes = ["10.0.0.5 0a", "10.0.0.6 0b"]
     replaced = {"reserve": lambda _: None, "nodes_of": lambda _: nodes}

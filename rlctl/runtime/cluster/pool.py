@@ -98,7 +98,7 @@ class RayPool(Pool):
         self.stop_key = StopKey()
         self._gather(
             [p.listen_for_interrupts.remote(self.stop_key.is_set) for p in self.processes],
-            "the process group",
+            "the processes' wait for a request to stop",
             spec.start_timeout_s,
         )
         self.relays = [self._start_relay(ranks) for ranks in self._relayed()]

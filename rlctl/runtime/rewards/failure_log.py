@@ -6,6 +6,8 @@ import sys
 import traceback
 from contextlib import suppress
 
+from rlctl.redaction import redact
+
 _MAX_TRACEBACKS, _MAX_TRACEBACK = 3, 8000  # of a process; characters of one
 
 
@@ -23,7 +25,7 @@ class FailureLog:
         if not self._left:
             return
         self._left -= 1
-        text = "".join(traceback.format_exception(error))[-_MAX_TRACEBACK:]
+        text = redact("".join(traceback.format_exception(error)))[-_MAX_TRACEBACK:]
         with suppress(OSError, ValueError):
             if not path:
                 print(text, file=sys.stderr, flush=True)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rlctl.errors import ConfigError
+from rlctl.redaction import restore
 from rlctl.runtime.rewards import functions
 from rlctl.runtime.rewards.functions import (
     Call,
@@ -44,12 +46,20 @@ TIMEOUT_HINT = "reward.timeout_s=N allows more time"
 class RewardHost:
     """Host of the reward functions in one worker; `timeout_s` limits a call.
 
-    With `logs`, the tracebacks of the first failed calls are written to stderr.
+    With `logs`, the tracebacks of the first failed calls are written to stderr, without the
+    registered `secrets`.
     """
 
-    def __init__(self, timeout_s: float, requests: RequestSettings, logs: bool = False) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        requests: RequestSettings,
+        logs: bool = False,
+        secrets: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         if logs:
             functions.log_failures = ""
+        restore(secrets)
         self._timeout_s, self._requests = timeout_s, requests
         self._rewards: list[LoadedReward] = []
         self._client: ChatClient | None = None

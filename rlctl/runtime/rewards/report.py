@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlctl.redaction import redact
 from rlctl.runtime.rewards.functions import CallResult, RewardSpec
 
 
@@ -21,7 +22,7 @@ class RewardReport:
     results: list[CallResult]
     num_errors: int
     num_timeouts: int
-    first_error: str | None
+    first_error: str | None  # without secrets
     first_timed_out: bool = False  # the call of `first_error`
 
     @property
@@ -54,7 +55,7 @@ def build_report(
         ],
         num_errors=len(failures) - num_timeouts,
         num_timeouts=num_timeouts,
-        first_error=failures[0].error if failures else None,
+        first_error=redact(failures[0].error or "") if failures else None,
         first_timed_out=bool(failures) and failures[0].timed_out,
     )
 

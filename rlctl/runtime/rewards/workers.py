@@ -8,6 +8,7 @@ only the calls in progress fail.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -16,11 +17,12 @@ from functools import partial
 from typing import Any
 
 from rlctl.errors import ConfigError
+from rlctl.redaction import registered_in
 from rlctl.runtime.rewards.functions import Call, CallResult, RewardSpec, Traits, is_user_code
 from rlctl.runtime.rewards.host import TICK_S, TIMEOUT_HINT, RewardHost
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.sandbox import worker_process
-from rlctl.runtime.sandbox.limits import WorkerSettings, withheld_variable
+from rlctl.runtime.sandbox.limits import WorkerSettings, allowed_environment, withheld_variable
 from rlctl.runtime.sandbox.worker_pool import WorkerPool
 from rlctl.runtime.sandbox.worker_process import RequestFailed, Worker, WorkerLost
 
@@ -56,7 +58,10 @@ class RewardWorkers:
         self._lanes: list[asyncio.Task[None]] = []
         self._async_worker: Worker | None = None
         self._batch = 0
-        host = partial(RewardHost, timeout_s, requests, settings.logs is not None)
+        environment = allowed_environment(os.environ, settings.env)
+        # Only those that the workers have: users' code in them must not get others.
+        secrets = registered_in([[spec.kwargs for spec in specs], environment])
+        host = partial(RewardHost, timeout_s, requests, settings.logs is not None, secrets)
         self.pool = WorkerPool("reward", settings, host, self._load)
 
     def start(self) -> None:

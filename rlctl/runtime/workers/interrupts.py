@@ -32,6 +32,10 @@ class Interrupts:
         self._depth = _Depth()
         self.reset()
 
+    def __reduce__(self) -> str:
+        """Pickle as the object of the other process: decorated methods of users refer to it."""
+        return "INTERRUPTS"
+
     @contextmanager
     def window(self, late: bool = False) -> Iterator[None]:
         """Let a request interrupt the block, until `close`; a `late` one only by `expire`."""
