@@ -36,7 +36,7 @@ def _main(argv: Sequence[str]) -> int:
         import typer  # noqa: F401
 
         import rlctl.cli  # noqa: F401
-        from rlctl.errors import InternalError, as_rlctl_error
+        from rlctl.errors import InternalError
         from rlctl.log import logging_to_stderr
         from rlctl.redaction import redact_word
     except KeyboardInterrupt:
@@ -53,9 +53,13 @@ def _main(argv: Sequence[str]) -> int:
         # The reader (`rlctl runs | head`) has exited; the flush at exit must not fail as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        from rlctl.causes import as_rlctl_error
+
         known = as_rlctl_error(error)
         if known is None:
+            if isinstance(error, SystemExit):
+                raise
             known, words = InternalError(_bug(error)), [word for word in words if word == "--json"]
         return _report(known, words)
     return code

@@ -135,29 +135,7 @@ class ResourceError(RlctlError):
     code = "E-RESOURCE"
 
 
-_NO_ACCESS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
-
-
-def as_rlctl_error(error: BaseException) -> RlctlError | None:
-    """Return an RlctlError as it is, a ResourceError for errors of the file system, else None.
-
-    These are a full disk or quota, missing permissions, a read-only disk and a name that is too
-    long.
-    """
-    if isinstance(error, OSError) and error.errno in _NO_ACCESS:
-        return ResourceError(
-            f"the operating system refused access: {error.strerror}",
-            where=str(error.filename) if error.filename is not None else None,
-            hint="check the owner, the permissions and the length of the name, or use another "
-            "folder: --root DIR, trainer.run_dir=DIR",
-        )
-    if isinstance(error, OSError) and error.errno in FULL_DISK:
-        return ResourceError(
-            f"cannot write: {error.strerror}",
-            where=error.filename,
-            hint="`rlctl doctor` shows the free space",
-        )
-    return error if isinstance(error, RlctlError) else None
+NO_ACCESS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 def cannot_write(what: str, target: Path, error: OSError, hint: str | None = None) -> RlctlError:
@@ -173,7 +151,7 @@ def cannot_write(what: str, target: Path, error: OSError, hint: str | None = Non
             hint=f"mkdir -p {shlex.quote(str(target.parent))}",
         )
     reason = error.strerror or str(error)
-    if error.errno in _NO_ACCESS:
+    if error.errno in NO_ACCESS:
         return ResourceError(
             f"the operating system refused access: {reason}",
             where=str(target),

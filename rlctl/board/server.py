@@ -17,13 +17,13 @@ from rlctl.board.access import Access, add_headers
 from rlctl.board.actions import Actions
 from rlctl.board.stream import ListChanges, RunChanges, send_events
 from rlctl.board.views import PAGE, Views
+from rlctl.causes import as_rlctl_error
 from rlctl.errors import (
     ConflictError,
     NotFoundError,
     ResourceError,
     RlctlError,
     UsageError,
-    as_rlctl_error,
 )
 from rlctl.runs.listing import RunQuery
 from rlctl.runs.report.page import BOARD_SCRIPTS, SCRIPTS, part, plotly, render

@@ -37,10 +37,21 @@ _WORDS: dict[str, dict[str, tuple[str, ...]]] = {
         "dashboard": ("board",),
         "check": ("doctor",),
         "tune": ("sweep",),
+        "init": ("new",),
+        "create": ("new",),
     },
     "rlctl config": {"get": ("why",), "list": ("keys",), "ls": ("keys",), "explain": ("why",)},
     "rlctl recipes": {"list": ("ls",), "get": ("show",), "cat": ("show",)},
-    "rlctl runs": {"delete": ("rm",), "remove": ("rm",)},
+    "rlctl runs": {"delete": ("rm",), "remove": ("rm",), "list": (), "ls": ()},
+}
+# Options of Hydra's command lines, and what does the same here.
+_HYDRA = {
+    "--multirun": "`rlctl sweep ALGORITHM KEY=A,B` runs several values of a key",
+    "-m": "`rlctl sweep ALGORITHM KEY=A,B` runs several values of a key",
+    "--cfg": "`rlctl config show --yaml` prints the composed configuration",
+    "--config-name": "`--recipe FILE` selects a recipe",
+    "--config-path": "`--recipe FILE` selects a recipe",
+    "--resolve": "`rlctl config show --yaml` prints the composed configuration",
 }
 _EXAMPLE = re.compile(r"(?<!\()rlctl [^`\n]+?(?=\s{3,}|\n|`|$)")
 
@@ -53,17 +64,20 @@ def explain(message: str, error: Any, words: Sequence[str]) -> Problem:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "rlctl"
     fix: Fix | None = None
+    given = getattr(error, "option_name", None)
     if match := re.match(r"no such command '(.+?)'", message):
         message = match[0]
         fix = _command(path, context, match[1])
-    elif (given := getattr(error, "option_name", None)) and message.startswith("no such option"):
+    elif given and message.startswith("no such option"):
         message = f"no such option: {given}"
-        fix = _option(path, context, error, given, words)
+        fix = None if given in _HYDRA else _option(path, context, error, given, words)
     hint = f"`{path} --help` lists arguments and options"
     epilog = (getattr(context.command, "epilog", None) or "") if context else ""
     example = _EXAMPLE.search(re.sub(r"\\\n\s*", "", epilog))
     if example and fix is None:
         hint = f"for example `{example[0].strip()}`; {hint}"
+    if given in _HYDRA and fix is None:
+        hint = _HYDRA[given]
     return Problem(message, hint=hint, fix=fix)
 
 
@@ -82,7 +96,8 @@ def _command(path: str, context: Any, given: str) -> Fix | None:
         return given, (verb, "--recipe", recipe)
     if "show" in known and (Path(given).suffix or Path(given).exists()):
         return given, ("show", given)
-    near = closest(given, known)
+    longer = [name for name in known if name.startswith(given)]
+    near = longer[0] if len(longer) == 1 else closest(given, known)
     return (given, near) if near else None
 
 

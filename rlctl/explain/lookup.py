@@ -16,7 +16,7 @@ from rlctl.explain.entries import (
 from rlctl.monitoring.rules import RULES
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.reference import KeyRow, key_rows, setting_rows
-from rlctl.recipes.slots import slot_with_setting
+from rlctl.recipes.slots import SLOTS, slot_with_setting
 from rlctl.recipes.verl.translate import aliases, translate
 from rlctl.suggest import nearest, question
 
@@ -43,7 +43,8 @@ def explain(name: str) -> list[Explanation]:
         raise NotFoundError(
             f"nothing has a name of {len(name)} characters", hint=f"at most {_LONGEST}"
         )
-    for source in (_error, _exit_code, _alarm, _metric, _keys, _metrics, _option, _verl):
+    sources = (_error, _exit_code, _alarm, _metric, _label, _keys, _metrics, _option, _verl)
+    for source in (*sources, _plugin):
         if found := source(name):
             # The end of a key may be an option of another library with another meaning.
             return found + (_option(name) if source is _keys and "." not in name else [])
@@ -105,6 +106,28 @@ def _alarm(name: str) -> list[Explanation]:
 def _metric(name: str) -> list[Explanation]:
     entry = metric_entry(name)
     return [] if entry is None else [_described(name, entry)]
+
+
+_LABELS = {"acc": "val-core/x/acc/mean@1", "reward": "val-core/x/reward/mean@1", "loss": "val/loss"}
+
+
+def _label(name: str) -> list[Explanation]:
+    """Explain the figure `val acc`, `val reward` or `val loss` of the console."""
+    kind, _, what = name.replace("_", " ").partition(" ")
+    return _metric(_LABELS[what]) if kind == "val" and what in _LABELS else []
+
+
+def _plugin(name: str) -> list[Explanation]:
+    """Explain a plug-in by the key that selects it."""
+    found: list[Explanation] = []
+    for slot in SLOTS:
+        if name in plugins.names(slot.kind):
+            value = f"[{name}]" if slot.several else name
+            facts = {"select": f"{slot.key}={value}", "settings": slot.section(name) or "none"}
+            kind = slot.kind.removesuffix("s").replace("_", " ")
+            help_text = schema_keys()[slot.key].help
+            found.append(Explanation(name, kind, f"Plug-in of {slot.key}: {help_text}.", facts))
+    return found
 
 
 def _metrics(beginning: str) -> list[Explanation]:

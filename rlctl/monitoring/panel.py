@@ -99,7 +99,9 @@ class Panel:
     def add_validation(self, step: int, row: Row) -> None:
         """Add the validation of a step, if it has one, such as that of an earlier attempt."""
         if (metric := run_summary.validation_metric(row)) and self.validation is None:
-            name = "val loss" if lower_is_better(metric) else "val acc"
+            is_loss = lower_is_better(metric)
+            # The metric is val/loss or val-core/SOURCE/NAME/mean@N.
+            name = "val loss" if is_loss else f"val {metric.split('/')[-2]}"
             self.validation = _Series(
                 name, (metric,), lambda value: percent_or_number(metric, value)
             )

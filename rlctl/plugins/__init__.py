@@ -26,7 +26,7 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlctl.errors import ConfigError, MissingExtraError, Problem
+from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError
 from rlctl.suggest import closest
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def load(kind: str, name: str) -> Any:
     """Return the plug-in of `kind` (`rewards`, …) that an entry point or `module:Name` names.
 
     Entry points of `rlctl.other_names.<kind>` are accepted too, and not listed.
-    Raises ConfigError for an unknown name and MissingExtraError if the plug-in needs a package that
-    is not installed.
+    Raises ConfigError for an unknown name or a module that does not import, with file:line of the
+    cause, and MissingExtraError if the plug-in needs a package that is not installed.
     """
     if ":" in name:
         if (here := os.getcwd()) not in sys.path:
@@ -99,7 +99,7 @@ def load(kind: str, name: str) -> Any:
     found = next((point for point in points if point.name == name), None)
     if found is None:
         raise ConfigError(
-            f"unknown {_singular(kind)} {name!r}",
+            f"unknown {singular(kind)} {name!r}",
             hint=suggestion(name, names(kind)) + _forms(kind, name),
         )
     return _import(found)
@@ -211,7 +211,7 @@ def _problem(model: type[Params], name: str, key: str, error: Mapping[str, Any])
     return Problem(f"{name}: {what}", where, help_text)
 
 
-def _singular(kind: str) -> str:
+def singular(kind: str) -> str:
     if kind.endswith("sses"):
         return kind.removesuffix("es").replace("_", " ")
     return kind.removesuffix("s").replace("_", " ")
@@ -220,30 +220,25 @@ def _singular(kind: str) -> str:
 def _import(point: EntryPoint) -> Any:
     path, _, name = point.value.rpartition(":")
     if path.endswith(".py") or not point.pattern.match(point.value):
-        kind = _singular(point.group.removeprefix("rlctl."))
+        kind = singular(point.group.removeprefix("rlctl."))
         module = path.removesuffix(".py").strip("./").replace("/", ".") or "module"
         raise ConfigError(
             f"{kind} {point.value!r} is not of the form module:Name",
             hint=f"write {module}:{name}; the current folder is searched",
         )
+    package = point.module.partition(".")[0]
+    if package != "rlctl":
+        from rlctl.code_places import plugin_packages
+
+        plugin_packages.add(package)
     try:
         module = importlib.import_module(point.module)
-    except ModuleNotFoundError as error:
-        missing = error.name or str(error)
-        if point.module == missing or point.module.startswith(missing + "."):
-            kind = _singular(point.group.removeprefix("rlctl."))
-            raise ConfigError(
-                f"{kind} {point.value!r}: no module named {missing!r}",
-                hint="the current folder and the installed packages are searched",
-            ) from error
-        wanted = (
-            f"'{point.dist.name}[{','.join(point.extras)}]'"
-            if point.dist and point.extras
-            else missing.partition(".")[0]
-        )
-        raise MissingExtraError(
-            f"{point.name!r} needs the package {missing!r}", hint=f"pip install {wanted}"
-        ) from error
+    except RlctlError:
+        raise
+    except (Exception, SystemExit) as error:
+        from rlctl.plugins.faults import import_error
+
+        raise import_error(point, error) from error
     found: Any = module
     for part in point.attr.split("."):
         if not hasattr(found, part):
@@ -255,4 +250,8 @@ def _import(point: EntryPoint) -> Any:
                 hint=suggestion(point.attr, public),
             )
         found = getattr(found, part)
+    if package != "rlctl":
+        from rlctl.plugins.faults import check_kind
+
+        check_kind(point, found)
     return found

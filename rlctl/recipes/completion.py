@@ -85,7 +85,8 @@ def _values(key: str, partial: str, given: Sequence[str]) -> list[str]:
         head = partial[: max(partial.rfind(","), 0) + 1]
         taken = partial[1:].split(",")[:-1]
         return [f"{head}{choice}" for choice in choices if choice not in taken]
-    return [*choices, "null"] if entry.nullable else choices
+    # As the only completion, a shell would insert null.
+    return [*choices, "null"] if entry.nullable and (choices or partial) else choices
 
 
 def _settings(slot: Slot, key: str, given: Sequence[str]) -> list[str]:

@@ -31,7 +31,8 @@ def check_plugins(container: dict[str, Any], layers: Layers) -> list[Problem]:
             except RlctlError as error:
                 where = layers.origins[slot.key][-1].where
                 problems += [
-                    dataclasses.replace(problem, where=where) for problem in error.problems
+                    dataclasses.replace(problem, where=problem.where or where)
+                    for problem in error.problems
                 ]
     return list(dict.fromkeys(problems))
 

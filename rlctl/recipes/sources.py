@@ -97,7 +97,9 @@ def read(path: Path) -> Source:
         raise ConfigError(
             f"invalid YAML: {error.problem}",
             where=f"{shown(path)}:{mark.line + 1}:{mark.column + 1}" if mark else shown(path),
-            hint="check indentation, colons and quotes there",
+            hint='quote a reference inside braces: {key: "${other.key}"}'
+            if "{" in (mark.get_snippet() or "" if mark else "").replace("${", "", 1)
+            else "check indentation, colons and quotes there",
         ) from error
     except RecursionError as error:
         raise ConfigError(

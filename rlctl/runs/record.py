@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import orjson
 
-from rlctl.errors import ConfigError, InternalError, as_rlctl_error
+from rlctl.causes import as_rlctl_error
+from rlctl.errors import ConfigError, InternalError, NotFoundError
 from rlctl.explain.entries import code_of
 from rlctl.files import write_text
 from rlctl.redaction import redact_texts, redact_word
@@ -83,7 +84,7 @@ class RunRecord:
     def read(cls, path: Path | str) -> RunRecord:
         """Read a record; ignore fields written by a later version of rlctl.
 
-        Raises ConfigError when the file is missing or not a record.
+        Raises NotFoundError when the file is missing, and ConfigError when it is no record.
         """
         try:
             with open(path, "rb") as file:
@@ -95,25 +96,29 @@ class RunRecord:
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             is_missing = isinstance(error, FileNotFoundError)
             reason = "the file is missing" if is_missing else f"{type(error).__name__}: {error}"
-            raise ConfigError(f"not a run record: {reason}", where=str(path)) from error
+            kind = NotFoundError if is_missing else ConfigError
+            raise kind(f"not a run record: {reason}", where=str(path)) from error
 
 
 @contextmanager
 def recorded_end(report: Callable[[Last, int, Exception | None], object]) -> Iterator[None]:
     """Call `report` with the final state, exit code and error however the block ends."""
-    state, code, failure = "failed", InternalError.exit_code, None
+    state, code = "failed", InternalError.exit_code
+    failure: Exception | None = None
     try:
         yield
         state, code = "finished", 0
     except KeyboardInterrupt:
         state, code = "stopped", 130
         raise
-    except SystemExit as asked:  # `Terminated`, `TimeUp`
-        state, code = "stopped", int(asked.code or 0)
-        raise
-    except Exception as error:
-        known = as_rlctl_error(error)
-        code, failure = known.exit_code if known else code, error
+    except (Exception, SystemExit) as error:
+        failure = as_rlctl_error(error)
+        if failure is not None:
+            code = failure.exit_code
+        elif isinstance(error, SystemExit):  # `Terminated`, `TimeUp`
+            state, code = "stopped", int(error.code or 0)
+        else:
+            failure = error
         raise
     finally:
         report(state, code, failure)
@@ -127,7 +132,10 @@ def failure_of(error: Exception) -> dict[str, str | None]:
     )
     first = known.problems[0]
     message = " ".join(first.message.split())
-    return {"code": code_of(first.message, known), "message": message, "hint": first.hint}
+    code = code_of(first.message, known)
+    if code == "E-PLUGIN" and first.where:
+        message += f" ({first.where})"
+    return {"code": code, "message": message, "hint": first.hint}
 
 
 def now() -> str:

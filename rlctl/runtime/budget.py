@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlctl.causes import is_cpu_oom
 from rlctl.errors import DeviceMemoryError
 from rlctl.runtime.balance import TokenCounts, micro_batches
 from rlctl.runtime.ops import ceil_div
@@ -129,9 +130,7 @@ class Budget:
 
 def is_oom(error: RuntimeError) -> bool:
     """Return True if `error` is an out-of-memory error of torch (a plain RuntimeError on a CPU)."""
-    return isinstance(
-        error, torch.OutOfMemoryError
-    ) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or is_cpu_oom(error)
 
 
 def free_memory(device: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from huggingface_hub import constants
 
+from rlctl.causes import as_rlctl_error
 from rlctl.data_prep.hub import hub_answers
 from rlctl.errors import (
     ConfigError,
@@ -24,7 +25,6 @@ from rlctl.errors import (
     Problem,
     ResourceError,
     RlctlError,
-    as_rlctl_error,
     raise_problems,
 )
 from rlctl.recipes import schema

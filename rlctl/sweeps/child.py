@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, NotFoundError
 from rlctl.runs.process import start_rlctl
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import ACTIVE, Stamp, stamp
@@ -47,7 +47,7 @@ class Child:
         """Record `run.json` of the run, None before it exists."""
         try:
             return RunRecord.read(self.folder / RECORD_FILE)
-        except ConfigError:
+        except (ConfigError, NotFoundError):
             return None
 
     def old_process(self) -> str | None:

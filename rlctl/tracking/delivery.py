@@ -14,7 +14,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from rlctl.errors import ConfigError, ResourceError, RlctlError
+from rlctl.code_places import plugin_packages, users_place
+from rlctl.errors import (
+    ConfigError,
+    ResourceError,
+    RlctlError,
+    Terminated,
+    TimeUp,
+)
 from rlctl.log import warn_once
 from rlctl.tracking.episodes import transcript
 from rlctl.tracking.json_lines import read_lines
@@ -80,9 +87,14 @@ class Delivery:
             if call.method not in _OPTIONAL or hasattr(self.tracker, call.method):
                 getattr(self.tracker, call.method)(*call.arguments)
             self.undelivered.discard((call.step, call.method))
-        except Exception as error:  # a failing tracker must not stop the run
+        except (Exception, SystemExit) as error:  # a failing tracker must not stop the run
+            if isinstance(error, Terminated | TimeUp):
+                raise
             self._num_failures += 1
+            place = users_place(error, plugin_packages)
             self.last_error = f"{call.method}: {type(error).__name__}: {error}"
+            if place is not None:
+                self.last_error += f" ({place})"
             if self._num_failures >= self.max_failures:
                 self.disable(f"{MAX_FAILURES} failures, the last in {self.last_error}")
 
@@ -142,8 +154,10 @@ class ThreadedDelivery(Delivery):
             late = f"did not start within {limit:g} s (trainer.tracking.start_s)"
             raise ResourceError(f"logger {self.name} {late}", hint=hint) from None
         if isinstance(error, Exception) and not isinstance(error, RlctlError):
-            reason = f"failed to start: {type(error).__name__}: {error}"
-            raise RlctlError(f"logger {self.name} {reason}", hint=hint) from error
+            message = f"logger {self.name} failed to start: {type(error).__name__}: {error}"
+            place = users_place(error, plugin_packages)
+            kind = RlctlError if place is None else ConfigError
+            raise kind(message, where=place, hint=hint) from error
         return self._started.result()
 
     def send(self, call: Call) -> None:

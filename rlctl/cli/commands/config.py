@@ -244,7 +244,8 @@ def _resolve(key: str, found: ConfigTarget) -> str:
     ending = [name for name in names if name.endswith(f".{key}")]
     if len(ending) == 1:
         return ending[0]
-    raise NotFoundError(
-        f"no key {key}" if not ending else f"{key} matches several keys",
-        hint=did_you_mean(key, names),
-    )
+    if ending:
+        raise NotFoundError(
+            f"{key} matches {len(ending)} keys", hint=f"give one of them: {' or '.join(ending)}"
+        )
+    raise NotFoundError(f"no key {key}", hint=did_you_mean(key, names))

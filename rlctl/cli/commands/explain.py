@@ -45,15 +45,21 @@ def explain(
 
     from rich.text import Text
 
+    from rlctl.cli import COMMANDS
     from rlctl.explain.lookup import Explanation
     from rlctl.explain.lookup import explain as look_up
 
     found, problems = list[Explanation](), list[Problem]()
     for name in names:
+        found += [
+            Explanation(name, "command", command.help or "", {"options": f"rlctl {name} --help"})
+            for command in COMMANDS
+            if command.name == name
+        ]
         try:
             found += look_up(name)
         except NotFoundError as error:
-            problems += error.problems
+            problems += [] if found and found[-1].name == name else error.problems
     if as_json:
         print_json(found)
         found = []

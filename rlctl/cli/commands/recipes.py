@@ -9,10 +9,12 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from rlctl import plugins
+from rlctl.causes import as_rlctl_error
 from rlctl.cli import complete
 from rlctl.cli.console import notice, print_json, print_problems, print_table, stdout, warn
 from rlctl.cli.options import Json, Strict
-from rlctl.errors import ConflictError, Problem, RlctlError, cannot_write
+from rlctl.errors import ConflictError, Problem, cannot_write
 from rlctl.files import write_text
 from rlctl.recipes.search_path import find_recipe, library_recipes
 from rlctl.terminal import visible
@@ -146,13 +148,21 @@ def _check_recipe(name: str, strict: bool) -> _Check:
     """Compose a recipe and load its plug-ins; data and models are not read."""
     from rlctl.recipes.compose import compose
     from rlctl.recipes.roles import needed_roles
+    from rlctl.recipes.slots import SLOTS
     from rlctl.recipes.unused_keys import report_unused_keys
     from rlctl.runtime.build import load_algorithm
 
     try:
         recipe = compose(name)
+        for slot in SLOTS:
+            for plugin in filter(slot.is_loaded_here, slot.selected(recipe.container)):
+                if ":" in plugin:
+                    plugins.load(slot.kind, plugin)
         needs = load_algorithm(recipe.config, num_steps=1).needs
         roles = {role.name for role in needed_roles(recipe.config, needs)}
         return _Check(unused=report_unused_keys(recipe, roles, strict=strict))
-    except RlctlError as error:
-        return _Check(error.problems, exit_code=error.exit_code)
+    except Exception as error:
+        known = as_rlctl_error(error)  # of users' code, too
+        if known is None:
+            raise
+        return _Check(known.problems, exit_code=known.exit_code)

@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlctl import plugins
+from rlctl.plugins.faults import check_result
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Stateless
 
@@ -27,7 +29,16 @@ KLEstimator = Callable[[Tensor], Tensor]
 
 def load_kl_estimator(name: str) -> KLEstimator:
     """Load an estimator by name or `module:function`. Raises ConfigError for an unknown name."""
-    return plugins.load("kl_estimators", name)
+    function = plugins.load("kl_estimators", name)
+    return partial(_checked, function) if ":" in name else function
+
+
+def _checked(function: KLEstimator, d: Tensor) -> Tensor:
+    """Return the estimate of a user's function; raise ConfigError unless it is (T,)."""
+    result = function(d)
+    is_right = getattr(result, "shape", None) == d.shape
+    check_result(function, is_right, result, f"a tensor of {tuple(d.shape)}")
+    return result
 
 
 def k1(d: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from rlctl.errors import RlctlError
 from rlctl.recipes.roles import ROLLOUT
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.cluster.open_turns import OpenTurn
+from rlctl.runtime.cluster.task_errors import error_of_users_code
 from rlctl.runtime.rollout.http_server import LostServerError
 from rlctl.runtime.rollout.requests import Completion, Request
 
@@ -130,6 +131,8 @@ def failure_reason(
         is_lost = isinstance(error.cause, LostServerError)
         if raise_rlctl_errors and isinstance(error.cause, RlctlError) and not is_lost:
             raise error.cause from error
+        if raise_rlctl_errors and (users := error_of_users_code(error)) is not None:
+            raise users from error
         return f"{type(error.cause).__name__}: {error.cause}"
     except RayActorError as error:
         return str(error.error_msg)

@@ -36,6 +36,7 @@ from rlctl.runtime.cluster.group import GroupTransport, Relay, RelayedTransport,
 from rlctl.runtime.cluster.pools import RANKS_PER_RELAY, Pool, W
 from rlctl.runtime.cluster.resources import free_of, node_here
 from rlctl.runtime.cluster.stop_key import StopKey
+from rlctl.runtime.cluster.task_errors import error_of_users_code
 from rlctl.runtime.rank_info import RankInfo, process_resources
 from rlctl.runtime.workers.dispatch import bind
 from rlctl.runtime.workers.interrupts import INTERRUPTS
@@ -291,6 +292,8 @@ def gather(
     except RayTaskError as error:
         if isinstance(error.cause, RlctlError):
             raise error.cause from error
+        if (users := error_of_users_code(error)) is not None:
+            raise users from error
         raise RlctlError(
             f"{what} failed: {type(error.cause).__name__}: {error.cause}", where=tail()
         ) from error

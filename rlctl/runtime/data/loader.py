@@ -24,6 +24,7 @@ from rlctl.data_prep.row_fields import RowField
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import TRAIN, data_files
 from rlctl.errors import ConfigError
+from rlctl.plugins.faults import check_result
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.data.image_prompts import ImagePrompts
@@ -292,7 +293,12 @@ class PromptLoader:
         A stateful sampler returns indices of prompts, those in `avoid` last.
         """
         if self.stateful is not None:
-            return self.stateful.draw(count, avoid)
+            drawn = self.stateful.draw(count, avoid)
+            allowed, right_type = range(len(self.prompts)), isinstance(drawn, Sequence)
+            is_right = right_type and len(drawn) == count and all(row in allowed for row in drawn)
+            expected = f"{count} numbers of prompts from 0 to {len(allowed) - 1}"
+            check_result(type(self.stateful).draw, is_right, drawn, expected)
+            return drawn
         return list(range(position, position + count))
 
     def at(self, drawn: Sequence[int]) -> Prompts:
@@ -310,7 +316,11 @@ class PromptLoader:
     def _order(self, epoch: int) -> Tensor:
         if self.prompts.parts:
             return mixed_order(self.prompts.parts, self.sampler, epoch, self.seed)
-        return self.sampler(len(self.prompts), epoch, self.seed)
+        order = self.sampler(len(self.prompts), epoch, self.seed)
+        expected = f"a tensor of ({len(self.prompts)},)"
+        is_right = getattr(order, "shape", None) == (len(self.prompts),)
+        check_result(self.sampler, is_right, order, expected)
+        return order
 
     def observe(self, drawn: Sequence[int], scores: Sequence[float]) -> None:
         """Give the mean score of the responses to each of `drawn` to a stateful sampler."""

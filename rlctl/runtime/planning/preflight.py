@@ -148,13 +148,34 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> Iterator[Problem]:
     longest = data.max_prompt_length + data.max_response_length
     is_policy = role.kind == ACTOR.kind  # conversations of reward models are cut to the context
     if is_policy and context is not None and longest > context:
-        left = max(1, context - data.max_prompt_length)
+        yield from _too_long(data, context, f"+{role.model_key}.override_config")
+
+
+def _too_long(data: schema.Data, context: int, override: str) -> Iterator[Problem]:
+    """Yield the problems of lengths beyond the context.
+
+    Prompts keep their length within half of the context; else both lengths shrink in proportion.
+    """
+    longest, prompt = data.max_prompt_length + data.max_response_length, data.max_prompt_length
+    shorter = prompt
+    if prompt > context // 2:
+        shorter = max(1, context * prompt // longest)
+    response = max(1, context - shorter)
+    lengths = f"data.max_response_length={response}"
+    if shorter != prompt:
+        lengths = f"data.max_prompt_length={shorter} {lengths}"
+    yield Problem(
+        f"data.max_prompt_length + data.max_response_length = {longest} tokens, but the "
+        f"model's context is {context}",
+        hint=f"{lengths}, a model with a longer context, or "
+        f"{override}.max_position_embeddings={longest}",
+        fix=_fix("data.max_response_length", str(response)),
+    )
+    if shorter != prompt:
         yield Problem(
-            f"data.max_prompt_length + data.max_response_length = {longest} tokens, but the "
-            f"model's context is {context}",
-            hint=f"data.max_response_length={left}, shorter prompts, or "
-            f"+{role.model_key}.override_config.max_position_embeddings={longest}",
-            fix=_fix("data.max_response_length", str(left)),
+            f"data.max_prompt_length={prompt} leaves too few of the model's {context} tokens",
+            hint=f"data.max_prompt_length={shorter}",
+            fix=_fix("data.max_prompt_length", str(shorter)),
         )
 
 

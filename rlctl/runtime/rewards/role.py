@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import RlctlError
+from rlctl.monitoring.text import plural
 from rlctl.runtime.batch import Prompts, Rollouts, Scores
 from rlctl.runtime.rewards.functions import CallResult
 from rlctl.runtime.rewards.host import TIMEOUT_HINT
@@ -132,8 +133,8 @@ class RuleReward(Reward):
             return report
         num_failed = sum(result.error is not None for result in report.results)
         LOG.warning(
-            "%d reward calls failed and %d took too long, for %d of %d responses; the first: %s",
-            report.num_errors,
+            "%s failed and %d took too long, for %d of %d responses; the first: %s",
+            plural(report.num_errors, "reward call"),
             report.num_timeouts,
             num_failed,
             len(report.results),

@@ -47,6 +47,12 @@ def load_named(kind: str, given: str, noun: str) -> Any:
     a file or module does not import, and the errors of `plugins.load`.
     """
     path, _, name = given.rpartition(":")
+    if "/" in path and not path.endswith(".py"):
+        folder = Path(path).expanduser()
+        raise ConfigError(
+            f"the {noun} path {path!r} is {'a folder' if folder.is_dir() else 'no Python file'}",
+            hint=f"name the file: {path.rstrip('/')}/FILE.py",
+        )
     if path.endswith(".py"):
         return member(import_file(Path(path).expanduser(), noun), name, noun)
     with report_errors(f"the {noun} {given!r} does not import", given):

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlctl.causes import as_rlctl_error
 from rlctl.debugging import call_on_breakpoint, mark_breakpoints
 from rlctl.errors import RlctlError
 from rlctl.log import log_to_stderr
@@ -127,6 +128,10 @@ class Process:
             if self._interrupts is None:  # in the controller's process
                 raise
             raise RlctlError(f"{role}.{method} was interrupted by a request to stop") from None
+        except SystemExit as error:  # of users' code: it would end the process without a message
+            if (known := as_rlctl_error(error)) is None:
+                raise
+            raise known from error
         finally:
             faulthandler.cancel_dump_traceback_later()
 

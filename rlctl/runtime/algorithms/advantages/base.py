@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlctl import plugins
 from rlctl.errors import InternalError
+from rlctl.plugins.faults import check_result
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.ops import EPS, first_rows, group_stats, group_sum, masked_whiten
 from rlctl.runtime.roles import Total
@@ -130,9 +131,14 @@ class Estimator:
 
     def __call__(self, inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tensor]:
         """Return advantages and returns, (B, R) each."""
-        if self.params is None:
-            return self.function(inputs, config)
-        return self.function(inputs, config, self.params)
+        more = () if self.params is None else (self.params,)
+        result = self.function(inputs, config, *more)
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        shape = inputs.rewards.shape
+        is_right = is_pair and all(getattr(part, "shape", None) == shape for part in result)
+        expected = f"advantages and returns, tensors of {tuple(shape)}"
+        check_result(self.function, is_right, result, expected)
+        return result
 
 
 def estimator(

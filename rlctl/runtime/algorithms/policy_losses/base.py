@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rlctl import plugins
+from rlctl.plugins.faults import check_result
 from rlctl.runtime.ops import row_mean
 from rlctl.tracking.metrics import Mean, Metrics
 
@@ -112,9 +113,15 @@ class TokenLoss:
 
     def __call__(self, tokens: PolicyTokens, clip: ClipRange) -> tuple[Tensor, Metrics]:
         """Return one loss per token (T,) and metrics."""
-        if self.params is None:
-            return self.function(tokens, clip)
-        return self.function(tokens, clip, self.params)
+        more = () if self.params is None else (self.params,)
+        result = self.function(tokens, clip, *more)
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        shape = tokens.log_probs.shape
+        is_right = is_pair and getattr(result[0], "shape", None) == shape
+        is_right = is_right and isinstance(result[1], Mapping)
+        expected = f"losses, a tensor of {tuple(shape)}, and a dict of metrics"
+        check_result(self.function, is_right, result, expected)
+        return result
 
 
 def policy_loss(

@@ -1,0 +1,69 @@
+"""Faults of plug-ins: modules that do not import, objects of another kind, wrong results."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from typing import Any
+
+from rlctl.code_places import plugin_packages, users_place
+from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.plugins import singular
+
+# Methods of the kinds that are classes; a plug-in of any other of these kinds is called.
+_METHODS = {"algorithms": ("from_config",), "engines": ("check", "from_spec")}
+_CALLED = ("advantages", "policy_losses", "kl_estimators", "samplers", "datasets", "loggers")
+
+
+def check_result(plugin: Any, is_right: bool, result: Any, expected: str) -> None:
+    """Raise ConfigError, at the line of the function `plugin`, unless its `result` is right."""
+    if is_right:
+        return
+    plugin = getattr(plugin, "func", plugin)  # of a partial
+    code = getattr(plugin, "__code__", None)
+    shape = getattr(result, "shape", None)
+    given = repr(result)[:60] if shape is None else f"a tensor of {tuple(shape)}"
+    raise ConfigError(
+        f"your function {getattr(plugin, '__name__', '?')} returned {given}, not {expected}",
+        where=f"{code.co_filename}:{code.co_firstlineno}" if code else None,
+    )
+
+
+def check_kind(point: EntryPoint, found: Any) -> None:
+    """Raise ConfigError unless `found` has what rlctl uses of a plug-in of its kind."""
+    kind = point.group.removeprefix("rlctl.")
+    lacking = [name for name in _METHODS.get(kind, ()) if not hasattr(found, name)]
+    if lacking or (kind in _CALLED and not callable(found)):
+        raise ConfigError(
+            f"the {singular(kind)} {point.value!r} is no {singular(kind)}: it "
+            + (f"has no {', '.join(lacking)}" if lacking else "cannot be called"),
+            hint="docs/extending.md has an example of each kind",
+        )
+
+
+def import_error(point: EntryPoint, error: BaseException) -> BaseException:
+    """Return the error to raise for a plug-in whose import raised `error`."""
+    kind = singular(point.group.removeprefix("rlctl."))
+    missing = error.name or str(error) if isinstance(error, ModuleNotFoundError) else None
+    if missing and f"{point.module}.".startswith(f"{missing}."):
+        return ConfigError(
+            f"{kind} {point.value!r}: no module named {missing!r}",
+            hint="the current folder and the installed packages are searched",
+        )
+    if missing and missing.partition(".")[0] not in sys.modules:
+        wanted = (
+            f"'{point.dist.name}[{','.join(point.extras)}]'"
+            if point.dist and point.extras
+            else missing.partition(".")[0]
+        )
+        return MissingExtraError(
+            f"{point.name!r} needs the package {missing!r}", hint=f"pip install {wanted}"
+        )
+    place = users_place(error, plugin_packages)
+    if place is None and point.module.startswith("rlctl."):
+        return error
+    return ConfigError(
+        f"the {kind} {point.value!r} does not import: {type(error).__name__}: {error}",
+        where=place or point.module,
+        hint="`rlctl --debug …` prints the traceback",
+    )

@@ -1,0 +1,16 @@
+"""Errors of users' code in another process."""
+
+from __future__ import annotations
+
+from ray.exceptions import RayTaskError
+
+from rlctl.causes import raised_by_users_code
+from rlctl.code_places import plugin_packages, users_place_in
+from rlctl.errors import RlctlError
+
+
+def error_of_users_code(error: RayTaskError) -> RlctlError | None:
+    """Return the error of a task that users' code ended, with its file and line, else None."""
+    # Ray raises a class of its own and the cause's, which has the traceback as its text alone.
+    place = users_place_in(str(error), plugin_packages)
+    return None if place is None else raised_by_users_code(error.cause, place)
