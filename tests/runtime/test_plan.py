@@ -134,6 +134,18 @@ def test_inline_refuses_more_than_one_process(folder: Path, override: str, messa
         plan(folder, override)
 
 
+def test_checkpoints_that_do_not_fit_together_are_a_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    many = ["trainer.total_training_steps=10000000000", "trainer.save_freq=1"]
+    plan(folder, *many)
+    assert "10000000000 checkpoints of about" in caplog.text
+    assert "trainer.max_ckpt_to_keep=" in caplog.text
+    caplog.clear()
+    plan(folder, *many, "trainer.max_ckpt_to_keep=1")
+    assert "checkpoints of about" not in caplog.text
+
+
 def test_fewer_prompts_than_a_batch_is_an_error(folder: Path) -> None:
     with pytest.raises(ConfigError, match="10 training prompts do not fill one batch"):
         plan(folder, *given(batch=16, mini_batch=16))

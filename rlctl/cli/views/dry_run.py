@@ -56,11 +56,6 @@ def show(
                 f"pool {pool} needs about {size(peak)} per device, "
                 f"but a device has {size(report.device_memory)}"
             )
-    if (report.disk.checkpoint or 0) * report.disk.num_checkpoints > report.disk.free:
-        warn(
-            f"{report.disk.num_checkpoints} checkpoints need more than the free disk space, "
-            f"{size(report.disk.free)}"
-        )
     notice(f"no errors: {start} starts the run")
 
 

@@ -201,7 +201,9 @@ class Saver:
         self.failure = ResourceError(
             f"the checkpoint of step {step} was not written: {reason}",
             where=str(self.store.folder),
-            hint=f"the latest checkpoint is that of step {steps[-1]}"
+            hint=f"the latest checkpoint is that of step {steps[-1]}: free some space, then "
+            f"`rlctl resume {self.run.path.name}` continues from it; trainer.max_ckpt_to_keep=1 "
+            "keeps fewer"
             if steps
             else "the run has no checkpoint",
         )

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rlctl.files import free_space
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
-from rlctl.recipes.roles import ACTOR, CRITIC, REWARD_LEARNER, Role, needed_roles
+from rlctl.recipes.roles import ACTOR, CRITIC, Role, needed_roles
 from rlctl.recipes.schema import RewardModel
 from rlctl.recipes.unused_keys import report_unused_keys
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.data.tokenizer import render_prompt
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.capacity import host_bytes, memory_of
+from rlctl.runtime.planning.disk import Disk, disk_of
 from rlctl.runtime.planning.memory import RoleMemory
 from rlctl.runtime.planning.mesh import draw_mesh
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS
-from rlctl.runtime.planning.role_memory import PlannedRole
 from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.tracking.loggers import preflight
 
@@ -136,18 +134,6 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Disk:
-    """Disk space of checkpoints, in bytes.
-
-    A checkpoint holds the exported policy, and weights and two moments of each learning role.
-    """
-
-    checkpoint: int | None  # None: the size of a model is unknown
-    num_checkpoints: int  # the most that are kept at a time
-    free: int
-
-
-@dataclass(frozen=True)
 class DryRun:
     """Contents of the report."""
 
@@ -190,7 +176,7 @@ def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
         overheads={pool: plan.memory.overhead(pool) for pool in plan.memory.pools(plan.inline)},
         device_memory=memory_of(plan.devices, processes),
         host=host_bytes(plan.memory, plan.devices, plan.pool_sizes),
-        disk=_disk(plan),
+        disk=disk_of(plan),
         trackers=[_tracker(name, config.trainer.tracking) for name in config.trainer.logger],
         reward_functions=[
             spec.function + (f" for {', '.join(sorted(spec.sources))}" if spec.sources else "")
@@ -235,27 +221,3 @@ def _placement(plan: Plan) -> list[Placed]:
             Placed(planned.role.name, planned.pool, ranks, device, plan.num_threads, strategy)
         )
     return placed
-
-
-def _disk(plan: Plan) -> Disk:
-    trainer = plan.config.trainer
-    root = Path(trainer.default_local_dir or trainer.run_dir).expanduser().absolute()
-    learning = [planned for planned in plan.memory.roles if planned.role.learns]
-    sizes = [_checkpoint_bytes(planned) for planned in learning]
-    known = [size for size in sizes if size is not None]
-    checkpoint = sum(known) if len(known) == len(sizes) else None
-    count = int(trainer.saves)  # by the clock: at least one
-    if trainer.save_freq > 0:
-        count = ceil_div(plan.num_steps, trainer.save_freq)  # the last step is saved too
-    if trainer.max_ckpt_to_keep is not None:  # and one more while it is written
-        best = trainer.keep_best.k if trainer.keep_best.metric is not None else 0
-        count = min(count, trainer.max_ckpt_to_keep + best + 1)
-    return Disk(checkpoint, count, free_space(root))
-
-
-def _checkpoint_bytes(planned: PlannedRole) -> int | None:
-    """Return the bytes of weights and moments, and of the exported policy; None if unknown."""
-    if planned.memory is None:
-        return None
-    exported = planned.memory.num_parameters if planned.role in (ACTOR, REWARD_LEARNER) else 0
-    return (3 * planned.memory.num_trained + exported) * planned.storage.master

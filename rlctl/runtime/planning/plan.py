@@ -17,6 +17,7 @@ from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.loader import PromptLoader
 from rlctl.runtime.planning.devices import Devices, pool_device, pool_sizes
+from rlctl.runtime.planning.disk import warn_of_full_disk
 from rlctl.runtime.planning.draft import CHECKS, Draft
 from rlctl.runtime.planning.evaluation import with_models
 from rlctl.runtime.planning.role_memory import MemoryPlan
@@ -95,7 +96,7 @@ def make_plan(recipe: Recipe, inline: bool, run: Path | None = None) -> Plan:
     trainer = config.trainer
     num_steps = trainer.total_training_steps or trainer.total_epochs * draft.loader.steps_per_epoch
     check_profile(trainer.profile, draft.pool_sizes, num_steps)
-    return Plan(
+    plan = Plan(
         recipe=recipe,
         config=draft.config,
         devices=draft.devices,
@@ -108,3 +109,5 @@ def make_plan(recipe: Recipe, inline: bool, run: Path | None = None) -> Plan:
         num_steps=num_steps,
         inline=inline,
     )
+    warn_of_full_disk(plan)
+    return plan
