@@ -124,6 +124,10 @@ class HFEngine:
                     f"{section}.tensor_model_parallel_size is set, "
                     "but the engine hf runs on one rank",
                     hint=f"set it to 1, or {section}.name=vllm",
+                    fix=(
+                        f"{section}.tensor_model_parallel_size",
+                        f"{section}.tensor_model_parallel_size=1",
+                    ),
                 )
             )
         if rollout.engine_kwargs:
