@@ -50,7 +50,7 @@ def import_error(point: EntryPoint, error: BaseException) -> BaseException:
             f"{kind} {point.value!r}: no module named {missing!r}",
             hint="the current folder and the installed packages are searched",
         )
-    if missing and missing.partition(".")[0] not in sys.modules:
+    if missing and sys.modules.get(missing.partition(".")[0]) is None:
         wanted = (
             f"'{point.dist.name}[{','.join(point.extras)}]'"
             if point.dist and point.extras

@@ -115,7 +115,9 @@ def test_tracker_is_disabled_after_three_failures_with_one_warning(tmp_path, cap
     assert logged(healthy) == list(range(1, 9))
     (off, off_fields), delivered, (missed, missed_fields) = events.seen
     assert delivered == ("trackers_told", {"trackers": ["healthy"]})
-    why = "3 failures, the last in log: ConnectionError: no route at 5"
+    # The notebook is users' code, so that the warning names its line.
+    place = f"{__file__}:{Notebook.log.__code__.co_firstlineno + 2}"
+    why = f"3 failures, the last in log: ConnectionError: no route at 5 ({place})"
     assert (off, off_fields["tracker"], off_fields["why"]) == ("tracker_off", "weak", why)
     assert (missed, missed_fields["steps"]) == ("tracker_missed", [(2, 2), (4, 8)])
     (warning,) = caplog.messages
