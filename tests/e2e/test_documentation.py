@@ -7,6 +7,7 @@ valid, and the site builds without warnings.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -209,6 +210,28 @@ def test_blocks_are_valid() -> None:
         compile(text.replace("…", "..."), page, "exec")
     scripts = "\n".join(text.replace("…", "") for _, text in texts_in("bash", "sh"))
     subprocess.run(["bash", "-n"], input=scripts, text=True, check=True)
+
+
+def test_examples_of_plug_ins_import_what_they_use_of_rlctl() -> None:
+    page = ROOT / "docs" / "extending.md"
+    sources = [text for language, text in blocks(page) if language == "python"]
+    example = (ROOT / "docs" / "examples" / "plugins" / "rlctl_example.py").read_text()
+    public = imported(example) | imported("".join(sources))
+    for source in sources:
+        nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+        names = {node.id for node in nodes if isinstance(node.ctx, ast.Load)}
+        assert names & public <= imported(source)
+        exec("\n".join(line for line in source.splitlines() if " import " in line), {})
+
+
+def imported(source: str) -> set[str]:
+    """Return the names that a source imports from rlctl."""
+    return {
+        alias.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlctl")
+        for alias in node.names
+    }
 
 
 def test_commands_of_scripts_exist(capsys: pytest.CaptureFixture[str]) -> None:
