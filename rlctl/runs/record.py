@@ -138,6 +138,11 @@ def failure_of(error: Exception) -> dict[str, str | None]:
     return {"code": code, "message": message, "hint": first.hint}
 
 
+def message_of(error: Exception | None) -> str | None:
+    """Return the one-line message of `failure_of` without secrets, None without an error."""
+    return redact_texts(failure_of(error)["message"]) if error is not None else None
+
+
 def now() -> str:
     """Return the current time: UTC, ISO 8601, milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -29,8 +29,9 @@ from rlctl.tracking.delivery import (
 from rlctl.tracking.fanout import RECORD
 from rlctl.tracking.jsonl import METRICS_FILE, metric_rows
 from rlctl.tracking.loggers import make_tracker, preflight
-from rlctl.tracking.tracker import RunInfo, ShowsPhases
+from rlctl.tracking.tracker import NUM_SHOWN, RunInfo, ShowsPhases
 
+_FAILURES = {"lost": "its process disappeared", "failed": "the cause was not recorded"}
 _END_OF_RUN = {"finished": "finished", "failed": "failed", "lost": "failed", "stopped": "stopped"}
 
 
@@ -61,9 +62,22 @@ def run_info(
         modes=tracking["modes"],
         tags=redact_texts([tags] if isinstance(tags, str) else tags),
         description=redact_texts(tracking["description"]),
-        num_samples=trainer["log_val_generations"],
+        num_samples=_num_samples(trainer),
         sample_seed=trainer["seed"],
+        recipe=record.recipe,
+        sweep=record.sweep,
+        attempt=record.attempts,
+        commit=record.git["commit"] if record.git else None,
     )
+
+
+def _num_samples(trainer: Mapping[str, Any]) -> int:
+    """Return `trainer.log_val_generations`; by default it depends on the loggers."""
+    if (number := trainer["log_val_generations"]) is not None:
+        return number
+    names = trainer["logger"]
+    plugins = [load("loggers", name) for name in ([names] if isinstance(names, str) else names)]
+    return NUM_SHOWN if any(getattr(plugin, "shows_samples", False) for plugin in plugins) else 0
 
 
 @dataclass(frozen=True)
@@ -113,12 +127,16 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     if not num_wanted:
         return Sent(logger, run.record.trackers.get(logger), 0, full_replay=False)
     total = run.record.total_steps or max(steps)
-    info = run_info(run.record, run.path, {"trainer": trainer}, total, shown=config)
+    composed = {"trainer": {**trainer, "logger": logger}}
+    info = run_info(run.record, run.path, composed, total, shown=config)
     timeouts = TrackerTimeouts(1, tracking["start_s"], tracking["call_s"], tracking["finish_s"])
     with contextlib.redirect_stdout(sys.stderr):  # SDKs print to stdout, which is for data
         tracker = make_tracker(logger, params)
         delivery = ThreadedDelivery(logger, tracker, timeouts, info, steps, first)
         run_id = delivery.wait_for_start()
+        if run.state in _FAILURES:
+            failure = run.record.failure or {"message": _FAILURES[run.state]}
+            delivery.send(Call("failure", (failure["message"],)))
         delivery.send(Call("finish", (_END_OF_RUN[run.state],)))
         delivery.wait_for_end(math.inf)
     folder = RunDir(run.path)

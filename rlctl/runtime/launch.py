@@ -14,7 +14,7 @@ from rlctl.errors import DeviceMemoryError
 from rlctl.monitoring.alarms import Alarms
 from rlctl.recipes import schema
 from rlctl.recipes.roles import trained_role
-from rlctl.runs.record import Last, recorded_end
+from rlctl.runs.record import Last, message_of, recorded_end
 from rlctl.runs.run_dir import RunDir, relaxed_umask
 from rlctl.runs.sync import run_info
 from rlctl.runtime.algorithms.base import Needs, sampling_seed
@@ -255,7 +255,9 @@ def _load_trackers(config: schema.Config, run: RunDir, stack: ExitStack) -> Trac
     limits = trainer.alarms.model_dump() | {"rollout_mismatch": mismatch}
     alarms = Alarms(limits, metric_rows(run.metrics))
     trackers = Trackers.load(trainer.logger, run.event, timeouts, alarms, tracking.params)
-    stack.enter_context(recorded_end(lambda state, code, _: trackers.finish(state, code)))
+    stack.enter_context(
+        recorded_end(lambda state, code, error: trackers.finish(state, code, message_of(error)))
+    )
     return trackers
 
 

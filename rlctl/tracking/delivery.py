@@ -37,7 +37,8 @@ from rlctl.tracking.tracker import RunInfo, Sample, Tracker
 # steps, and a tracker that `rlctl runs sync` updated.
 DELIVERED, MISSED, SYNCED = "trackers_told", "tracker_missed", "tracker_synced"
 MAX_FAILURES = 3
-_OPTIONAL = ("phase", "episodes", "alarm")  # methods that not every tracker has
+_OPTIONAL = ("phase", "episodes", "alarm", "failure")  # methods that not every tracker has
+_LAST = ("failure", "finish")
 _EXIT_GRACE_S = 5.0  # for other threads and exit handlers to complete
 _POLL_S = 0.05
 
@@ -163,11 +164,11 @@ class ThreadedDelivery(Delivery):
     def send(self, call: Call) -> None:
         """Queue a call without waiting; disable the tracker if it hangs or its queue is full.
 
-        `finish` is the last call, which a full queue accepts.
+        A full queue accepts `failure` and `finish`, the last calls.
         """
         self._check_time()
         size = self.timeouts.queue_size
-        if call.method != "finish" and self._queue.qsize() >= size:
+        if call.method not in _LAST and self._queue.qsize() >= size:
             self.disable(f"{size} calls are waiting (trainer.tracking.queue_size)")
         self.undelivered.add((call.step, call.method))
         if self.disabled_reason is None:

@@ -142,11 +142,11 @@ class Trackers:
         for call in sample_calls(self.run, step, samples) if self.run else ():
             self._send(call, self.threaded)
 
-    def finish(self, state: str, exit_code: int | None = None) -> None:
+    def finish(self, state: str, exit_code: int | None = None, failure: str | None = None) -> None:
         """Close all trackers, and wait for them at most `finish_s` seconds.
 
         If `exit_code` is given and a tracker is stuck, the process exits with this code as soon as
-        its main thread ends.
+        its main thread ends. `failure` is the message of the error that ended the run.
         """
         if self.num_non_finite:
             self._record_event("non_finite_total", metrics=dict(self.num_non_finite))
@@ -155,6 +155,8 @@ class Trackers:
         started = [delivery for delivery in self.threaded.values() if delivery.has_started]
         with contextlib.redirect_stdout(sys.stderr):
             for delivery in started:
+                if failure is not None:
+                    delivery.send(Call("failure", (failure,)))
                 delivery.send(Call("finish", (state,)))
             for delivery in started:
                 delivery.wait_for_end(deadline)

@@ -41,6 +41,7 @@ class MlflowTracker:
     MLflow allows no `@` in names: `mean@1` becomes `mean_at_1`.
     """
 
+    shows_samples = True
     client: MlflowClient  # from `start` on, like `id`
     id: str
 

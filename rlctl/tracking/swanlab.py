@@ -46,6 +46,7 @@ class SwanLabTracker:
     A later attempt continues an online experiment; in local and offline mode it creates a new one.
     """
 
+    shows_samples = True
     run: swanlab.Run  # from `start` on
 
     @classmethod

@@ -27,6 +27,7 @@ class TensorBoardTracker:
     Values are stored as 32-bit floats; characters that tags must not contain become `_`.
     """
 
+    shows_samples = True
     events: EventsWriter  # from `start` on
 
     def start(self, run: RunInfo) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rlctl.tracking.episodes import Episode
 
+NUM_SHOWN = 8  # default of trainer.log_val_generations with a tracker that `shows_samples`
 # Fields of a sample in the table of a tracker.
 TABLE_COLUMNS = (
     "prompt",
@@ -31,7 +32,8 @@ class RunInfo:
     `trackers` maps a logger to the id that it gave the run in an earlier attempt. `resume_step` is
     the last step that the tracker is known to have (0 in a new run); later steps are sent, some of
     them perhaps again. `modes` maps a logger to its mode in the recipe (online, offline, …); other
-    loggers decide by their environment variables.
+    loggers decide by their environment variables. `sweep` is the name of the sweep that started the
+    run, `attempt` counts from 1, and `commit` is that of the code in the folder of the command.
     """
 
     id: str
@@ -47,6 +49,10 @@ class RunInfo:
     description: str | None = None
     num_samples: int = 0
     sample_seed: int = 0
+    recipe: str = ""
+    sweep: str | None = None
+    attempt: int = 1
+    commit: str | None = None
 
     def select_samples(self, samples: Sequence[Sample]) -> list[Sample]:
         """Select `num_samples` of a step's samples, at positions fixed by `sample_seed`."""
@@ -106,7 +112,9 @@ class Tracker(Protocol):
     """Logger integration. Built without arguments and called from one thread, not the run's own.
 
     Calls come in this order: `start`, then `log` and `generations` with increasing steps, then
-    `finish`. A tracker may be slow, and its exceptions never stop the run.
+    `finish`. A tracker may be slow, and its exceptions never stop the run. A class whose attribute
+    `shows_samples` is true gets samples by default. The optional method `failure` receives the
+    message of the error that ended a run, before `finish`; see `ShowsAlarms` for `alarm`.
     """
 
     def start(self, run: RunInfo) -> str | None:

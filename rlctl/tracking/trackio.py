@@ -16,6 +16,7 @@ from rlctl.tracking.tracker import TABLE_COLUMNS, RunInfo, Sample
 class TrackioTracker:
     """Trackio tracker (`Tracker`); a later attempt continues the run of the same name."""
 
+    shows_samples = True
     run: Run  # from `start` on
 
     def start(self, run: RunInfo) -> str:

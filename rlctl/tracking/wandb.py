@@ -40,6 +40,7 @@ _NO_NETWORK = (
 class WandbTracker:
     """W&B tracker (`Tracker`, `Preflight`, `ShowsAlarms`); later attempts continue the same run."""
 
+    shows_samples = True
     run: wandb.Run  # from `start` on
     table: wandb.Table | None = None
 

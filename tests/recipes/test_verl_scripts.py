@@ -75,6 +75,21 @@ def test_scores_of_gsm8k_remain_those_of_verl(
     assert not note or f"# {imported.notes[0]}" in imported.text()
 
 
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [
+        ("data.seed=3", 0),
+        ("trainer.log_val_generations=10", 10),
+        ("trainer.log_val_generations=-1", 0),
+    ],
+)
+def test_the_number_of_logged_samples_remains_that_of_verl(
+    settings: str, number: int, tmp_path: Path
+) -> None:
+    (tmp_path / "run.sh").write_text(f"python3 -m verl.trainer.main_ppo {settings}")
+    assert import_script(tmp_path / "run.sh").values["trainer.log_val_generations"] == number
+
+
 def test_values_without_effect_are_notes(tmp_path: Path) -> None:
     actor = "actor_rollout_ref.actor"
     settings = (
@@ -166,7 +181,7 @@ def test_values_that_only_a_shell_knows_are_left_out(tmp_path: Path) -> None:
         "trainer.nnodes=${NODES:-$(count)}\n"
     )
     imported = import_script(tmp_path / "run.sh")
-    assert imported.values == {"data.seed": 3}
+    assert imported.values == {"data.seed": 3, "trainer.log_val_generations": 0}
     assert imported.unread == ["trainer.experiment_name=run_$(date)", "trainer.nnodes=$(count)"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,37 @@ def test_a_single_tag_is_not_divided_into_letters(run, given, tags):
     config = yaml.safe_load((run.path / "config.yaml").read_text())
     config["trainer"]["tracking"]["tags"] = given
     assert run_info(run.record, run.path, config, 9).tags == tags
+
+
+SHOWS = """
+class Shows:
+    shows_samples = True
+
+class Blind:
+    pass
+"""
+
+
+def test_samples_go_by_default_to_loggers_that_show_them(run, tmp_path, monkeypatch):
+    (tmp_path / "showing.py").write_text(SHOWS)
+    blind = ["console", "showing:Blind"]
+    config = yaml.safe_load((run.path / "config.yaml").read_text())
+    for number, loggers, expected in (
+        (None, blind, 0),
+        (None, "console", 0),
+        (None, [*blind, "showing:Shows"], 8),
+        (None, "showing:Shows", 8),
+        (0, "showing:Shows", 0),
+        (3, blind, 3),
+    ):
+        config["trainer"] |= {"log_val_generations": number, "logger": loggers}
+        assert run_info(run.record, run.path, config, 9).num_samples == expected
+
+
+def test_trackers_receive_the_provenance_of_a_run(run):
+    git = {"commit": "c0ffee", "diff_sha256": None}
+    record = replace(run.record, sweep="lrs", attempts=2, git=git)
+    config = yaml.safe_load((run.path / "config.yaml").read_text())
+    info = run_info(record, run.path, config, 9)
+    assert (info.recipe, info.sweep, info.attempt, info.commit) == ("ppo", "lrs", 2, "c0ffee")
+    assert run_info(replace(record, git=None), run.path, config, 9).commit is None

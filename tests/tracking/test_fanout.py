@@ -104,6 +104,21 @@ def test_trackers_receive_everything_in_order_and_phases_only_if_they_show_them(
     assert phased.calls == [("phase", "starting Ray"), ("phase", "building the actor"), *record]
 
 
+def test_a_failure_reaches_the_trackers_that_show_it_before_the_end(tmp_path):
+    class Shows(Notebook):
+        def failure(self, message: str) -> None:
+            self.calls.append(("failure", message))
+
+    plain, shows = Notebook(), Shows()
+    events = Events()
+    trackers = trackers_of({"plain": plain, "shows": shows}, events)
+    trackers.start(info(tmp_path))
+    trackers.finish("failed", failure="out of memory")
+    assert plain.calls == [("start", "name"), ("finish", "failed")]
+    assert shows.calls == [("start", "name"), ("failure", "out of memory"), ("finish", "failed")]
+    assert events.seen == [("trackers_told", {"trackers": ["plain", "shows"]})]
+
+
 def test_tracker_is_disabled_after_three_failures_with_one_warning(tmp_path, caplog):
     events, weak, healthy = Events(), Notebook(fails_at=(2, 4, 5, 6)), Notebook()
     trackers = trackers_of({"weak": weak, "healthy": healthy}, events)

@@ -266,8 +266,9 @@ class Trainer(Section):
         description="remote copy of the run on shared storage, such as s3://bucket/runs, at "
         "<this>/<project>/<run>; null = none"
     )
-    log_val_generations: Annotated[int, Field(ge=0), NO_VALIDATION] = Field(
-        description="validation samples sent to the trackers"
+    log_val_generations: Annotated[NonNegativeInt | None, NO_VALIDATION] = Field(
+        description="validation samples sent to the trackers; null = 8 if one of them shows "
+        "samples, else 0"
     )
     log_train_generations: Annotated[int, Field(ge=0)] = Field(
         description="prompts of each step whose responses are kept for `rlctl show --samples "

@@ -82,6 +82,8 @@ def import_script(path: Path) -> Imported:
     open_ended = [word for word in overrides if any(text in word for text in unread)]
     read = [word for word in overrides if word not in open_ended]
     imported = _translate(str(path), verb, base, [*settings_of(name, base), *read])
+    if verb == "ppo":
+        imported.values.setdefault("trainer.log_val_generations", 0)  # the default of verl
     others = [text for text in unread if not any(text in word for word in open_ended)]
     imported.unread = [*open_ended, *others]
     return imported
