@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, 
 from rlctl.plugins import load
 from rlctl.redaction import SECRET, redact_texts
 from rlctl.runs.record import RunRecord
-from rlctl.runs.run import ACTIVE, Run
-from rlctl.runs.run_dir import CONFIG_FILE, RunDir
+from rlctl.runs.run import ACTIVE, Run, build_run
+from rlctl.runs.run_dir import CONFIG_FILE, RECORD_FILE, RunDir
 from rlctl.tracking.delivery import (
     MISSED,
     SYNCED,
@@ -68,7 +69,15 @@ def run_info(
         sweep=record.sweep,
         attempt=record.attempts,
         commit=record.git["commit"] if record.git else None,
+        lost=partial(_lost_ids, folder.parent),
     )
+
+
+def _lost_ids(project: Path, logger: str) -> list[str]:
+    """Return the ids that a logger gave to the lost runs in the folder of a project."""
+    runs = [build_run(file.parent) for file in project.glob(f"*/{RECORD_FILE}")]
+    ids = [run.record.trackers.get(logger) for run in runs if run.record and run.state == "lost"]
+    return [found for found in ids if found is not None]
 
 
 def _num_samples(trainer: Mapping[str, Any]) -> int:

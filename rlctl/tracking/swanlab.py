@@ -1,4 +1,4 @@
-"""SwanLab tracker: metrics over the training step, validation samples as texts.
+"""SwanLab tracker: metrics over the training step, validation samples as tables, alarms as texts.
 
 The tracker chooses the mode, so that SwanLab never prompts: the mode in the recipe, or
 `SWANLAB_MODE` (`cloud` means `online`); else online if there is a key and the server responds; else
@@ -11,14 +11,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import swanlab
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
+from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.loggers import reachable
+from rlctl.tracking.shown import SampleTable, flat_config, important_first, notes
+from rlctl.tracking.swanlab_local import close, hide, rename_attempt
 from rlctl.tracking.tracker import RunInfo, Sample
 
 _Mode = Literal["online", "local", "offline", "disabled"]
@@ -41,13 +45,16 @@ _NO_NETWORK = (
 
 
 class SwanLabTracker:
-    """SwanLab tracker (`Tracker`, `Preflight`).
+    """SwanLab tracker (`Tracker`, `Preflight`, `ShowsAlarms`).
 
-    A later attempt continues an online experiment; in local and offline mode it creates a new one.
+    A later attempt continues an online experiment. In local and offline mode it creates a new one
+    with the complete history; `swanlab_local` hides the local ones of earlier attempts.
     """
 
     shows_samples = True
-    run: swanlab.Run  # from `start` on
+    run: swanlab.Run  # from `start` on, like `mode`
+    mode: _Mode
+    error: str | None = None  # that ended the run
 
     @classmethod
     def preflight(cls, mode: str | None) -> str:
@@ -61,45 +68,92 @@ class SwanLabTracker:
         Raises the errors of `_choose_mode`, and RlctlError if SwanLab refuses.
         """
         mode, _ = _choose_mode(run.modes.get("swanlab"))
+        self.mode = mode
         folder = run.folder.parent if mode == "local" else run.folder
+        earlier = run.trackers.get("swanlab")
+        log_dir = os.environ.get("SWANLAB_LOG_DIR")
+        shown = Path(log_dir or folder / "swanlog")
         if mode == "local":
             (folder / "swanlog").mkdir(mode=0o700, exist_ok=True)
+            if earlier is not None:
+                rename_attempt(shown, earlier, run.name)
+            close(shown, run.lost("swanlab"))
         try:
             self.run = swanlab.init(
                 project=run.project,
-                name=run.name,
+                name=_name(run, mode),
                 id=run.id if mode == "online" else None,
                 resume="allow",
                 mode=mode,
-                log_dir=os.environ.get("SWANLAB_LOG_DIR") or str(folder / "swanlog"),
-                config=dict(run.config),
+                log_dir=str(shown),
+                config=_config(run),
                 tags=["rlctl", *run.tags],
-                description=run.description,
-                job_type="train",
+                description=notes(run),
+                group=run.sweep,
+                job_type="trial" if run.sweep else "train",
                 settings=_settings(),
             )
         except (RuntimeError, ValueError, OSError) as error:
             raise RlctlError(f"SwanLab failed to start: {error}", hint=_NO_NETWORK) from error
+        if log_dir is None:
+            os.environ.pop("SWANLAB_LOG_DIR", None)  # set by the local mode, for later runs, too
+        if mode == "local" and earlier is not None:
+            hide(shown, earlier)
         return None if mode == "disabled" else self.run.id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step."""
-        self.run.log(dict(metrics), step=step)
+        """Log the metrics of a step, important ones first: SwanLab orders new charts so."""
+        self.run.log(important_first(metrics), step=step)
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
-        """Log samples as texts under `val/generations`."""
-        texts = [
-            swanlab.Text(
-                f"{sample.prompt}\n\n{sample.response}",
-                caption=f"score {sample.score:g}, truth {sample.ground_truth}",
-            )
-            for sample in samples
-        ]
-        self.run.log({"val/generations": texts}, step=step)
+        """Log samples under `val/generations`: a table; in local mode, which has none, texts."""
+        if self.mode == "local":
+            texts = [swanlab.Text(_text(sample), caption=_caption(sample)) for sample in samples]
+            self.run.log({"val/generations": texts}, step=step)
+            return
+        table, shown = SampleTable.of(samples), swanlab.echarts.Table()
+        shown.add(table.columns, table.rows(step, samples))
+        self.run.log({"val/generations": shown}, step=step)
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Log an alarm or its end as a text under `alarms/NAME`."""
+        text = swanlab.Text(str(alarm), caption="over" if alarm.over else "alarm")
+        self.run.log({f"alarms/{alarm.name}": text}, step=alarm.step)
+
+    def failure(self, message: str) -> None:
+        """Keep the message for the end of the experiment."""
+        self.error = message
 
     def finish(self, state: str) -> None:
-        """Close the experiment with SwanLab's name of the state."""
-        self.run.finish(state=_STATES[state])
+        """Close the experiment with SwanLab's name of the state, and the message of a failure."""
+        error = self.error or "unknown cause" if state == "failed" else None
+        self.run.finish(state=_STATES[state], error=error)
+
+
+def _name(run: RunInfo, mode: _Mode) -> str:
+    """Return the run's name; that of a later offline experiment has the number of the attempt."""
+    if mode == "offline" and "swanlab" in run.trackers:
+        return f"{run.name} (attempt {run.attempt})"
+    return run.name
+
+
+def _config(run: RunInfo) -> dict[str, Any]:
+    """Return the flat configuration; SwanLab shows nested values and None as [object Object]."""
+    return {key: "null" if value is None else value for key, value in flat_config(run).items()}
+
+
+def _text(sample: Sample) -> str:
+    """Return the response, and then the prompt: SwanLab cuts texts after some lines."""
+    return f"{sample.response}\n\n[prompt]\n{sample.prompt}"
+
+
+def _caption(sample: Sample) -> str:
+    """Return the score, its components, the extracted answer and the ground truth."""
+    parts = [f"score {sample.score:g}"]
+    parts += [f"{name} {value:g}" for name, value in sample.components.items()]
+    if sample.pred is not None:
+        parts.append(f"pred {sample.pred}")
+    return ", ".join([*parts, f"truth {sample.ground_truth}"])
 
 
 def _choose_mode(recipe_mode: str | None) -> tuple[_Mode, str]:

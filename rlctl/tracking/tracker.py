@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -34,6 +34,7 @@ class RunInfo:
     them perhaps again. `modes` maps a logger to its mode in the recipe (online, offline, …); other
     loggers decide by their environment variables. `sweep` is the name of the sweep that started the
     run, `attempt` counts from 1, and `commit` is that of the code in the folder of the command.
+    `lost` returns the ids that a logger gave to runs of the project that were killed.
     """
 
     id: str
@@ -53,6 +54,7 @@ class RunInfo:
     sweep: str | None = None
     attempt: int = 1
     commit: str | None = None
+    lost: Callable[[str], Sequence[str]] = lambda _: ()
 
     def select_samples(self, samples: Sequence[Sample]) -> list[Sample]:
         """Select `num_samples` of a step's samples, at positions fixed by `sample_seed`."""

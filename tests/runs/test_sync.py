@@ -208,3 +208,12 @@ def test_trackers_receive_the_provenance_of_a_run(run):
     info = run_info(record, run.path, config, 9)
     assert (info.recipe, info.sweep, info.attempt, info.commit) == ("ppo", "lrs", 2, "c0ffee")
     assert run_info(replace(record, git=None), run.path, config, 9).commit is None
+
+
+def test_a_logger_learns_which_of_its_runs_were_killed(run, tmp_path):
+    dead = replace(run.record.process, pid=2**22 + 1)
+    killed = RunDir.create(tmp_path / "runs", "house", "second", "ppo")
+    killed.update(trackers={NAME: "s"}, process=dead)
+    RunDir.create(tmp_path / "runs", "house", "third", "ppo").update(process=dead)
+    config = yaml.safe_load((run.path / "config.yaml").read_text())
+    assert run_info(run.record, run.path, config, 9).lost(NAME) == ["s"]

@@ -1,0 +1,131 @@
+"""Tests of what each tracker shows of a run, read back from the files that its SDK writes."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.tracking.contents import ALARM, LR, MESSAGE, attempt, info, samples
+
+ROW = ["step", "prompt", "response", "ground_truth", "pred", "score", "right"]
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give SDKs a home of their own, without keys."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+def swanlab_records(folder: Path) -> Iterator[Any]:
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+    from swanlab.sdk.internal.core_python.store import DataStoreReader
+
+    (file,) = folder.glob("*.swanlab")
+    reader = DataStoreReader()
+    reader.open(str(file))
+    while (data := reader.scan()) is not None:
+        yield Record.FromString(data)
+
+
+def swanlab_config(folder: Path) -> list[tuple[str, Any]]:
+    """Return keys and values in the order in which SwanLab shows them."""
+    config = yaml.safe_load((folder / "files" / "config.yaml").read_text())
+    order = sorted(config, key=lambda key: config[key]["sort"])
+    return [(key, config[key]["value"]) for key in order]
+
+
+def folders(root: Path) -> list[Path]:
+    """Return the folders of SwanLab's experiments, oldest first."""
+    return sorted(root.glob("swanlog/run-*"), key=lambda path: path.stat().st_mtime)
+
+
+def test_swanlab_offline_shows_a_flat_configuration_and_a_table_of_samples(tmp_path):
+    run = info(tmp_path, modes={"swanlab": "offline"})
+    first = attempt("swanlab", run)
+    (folder,) = folders(run.folder)
+    assert swanlab_config(folder) == [
+        (LR, 0.5),  # of the command line
+        ("trainer.total_epochs", 3),  # of the recipe
+        ("actor_rollout_ref.actor.optim.betas", [0.9, 0.99]),
+        ("algorithm.adv_estimator", "grpo"),
+        ("algorithm.params", "{}"),
+        ("data.train_files", '[{"path": "a.jsonl"}]'),
+        ("data.limit", "null"),
+        ("trainer.seed", 1),
+    ]
+    table = json.loads(next(folder.glob("media/echarts/001-*.json")).read_text())
+    row, other = table["rowData"]
+    assert [column["field"] for column in table["colDefs"]][: len(ROW)] == ROW
+    assert (row["step"], row["response"], row["pred"]) == (1, samples(1)[0].response, "5")
+    assert (row["acc"], row["format"], row["right"], row["ground_truth"]) == (1, 0.5, True, "5")
+    assert (other["brevity"], other["acc"], other["pred"]) == (0.25, None, None)
+    records = list(swanlab_records(folder))
+    start = next(record.start for record in records if record.HasField("start"))
+    assert (start.group, start.job_type, start.name) == ("lrs", "trial", "first")
+    assert "rlctl show house/first" in start.description
+    finish = next(record.finish for record in records if record.HasField("finish"))
+    assert finish.error == MESSAGE
+    alarms = [path.read_text() for path in folder.glob("media/text/*")]
+    assert alarms == [str(ALARM)]
+    run = info(tmp_path, modes={"swanlab": "offline"}, trackers={"swanlab": first}, attempt=2)
+    attempt("swanlab", run, state="finished")
+    start = next(record.start for record in swanlab_records(folders(run.folder)[1]))
+    assert start.name == "first (attempt 2)"
+
+
+def experiments(run: Path) -> list[tuple[str, int, int]]:
+    """Return name, status and visibility of the experiments in SwanLab's local dashboard."""
+    with closing(sqlite3.connect(run.parent / "swanlog" / "runs.swanlab")) as database:
+        return database.execute('SELECT name, status, "show" FROM experiment').fetchall()
+
+
+def test_swanlab_local_shows_one_experiment_of_a_resumed_run(tmp_path):
+    modes = {"swanlab": "local"}
+    first = attempt("swanlab", info(tmp_path, modes=modes), state="finished")
+    run = info(tmp_path, modes=modes, trackers={"swanlab": first}, attempt=2)
+    second = attempt("swanlab", run, state="finished")
+    assert experiments(run.folder) == [("first (attempt 1)", 1, 0), ("first", 1, 1)]
+    with closing(sqlite3.connect(run.folder.parent / "swanlog" / "runs.swanlab")) as database:
+        database.execute("UPDATE experiment SET status = 0 WHERE name = 'first'")  # as if killed
+        database.commit()
+    run = info(tmp_path, modes=modes, trackers={"swanlab": second}, attempt=3)
+    attempt("swanlab", run, state="failed")
+    assert experiments(run.folder) == [
+        ("first (attempt 1)", 1, 0),
+        ("first (attempt 2)", -1, 0),
+        ("first", -1, 1),
+    ]
+    newest = folders(run.folder.parent)[-1]
+    assert MESSAGE in (newest / "console" / "error.log").read_text()
+    logs = [json.loads(path.read_text().splitlines()[0]) for path in newest.glob("logs/*/*.log")]
+    texts = next(line for line in logs if "response" in str(line) or "I do not" in str(line))
+    assert texts["data"][0].startswith("It is | 5\n")
+    assert texts["more"][0]["caption"] == "score 1, acc 1, format 0.5, pred 5, truth 5"
+
+
+def test_swanlab_local_closes_experiments_of_killed_runs_and_orders_charts(tmp_path):
+    modes = {"swanlab": "local"}
+    killed = attempt("swanlab", info(tmp_path, modes=modes), state="finished")
+    with closing(sqlite3.connect(tmp_path / "runs/house/swanlog/runs.swanlab")) as database:
+        database.execute("UPDATE experiment SET status = 0, name = 'killed'")
+        database.commit()
+    rows = {1: {"perf/x": 1.0, "actor/entropy": 1.0, "critic/score/mean": 1.0}}
+    run = info(tmp_path, modes=modes, lost=lambda _: [killed])
+    attempt("swanlab", run, steps=[1], state="finished", rows=rows)
+    assert experiments(run.folder) == [("killed", -1, 1), ("first", 1, 1)]
+    with closing(sqlite3.connect(tmp_path / "runs/house/swanlog/runs.swanlab")) as database:
+        charts = database.execute("SELECT name FROM chart WHERE experiment_id = 2 ORDER BY id")
+        names = [name for (name,) in charts]
+    assert [name for name in names if name != "val/generations"] == [
+        "critic/score/mean",
+        "actor/entropy",
+        "perf/x",
+    ]
