@@ -74,12 +74,13 @@ class DriverProcess:
         return False if locked is None and self.boot_id != _boot_id() else locked
 
 
-def lock_folder(folder: Path) -> IO[bytes] | None:
+def lock_folder(folder: Path, name: str = LOCK_FILE) -> IO[bytes] | None:
     """Lock a folder for this process until the returned file is closed or the process exits.
 
-    A file system without locks is no error. Returns None if another process has the lock.
+    `name` is the file in it that is locked. A file system without locks is no error. Returns None
+    if another process has the lock.
     """
-    file = (folder / LOCK_FILE).open("ab")
+    file = (folder / name).open("ab")
     deadline = time.monotonic() + _LOCK_S  # `is_locked` of another process has it for a moment
     while _lock(file, fcntl.LOCK_EX) is False:
         if time.monotonic() > deadline:
@@ -89,13 +90,13 @@ def lock_folder(folder: Path) -> IO[bytes] | None:
     return file
 
 
-def is_locked(folder: Path) -> bool | None:
+def is_locked(folder: Path, name: str = LOCK_FILE) -> bool | None:
     """Return True if another process has locked the folder; None if that cannot be known.
 
     A process that has the lock itself would lose it here.
     """
     try:
-        with (folder / LOCK_FILE).open("rb") as file:
+        with (folder / name).open("rb") as file:
             taken = _lock(file, fcntl.LOCK_SH)
     except OSError:
         return None

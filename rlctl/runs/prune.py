@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlctl.errors import ResourceError, UsageError
+from rlctl.errors import ConflictError, ResourceError, UsageError
 from rlctl.files import by_step
 from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.runs.events import read_events
+from rlctl.runs.folders_elsewhere import is_foreign
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.runs.run_dir import RunDir
 
@@ -146,9 +147,17 @@ def prune(pruning: Pruning) -> None:
     """
     if not pruning.remove:
         return
-    folder = pruning.run.path / "checkpoints"
+    folder, record = pruning.run.path / "checkpoints", pruning.run.record
+    if folder.is_symlink() and (
+        record is None or is_foreign(pruning.run.path, record, "checkpoints")
+    ):
+        raise ConflictError(
+            f"the checkpoints of {pruning.run.name} may be another run's, of which this is a copy",
+            where=str(folder.resolve()),
+            hint="prune that run; resuming this one gives it checkpoints of its own",
+        )
     try:
-        if pruning.run.record is not None:
+        if record is not None:
             RunDir(pruning.run.path).event(_EVENT, steps=list(pruning.remove))
         for step, path in by_step(folder).items():
             if step in pruning.remove:

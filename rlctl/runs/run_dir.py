@@ -64,11 +64,13 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.home = path  # its path once it is complete
         self.record = RunRecord.read(path / RECORD_FILE)
         self._began: float | None = None  # time.monotonic at the start of this process's attempt
         self._writing = threading.Lock()
         self._pending = b""  # events that did not fit on the disk
         self._lock: IO[bytes] | None = None  # while this process drives the run
+        self.locks: list[IO[bytes]] = []  # of its folders elsewhere
 
     @classmethod
     @contextmanager
@@ -110,6 +112,7 @@ class RunDir:
                 for part in ("generations", "attempts", "checkpoints"):
                     (aside / part).mkdir()
                 run = cls(aside)
+                run.home = path
                 run._lock = lock
                 run.new_attempt()
             except OSError as error:
@@ -175,8 +178,9 @@ class RunDir:
         if self._began is not None:
             self._began = time.monotonic()  # the record has the seconds until here
         self.event(state, exit_code=exit_code)
-        if self._lock is not None:
-            self._lock.close()
+        for lock in (self._lock, *self.locks):
+            if lock is not None:
+                lock.close()
 
     def seconds(self) -> float:
         """Return the duration of all attempts so far, measured by the monotonic clock."""

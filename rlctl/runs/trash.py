@@ -36,7 +36,14 @@ class Removed:
     def elsewhere(self) -> list[Path]:
         """Folders of the run on other disks, such as those of `trainer.default_local_dir`."""
         record = read_run(self.path).record
-        return folders_elsewhere.linked(self.path, record.id) if record else []
+        return folders_elsewhere.linked(self.path, record, self.home) if record else []
+
+    @property
+    def home(self) -> Path:
+        """Path of the run before its removal; `path` of one that is not in the trash."""
+        parents = self.path.absolute().parents
+        in_trash = len(parents) > 3 and parents[2].name == TRASH
+        return parents[3] / self.key if in_trash else self.path
 
     @property
     def num_bytes(self) -> int:

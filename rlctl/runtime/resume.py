@@ -12,7 +12,6 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import needed_roles
 from rlctl.recipes.stored import Change, changes, recompose
-from rlctl.runs import folders_elsewhere
 from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, check_idle
@@ -78,6 +77,8 @@ def prepare_start(recipe: Recipe, inline: bool, run: Path | None, force: bool = 
     if not inline:
         fork_server.start(recipe.config.ray_kwargs.ray_init.address)
     if run is not None:
+        from rlctl.runs import folders_elsewhere
+
         check_idle(run, RunRecord.read(run / RECORD_FILE), force)
         folders_elsewhere.complete(run)
 

@@ -187,6 +187,27 @@ def test_keys_that_do_not_change_the_run_may_change(run: Path, tmp_path: Path) -
     assert not (elsewhere / "p" / "r").exists()
 
 
+@pytest.mark.parametrize("rollouts", ["elsewhere", "null"])
+def test_resuming_a_copy_leaves_the_folders_of_the_original(
+    run: Path, tmp_path: Path, rollouts: str
+) -> None:
+    """Move later records aside in the copy's own folders, also those that it stops to write."""
+    elsewhere = tmp_path / "elsewhere"
+    folders = [
+        f"trainer.{key}={elsewhere}/{key}" for key in ("default_local_dir", "rollout_data_dir")
+    ]
+    reopened(plan(run, *folders)).finish("failed", 1)
+    (run / "rollouts" / "step_000003.jsonl").write_text("{}\n")
+    before = sorted(elsewhere.rglob("*"))
+    copy = tmp_path / "copied" / "p" / "r"
+    shutil.copytree(run, copy, symlinks=True)
+    changed = [] if rollouts == "elsewhere" else ["trainer.rollout_data_dir=null"]
+    reopened(plan(copy, *changed)).finish("failed", 1)
+    assert sorted(path for path in elsewhere.rglob("*") if "-copy-" not in str(path)) == before
+    assert not (copy / "rollouts" / "step_000003.jsonl").exists()
+    assert (run / "rollouts" / "step_000003.jsonl").exists()
+
+
 def test_a_resume_that_fails_at_its_start_records_the_cause(run: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere/p/r/step_000009").mkdir(parents=True)
     with pytest.raises(ConflictError):

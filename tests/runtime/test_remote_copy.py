@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,17 @@ def test_a_folder_whose_copy_was_resumed_elsewhere_is_refused(tmp_path: Path) ->
     copied(second, url, EVERYTHING)
     with pytest.raises(ConflictError, match="was resumed from its copy on"):
         check_remote_copy(f"file://{tmp_path}/copies", "p", "r", run.path)
+
+
+def test_a_copied_folder_does_not_take_over_the_copy_of_a_later_original(tmp_path: Path) -> None:
+    run, mirror = RunDir.create(tmp_path / "here", "p", "r", "ppo"), f"file://{tmp_path}/copies"
+    save(run, 10)
+    shutil.copytree(run.path, tmp_path / "there", symlinks=True)
+    copied(run, f"{mirror}/p/r", EVERYTHING)
+    with pytest.raises(ConflictError, match="has a checkpoint of step 30"):
+        check_remote_copy(mirror, "p", "r", tmp_path / "there")
+    CheckpointStore(run.path / "checkpoints").set_aside_after(10, "before_attempt_2")
+    check_remote_copy(mirror, "p", "r", run.path)
 
 
 def test_a_copy_that_cannot_be_written_is_refused_before_the_start(tmp_path: Path) -> None:

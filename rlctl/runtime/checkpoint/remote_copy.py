@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rlctl import storage
 from rlctl.errors import ConflictError, RlctlError
-from rlctl.files import step_name, step_of
+from rlctl.files import by_step, step_name, step_of
 from rlctl.recipes import schema
 from rlctl.runs.naming import check_writable
 from rlctl.runs.record import RunRecord
@@ -200,6 +200,7 @@ def check_remote_copy(mirror: str, project: str, name: str | None, run: Path | N
             return
         url = address(mirror, project, name)
         record = remote_record(url)
+        steps = remote_steps(_names(fs, f"{root}/{project}/{name}")) if record else ()
     if record is None:
         return
     local = RunRecord.read(run / RECORD_FILE) if run is not None else None
@@ -215,6 +216,20 @@ def check_remote_copy(mirror: str, project: str, name: str | None, run: Path | N
             hint=f"`rlctl runs rm {name}`, then `rlctl resume {url}`; or resume this folder with "
             "trainer.mirror=null",
         )
+    if run is not None and max(steps, default=0) > _latest(run):
+        raise ConflictError(
+            f"the copy of {name!r} has a checkpoint of step {max(steps)}, and this folder has none "
+            "as new: it may be a copy of the run that writes there",
+            where=url,
+            hint="give another trainer.mirror, or trainer.mirror=null; or "
+            f"`rlctl runs rm {name}`, then `rlctl resume {url}`",
+        )
+
+
+def _latest(run: Path) -> int:
+    """Return the step of the latest checkpoint that is, or was before a resume, in the folder."""
+    folders = [run / CHECKPOINTS, *(run / CHECKPOINTS).glob("before_attempt_*")]
+    return max((step for folder in folders for step in by_step(folder)), default=0)
 
 
 def remote_record(url: str) -> RunRecord | None:

@@ -20,7 +20,6 @@ from rlctl.recipes.layers import leaves
 from rlctl.recipes.recorded import environment_tags
 from rlctl.recipes.roles import ROLES
 from rlctl.recipes.stored import Change, changes, edits
-from rlctl.runs.folders_elsewhere import place
 from rlctl.runs.provenance import data_hashes, installed_versions, named_files
 from rlctl.runs.record import Last, RunRecord, recorded_end
 from rlctl.runs.rewind import rewind
@@ -48,9 +47,7 @@ def open_run(
     if start is not None and start.run is not None:
         run = RunDir.reopen(start.run, start.force)
         with recorded_end(partial(_finish_failed, run)):
-            for part, folder in _folders_elsewhere(config.trainer).items():
-                if folder is not None or part != "rollouts":  # else they are not written
-                    place(run, part, folder)
+            _place_parts(run, config.trainer)
             _rewind(run, start)
             _write_config(run, recipe, config, None, inputs)
         return run
@@ -62,8 +59,7 @@ def open_run(
         recipe.name.removesuffix("_trainer"),
         trainer.run_dir_access,
     ) as run:
-        for part, folder in _folders_elsewhere(trainer).items():
-            place(run, part, folder)
+        _place_parts(run, trainer)
         _write_config(run, recipe, config, start.parent if start is not None else None, inputs)
     return run
 
@@ -73,13 +69,21 @@ def _finish_failed(run: RunDir, state: Last, code: int, error: Exception | None)
         run.finish(state, code, error)
 
 
-def _folders_elsewhere(trainer: schema.Trainer) -> dict[str, str | None]:
-    """Return the folders that replace parts of the run's folder, None for those that stay."""
-    return {
+def _place_parts(run: RunDir, trainer: schema.Trainer) -> None:
+    """Move the parts of the run's folder where the configuration wants them."""
+    folders = {
         "checkpoints": trainer.default_local_dir,
         "rollouts": trainer.rollout_data_dir,
         "generations": trainer.validation_data_dir,
     }
+    for part, folder in folders.items():
+        if folder is None and not (run.path / part).is_symlink():
+            continue
+        from rlctl.runs.folders_elsewhere import is_foreign, place
+
+        unused = folder is None and part == "rollouts"  # none is written
+        if not unused or is_foreign(run.path, run.record, part):
+            place(run, part, folder)
 
 
 def _write_config(
