@@ -28,9 +28,8 @@ IMPORTANT = (
     "training/rollout_probs_diff_mean",
     "perf/throughput",
 )
-# Metrics of which the best value is the largest, or the smallest.
-HIGHER_IS_BETTER = ("val-core/*", "critic/score/mean", "critic/rewards/mean")
-LOWER_IS_BETTER = ("train/loss", "val/loss")
+_HIGHER_IS_BETTER = ("val-core/*", "critic/score/mean", "critic/rewards/mean")
+_LOWER_IS_BETTER = ("train/loss", "val/loss")
 _BEFORE = ("step", "prompt", "response", "ground_truth", "pred", "score", "right")
 _AFTER = ("length", "finish", "data_source")
 
@@ -42,6 +41,13 @@ def important_first(metrics: Mapping[str, float]) -> dict[str, float]:
         return next((i for i, pattern in enumerate(IMPORTANT) if fnmatchcase(name, pattern)), 99)
 
     return {name: metrics[name] for name in sorted(metrics, key=rank)}
+
+
+def best_of(metric: str) -> str | None:
+    """Return `max` or `min` if the best value of a metric is known to be that, else None."""
+    if any(fnmatchcase(metric, pattern) for pattern in _HIGHER_IS_BETTER):
+        return "max"
+    return "min" if metric in _LOWER_IS_BETTER else None
 
 
 def flat_config(run: RunInfo) -> dict[str, Any]:

@@ -11,17 +11,6 @@ from typing import Any, Protocol, runtime_checkable
 from rlctl.tracking.episodes import Episode
 
 NUM_SHOWN = 8  # default of trainer.log_val_generations with a tracker that `shows_samples`
-# Fields of a sample in the table of a tracker.
-TABLE_COLUMNS = (
-    "prompt",
-    "response",
-    "ground_truth",
-    "score",
-    "right",
-    "length",
-    "finish",
-    "data_source",
-)
 
 
 @dataclass(frozen=True)
@@ -101,13 +90,6 @@ class Sample:
     def is_finished(self) -> bool:
         """True if the response ended by itself: neither cut, nor of an episode that failed."""
         return self.finish == "stop" and not (self.episode and self.episode.failed)
-
-    def cells(self, columns: Sequence[str]) -> list[Any]:
-        """Return the values of these `TABLE_COLUMNS`, the ground truth as text."""
-        return [
-            str(self.ground_truth) if name == "ground_truth" else getattr(self, name)
-            for name in columns
-        ]
 
 
 class Tracker(Protocol):

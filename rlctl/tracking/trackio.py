@@ -5,46 +5,94 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any
 
 import trackio
+import trackio.run
 from trackio.run import Run
+from trackio.sqlite_storage import SQLiteStorage
 
-from rlctl.tracking.tracker import TABLE_COLUMNS, RunInfo, Sample
+from rlctl.monitoring.alarms import Alarm
+from rlctl.tracking.shown import SampleTable, flat_config, link
+from rlctl.tracking.tracker import RunInfo, Sample
+
+_SYSTEM = "system/"  # names of metrics for the tab System Metrics
+_TIMEOUT_S = 30.0
 
 
 class TrackioTracker:
-    """Trackio tracker (`Tracker`); a later attempt continues the run of the same name."""
+    """Trackio tracker (`Tracker`, `ShowsAlarms`); a later attempt continues the run of its name."""
 
     shows_samples = True
-    run: Run  # from `start` on
+    run: Run  # from `start` on, like `replaces`
+    replaces: bool  # True until the first step that a resumed run sends
 
     def start(self, run: RunInfo) -> str:
         """Create the run, or continue the latest run of this name after an earlier attempt.
 
         Returns its id.
         """
+        # It prints each alert, and stdout is for data.
+        setattr(trackio.run, "print", lambda *_args, **_options: None)  # noqa: B010
+        own = {"tags": list(run.tags), "description": run.description, "show": link(run)}
         self.run = trackio.init(
             project=run.project,
             name=run.name,
-            config=dict(run.config) | {"tags": list(run.tags), "description": run.description},
+            group=run.sweep,
+            config=flat_config(run) | own,
             resume="allow" if "trackio" in run.trackers else "never",
             embed=False,
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
+        self.replaces = "trackio" in run.trackers
         return str(self.run.id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step."""
-        self.run.log(dict(metrics), step=step)
+        """Log the metrics of a step; those of the system have a tab of their own, over time."""
+        self._replace_from(step)
+        system = {name: value for name, value in metrics.items() if name.startswith(_SYSTEM)}
+        if system:
+            self.run.log_system({name[len(_SYSTEM) :]: value for name, value in system.items()})
+        self.run.log({name: metrics[name] for name in metrics if name not in system}, step=step)
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Log samples as a table `val/generations`."""
-        columns = [name for name in TABLE_COLUMNS if name != "right"]
-        rows = [sample.cells(columns) for sample in samples]
-        self.run.log({"val/generations": trackio.Table(columns=columns, data=rows)}, step=step)
+        self._replace_from(step)
+        table = SampleTable.of(samples)
+        shown = trackio.Table(columns=table.columns, data=table.rows(step, samples))
+        self.run.log({"val/generations": shown}, step=step)
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Add an alert for the start of an alarm, or a note of its end."""
+        levels = trackio.AlertLevel
+        level = levels.INFO if alarm.over else levels.WARN
+        self.run.alert(alarm.name, str(alarm), level, alarm.step)
+
+    def failure(self, message: str) -> None:
+        """Add an alert with the error that ended the run."""
+        self.run.alert("run failed", message, trackio.AlertLevel.ERROR)
 
     def finish(self, state: str) -> None:  # noqa: ARG002
         """Close the run."""
         self.run.finish()
+
+    def _replace_from(self, step: int) -> None:
+        """Delete what an earlier attempt logged of this step and later ones: it is sent again.
+
+        Trackio would show both. A remote database keeps both, because it has no such call.
+        """
+        if not self.replaces:
+            return
+        self.replaces = False
+        file = SQLiteStorage.get_project_db_path(self.run.project)
+        if os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL"):
+            return
+        parameters: Any = (str(self.run.id), step)
+        with closing(sqlite3.connect(file, timeout=_TIMEOUT_S)) as database, database:
+            for table in ("metrics", "alerts"):
+                database.execute(f"DELETE FROM {table} WHERE run_id = ? AND step >= ?", parameters)

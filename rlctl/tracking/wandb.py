@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import wandb
 from wandb.errors import AuthenticationError, CommError, UsageError
@@ -21,7 +21,15 @@ from wandb.sdk.lib.wbauth import read_netrc_auth
 from rlctl.errors import ConfigError, ResourceError, RlctlError
 from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.loggers import reachable
-from rlctl.tracking.tracker import TABLE_COLUMNS, RunInfo, Sample
+from rlctl.tracking.shown import (
+    SampleTable,
+    best_of,
+    changed_keys,
+    flat_config,
+    link,
+    notes,
+)
+from rlctl.tracking.tracker import RunInfo, Sample
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +51,10 @@ class WandbTracker:
     shows_samples = True
     run: wandb.Run  # from `start` on
     table: wandb.Table | None = None
+    columns = SampleTable(())  # of `table`
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()  # metrics
 
     @classmethod
     def preflight(cls, mode: str | None) -> str:
@@ -73,27 +85,45 @@ class WandbTracker:
             self.run = _init(run, mode)
         self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP)
+        if run.attempt > 1:
+            self.run.summary["failure"] = None  # of an earlier attempt
         run_id = {"online": run.id, "offline": f"{run.id} (offline)", "disabled": None}[mode]
         if run_id is not None and run_id != run.trackers.get("wandb"):
             self._log_config(self.run, run)
         return run_id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step, with the step itself as a metric."""
+        """Log the metrics of a step, with the step itself as a metric.
+
+        The summary of some has the best value, as `max` or `min`, and the `last`.
+        """
+        for name in metrics.keys() - self.known:
+            if (best := best_of(name)) is not None:  # W&B prefers `*` to other patterns
+                self.run.define_metric(name, step_metric=STEP, summary=f"{best},last")
+        self.known |= metrics.keys()
         self.run.log({**metrics, STEP: step})
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
-        """Append samples to the table `val/generations` and log the new rows."""
+        """Append samples to the table `val/generations` and log the new rows.
+
+        Components of the score that the first samples lack share the column `others`.
+        """
         if self.table is None:
-            self.table = wandb.Table(columns=["step", *TABLE_COLUMNS], log_mode="INCREMENTAL")
-        for sample in samples:
-            self.table.add_data(step, *sample.cells(TABLE_COLUMNS))
+            self.columns = SampleTable.of(samples, has_others=True)
+            self.table = wandb.Table(columns=[*self.columns.columns], log_mode="INCREMENTAL")
+        for row in self.columns.rows(step, samples):
+            self.table.add_data(*row)
         self.run.log({"val/generations": self.table, STEP: step})
 
     def alarm(self, alarm: Alarm) -> None:
         """Send an alert for a new alarm."""
         if not alarm.over:
             self.run.alert(alarm.name, str(alarm), level="WARN")
+
+    def failure(self, message: str) -> None:
+        """Add the message to the summary as `failure`, and send it as an alert."""
+        self.run.summary["failure"] = message
+        self.run.alert("run failed", message, level="ERROR")
 
     def finish(self, state: str) -> None:
         """Close the run; W&B shows a failed or stopped run as failed."""
@@ -105,6 +135,14 @@ class WandbTracker:
             if (run.folder / name).exists():
                 artifact.add_file(str(run.folder / name))
         opened.log_artifact(artifact)
+
+
+def _config(run: RunInfo) -> dict[str, Any]:
+    """Return the configuration, and the origin of the run and changed settings as `rlctl`."""
+    flat = flat_config(run)
+    changed = {key: flat[key] for key in changed_keys(run) if key in flat}
+    own = {"show": link(run), "recipe": run.recipe, "commit": run.commit, "changed": changed}
+    return {**run.config, "rlctl": own}
 
 
 def _remove_empty_files(run: RunInfo) -> None:
@@ -127,10 +165,11 @@ def _init(run: RunInfo, mode: _Mode) -> wandb.Run:
         resume="allow",
         mode=mode,
         dir=os.environ.get("WANDB_DIR") or str(run.folder),
-        config=dict(run.config),
+        config=_config(run),
         tags=["rlctl", *run.tags],
-        notes=run.description,
-        job_type="train",
+        notes=notes(run),
+        group=run.sweep,
+        job_type="trial" if run.sweep else "train",
         settings=wandb.Settings(
             silent=True,
             console="off",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.loggers import make_tracker
 from rlctl.tracking.tracker import RunInfo, Sample
+from tests.tracking.real import main
 
 LR = "actor_rollout_ref.actor.optim.lr"
 CONFIG = {
@@ -75,15 +78,47 @@ def attempt(
 ) -> str | None:
     """Send steps with samples, an alarm at step 2, and the end, unless `state` is ''."""
     tracker: Any = make_tracker(logger, {})
-    run_id = tracker.start(run)
+    with redirect_stdout(sys.stderr):  # as the run does; other calls must print nothing
+        run_id = tracker.start(run)
     for step in steps:
         tracker.generations(step, samples(step))
-        default = {"actor/lr": 0.1, "system/n0/cpu": 50.0, "val-core/sums/acc/mean@1": 1 / step}
+        default = {
+            "actor/lr": 0.1,
+            "system/n0/cpu": 50.0,
+            "val-core/sums/acc/mean@1": 1 / (step or 1),
+        }
         tracker.log(step, rows.get(step, default))
         if step == ALARM.step and hasattr(tracker, "alarm"):
             tracker.alarm(ALARM)
     if state == "failed" and hasattr(tracker, "failure"):
         tracker.failure(MESSAGE)
     if state:
-        tracker.finish(state)
+        with redirect_stdout(sys.stderr):
+            tracker.finish(state)
     return run_id
+
+
+def trackio_contents(folder: Path) -> dict[str, Any]:
+    """Return what Trackio's database has of a run that was resumed from step 1."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    name = "val-core/sums/acc/mean@1"
+    first = {step: {name: 1.0} for step in (1, 2, 3)} | {0: {name: 0.5}}
+    run_id = attempt("trackio", info(folder), steps=(0, 1, 2, 3), state="finished", rows=first)
+    second = {step: {name: 0.25, "system/n0/cpu": 50.0} for step in (2, 3)}
+    resumed = info(folder, trackers={"trackio": run_id}, resume_step=1, attempt=2)
+    attempt("trackio", resumed, steps=(2, 3), rows=second)
+    rows = SQLiteStorage.get_logs("house", "first")
+    scalars = [row for row in rows if name in row]
+    return {
+        "steps": {step: sum(row["step"] == step for row in scalars) for step in range(4)},
+        "accuracies": [row[name] for row in sorted(scalars, key=lambda row: row["step"])],
+        "system": SQLiteStorage.get_system_logs("house", "first"),
+        "alerts": SQLiteStorage.get_alerts("house"),
+        "config": SQLiteStorage.get_run_config("house", "first"),
+        "tables": [row["val/generations"]["_value"] for row in rows if "val/generations" in row],
+    }
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -259,18 +259,24 @@ def in_a_home(folder: Path) -> dict[str, str]:
 
 
 def call(function: Callable[..., Any], *arguments: Any, home: Path, **environment: str) -> Any:
-    """Call a function of this module in a process whose home and working directory is `home`.
+    """Call a function in a process whose home and working directory is `home`.
 
-    Returns what it returns as JSON; it must print nothing to stdout.
+    The script of its module calls `main`. Returns what the function returns as JSON; it must print
+    nothing to stdout.
     """
-    words = ("-m", __spec__.name, function.__name__, json.dumps(arguments, default=str))
+    words = ("-m", function.__module__, function.__name__, json.dumps(arguments, default=str))
     variables = in_a_home(home) | {"TRACKIO_DIR": str(home / "trackio")} | environment
     done = run_python(*words, cwd=home, env=variables)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
+def main(names: Mapping[str, Any]) -> None:
+    """Print the result of the call that `call` asks for, of a function in `names`."""
+    name, given = sys.argv[1], json.loads(sys.argv[2])
+    paths = (Path(each) if str(each).startswith("/") else each for each in given)
+    print(json.dumps(names[name](*paths)))
+
+
 if __name__ == "__main__":
-    _name, _given = sys.argv[1], json.loads(sys.argv[2])
-    _paths = (Path(each) if str(each).startswith("/") else each for each in _given)
-    print(json.dumps(globals()[_name](*_paths)))
+    main(globals())

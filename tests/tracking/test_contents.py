@@ -6,13 +6,16 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.tracking.contents import ALARM, LR, MESSAGE, attempt, info, samples
+from rlctl.tracking.shown import SampleTable
+from tests.tracking.contents import ALARM, LR, MESSAGE, attempt, info, samples, trackio_contents
+from tests.tracking.real import call, wandb_records
 
 ROW = ["step", "prompt", "response", "ground_truth", "pred", "score", "right"]
 
@@ -129,3 +132,66 @@ def test_swanlab_local_closes_experiments_of_killed_runs_and_orders_charts(tmp_p
         "actor/entropy",
         "perf/x",
     ]
+
+
+@pytest.mark.soak
+def test_wandb_shows_components_best_values_the_sweep_and_the_failure(tmp_path):
+    run = info(tmp_path, modes={"wandb": "offline"})
+    attempt("wandb", run)
+    (folder,) = run.folder.glob("wandb/offline-run-*")
+    records = wandb_records(folder)
+    (opened,) = [each["run"] for each in records if "display_name" in each.get("run", {})]
+    assert (opened["run_group"], opened["job_type"]) == ("lrs", "trial")
+    assert "rlctl show house/first" in opened["notes"]
+    own = opened["config"]["update"]["rlctl"]
+    assert own["changed"] == {LR: 0.5, "trainer.total_epochs": 3}
+    assert (own["commit"], own["show"]) == ("c0ffee", "rlctl show house/first")
+    summary: dict[str, Any] = {}
+    for each in records:
+        summary |= each.get("summary", {}).get("update", {})
+    assert summary["val-core/sums/acc/mean@1"] == {"max": 1, "last": 0.5}
+    assert (summary["failure"], summary["actor/lr"]) == (MESSAGE, 0.1)
+    alerts = [each["alert"] for each in records if each["type"] == "alert"]
+    assert [(alert["level"], alert["text"]) for alert in alerts] == [
+        ("WARN", str(ALARM)),
+        ("ERROR", MESSAGE),
+    ]
+    (exit,) = [each["exit"] for each in records if each["type"] == "exit"]
+    assert exit["exit_code"] == 1
+    tables = [json.loads(path.read_text()) for path in folder.glob("files/media/table/val/*.json")]
+    components = ["acc", "format", "brevity", "others"]
+    for table in tables:
+        assert table["columns"] == [*ROW, *components, "length", "finish", "data_source"]
+    shown = [
+        dict(zip(table["columns"], row, strict=True)) for table in tables for row in table["data"]
+    ]
+    assert sorted(row["step"] for row in shown) == [1, 1, 2, 2]
+    assert {(row["acc"], row["brevity"], row["pred"]) for row in shown} == {
+        (1.0, None, "5"),
+        (None, 0.25, None),
+    }
+
+
+def test_components_that_the_first_samples_lack_share_a_column():
+    right, wrong = samples(1)
+    table = SampleTable.of([right], has_others=True)
+    row = dict(zip(table.columns, table.row(1, wrong), strict=True))
+    assert (row["acc"], row["format"], row["others"]) == (None, None, '{"brevity": 0.25}')
+    clash = replace(right, components={"score": 0.5})
+    table = SampleTable.of([clash])
+    row = dict(zip(table.columns, table.row(1, clash), strict=True))
+    assert (row["score"], row["score (component)"]) == (1.0, 0.5)
+
+
+def test_trackio_shows_system_metrics_alerts_and_each_step_once(tmp_path):
+    shown = call(trackio_contents, tmp_path, home=tmp_path)
+    assert shown["steps"] == {"0": 1, "1": 1, "2": 1, "3": 1}
+    assert shown["accuracies"] == [0.5, 1.0, 0.25, 0.25]  # steps 2 and 3 are those of attempt 2
+    assert [row["n0/cpu"] for row in shown["system"]] == [50.0] * 2
+    alerts = [(alert["level"], alert["text"], alert["step"]) for alert in shown["alerts"]]
+    assert sorted(alerts) == [("error", MESSAGE, 3), ("warn", str(ALARM), 2)]
+    config = shown["config"]
+    assert list(config)[:2] == [LR, "trainer.total_epochs"]
+    assert (config["_Group"], config["show"]) == ("lrs", "rlctl show house/first")
+    row, other = shown["tables"][-1]
+    assert (row["acc"], row["format"], row["right"], other["brevity"]) == (1.0, 0.5, True, 0.25)
