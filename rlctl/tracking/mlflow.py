@@ -6,15 +6,17 @@ full `mlflow` package; writing needs only `mlflow-skinny`.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,23 +29,30 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError
+from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.loggers import reachable
+from rlctl.tracking.shown import SampleTable, leaves, link, notes
 from rlctl.tracking.tracker import RunInfo, Sample
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _MAX_METRICS, _MAX_PARAMS = 1000, 100  # per request
 _MAX_PARAM_LENGTH = 6000  # characters of a parameter's value
+_MAX_TAG_LENGTH = 5000
+_MAX_ROWS = 1000
+_TABLE = "val_generations.json"
+_TABLES = json.dumps([{"path": _TABLE, "type": "table"}])  # the tag that MLflow's tables need
 
 
 class MlflowTracker:
-    """MLflow tracker (`Tracker`, `Preflight`); a later attempt continues the same run.
+    """MLflow tracker (`Tracker`, `Preflight`, `ShowsAlarms`); later attempts continue the same run.
 
     MLflow allows no `@` in names: `mean@1` becomes `mean_at_1`.
     """
 
     shows_samples = True
-    client: MlflowClient  # from `start` on, like `id`
+    client: MlflowClient  # from `start` on, like `id` and `rows`
     id: str
+    rows: list[dict[str, Any]]  # of the table of samples
 
     @classmethod
     def preflight(cls, mode: str | None) -> str:
@@ -90,23 +99,26 @@ class MlflowTracker:
         known = run.trackers.get("mlflow")
         if known is not None and _exists(self.client, known):
             self.client.update_run(known, status="RUNNING")
+            with suppress(MlflowException):  # it has none
+                self.client.delete_tag(known, "failure")
             self.id = known
+            self.rows = _load_rows(self.client, known)
             return known
         local = (
             None
             if os.environ.get("MLFLOW_TRACKING_URI")
             else (root / "mlflow" / run.project).as_uri()
         )
-        tags = {
-            "rlctl.id": run.id,
-            **({"mlflow.note.content": run.description} if run.description else {}),
-            **dict.fromkeys(run.tags, ""),
-        }
-        self.id = self.client.create_run(
-            _experiment(self.client, run.project, local), run_name=run.name, tags=tags
-        ).info.run_id
+        experiment = _experiment(self.client, run.project, local)
+        _close_lost(self.client, experiment, run.lost("mlflow"))
+        tags = _tags(run)
+        if run.sweep:
+            tags["mlflow.parentRunId"] = _sweep_run(self.client, experiment, run.sweep)
+        self.id = self.client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+        self.rows = []
         params = [
-            Param(_legal(key), str(value)[:_MAX_PARAM_LENGTH]) for key, value in _leaves(run.config)
+            Param(_legal(key), str(value)[:_MAX_PARAM_LENGTH])
+            for key, value in leaves(run.config).items()
         ]
         for first in range(0, len(params), _MAX_PARAMS):
             self.client.log_batch(self.id, params=params[first : first + _MAX_PARAMS])
@@ -121,12 +133,31 @@ class MlflowTracker:
             self.client.log_batch(self.id, metrics=row[first : first + _MAX_METRICS])
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
-        """Log samples as the artifact `generations/step_N.json`."""
+        """Log samples as the artifact `generations/step_N.json`, and add them to a table.
+
+        The table `val_generations.json` has the newest `_MAX_ROWS` samples.
+        """
         self.client.log_dict(
             self.id,
             {"samples": [asdict(sample) for sample in samples]},
             f"generations/step_{step:06d}.json",
         )
+        table = SampleTable.of(samples)
+        new = [dict(zip(table.columns, row, strict=True)) for row in table.rows(step, samples)]
+        self.rows = [row for row in self.rows if row["step"] < step][-_MAX_ROWS:] + new
+        columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        data = [[row.get(name) for name in columns] for row in self.rows]
+        content = json.dumps({"columns": columns, "data": data}, default=str, ensure_ascii=False)
+        self.client.log_text(self.id, content, _TABLE)
+        self.client.set_tag(self.id, "mlflow.loggedArtifacts", _TABLES)
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Set the tag `alarm.NAME` to the text of the alarm, or of its end."""
+        self.client.set_tag(self.id, f"alarm.{alarm.name}", str(alarm))
+
+    def failure(self, message: str) -> None:
+        """Set the tag `failure` to the error that ended the run."""
+        self.client.set_tag(self.id, "failure", message[:_MAX_TAG_LENGTH])
 
     def finish(self, state: str) -> None:
         """End the run with MLflow's name of the state."""
@@ -162,13 +193,64 @@ def _experiment(client: MlflowClient, name: str, folder: str | None) -> str:
     return found.experiment_id
 
 
+def _tags(run: RunInfo) -> dict[str, str]:
+    """Return the tags of a run: its origin, the link to its record, and the user's tags."""
+    tags = {
+        "rlctl": "",
+        "rlctl.id": run.id,
+        "rlctl.show": link(run),
+        "rlctl.recipe": run.recipe,
+        "mlflow.source.name": f"rlctl train {run.recipe}",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.note.content": notes(run),
+        **dict.fromkeys(run.tags, ""),
+    }
+    if run.commit is not None:
+        tags["mlflow.source.git.commit"] = run.commit
+    if run.sweep is not None:
+        tags["rlctl.sweep"] = run.sweep
+    return tags
+
+
+def _sweep_run(client: MlflowClient, experiment: str, sweep: str) -> str:
+    """Return the id of the parent of a sweep's runs; create it if it is missing.
+
+    If two runs create it at the same time, the older one counts, and the other one is deleted.
+    """
+
+    def oldest() -> str | None:
+        found = client.search_runs([experiment], query, max_results=1, order_by=order)
+        return found[0].info.run_id if found else None
+
+    query = f"tags.`rlctl.parent` = '{sweep}'"
+    order = ["attributes.start_time ASC", "attributes.run_id ASC"]
+    if (known := oldest()) is not None:
+        return known
+    tags = {"rlctl": "", "rlctl.parent": sweep}
+    new = client.create_run(experiment, run_name=sweep, tags=tags).info.run_id
+    client.set_terminated(new)
+    first = oldest() or new
+    if first != new:
+        client.delete_run(new)
+    return first
+
+
+def _close_lost(client: MlflowClient, experiment: str, lost: Sequence[str]) -> None:
+    """End the runs of killed processes, which MLflow shows as running."""
+    running = client.search_runs([experiment], "attributes.status = 'RUNNING'") if lost else ()
+    for run in running:
+        if run.info.run_id in lost:
+            client.set_terminated(run.info.run_id, "FAILED")
+
+
+def _load_rows(client: MlflowClient, run: str) -> list[dict[str, Any]]:
+    """Return the rows of the table of an earlier attempt; none if it cannot be read."""
+    with TemporaryDirectory() as folder, suppress(MlflowException, OSError, ValueError, KeyError):
+        path = client.download_artifacts(run, _TABLE, folder)
+        table = json.loads(Path(path).read_text(encoding="utf-8"))
+        return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    return []
+
+
 def _legal(name: str) -> str:
     return re.sub(r"[^\w\-./ ]", "_", name.replace("@", "_at_"))
-
-
-def _leaves(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value

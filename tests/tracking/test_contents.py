@@ -195,3 +195,39 @@ def test_trackio_shows_system_metrics_alerts_and_each_step_once(tmp_path):
     assert (config["_Group"], config["show"]) == ("lrs", "rlctl show house/first")
     row, other = shown["tables"][-1]
     assert (row["acc"], row["format"], row["right"], other["brevity"]) == (1.0, 0.5, True, 0.25)
+
+
+@pytest.mark.soak
+def test_mlflow_shows_a_table_the_sweep_the_source_and_the_end_of_killed_runs(tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}"
+    killed = attempt("mlflow", info(tmp_path, sweep=None, commit=None), state="")
+    assert killed is not None
+    run = info(tmp_path, lost=lambda _: [killed])
+    first = attempt("mlflow", run, steps=(1, 2, 3), state="finished")
+    assert first is not None
+    resumed = replace(run, trackers={"mlflow": first}, resume_step=1, attempt=2)
+    assert attempt("mlflow", resumed, steps=(2,)) == first
+    failed = MlflowClient(uri).get_run(first)
+    assert (failed.info.status, failed.data.tags["failure"]) == ("FAILED", MESSAGE)
+    attempt("mlflow", replace(resumed, attempt=3), steps=(), state="finished")
+    other = attempt("mlflow", replace(run, name="second"), steps=(), state="finished")
+    assert other is not None
+    client = MlflowClient(uri)
+    assert client.get_run(killed).info.status == "FAILED"
+    data, status = client.get_run(first).data, client.get_run(first).info.status
+    assert (status, "failure" in data.tags) == ("FINISHED", False)
+    assert (data.tags["rlctl.sweep"], data.tags["mlflow.source.git.commit"]) == ("lrs", "c0ffee")
+    assert (data.tags["mlflow.source.name"], data.tags["rlctl"]) == ("rlctl train grpo", "")
+    assert data.tags["alarm.kl"] == str(ALARM)
+    parents = {client.get_run(each).data.tags["mlflow.parentRunId"] for each in (first, other)}
+    (parent,) = parents
+    assert client.get_run(parent).info.run_name == "lrs"
+    assert "mlflow.parentRunId" not in client.get_run(killed).data.tags
+    (shown,) = json.loads(data.tags["mlflow.loggedArtifacts"])
+    assert shown["type"] == "table"
+    table = json.loads(Path(client.download_artifacts(first, shown["path"])).read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [row["step"] for row in rows] == [1, 1, 2, 2]  # step 3 is that of the first attempt
+    assert (rows[0]["acc"], rows[0]["pred"], rows[1]["brevity"]) == (1.0, "5", 0.25)
