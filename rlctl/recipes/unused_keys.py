@@ -108,7 +108,7 @@ def _declared_by_plugins(container: Mapping[str, Any]) -> Iterator[Declared]:
         for slot in SLOTS:
             if any(fnmatchcase(slot.key, pattern) for pattern in found):
                 continue
-            for name in filter(slot.is_loaded_here, slot.selected(container)):
+            for name in filter(slot.is_loaded_here, slot.used(container)):
                 with suppress(RlctlError):
                     plugin = plugins.load(slot.kind, name)
                     for pattern, unused in plugins.unused_keys(plugin, config).items():

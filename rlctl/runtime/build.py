@@ -27,7 +27,6 @@ from rlctl.recipes.roles import (
 )
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ScoreLoss, ValueLoss
 from rlctl.runtime.algorithms.references import ActorAsReference, RoutedReference, RoutesRows
-from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pools import Pool, Pools, W
 from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.rewards.pool import RewardPool
@@ -43,10 +42,10 @@ from rlctl.runtime.workers.reward_model import (
     RewardModelSpec,
     RewardModelWorker,
 )
-from rlctl.runtime.workers.rollout import RolloutSpec
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.engine_group import EngineGroup
+    from rlctl.runtime.workers.rollout import RolloutSpec
 
 LOG = logging.getLogger(__name__)
 
@@ -154,6 +153,8 @@ def build_roles(
 
         reward = ModelReward.from_config(config.reward, tokenizer, reward, scorer)
     if engines is not None:
+        from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
+
         on_phase("building the rollout engines")
         engines.wait()
         schedule = config.async_training
@@ -221,6 +222,8 @@ def build_actor(
 
 
 def _rollout_spec(config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> RolloutSpec:
+    from rlctl.runtime.workers.rollout import RolloutSpec
+
     model = config.actor_rollout_ref.model
     return RolloutSpec(
         model,

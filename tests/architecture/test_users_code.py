@@ -47,7 +47,7 @@ PLACES = {
     "runtime/planning/draft.py:_check_surroundings": "engines",
     "runtime/planning/preflight.py:check_software": "engines",
     "runtime/rewards/loading.py:find_reward": "rewards",
-    "runtime/rewards/specs.py:declared_sources": "rewards",
+    "runtime/rewards/specs.py:_sources_of_plugin": "rewards",
     "runtime/rollout/adapters.py:adapter_sync": "engines",
     "runtime/rollout/auto.py:load_engine": "engines",
     "runtime/rollout/shared_engine.py:check": "engines",

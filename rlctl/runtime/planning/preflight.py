@@ -27,7 +27,6 @@ from rlctl.runtime.model.tensor_parallel import divisors
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.auto import engine_model_problems
-from rlctl.runtime.rollout.weight_sync import uses_object_store
 from rlctl.storage import local
 from rlctl.suggest import did_you_mean
 
@@ -226,10 +225,12 @@ def check_software(config: schema.Config, devices: Devices, inline: bool) -> Non
     if placement.rollout not in (None, placement.actor):
         num_ranks = rollout.tensor_model_parallel_size  # each engine has processes of its own
         device = "cpu" if rollout.is_client else device
+        from rlctl.runtime.rollout.weight_sync import uses_object_store
+
+        uses_object_store(rollout, devices.kind)
     engine = load("engines", rollout.name)
     parse_params(engine, rollout.name, rollout.params, "actor_rollout_ref.rollout.params")
     engine.check(rollout, device, num_ranks)
-    uses_object_store(rollout, devices.kind)
 
 
 def check_disk(config: schema.Config, root: Path) -> None:

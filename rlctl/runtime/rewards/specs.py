@@ -1,8 +1,8 @@
 """The reward functions of a run, from the config section `reward` and the data sources of its rows.
 
-A reward plug-in may declare data sources with the attribute `data_sources`: names or patterns such
-as `aime*`. Unless `reward.functions` names functions, each row is scored by the plug-in that
-declares its data source.
+A reward plug-in may declare data sources, names or patterns such as `aime*`: with the attribute
+`data_sources`, or as names of entry points of `rlctl.reward_sources` with its value. Unless
+`reward.functions` names functions, each row is scored by the plug-in that declares its data source.
 """
 
 from __future__ import annotations
@@ -88,18 +88,29 @@ def unknown_source(source: str) -> Problem:
 def declared_sources() -> dict[str, Sequence[str]]:
     """Return the data sources that each installed reward plug-in declares, if it declares any.
 
-    A plug-in that cannot be loaded is a warning.
+    A package that names them as entry points is not imported. A plug-in that cannot be loaded is a
+    warning.
     """
+    listed = plugins.entry_points_of("reward_sources")
+    packages = {point.dist.name for point in listed if point.dist}
     declared: dict[str, Sequence[str]] = {}
-    for name in plugins.names("rewards"):
-        try:
-            patterns = getattr(plugins.load("rewards", name), "data_sources", ())
-        except (RlctlError, ImportError) as error:
-            LOG.warning("the reward plug-in %r is left out: %s", name, error)
-            continue
+    for reward in sorted(plugins.entry_points_of("rewards"), key=lambda point: point.name):
+        if reward.dist and reward.dist.name in packages:
+            patterns = [point.name for point in listed if point.value == reward.value]
+        else:
+            patterns = _sources_of_plugin(reward.name)
         if patterns:
-            declared[name] = patterns
+            declared[reward.name] = patterns
     return declared
+
+
+def _sources_of_plugin(name: str) -> Sequence[str]:
+    """Return the data sources in the attribute of a plug-in."""
+    try:
+        return getattr(plugins.load("rewards", name), "data_sources", ())
+    except (RlctlError, ImportError) as error:
+        LOG.warning("the reward plug-in %r is left out: %s", name, error)
+        return ()
 
 
 def _by_source(reward: schema.Reward, sources: Iterable[str]) -> list[RewardSpec]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.recipes import schema
-from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Roles
@@ -61,6 +60,7 @@ def with_episodes(generation: Generation, roles: Roles) -> Iterator[Roles]:
     from rlctl.runtime.agents.actor import AgentActor, ColocatedEngines
     from rlctl.runtime.agents.build import episode_settings
     from rlctl.runtime.agents.stream import NO_OVERLAP
+    from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 
     actor, sampling = roles.actor, SamplingConfig.from_config(config, tokenizer)
     if isinstance(actor, DisaggregatedActor):
@@ -92,11 +92,16 @@ def with_generation(generation: Generation, roles: Roles) -> Iterator[tuple[Role
     """
     engines, config = roles.actor_role, generation.config
     with with_episodes(generation, roles) as built:
-        if not (config.async_training.eager and isinstance(engines, DisaggregatedActor)):
+        if not config.async_training.eager:
             yield built, None
             return
         from rlctl.runtime.agents.actor import AgentActor
         from rlctl.runtime.agents.stream import SingleTurns, Stream, StreamedActor
+        from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
+
+        if not isinstance(engines, DisaggregatedActor):
+            yield built, None
+            return
 
         actor, num_threads = built.actor, generation.rank_info.num_threads
         if isinstance(actor, AgentActor):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rlctl.errors import InternalError
 from rlctl.plugins import load
@@ -24,13 +23,11 @@ from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.engine_weights import EngineWeights, Selection
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype, with_local_path
 from rlctl.runtime.model.lora import add_adapters, without_adapters
-from rlctl.runtime.model.pipeline_parallel import saved_buffers
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.sharding import is_sharded, shard_of
+from rlctl.runtime.model.sharding import is_sharded
 from rlctl.runtime.model.vision import freeze_tower
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Actor, G, Published, R, Total, Weights
-from rlctl.runtime.rollout import weight_sync
 from rlctl.runtime.rollout.adapters import adapter_sync
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.exchange import WeightVersions, exchange
@@ -43,6 +40,9 @@ from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.learner import Learner
 from rlctl.runtime.workers.scoring import install_routers, score, with_agreement
 from rlctl.tracking.metrics import Metrics
+
+if TYPE_CHECKING:
+    from rlctl.runtime.rollout.weight_sync import WeightChannel
 
 T = TypeVar("T")
 
@@ -210,29 +210,15 @@ class ActorWorker(LearningWorker, Actor):
             self.engine_is_stale, self.engine_lacks = True, Selection.ALL
 
     @dispatch(collect_fn=lambda _, results: list(chain(*results)), reads=True)
-    def send_weights(self, channel: weight_sync.WeightChannel[T]) -> list[T]:
+    def send_weights(self, channel: WeightChannel[T]) -> list[T]:
         """Send the current weights, in compute dtype, to a channel; return the results of ranks.
 
         Each rank sends its shards; rank 0 whole parameters if adapters are merged or layers split.
         """
+        from rlctl.runtime.workers.weight_sending import send_weights
+
         self.learner.parameters.enter()
-        if self.engine_weights.merges or self.spec.fsdp.tensor_model_parallel_size > 1:
-            merged = self.engine_weights.parameters(channel.selection)
-            if self.rank_info.rank > 0:
-                deque(merged, maxlen=0)  # merging is collective
-                return []
-            part, rows = weight_sync.WHOLE, weight_sync.whole(merged)
-        else:
-            if (shard := shard_of(self.policy.hf, self.rank_info.rank)) is None:
-                return []
-            part = weight_sync.Part(*shard)
-            rows = self.engine_weights.rows(channel.selection, part.index)
-        dtype = compute_dtype(self.spec.model, self.rank_info.device)
-        allocate, kept = channel.allocate, saved_buffers(self.policy.hf)
-        max_bytes = weight_sync.bucket_bytes(self.spec.sampling.rollout, channel.device)
-        for bucket in weight_sync.to_buckets(rows, part, dtype, max_bytes, allocate, kept):
-            channel.send(bucket)
-        return [channel.close(self.learner.num_updates, part)]
+        return send_weights(self, channel)
 
     @dispatch(Dispatch.SPLIT, phase=_phase_of_log_probs, reads=True)
     def compute_log_probs(
