@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.model.load import load_model
-from rlctl.runtime.model.pipeline_parallel import saved_buffers
+from rlctl.runtime.model.stage import saved_buffers
 
 TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 NUM_LAYERS, WIDTH, HEADS = 4, 32, 4

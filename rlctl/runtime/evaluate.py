@@ -43,7 +43,8 @@ from rlctl.runtime.rewards.report import RewardReport
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.roles import RewardModel, Roles
 from rlctl.runtime.training.generation import Generation, with_episodes
-from rlctl.runtime.training.validation import PairValidator, Validation, Validator
+from rlctl.runtime.training.pair_validation import PairValidator
+from rlctl.runtime.training.validation import Validation, Validator
 from rlctl.runtime.workers.reward_model import RewardModelSpec, RewardModelWorker
 from rlctl.tracking.episodes import Episode
 from rlctl.tracking.metrics import to_floats

@@ -5,6 +5,7 @@ Axes: B rows, R tokens of the longest response, T tokens of all rows, V vocabula
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -271,3 +272,9 @@ def sum_of_squared_probs(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """
     parts = (scaled(logits[part], temperature) for part in chunks_of(logits))
     return torch.cat([((2 * z).logsumexp(-1) - 2 * z.logsumexp(-1)).exp() for z in parts])
+
+
+def divisors(number: int, below: int | None = None) -> list[int]:
+    """Return the divisors of a number, those less than `below` if given."""
+    small = [k for k in range(1, math.isqrt(number) + 1) if number % k == 0]
+    return sorted(k for k in {*small, *(number // k for k in small)} if below is None or k < below)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlctl.runtime.model import load
-from rlctl.runtime.model.lora import merged_parameters
+from rlctl.runtime.model.adapter_names import merged_parameters
 from rlctl.runtime.rank_info import RankInfo
 from tests.distributed.ranks import rank_info
 from tests.distributed.test_gradient import gradient

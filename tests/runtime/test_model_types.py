@@ -20,15 +20,16 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model import probe
+from rlctl.runtime.model.adapter_names import merged_parameters
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection
-from rlctl.runtime.model.lora import add_adapters, merged_parameters
+from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.padded_rows import decoder_of, has_padded_rows, use_own_attention
-from rlctl.runtime.model.pipeline_parallel import saved_buffers
 from rlctl.runtime.model.probe import check_model, check_packing
 from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.stage import saved_buffers
 from rlctl.runtime.model.vision import freeze_tower, towers
 from rlctl.runtime.planning import preflight
 from rlctl.runtime.planning.mesh import check_meshes

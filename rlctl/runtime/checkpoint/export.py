@@ -18,7 +18,8 @@ from rlctl.runs.run import Run
 from rlctl.runtime.checkpoint.card import CARD, Kind, model_card
 from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
 from rlctl.runtime.data import quickstart
-from rlctl.runtime.model.lora import add_adapters, merged_parameters
+from rlctl.runtime.model.adapter_names import merged_parameters
+from rlctl.runtime.model.lora import add_adapters
 
 MARKER = "rlctl_export.json"  # run, step and files of the folder that `--force` may replace
 _FOLDERS: dict[Kind, str] = {"merged": "huggingface", "adapter": "adapter"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,14 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from rlctl.runtime.model.attention import TokenAttention
-from rlctl.runtime.model.image_attention import with_images_ahead
 from rlctl.runtime.model.kernels import missing_for_compiler
 from rlctl.runtime.model.padded_rows import PaddedDecoder, decoder_of, has_padded_rows
-from rlctl.runtime.model.routing import RoutedTokens
-from rlctl.runtime.model.sequence_parallel import SequenceGroup
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.vocabulary import Vocabulary
 from rlctl.runtime.ops import log_probs_and_entropy, log_probs_of, sum_of_squared_probs
+
+if TYPE_CHECKING:
+    from rlctl.runtime.model.sequence_parallel import SequenceGroup
+    from rlctl.runtime.model.vocabulary import Vocabulary
 
 # Maximum elements of logits in memory (1 GiB in fp32); larger ones are processed in chunks that are
 # recomputed in the backward pass.
@@ -69,15 +69,21 @@ def run_backbone(backbone: Any, sequences: Sequences) -> BaseModelOutput:
     positions, images, unused = packing.position_ids[None], dict[str, Tensor](), None
     attention: TokenAttention = packing
     if vision is not None and vision.positions is not None:
+        from rlctl.runtime.model.image_attention import with_images_ahead
+
         positions, images = vision.positions, vision.inputs
         where = sequences.ids, packing.position_ids
         attention = with_images_ahead(backbone.config, packing, *where)
     elif vision is not None:  # before the decoder, as on ranks with images
         unused = backbone.get_image_features(**vision.inputs, return_dict=True).pooler_output
+    if routing is not None:
+        from rlctl.runtime.model.routing import RoutedTokens
+
+        attention = RoutedTokens(attention, routing)
     output = backbone(
         input_ids=sequences.ids[None],
         position_ids=positions,
-        packing=attention if routing is None else RoutedTokens(attention, routing),
+        packing=attention,
         use_cache=False,
         **images,
     )

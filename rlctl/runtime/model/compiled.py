@@ -22,7 +22,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.attention import Packing, leave_out_of_graphs
 from rlctl.runtime.model.kernels import missing_for_compiler
 from rlctl.runtime.model.mixers import contains_mixer
-from rlctl.runtime.model.routing import num_experts
+from rlctl.runtime.model.mixture import num_experts
 from rlctl.runtime.model.sharding import decoder_layers
 from rlctl.runtime.model.shared_prompts import SharedPrompts
 

@@ -9,7 +9,7 @@ from enum import Enum, auto
 import torch
 from torch import Tensor, nn
 
-from rlctl.runtime.model.lora import (
+from rlctl.runtime.model.adapter_names import (
     FIRST_MATRIX,
     engine_name,
     engine_parameters,
@@ -17,8 +17,8 @@ from rlctl.runtime.model.lora import (
     is_adapter,
     merged_parameters,
 )
-from rlctl.runtime.model.pipeline_parallel import parameter_names
 from rlctl.runtime.model.sharding import local_rows
+from rlctl.runtime.model.stage import parameter_names
 from rlctl.runtime.model.vision import frozen_in_towers
 
 

@@ -9,8 +9,7 @@ adapters; rollout engines receive those or the adapters themselves: see `engine_
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,15 +21,10 @@ from rlctl.errors import ConfigError
 from rlctl.files import apply_umask
 from rlctl.plugins import require
 from rlctl.recipes import schema
+from rlctl.runtime.model.adapter_names import NAME, adapted_layers, is_adapter
 from rlctl.runtime.model.expert_parallel import expert_layers
-from rlctl.runtime.model.pipeline_parallel import of_all_stages
 from rlctl.runtime.model.sharding import full_tensor
 from rlctl.runtime.model.vision import towers
-
-_NAME = "default"  # peft's name of the only adapter
-FIRST_MATRIX = ".lora_A."
-_BASE, _MAGNITUDE = ".base_layer.", ".lora_magnitude_vector"
-_ADAPTERS = (FIRST_MATRIX, ".lora_B.", _MAGNITUDE)
 
 
 def check_peft() -> None:
@@ -72,7 +66,7 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            inject_adapter_in_model(settings, hf, adapter_name=_NAME)
+            inject_adapter_in_model(settings, hf, adapter_name=NAME)
     except ValueError as error:
         hint = "use all-linear, or names such as [q_proj, v_proj]"
         raise ConfigError(str(error).splitlines()[0], where="target_modules", hint=hint) from error
@@ -119,119 +113,25 @@ def _within(hf: nn.Module, modules: Sequence[nn.Module]) -> str | None:
     return rf"({'|'.join(names)})\..*" if names else None
 
 
-def has_adapters(module: nn.Module) -> bool:
-    """Return True if the module has LoRA adapters."""
-    return bool(adapted_layers(module))
-
-
-@contextmanager
-def without_adapters(module: nn.Module) -> Iterator[None]:
-    """Disable adapters within the block, leaving the frozen base model.
-
-    peft's own switch would also change `requires_grad`, which the optimizer relies on.
-    """
-    layers: list[Any] = list(adapted_layers(module).values())
-    try:
-        for layer in layers:
-            layer._disable_adapters = True
-        yield
-    finally:
-        for layer in layers:
-            layer._disable_adapters = False
-
-
-def merged_parameters(
-    module: nn.Module, wanted: Callable[[str], bool] = lambda _: True
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield full parameters (N, ...) with adapters merged, by name without adapters. Collective.
-
-    Those whose name is not `wanted` are left out.
-    """
-
-    def plain_name(name: str) -> str | None:
-        plain = engine_name(name)
-        return None if is_adapter(name) or not wanted(plain) else plain
-
-    yield from of_all_stages(module, _merged_parameters(module, plain_name), plain_name)
-
-
-def _merged_parameters(
-    module: nn.Module, plain_name: Callable[[str], str | None]
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield those parameters (N, ...) of `merged_parameters` that this rank's layers have."""
-    layers = adapted_layers(module)
-    for name, parameter in module.named_parameters():
-        if (plain := plain_name(name)) is None:
-            continue
-        prefix, base, leaf = name.partition(_BASE)
-        value = full_tensor(parameter)
-        if base and leaf == "weight":
-            value = _merged(layers[prefix], value)
-        yield plain, value
-
-
-def _merged(layer: Any, weight: Tensor) -> Tensor:
+def merged(layer: Any, weight: Tensor) -> Tensor:
     """Return the full `weight` (out, in) of a layer with its adapter merged, in its layout.
 
     LoRA adds the product V = W + s B A. DoRA (Liu et al. 2024, arXiv 2402.09353, eq. 5) also
     scales its rows to the magnitude m that it learns: m V / ||V||.
     """
     b, a = (
-        full_tensor(layer.lora_B[_NAME].weight).float(),
-        full_tensor(layer.lora_A[_NAME].weight).float(),
+        full_tensor(layer.lora_B[NAME].weight).float(),
+        full_tensor(layer.lora_A[NAME].weight).float(),
     )
-    delta = layer.scaling[_NAME] * (b @ a)
-    dtype = layer.lora_B[_NAME].weight.dtype  # the frozen weight may be rounded
+    delta = layer.scaling[NAME] * (b @ a)
+    dtype = layer.lora_B[NAME].weight.dtype  # the frozen weight may be rounded
     weight = weight.to(dtype)
-    if _NAME not in layer.lora_magnitude_vector:
+    if NAME not in layer.lora_magnitude_vector:
         return weight + (delta.T if layer.fan_in_fan_out else delta).to(dtype)
     value = (weight.T if layer.fan_in_fan_out else weight).float() + delta
-    magnitude = full_tensor(layer.lora_magnitude_vector[_NAME].weight).float()
+    magnitude = full_tensor(layer.lora_magnitude_vector[NAME].weight).float()
     value *= (magnitude / torch.linalg.norm(value, dim=1))[:, None]
     return (value.T if layer.fan_in_fan_out else value).to(weight.dtype)
-
-
-def is_adapter(name: str) -> bool:
-    """Return True for the name of a parameter of an adapter, in the model or in a file."""
-    return any(suffix in name for suffix in _ADAPTERS)
-
-
-def engine_name(name: str) -> str:
-    """Return the name of a parameter for other programs.
-
-    For an adapter it is peft's name in a file, for others that in the model without adapters.
-    """
-    if not is_adapter(name):
-        return name.replace(_BASE, ".")
-    name = name.replace(f".{_NAME}.", ".")
-    return f"base_model.model.{name.removesuffix('.weight') if _MAGNITUDE in name else name}"
-
-
-def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the full adapter matrices, (R, in) and (out, R), by peft's names. Collective.
-
-    With DoRA also the magnitudes (out,).
-    """
-    yield from engine_parameters(module, is_adapter)
-
-
-def engine_parameters(
-    module: nn.Module, wanted: Callable[[str], bool], dtype: torch.dtype | None = None
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the full parameters (N, ...) whose name is `wanted`, by `engine_name`. Collective.
-
-    Sharded ones have `dtype`: see `full_tensor`.
-    """
-
-    def name_of(name: str) -> str | None:
-        return engine_name(name) if wanted(name) else None
-
-    own = (
-        (given, full_tensor(parameter, dtype))
-        for name, parameter in module.named_parameters()
-        if (given := name_of(name)) is not None
-    )
-    yield from of_all_stages(module, own, name_of)
 
 
 def write_adapter(folder: Path, hf: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
@@ -245,13 +145,4 @@ def write_adapter(folder: Path, hf: PreTrainedModel, weights: Mapping[str, Tenso
     )
     apply_umask(path)
     config: Any = hf.peft_config  # set by peft, unknown to transformers' types
-    config[_NAME].save_pretrained(str(folder))
-
-
-def adapted_layers(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers with adapters, by name."""
-    return {
-        name: layer
-        for name, layer in module.named_modules()
-        if hasattr(layer, "lora_A") and hasattr(layer, "base_layer")
-    }
+    config[NAME].save_pretrained(str(folder))

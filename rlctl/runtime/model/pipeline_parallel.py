@@ -26,11 +26,11 @@ from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.runtime.model.causal_lm import PackedModel, run_backbone
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.stage import ATTRIBUTE, saved_buffers
 
 Schedule = Literal["1f1b", "gpipe"]
 
 _PARTS = _EMBEDDING, _LAYERS, _NORM = "embed_tokens", "layers", "norm"  # of a decoder
-_STAGE = "pipeline_stage"  # attribute of modules
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,6 @@ class _Elsewhere(nn.Module):
         return hidden
 
 
-def stage_of(module: nn.Module) -> Stage | None:
-    """Return the stage that a model, or the transformers model in it, has; None for the whole."""
-    return getattr(module, _STAGE, None)
-
-
 def unsplittable(config: PreTrainedConfig, size: int) -> list[Problem]:
     """Return why a model with this config cannot be split into `size` stages."""
     text = config.get_text_config()
@@ -198,7 +193,7 @@ def split_layers(model: PackedModel, stage: Stage, storage: RankStorage) -> None
     if not stage.is_last:
         model.forward = partial(stage.hidden_states, model)
     for module in (model, hf):
-        setattr(module, _STAGE, stage)
+        setattr(module, ATTRIBUTE, stage)
 
 
 def _parts(model: PackedModel, size: int) -> Iterator[tuple[nn.Module, str, list[int]]]:
@@ -222,24 +217,7 @@ def _is_tied(hf: PreTrainedModel) -> bool:
     return head is not None and head.weight is embedding.weight
 
 
-def of_all_stages(
-    module: nn.Module,
-    own: Iterator[tuple[str, Tensor]],
-    name_of: Callable[[str], str | None],
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield full tensors (N, ...) of all stages, one at a time, and then `saved_buffers`.
-
-    `own` yields those of this stage in the order of its parameters; `name_of` maps the name of a
-    parameter or buffer to that of its tensor, or to None if it has none. Collective.
-    """
-    stage = stage_of(module)
-    yield from own if stage is None else _of_all_stages(module, stage, own, name_of)
-    for name, value in saved_buffers(module).items():
-        if (given := name_of(name)) is not None:
-            yield given, value
-
-
-def _of_all_stages(
+def all_stages(
     module: nn.Module,
     stage: Stage,
     own: Iterator[tuple[str, Tensor]],
@@ -258,24 +236,3 @@ def _of_all_stages(
         value = value.contiguous()
         dist.broadcast(value, dist.get_global_rank(stage.group, whole.stage), stage.group)
         yield given, value
-
-
-def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers (N, ...) that a model's files contain, those of all stages, by name.
-
-    Training does not change them. One is the bias with which routers of GLM-4.5 choose experts.
-    """
-    if (stage := stage_of(module)) is not None:
-        return stage.buffers
-    return {
-        name: value
-        for path, part in module.named_modules()
-        for name, value in part.named_buffers(path, recurse=False)
-        if name.rpartition(".")[2] not in part._non_persistent_buffers_set
-    }
-
-
-def parameter_names(module: nn.Module) -> list[str]:
-    """Return the names of the parameters of all stages of a model, or of the whole."""
-    stage = stage_of(module)
-    return list(stage.parameters if stage else dict(module.named_parameters()))

@@ -26,6 +26,7 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.model.attention import TokenAttention
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.mixers import Mixer
+from rlctl.runtime.model.mixture import ROUTERS
 from rlctl.runtime.model.padded_rows import has_padded_rows
 from rlctl.tracking.metrics import Mean, Metrics
 
@@ -36,15 +37,7 @@ SUPPORTED = (
     *("deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "gpt_oss"),
     *("minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next"),
 )
-# Config attributes with the number of experts.
-_MIXTURE_SIZES = ("num_experts", "num_local_experts", "n_routed_experts")
 _ROUTER = "topkrouter"  # end of the names of transformers' classes, in lower case
-_INSTALLED = "rlctl_routers"  # attribute of a model
-
-
-def num_experts(config: Any) -> int:
-    """Return the number of experts of a decoder's config; 0 without a mixture."""
-    return next((n for name in _MIXTURE_SIZES if (n := getattr(config, name, None))), 0)
 
 
 class RoutingShape(NamedTuple):
@@ -171,9 +164,9 @@ class Routers:
     @classmethod
     def of(cls, model: PreTrainedModel) -> Routers:
         """Return the routers of `model`, whose other users share them."""
-        if not hasattr(model, _INSTALLED):
-            setattr(model, _INSTALLED, cls(model))
-        return getattr(model, _INSTALLED)
+        if not hasattr(model, ROUTERS):
+            setattr(model, ROUTERS, cls(model))
+        return getattr(model, ROUTERS)
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
@@ -189,11 +182,6 @@ class Routers:
     ) -> None:
         del args
         slot.routing = getattr(kwargs.get("packing"), "routing", self._recording)
-
-
-def has_routers(model: PreTrainedModel) -> bool:
-    """Return True if the routers of `model` can take part in passes with `Routing`."""
-    return hasattr(model, _INSTALLED)
 
 
 def routing_shape(model: PreTrainedModel) -> RoutingShape | None:

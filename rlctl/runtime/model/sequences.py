@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.batch.images import Images, image_token
 from rlctl.runtime.model.attention import Packing, TokenAttention
-from rlctl.runtime.model.image_attention import LOOKS_AHEAD
-from rlctl.runtime.model.routing import OWN, Routing
 from rlctl.runtime.model.shared_prompts import SharedPrompts
 from rlctl.runtime.model.vision import (
     SeenPrompt,
@@ -26,6 +24,9 @@ from rlctl.runtime.model.vision import (
     split_images,
 )
 from rlctl.runtime.ops import first_rows, to_device
+
+if TYPE_CHECKING:
+    from rlctl.runtime.model.routing import Routing
 
 
 class Packed(TokenAttention, Protocol):
@@ -85,7 +86,7 @@ class Sequences:
             response_ids.values,
             to_device(packed.lengths.cumsum(0) - 1, device),
             others,
-            Routing(routing.values, routing.values.dtype) if routing is not None else None,
+            _given(routing.values) if routing is not None else None,
         )
 
     @classmethod
@@ -115,10 +116,12 @@ class Sequences:
         packing = SharedPrompts.from_lengths(prompts.lengths, lengths, prompt_of_row, device)
         given: Routing | None = None
         if routing is not None:  # that of a prompt is equal in its rows
+            from rlctl.runtime.model.routing import OWN
+
             values = routing.values
             packed = values.new_full((len(packing.position_ids), *values.shape[1:]), OWN)
             packed[packing.key_of_slot] = values
-            given = Routing(packed, packed.dtype)
+            given = _given(packed)
         return cls(
             torch.cat([prompts.values, response_ids.values]),
             packing,
@@ -149,6 +152,8 @@ class Sequences:
             key = ids.numpy().tobytes(), before
             rows.append(seen.get(key) or seen.setdefault(key, SeenPrompt.of(hf, ids, before)))
             replies.append(seen_reply(hf, (ids, response), (before, after)) if after else None)
+        from rlctl.runtime.model.image_attention import LOOKS_AHEAD
+
         if any(replies) and hf.config.model_type in LOOKS_AHEAD:
             raise ConfigError(
                 f"replies may have no images with models of type {hf.config.model_type}, whose "
@@ -180,6 +185,8 @@ class Sequences:
 
     def recorded(self, dtype: torch.dtype) -> Sequences:
         """Return the same sequences, whose pass keeps the experts of tokens in `dtype`."""
+        from rlctl.runtime.model.routing import Routing
+
         return replace(self, routing=Routing(None, dtype))
 
     def own_routing(self) -> Tensor:
@@ -213,3 +220,10 @@ def concat_ragged(first: Ragged, second: Ragged) -> Ragged:
     # row 0 of first, row 0 of second, row 1 of first, ...
     order = torch.arange(2 * len(first)).view(2, len(first)).T.reshape(-1)
     return Ragged(both.select(order).values, first.lengths + second.lengths)
+
+
+def _given(experts: Tensor) -> Routing:
+    """Return the choices `experts` (T, L, K) that a pass replays."""
+    from rlctl.runtime.model.routing import Routing
+
+    return Routing(experts, experts.dtype)

@@ -7,7 +7,7 @@ only copy every block before each use.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -27,14 +27,15 @@ from transformers import PreTrainedModel
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import PackedModel
-from rlctl.runtime.model.expert_parallel import shard_experts
 from rlctl.runtime.model.four_bit import dense
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.padded_rows import check_undivided, decoder_of
-from rlctl.runtime.model.pipeline_parallel import Stage, saved_buffers, split_layers, stage_of
-from rlctl.runtime.model.sequence_parallel import SequenceGroup
-from rlctl.runtime.model.tensor_parallel import split_model
+from rlctl.runtime.model.stage import saved_buffers, stage_of
 from rlctl.runtime.rank_info import RankInfo
+
+if TYPE_CHECKING:
+    from rlctl.runtime.model.pipeline_parallel import Stage
+    from rlctl.runtime.model.sequence_parallel import SequenceGroup
 
 _STAGE = "stage"  # dimension of a mesh
 
@@ -45,7 +46,6 @@ def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: R
     Gradients are summed over ranks, not averaged: the learner divides once, by the global count.
     Raises ConfigError if the sizes of the mesh do not divide the number of ranks.
     """
-    sequence, tensor = fsdp.ulysses_sequence_parallel_size, fsdp.tensor_model_parallel_size
     _check_sizes(rank_info, fsdp)
     check_undivided(model.hf, fsdp.ranks_per_row)
     model.ranks_per_row = fsdp.ranks_per_row
@@ -54,22 +54,10 @@ def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: R
     if rank_info.world_size == 1 and dtypes == {compute_dtype}:
         storage.move(model)
         return
-    mesh, experts = _mesh(rank_info, fsdp), set[nn.Parameter]()
-    stage = _stage(mesh, fsdp, compute_dtype) if fsdp.pipeline_model_parallel_size > 1 else None
-    mesh = mesh[tuple(each for each in mesh.mesh_dim_names or () if each != _STAGE)]
-    if fsdp.expert_model_parallel_size > 1:
-        experts = shard_experts(model.hf, mesh, storage)
-        if not experts:
-            raise ConfigError("the model has no experts", hint="expert_model_parallel_size=1")
-    elif tensor > 1:
-        shard_experts(model.hf, mesh["tensor"], storage)
-    if tensor > 1:
-        split_model(model, mesh["tensor"])
-        mesh = mesh[tuple(mesh.mesh_dim_names or ())[:-1]]
-    if stage is not None:
-        split_layers(model, stage, storage)
-    if sequence > 1:
-        model.sequence_group = _sequence_group(rank_info, sequence, tensor)
+    mesh = _mesh(rank_info, fsdp)
+    experts: set[nn.Parameter] = set()
+    if fsdp.ranks_per_row > 1 or fsdp.expert_model_parallel_size > 1:
+        mesh, experts = _divide(model, mesh, rank_info, fsdp, storage)
     offloads = fsdp.offload_policy and rank_info.device != "cpu"  # else they are there already
     options = {
         "mesh": mesh,
@@ -86,6 +74,44 @@ def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: R
         sharded = fully_shard(block, **options)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
+
+
+def _divide(
+    model: PackedModel,
+    mesh: DeviceMesh,
+    rank_info: RankInfo,
+    fsdp: schema.FSDP,
+    storage: RankStorage,
+) -> tuple[DeviceMesh, set[nn.Parameter]]:
+    """Divide layers, rows and experts over the ranks; return FSDP's mesh, and what it leaves out.
+
+    Raises ConfigError for a model without experts that are to be divided.
+    """
+    from rlctl.runtime.model.expert_parallel import shard_experts
+
+    tensor = fsdp.tensor_model_parallel_size
+    sequence = fsdp.ulysses_sequence_parallel_size
+    stage = _stage(mesh, fsdp, storage.compute) if fsdp.pipeline_model_parallel_size > 1 else None
+    mesh = mesh[tuple(each for each in mesh.mesh_dim_names or () if each != _STAGE)]
+    experts: set[nn.Parameter] = set()
+    if fsdp.expert_model_parallel_size > 1:
+        experts = shard_experts(model.hf, mesh, storage)
+        if not experts:
+            raise ConfigError("the model has no experts", hint="expert_model_parallel_size=1")
+    elif tensor > 1:
+        shard_experts(model.hf, mesh["tensor"], storage)
+    if tensor > 1:
+        from rlctl.runtime.model.tensor_parallel import split_model
+
+        split_model(model, mesh["tensor"])
+        mesh = mesh[tuple(mesh.mesh_dim_names or ())[:-1]]
+    if stage is not None:
+        from rlctl.runtime.model.pipeline_parallel import split_layers
+
+        split_layers(model, stage, storage)
+    if sequence > 1:
+        model.sequence_group = _sequence_group(rank_info, sequence, tensor)
+    return mesh, experts
 
 
 def decoder_layers(hf: PreTrainedModel) -> list[nn.Module]:
@@ -148,6 +174,8 @@ def _mesh(rank_info: RankInfo, fsdp: schema.FSDP) -> DeviceMesh:
 
 def _stage(mesh: DeviceMesh, fsdp: schema.FSDP, dtype: torch.dtype) -> Stage:
     """Return this rank's place in its pipeline, whose hidden states have `dtype`."""
+    from rlctl.runtime.model.pipeline_parallel import Stage
+
     group, index = mesh.get_group(_STAGE), mesh.get_local_rank(_STAGE)
     size = fsdp.pipeline_model_parallel_size
     return Stage(group, index, size, fsdp.pipeline_schedule, dtype)
@@ -155,6 +183,8 @@ def _stage(mesh: DeviceMesh, fsdp: schema.FSDP, dtype: torch.dtype) -> Stage:
 
 def _sequence_group(rank_info: RankInfo, size: int, tensor: int) -> SequenceGroup:
     """Return the group of `size` ranks, `tensor` apart, that this rank is in. Collective."""
+    from rlctl.runtime.model.sequence_parallel import SequenceGroup
+
     shape = rank_info.world_size // (size * tensor), size, tensor
     mesh = init_device_mesh(rank_info.device, shape, mesh_dim_names=("data", "sequence", "tensor"))
     return SequenceGroup(mesh.get_group("sequence"), mesh.get_local_rank("sequence"), size)

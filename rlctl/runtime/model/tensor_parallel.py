@@ -8,7 +8,6 @@ see `expert_parallel`. All other parameters are whole on each rank, and get the 
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
@@ -27,6 +26,7 @@ from transformers import PreTrainedConfig
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel
 from rlctl.runtime.model.vocabulary import Vocabulary
+from rlctl.runtime.ops import divisors
 
 # Styles of linear layers in transformers' plan: the layout of outputs, or of inputs.
 _COLWISE = {"colwise": Shard(-1), "colwise_gather_output": Replicate()}
@@ -119,12 +119,6 @@ def unsplittable(config: PreTrainedConfig, size: int, has_logits: bool) -> list[
         for what, number in found.items()
         if number and number % size
     ]
-
-
-def divisors(number: int, below: int | None = None) -> list[int]:
-    """Return the divisors of a number, those less than `below` if given."""
-    small = [k for k in range(1, math.isqrt(number) + 1) if number % k == 0]
-    return sorted(k for k in {*small, *(number // k for k in small)} if below is None or k < below)
 
 
 def unsplittable_adapters(config: PreTrainedConfig, targets: Iterable[str]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
@@ -26,7 +27,6 @@ from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
 from rlctl.runtime.checkpoint.store import checkpoint_at
 from rlctl.runtime.cluster.gpus import cluster_gpus
-from rlctl.runtime.data.conversations import Pairs
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.row_checks import empty_truths
 from rlctl.runtime.data.row_table import Rows
@@ -52,8 +52,12 @@ from rlctl.runtime.planning.unusual_values import (
     unusual_values,
 )
 from rlctl.runtime.rollout.auto import reason_for_hf
-from rlctl.runtime.training.validation import PairValidator, Validator
+from rlctl.runtime.training.validation import Validator
 from rlctl.tracking.loggers import preflight as check_logger
+
+if TYPE_CHECKING:
+    from rlctl.runtime.data.conversations import Pairs
+    from rlctl.runtime.training.pair_validation import PairValidator
 
 LOG = logging.getLogger(__name__)
 
@@ -150,6 +154,8 @@ class Draft:
     @Part
     def pairs(self) -> Pairs:
         """Reader of pairs."""
+        from rlctl.runtime.data.conversations import Pairs
+
         return Pairs.from_config(self.config.reward.reward_model, self.data)
 
     @Part
@@ -162,6 +168,8 @@ class Draft:
         prompts = PromptSet.load(files, data, tokenizer, data.val_max_samples, VALIDATION, model)
         prompts.check_tokens(self.vocabulary[1])
         if self.role is REWARD_LEARNER:
+            from rlctl.runtime.training.pair_validation import PairValidator
+
             return PairValidator(prompts, data.val_batch_size, self.pairs)
         return Validator(prompts, data.val_batch_size, tokenizer, self.config.trainer.seed)
 

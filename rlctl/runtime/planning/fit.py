@@ -24,8 +24,7 @@ from rlctl.runtime.algorithms.base import Algorithm, rows_per_prompt
 from rlctl.runtime.algorithms.references import routed_models
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.load import Kind
-from rlctl.runtime.model.tensor_parallel import divisors
-from rlctl.runtime.ops import ceil_div
+from rlctl.runtime.ops import ceil_div, divisors
 from rlctl.runtime.planning.capacity import largest_utilization
 from rlctl.runtime.planning.devices import Device, Devices, pool_sizes
 from rlctl.runtime.planning.fits import Fit, Mesh

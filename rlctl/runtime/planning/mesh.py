@@ -12,11 +12,9 @@ from rlctl.recipes import schema
 from rlctl.recipes.roles import Role, built_roles
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.cluster.pools import RANKS_PER_RELAY
-from rlctl.runtime.model import pipeline_parallel
 from rlctl.runtime.model.compiled import KEY as COMPILE_KEY
 from rlctl.runtime.model.mixers import has_states
-from rlctl.runtime.model.routing import num_experts
-from rlctl.runtime.model.tensor_parallel import unsplittable, unsplittable_adapters
+from rlctl.runtime.model.mixture import num_experts
 from rlctl.runtime.planning.preflight import check_batches, read_model_config
 
 _SEQUENCE, _TENSOR = "ulysses_sequence_parallel_size", "tensor_model_parallel_size"
@@ -101,6 +99,8 @@ def _check_split(
     role: Role, config: schema.Config, size: int, loaded: PretrainedConfig | None
 ) -> Iterator[Problem]:
     """Yield why `size` ranks cannot split the layers of the role's model."""
+    from rlctl.runtime.model.tensor_parallel import unsplittable
+
     key = f"{role.fsdp_key}.{_TENSOR}"
     for problem in () if loaded is None else unsplittable(loaded, size, role.kind == "policy"):
         yield replace(problem, where=key)
@@ -115,8 +115,10 @@ def _check_stages(
     role: Role, config: schema.Config, size: int, loaded: PretrainedConfig | None
 ) -> Iterator[Problem]:
     """Yield why the layers of the role's model cannot be divided over `size` stages."""
+    from rlctl.runtime.model.pipeline_parallel import unsplittable
+
     key = f"{role.fsdp_key}.{_PIPELINE}"
-    for problem in () if loaded is None else pipeline_parallel.unsplittable(loaded, size):
+    for problem in () if loaded is None else unsplittable(loaded, size):
         yield replace(problem, where=key)
     if _compiles(role, config):
         text = f"layers of {size} stages cannot be compiled"
@@ -132,6 +134,8 @@ def _check_adapters(
     role: Role, config: schema.Config, size: int, loaded: PretrainedConfig | None
 ) -> Iterator[Problem]:
     """Yield why the adapters of layers that `size` ranks split are not supported."""
+    from rlctl.runtime.model.tensor_parallel import unsplittable_adapters
+
     model, name, key = role.model(config), role.model_key, f"{role.fsdp_key}.{_TENSOR}"
     others = [] if loaded is None else unsplittable_adapters(loaded, model.target_modules)
     if model.use_dora:

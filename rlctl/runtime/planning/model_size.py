@@ -11,10 +11,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes import schema
+from rlctl.runtime.model.adapter_names import adapt
 from rlctl.runtime.model.attention import head_size
 from rlctl.runtime.model.costs import Costs
 from rlctl.runtime.model.load import Kind, build_empty, load_config
-from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.ops import ceil_div
 
 # Names of the width of the feed-forward layer, by architecture.
@@ -59,7 +59,7 @@ class ModelSize:
         if kind == "policy":
             costs = Costs.from_config(config, lambda: build_on_meta(config, model, kind))
         with torch.device("meta"):
-            add_adapters(built.base_model if kind == "new_classifier" else built, model, 0)
+            adapt(built.base_model if kind == "new_classifier" else built, model, 0)
         names = set(built._no_split_modules or ())
         blocks = [_count(module) for module in built.modules() if type(module).__name__ in names]
         head = text.hidden_size + 1 if kind == "backbone" else 0

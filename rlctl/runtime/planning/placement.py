@@ -9,7 +9,7 @@ import torch
 from rlctl.errors import Problem
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT
-from rlctl.runtime.model.tensor_parallel import divisors
+from rlctl.runtime.ops import divisors
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.rollout.auto import load_engine
 from rlctl.runtime.rollout.exchange import InFlightEngine

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
@@ -24,7 +25,10 @@ from rlctl.runtime.planning.role_memory import MemoryPlan
 from rlctl.runtime.rank_info import default_threads
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.training.profile import check_profile
-from rlctl.runtime.training.validation import PairValidator, Validator
+from rlctl.runtime.training.validation import Validator
+
+if TYPE_CHECKING:
+    from rlctl.runtime.training.pair_validation import PairValidator
 
 
 @dataclass(frozen=True)

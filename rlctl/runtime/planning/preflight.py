@@ -23,7 +23,7 @@ from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.cluster.access import check_packages
 from rlctl.runtime.data.tokenizer import check_own_code
 from rlctl.runtime.model.compiled import check_compiler
-from rlctl.runtime.model.tensor_parallel import divisors
+from rlctl.runtime.ops import divisors
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.auto import engine_model_problems

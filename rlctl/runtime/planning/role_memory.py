@@ -26,7 +26,7 @@ from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.rollout.auto import plans_vllm
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 from rlctl.runtime.workers.optimizers import bytes_per_parameter
-from rlctl.runtime.workers.passes import most_in_run
+from rlctl.runtime.workers.passes import PARTS_PER_STAGE
 
 _CONTEXT = GIB // 2  # of CUDA and the kernels that a process loads
 _STATE = 4  # bytes of a number of a state: float32
@@ -201,7 +201,7 @@ def _work(
     rows = ceil_div(prompts * n * role.ranks_per_row(config), num_ranks)
     stages = fsdp.pipeline_model_parallel_size if fsdp else 1
     tokens = max(longest, min(budget, ceil_div(rows, stages) * longest))
-    num_parts = min(ceil_div(rows * longest, tokens), most_in_run(stages))
+    num_parts = min(ceil_div(rows * longest, tokens), PARTS_PER_STAGE * stages)
     # Hidden states come in and go out, or have a gradient; between two stages that comes in, too.
     copies = 0 if stages == 1 else 3 if role.learns and stages > 2 else 2
     return Work(

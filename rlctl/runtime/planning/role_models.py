@@ -17,13 +17,10 @@ from rlctl.runtime.batch.images import processor_of
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.four_bit import check_bitsandbytes, check_unsharded, is_4bit
 from rlctl.runtime.model.load import compute_dtype, master_dtype
-from rlctl.runtime.model.lora import check_peft
-from rlctl.runtime.model.routing import SUPPORTED, routing_shape
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.model_files import check_architecture, check_tokenizer
 from rlctl.runtime.planning.model_size import UnknownSizeError, build_on_meta
 from rlctl.runtime.planning.preflight import is_missing, read_model_config
-from rlctl.runtime.rewards.model_reward import scale_of_model
 from rlctl.runtime.rollout.auto import load_engine, reads_images
 from rlctl.runtime.workers.optimizers import check_optimizer
 
@@ -44,6 +41,8 @@ def check_role_models(config: schema.Config, algorithm: Algorithm) -> Iterator[P
             loaded = read_model_config(model, key)
             yield from check_architecture(model, loaded, role.kind, key, role.fsdp(config))
         if role is REWARD_MODEL and config.reward.reward_model.normalize == "model":
+            from rlctl.runtime.rewards.model_reward import scale_of_model
+
             scale_of_model(model)
         if role.kind == ACTOR.kind and model.path != actor.path:
             yield from check_tokenizer(model, tokenizer_of(actor), key)
@@ -96,6 +95,8 @@ def check_adapters(config: schema.Config, devices: Devices | None, needs: Flag) 
     """
     roles = needed_roles(config, needs)
     if any(role.model(config).lora_rank > 0 for role in roles):
+        from rlctl.runtime.model.lora import check_peft
+
         check_peft()
     if not any(is_4bit(role.model(config)) for role in roles):
         return
@@ -186,6 +187,8 @@ def _reasons(
 
 def _of_model(config: schema.Config) -> Iterator[tuple[str, str]]:
     """Yield why the actor's model has no choices to replay."""
+    from rlctl.runtime.model.routing import SUPPORTED, routing_shape
+
     model = ACTOR.model(config)
     try:
         loaded = read_model_config(model, f"{ACTOR.model_key}.path")

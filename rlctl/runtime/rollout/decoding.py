@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 from rlctl.errors import InternalError
 from rlctl.runtime.model.attention import Packing, TokenAttention
 from rlctl.runtime.model.causal_lm import logits_of, run_padded
-from rlctl.runtime.model.image_attention import with_images_ahead
 from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask, weights_of
 from rlctl.runtime.model.mixers import Mixer
 from rlctl.runtime.model.padded_rows import decoder_of, has_padded_rows
@@ -129,6 +128,8 @@ def next_logits(
             hidden, tokens = hidden[keep], tokens[keep]
         return logits_of(model, outputs, hidden, tokens)
     if vision is not None:
+        from rlctl.runtime.model.image_attention import with_images_ahead
+
         attention = with_images_ahead(model.config, attention, tokens, positions)
     output = model(
         input_ids=tokens[None],

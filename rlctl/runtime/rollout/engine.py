@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -16,9 +16,11 @@ from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.batch.images import Images
 from rlctl.runtime.budget import OomRetry
-from rlctl.runtime.model.routing import RoutingShape
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
+
+if TYPE_CHECKING:
+    from rlctl.runtime.model.routing import RoutingShape
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -15,8 +15,10 @@ from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.batch.images import Images
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.model.load import empty_model
-from rlctl.runtime.model.routing import RoutingShape, routing_shape
 from rlctl.runtime.rollout.engine import Responses, SamplingParams, random_streams
+
+if TYPE_CHECKING:
+    from rlctl.runtime.model.routing import RoutingShape
 
 # Rows that engines decode at a time by default: vLLM on a large GPU; hf, and any on a CPU.
 _ROWS_OF_GPU, DEFAULT_ROWS = 1024, 256
@@ -41,12 +43,16 @@ class SamplingConfig:
     def from_config(cls, config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Self:
         """Return the sampling settings of a run."""
         policy, length = config.actor_rollout_ref, config.data.max_response_length
-        replays = policy.actor.router_replay.mode == "R3"
+        shape: RoutingShape | None = None
+        if policy.actor.router_replay.mode == "R3":
+            from rlctl.runtime.model.routing import routing_shape
+
+            shape = routing_shape(empty_model(policy.model))
         return cls(
             policy.rollout,
             length,
             stop_token_ids(tokenizer, policy.model.path),
-            routing_shape(empty_model(policy.model)) if replays else None,
+            shape,
         )
 
     def params(

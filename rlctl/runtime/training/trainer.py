@@ -47,7 +47,7 @@ from rlctl.runtime.training.step_metrics import (
     speed_metrics,
 )
 from rlctl.runtime.training.stopping import Stopping
-from rlctl.runtime.training.validation import PairValidator, Validator, to_samples
+from rlctl.runtime.training.validation import Validator, to_samples
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.rng import rng_state
 from rlctl.tracking.clock import Clock
@@ -58,6 +58,7 @@ from rlctl.tracking.metrics import to_floats
 if TYPE_CHECKING:
     from rlctl.runtime.agents.stream import Stream
     from rlctl.runtime.rewards.step_failures import StepFailures
+    from rlctl.runtime.training.pair_validation import PairValidator
 
 logger = logging.getLogger(__name__)
 

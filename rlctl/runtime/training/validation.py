@@ -13,17 +13,13 @@ from math import isnan
 from statistics import fmean
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.images import PLACEHOLDER, digest_of
-from rlctl.runtime.algorithms.pair_losses import pair_metrics
 from rlctl.runtime.batch import Rollouts, Scored
-from rlctl.runtime.data.conversations import Pairs, pair_texts
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.rewards.role import RULE
-from rlctl.runtime.roles import RewardModel, Roles
-from rlctl.tracking.metrics import to_floats
+from rlctl.runtime.roles import Roles
 from rlctl.tracking.tracker import Sample
 
 _REPEATED = re.compile(r"(<[^<>\s]+>)( ?\1)+")  # tokens of an image in a prompt
@@ -59,16 +55,16 @@ class Validator:
         samples = [sample for part in scored for sample in to_samples(part, self.tokenizer)]
         num_responses = len(samples) // len(self.prompts)
         metrics = validation_metrics(samples, num_responses)
-        return Validation(metrics, samples, _by_digest(scored))
+        return Validation(metrics, samples, by_digest(scored))
 
 
-def _by_digest(batches: Iterable[Rollouts]) -> dict[str, bytes]:
+def by_digest(batches: Iterable[Rollouts]) -> dict[str, bytes]:
     """Return the images of batches by their SHA-256."""
     distinct = dict.fromkeys(image for batch in batches for own in batch.images for image in own)
     return {digest_of(image): image for image in distinct}
 
 
-def _prompts_of(
+def prompts_of(
     rows: Rollouts, tokenizer: PreTrainedTokenizerBase
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Return each prompt as text with `<image>` for an image, and the SHA-256 of its images."""
@@ -82,7 +78,7 @@ def _prompts_of(
 
 def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sample]:
     """Decode the responses of a batch to samples, in its order, with `<image>` for an image."""
-    prompts = _prompts_of(scored, tokenizer)
+    prompts = prompts_of(scored, tokenizer)
     responses = tokenizer.batch_decode(
         [ids.tolist() for ids in scored.response_ids.rows()], skip_special_tokens=True
     )
@@ -161,67 +157,3 @@ def _measure(groups: list[list[Sample]]) -> tuple[str, Callable[[Sample], float]
         (lambda sample: float(sample.components[RULE])) if scored else (lambda sample: sample.score)
     )
     return "acc" if all(value(sample) in (0.0, 1.0) for sample in samples) else "reward", value
-
-
-@dataclass(frozen=True)
-class PairValidator:
-    """Scores of all pairs of `prompts`, `batch_size` pairs at a time (None: all at once)."""
-
-    prompts: PromptSet
-    batch_size: int | None
-    pairs: Pairs
-
-    def run(self, roles: Roles) -> Validation:
-        """Score the pairs with the model that is trained; see `score`."""
-        return self.score(roles.reward_learner)
-
-    def score(self, model: RewardModel) -> Validation:
-        """Run one pass: metrics by data source, and two samples per pair."""
-        size = self.batch_size or len(self.prompts)
-        scores: list[Tensor] = []
-        samples: list[Sample] = []
-        images = dict[str, bytes]()
-        for start in range(0, len(self.prompts), size):
-            batch = self.prompts.batch(range(start, min(start + size, len(self.prompts))))
-            rows = self.pairs.rollouts(batch)
-            scores.append(model.compute_rewards(rows).values)
-            samples += self._samples(rows, scores[-1])
-            images |= _by_digest([rows])
-        return Validation(self._metrics(torch.cat(scores)), samples, images)
-
-    def _metrics(self, scores: Tensor) -> dict[str, float]:
-        """Return `val-core/<data_source>/acc/mean@1` and `val-aux/<data_source>/*`."""
-        metrics: dict[str, float] = {}
-        sources = [row.data_source for row in self.prompts.rows]
-        for source in dict.fromkeys(sources):
-            own = scores.view(-1, 2)[torch.tensor([name == source for name in sources])]
-            losses = -torch.nn.functional.logsigmoid(own[:, 0] - own[:, 1])
-            found = to_floats(pair_metrics(own.flatten(), losses, f"val-aux/{source}"))
-            metrics[f"val-core/{source}/acc/mean@1"] = found.pop(f"val-aux/{source}/accuracy")
-            metrics |= found
-        return metrics
-
-    def _samples(self, rows: Rollouts, scores: Tensor) -> list[Sample]:
-        prompts = _prompts_of(rows, self.pairs.conversations.tokenizer)
-        return [
-            Sample(
-                prompt=prompts[i][0],
-                response=text,
-                ground_truth=name,
-                score=float(scores[i]),
-                components={},
-                length=int(rows.response_ids.lengths[i]),
-                finish=rows.finish[i],
-                data_source=row.data_source,
-                pred=None,
-                episode=None,
-                images=prompts[i][1],
-            )
-            for i, (row, name, text) in enumerate(
-                (row, name, text)
-                for row in rows.rows[::2]
-                for name, text in zip(
-                    ("chosen", "rejected"), pair_texts(row, self.pairs.data), strict=True
-                )
-            )
-        ]

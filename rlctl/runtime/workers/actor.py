@@ -18,11 +18,10 @@ from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss, training_temp
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.activations import save_activation_memory
-from rlctl.runtime.model.average import Average
+from rlctl.runtime.model.adapter_names import adapt, without_adapters
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.engine_weights import EngineWeights, Selection
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype, with_local_path
-from rlctl.runtime.model.lora import add_adapters, without_adapters
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded
 from rlctl.runtime.model.vision import freeze_tower
@@ -42,6 +41,7 @@ from rlctl.runtime.workers.scoring import install_routers, score, with_agreement
 from rlctl.tracking.metrics import Metrics
 
 if TYPE_CHECKING:
+    from rlctl.runtime.model.average import Average
     from rlctl.runtime.rollout.weight_sync import WeightChannel
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class ActorWorker(LearningWorker, Actor):
         stored = master_dtype(spec.actor.fsdp_config)
         hf = load_model(spec.model, "policy", stored, spec.seed, mapped=True)
         freeze_tower(hf, spec.actor.freeze_vision_tower)
-        add_adapters(hf, spec.model, spec.seed)
+        adapt(hf, spec.model, spec.seed)
         save_activation_memory(hf, spec.model)
         install_routers(hf, spec.actor.router_replay.mode)
         policy = PolicyModel(hf, training_temperature(spec.algorithm.needs, spec.sampling.rollout))

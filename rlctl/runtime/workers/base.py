@@ -14,16 +14,16 @@ from rlctl.errors import ConfigError
 from rlctl.files import apply_umask
 from rlctl.recipes import schema
 from rlctl.runtime.budget import OomRetry
+from rlctl.runtime.model.adapter_names import adapter_parameters, merged_parameters
 from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
 from rlctl.runtime.model.compiled import check_compiler, compile_layers, compiles_by_default
 from rlctl.runtime.model.four_bit import check_unsharded, is_4bit
 from rlctl.runtime.model.load import compute_dtype, master_dtype
-from rlctl.runtime.model.lora import adapter_parameters, merged_parameters, write_adapter
 from rlctl.runtime.model.mapped import RankStorage
-from rlctl.runtime.model.pipeline_parallel import saved_buffers
 from rlctl.runtime.model.probe import check_model
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sharding import shard
+from rlctl.runtime.model.stage import saved_buffers
 from rlctl.runtime.model.vision import copy_processor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import LearningRole, ModelRole
@@ -149,6 +149,8 @@ class LearningWorker(ModelWorker, LearningRole):
             apply_umask(*folder.glob("*.safetensors"))
             copy_processor(hf, folder)
             if adapter:
+                from rlctl.runtime.model.lora import write_adapter
+
                 write_adapter(folder.with_name("adapter"), hf, adapter)
 
         if weights:

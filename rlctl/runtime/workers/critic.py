@@ -12,9 +12,9 @@ from rlctl.runtime.algorithms.base import Loss, ValueLoss
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.activations import save_activation_memory
+from rlctl.runtime.model.adapter_names import adapt
 from rlctl.runtime.model.causal_lm import ValueModel
 from rlctl.runtime.model.load import load_model, master_dtype
-from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.vision import freeze_tower
 from rlctl.runtime.rank_info import RankInfo
@@ -49,7 +49,7 @@ class CriticWorker(LearningWorker, Critic):
             critic.model, "backbone", master_dtype(critic.fsdp_config), spec.seed, mapped=True
         )
         freeze_tower(hf)
-        add_adapters(hf, critic.model, spec.seed)
+        adapt(hf, critic.model, spec.seed)
         save_activation_memory(hf, critic.model)
         self.spec = spec
         model, compiled = ValueModel(hf), spec.compiled

@@ -20,8 +20,8 @@ from rlctl.runtime.agents.environments.protocol import Turn
 from rlctl.runtime.agents.programs.chat_api import ChatReply
 from rlctl.runtime.agents.programs.chat_request import ApiError, ChatRequest
 from rlctl.runtime.data.tokenizer import encode_prompt, stop_token_ids, tokenizer_of
+from rlctl.runtime.model.adapter_names import engine_parameters
 from rlctl.runtime.model.load import compute_dtype, load_model, with_local_path
-from rlctl.runtime.model.lora import engine_parameters
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key

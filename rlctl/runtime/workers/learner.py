@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,14 +23,13 @@ from rlctl.runtime.algorithms.importance_weights import PROBS_DIFF
 from rlctl.runtime.balance import TokenCounts
 from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
-from rlctl.runtime.model.average import Average
 from rlctl.runtime.model.causal_lm import PolicyModel, PolicyOutputs, ValueModel
+from rlctl.runtime.model.mixture import has_routers
 from rlctl.runtime.model.phase_offload import PhaseOffload
-from rlctl.runtime.model.pipeline_parallel import stage_of
 from rlctl.runtime.model.reward_model import RewardModel
-from rlctl.runtime.model.routing import has_routers
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import local_gradients, reset_gradients, total_norm
+from rlctl.runtime.model.stage import stage_of
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import REFUSED
 from rlctl.runtime.workers.background import BackgroundWriter
@@ -42,6 +41,9 @@ from rlctl.runtime.workers.passes import Compute, enter_training, in_order, pass
 from rlctl.runtime.workers.process_memory import device_usage, utilization
 from rlctl.runtime.workers.rng import rng_state
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
+
+if TYPE_CHECKING:
+    from rlctl.runtime.model.average import Average
 
 B = TypeVar("B", bound=Rollouts)
 R = TypeVar("R")
@@ -77,6 +79,8 @@ class Learner:
 
     def keep_average(self) -> None:
         """Keep a moving average of the weights."""
+        from rlctl.runtime.model.average import Average
+
         self.average = Average(self.model)
         self.parameters.add(self.average.values.values())
 

@@ -12,8 +12,8 @@ from rlctl.runtime.algorithms.base import Loss, ScoreLoss
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.activations import save_activation_memory
+from rlctl.runtime.model.adapter_names import adapt
 from rlctl.runtime.model.load import Kind, load_model, master_dtype
-from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.reward_model import RewardModel as Model
 from rlctl.runtime.model.reward_model import write_scale
 from rlctl.runtime.model.sequences import Sequences
@@ -88,7 +88,7 @@ def _build(
     hf = load_model(model, kind, master_dtype(settings.fsdp_config), seed, mapped=True)
     if learns:
         freeze_tower(hf)
-        add_adapters(hf.base_model, model, seed)  # the head is trained as it is
+        adapt(hf.base_model, model, seed)  # the head is trained as it is
         save_activation_memory(hf, model)
     else:
         hf.requires_grad_(False)

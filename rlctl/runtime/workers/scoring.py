@@ -11,7 +11,6 @@ from rlctl.runtime.algorithms.base import Loss
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.causal_lm import PolicyModel
-from rlctl.runtime.model.routing import Routers
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.workers.learner import Learner
 
@@ -19,6 +18,8 @@ from rlctl.runtime.workers.learner import Learner
 def install_routers(hf: PreTrainedModel, replay: str) -> None:
     """Let the routers of `hf` record and replay unless `replay` is "disabled"."""
     if replay != "disabled":
+        from rlctl.runtime.model.routing import Routers
+
         Routers.of(hf)
 
 
@@ -38,6 +39,8 @@ def score(
 
     def forward(sequences: Sequences) -> tuple[Tensor, ...]:
         if records:
+            from rlctl.runtime.model.routing import Routers
+
             sequences = sequences.recorded(Routers.of(policy.hf).shape.dtype)
         outputs = policy(sequences, with_entropy=True, with_squares=with_squares)
         squares = [outputs.sum_pi_squared] if with_squares else []

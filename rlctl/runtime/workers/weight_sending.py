@@ -6,8 +6,8 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
 from rlctl.runtime.model.load import compute_dtype
-from rlctl.runtime.model.pipeline_parallel import saved_buffers
 from rlctl.runtime.model.sharding import shard_of
+from rlctl.runtime.model.stage import saved_buffers
 from rlctl.runtime.rollout.weight_sync import (
     WHOLE,
     Part,

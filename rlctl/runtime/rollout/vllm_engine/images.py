@@ -27,8 +27,8 @@ from rlctl.runtime.batch.images import (
     reads_images,
 )
 from rlctl.runtime.model.load import load_config
-from rlctl.runtime.model.tensor_parallel import divisors
 from rlctl.runtime.model.vision import check_count
+from rlctl.runtime.ops import divisors
 from rlctl.runtime.rollout.requests import Request
 
 ARGUMENTS: Final = {  # of `vllm.LLM`

@@ -14,8 +14,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.model.lora import engine_name, is_adapter
-from rlctl.runtime.model.pipeline_parallel import saved_buffers
+from rlctl.runtime.model.adapter_names import engine_name, is_adapter
+from rlctl.runtime.model.stage import saved_buffers
 from rlctl.runtime.rollout.vllm_engine.versions import HF_HINT
 
 if TYPE_CHECKING:
