@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlctl.debugging import call_limit
 from rlctl.errors import DeviceMemoryError
@@ -19,9 +20,7 @@ from rlctl.runs.run_dir import RunDir, relaxed_umask
 from rlctl.runs.sync import run_info
 from rlctl.runtime.algorithms.base import Needs, sampling_seed
 from rlctl.runtime.build import build_reward, build_roles
-from rlctl.runtime.checkpoint.remote_copy import keep_remote_copy
 from rlctl.runtime.cluster.access import address_of
-from rlctl.runtime.cluster.health import OnLost
 from rlctl.runtime.cluster.pools import InlinePool, Pool, Pools
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.planning.capacity import describe
@@ -40,6 +39,9 @@ from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import metric_rows
 from rlctl.tracking.tracker import Event
+
+if TYPE_CHECKING:
+    from rlctl.runtime.cluster.health import OnLost
 
 OnEnd = Callable[[RunDir, Last, float], object]  # run, final state, seconds of wall-clock time
 
@@ -136,12 +138,20 @@ def _open_run(
     inputs = input_hashes(plan.config)
     with deferred_signals():  # else a stop here would leave a folder without an end
         run = open_run(plan.recipe, plan.config, start, inputs)
-        on_checkpoint = stack.enter_context(keep_remote_copy(run, plan.config.trainer))
+        on_checkpoint = _request_no_copy
+        if plan.config.trainer.mirror is not None:
+            from rlctl.runtime.checkpoint.remote_copy import keep_remote_copy
+
+            on_checkpoint = stack.enter_context(keep_remote_copy(run, plan.config.trainer))
         stack.enter_context(recorded_end(partial(_close, run, time.monotonic(), on_end)))
     stack.enter_context(_oom_event(run, plan))
     if plan.loader.prompts.skipped:
         run.update(skipped_rows=plan.loader.prompts.skipped)
     return run, on_checkpoint
+
+
+def _request_no_copy() -> None:
+    """Do nothing, in a run without a remote copy."""
 
 
 @contextmanager

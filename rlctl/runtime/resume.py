@@ -21,7 +21,6 @@ from rlctl.runtime.checkpoint.store import (
     checkpoint_at,
     damage,
 )
-from rlctl.runtime.cluster import fork_server
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.training.restore import ResumePoint
 from rlctl.runtime.training.run_folder import changed_files, changed_keys, refuse_drift
@@ -75,6 +74,8 @@ def prepare_start(recipe: Recipe, inline: bool, run: Path | None, force: bool = 
     if another process drives it.
     """
     if not inline:
+        from rlctl.runtime.cluster import fork_server
+
         fork_server.start(recipe.config.ray_kwargs.ray_init.address)
     if run is not None:
         from rlctl.runs import folders_elsewhere

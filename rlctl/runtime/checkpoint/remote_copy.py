@@ -42,13 +42,11 @@ _NOT_SENT = (".pt",)  # batches dumped for debugging, which are large
 
 @contextmanager
 def keep_remote_copy(run: RunDir, trainer: schema.Trainer) -> Iterator[Callable[[], None]]:
-    """Yield the function that requests a copy; without `trainer.mirror` it does nothing.
+    """Yield the function that requests a copy to `trainer.mirror`, which is set.
 
     At the end waits for the last copy, at most `trainer.timeouts.mirror_s`.
     """
-    if trainer.mirror is None:
-        yield lambda: None
-        return
+    assert trainer.mirror is not None, "a run without a mirror has no copy"
     url = address(trainer.mirror, run.record.project, run.record.name)
     copy = RemoteCopy(run, url, Retention.from_config(trainer), trainer.timeouts.mirror_s)
     try:

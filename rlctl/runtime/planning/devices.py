@@ -10,18 +10,20 @@ from dataclasses import dataclass
 from enum import Flag
 from functools import cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 
 from rlctl.errors import ResourceError, UsageError
 from rlctl.recipes import schema
 from rlctl.recipes.roles import pool_names, rollout_pool
-from rlctl.runtime.cluster.gpus import ClusterGpus, own_gpus
 from rlctl.runtime.planning.machine import check_torch
 from rlctl.runtime.rank_info import RankInfo, default_threads
 from rlctl.runtime.sandbox.limits import usable_memory
 from rlctl.suggest import closest
+
+if TYPE_CHECKING:
+    from rlctl.runtime.cluster.gpus import ClusterGpus
 
 MIB = 2**20
 # Memory in MiB as nvidia-smi reports it. The plain name is the common model of several.
@@ -168,6 +170,8 @@ def _check_builds(gpus: ClusterGpus | None) -> None:
     """Raise ResourceError for GPUs that torch cannot use, such as those with an old driver."""
     nodes = () if gpus is None else gpus.nodes
     if gpus is None and not torch.cuda.is_available():
+        from rlctl.runtime.cluster.gpus import own_gpus
+
         nodes = (own_gpus("this machine"),)
     for node in nodes:
         check = check_torch(node.torch, node.cuda, node.gpus)

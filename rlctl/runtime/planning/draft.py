@@ -24,9 +24,7 @@ from rlctl.runs.naming import check_free
 from rlctl.runtime.algorithms.base import Algorithm, Needs, row_fields
 from rlctl.runtime.algorithms.references import routed_models
 from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
 from rlctl.runtime.checkpoint.store import checkpoint_at
-from rlctl.runtime.cluster.gpus import cluster_gpus
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.row_checks import empty_truths
 from rlctl.runtime.data.row_table import Rows
@@ -56,6 +54,7 @@ from rlctl.runtime.training.validation import Validator
 from rlctl.tracking.loggers import preflight as check_logger
 
 if TYPE_CHECKING:
+    from rlctl.runtime.cluster.gpus import ClusterGpus
     from rlctl.runtime.data.conversations import Pairs
     from rlctl.runtime.training.pair_validation import PairValidator
 
@@ -76,7 +75,11 @@ class Draft:
     @Part
     def devices(self) -> Devices:
         """Devices of the run."""
-        gpus = None if self.inline else cluster_gpus(self.config)
+        gpus: ClusterGpus | None = None
+        if not self.inline:
+            from rlctl.runtime.cluster.gpus import cluster_gpus
+
+            gpus = cluster_gpus(self.config)
         return Devices.from_config(self.config.trainer, gpus)
 
     @property
@@ -214,6 +217,8 @@ def _check_surroundings(draft: Draft) -> None:
     if draft.run is None:
         run(check_free, Path(trainer.run_dir), trainer.project_name, name)
     if trainer.mirror is not None:
+        from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
+
         run(check_remote_copy, trainer.mirror, trainer.project_name, name, draft.run)
     run(load, "engines", draft.config.actor_rollout_ref.rollout.name)
     if trainer.resume_mode == "resume_path":

@@ -16,7 +16,6 @@ from rlctl.runtime.model.load import load_config
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.startup import run_startup, start_in_phases
-from rlctl.runtime.rollout.vllm_engine.versions import check_installed
 
 if TYPE_CHECKING:
     from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
@@ -101,6 +100,8 @@ def reason_for_hf(device: str) -> str | None:
     """Return why `auto` does not use vLLM on a GPU; None if it does, and on a CPU."""
     if device != "cuda":
         return None
+    from rlctl.runtime.rollout.vllm_engine.versions import check_installed
+
     try:
         check_installed(device)
     except (ConfigError, MissingExtraError) as error:

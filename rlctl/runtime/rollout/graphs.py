@@ -25,7 +25,6 @@ from transformers import PreTrainedModel
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.ops import to_device
 from rlctl.runtime.rollout.decoding import Decode, next_logits
-from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.kv_cache import KVCache
 from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots, StepShape, outside_window
 
@@ -75,16 +74,6 @@ class CudaGraphs:
         """See `Capturer`. Waits for replays that are running."""
         torch.cuda.synchronize()
         self._pool = torch.cuda.graph_pool_handle()
-
-
-def capturer_of(spec: EngineSpec) -> Capturer | None:
-    """Return the recorder of CUDA graphs; None on a CPU and with `enforce_eager`.
-
-    Nor are there graphs where experts are recorded: hooks run in the capture only.
-    """
-    if spec.rank_info.device != "cuda" or spec.rollout.enforce_eager or spec.routing is not None:
-        return None
-    return CudaGraphs()
 
 
 class StaticSlots:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,14 @@ from rlctl.runtime.rollout.engine import (
     log_oom_retry,
 )
 from rlctl.runtime.rollout.fused import Passes
-from rlctl.runtime.rollout.graphs import Capturer, StaticDecoder, capturer_of
 from rlctl.runtime.rollout.page_sums import copy_values
-from rlctl.runtime.rollout.recorded_rows import RecordedRows
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.rows import Finished, ParkedCaches, Part, parts_of, rows_of
 from rlctl.runtime.rollout.running import RunningRows
 from rlctl.runtime.rollout.sampling_params import DEFAULT_ROWS
+
+if TYPE_CHECKING:
+    from rlctl.runtime.rollout.graphs import Capturer, StaticDecoder
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,11 @@ class HFEngine:
         self.owned, self.uses_policy = owned, not owned
         self._waiting: list[Part] = []
         has_states = has_mixers(model) or has_padded_rows(model)  # which change with the rows
-        capturer = None if has_states else steps.capturer
-        self.static = None if capturer is None else StaticDecoder(model, capturer)
+        self.static: StaticDecoder | None = None
+        if steps.capturer is not None and not has_states:
+            from rlctl.runtime.rollout.graphs import StaticDecoder
+
+            self.static = StaticDecoder(model, steps.capturer)
         self._keeps_cache = steps.keeps_cache
         self._new_rows = steps.rows
         self._passes = Passes(model)
@@ -139,10 +143,7 @@ class HFEngine:
     def from_spec(cls, spec: EngineSpec, policy: PreTrainedModel | None) -> Self:
         """Build the engine around `policy`, or around a separate model if it is None."""
         model = load_copy(spec) if policy is None else policy
-        capturer = capturer_of(spec)
-        keeps_cache = capturer is not None and not spec.rollout.free_cache_engine
-        rows = RunningRows if spec.routing is None else RecordedRows
-        steps = Steps(capturer, keeps_cache, rows)
+        steps = _steps(spec)
         max_num_seqs = spec.rollout.max_num_seqs or DEFAULT_ROWS
         owned, on_oom = policy is None, spec.on_oom
         return cls(model, max_num_seqs, spec.max_length, owned=owned, steps=steps, on_oom=on_oom)
@@ -295,3 +296,16 @@ class HFEngine:
         for module in self._training or []:
             module.training = True
         self._training = None
+
+
+def _steps(spec: EngineSpec) -> Steps:
+    """Return the decoding steps of an engine: recorded on a GPU, or noting experts."""
+    if spec.routing is not None:
+        from rlctl.runtime.rollout.recorded_rows import RecordedRows
+
+        return Steps(rows=RecordedRows)
+    if spec.rank_info.device != "cuda" or spec.rollout.enforce_eager:
+        return Steps()
+    from rlctl.runtime.rollout.graphs import CudaGraphs
+
+    return Steps(CudaGraphs(), keeps_cache=not spec.rollout.free_cache_engine)

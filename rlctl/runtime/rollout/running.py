@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +13,14 @@ from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.model.vision import SeenPrompt, join_vision
 from rlctl.runtime.rollout.decoding import Decode, Extension, Prefill
 from rlctl.runtime.rollout.fused import Passes
-from rlctl.runtime.rollout.graphs import StaticDecoder
 from rlctl.runtime.rollout.kv_cache import KVCache, num_saved
 from rlctl.runtime.rollout.requests import Completion, Decoding
 from rlctl.runtime.rollout.rows import Finished, Part, Row, rows_of
 from rlctl.runtime.rollout.sampling import sample
 from rlctl.runtime.rollout.top_log_probs import TopLogProbs
+
+if TYPE_CHECKING:
+    from rlctl.runtime.rollout.graphs import StaticDecoder
 
 # Approximate limit of a forward pass over prompts: more tokens cost memory and save no time.
 _PREFILL_TOKENS = 8192
