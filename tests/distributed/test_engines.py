@@ -28,7 +28,7 @@ from rlctl.runtime.cluster.session import ray_session
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_group import WeightGroup
 from rlctl.runtime.rollout.weight_sync import Bucket, Part, to_buckets
-from rlctl.runtime.workers import actor
+from rlctl.runtime.workers import weight_sending
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.metrics import to_floats
@@ -158,7 +158,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)  # the trainer asks the engine's class what it receives
         patch.setattr(
-            actor.weight_sync,
+            weight_sending,
             "to_buckets",
             lambda rows, part, dtype, _, *more: to_buckets(rows, part, dtype, 50_000, *more),
         )

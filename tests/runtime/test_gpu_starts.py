@@ -33,6 +33,7 @@ from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 from rlctl.runtime.rollout.sglang import _launch_arguments
+from rlctl.runtime.rollout.vllm_engine import versions
 from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 from rlctl.runtime.rollout.vllm_engine.startup import _quiet, engine_arguments
 from rlctl.runtime.workers import process as process_module
@@ -283,7 +284,7 @@ def test_auto_says_why_it_does_not_use_vllm(monkeypatch: pytest.MonkeyPatch) -> 
     def missing(_: str) -> None:
         raise MissingExtraError("vLLM is not installed")
 
-    monkeypatch.setattr(auto, "check_installed", missing)
+    monkeypatch.setattr(versions, "check_installed", missing)
     assert (auto.reason_for_hf("cuda"), auto.select_engine("cuda")) == (
         "vLLM is not installed",
         HFEngine,
