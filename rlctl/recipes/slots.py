@@ -16,7 +16,7 @@ class Slot:
     `params` is the section with the settings. A slot of several plug-ins has one section per name
     below it. `keywords`: a plug-in without declared settings accepts them as keyword arguments.
     `all_if_null`: null selects every installed plug-in. `isolated`: `module:Name` is user code,
-    which other processes import. `enabled_by`: a key without which the plug-in is not used.
+    which other processes import.
     """
 
     kind: str
@@ -26,7 +26,6 @@ class Slot:
     keywords: bool = False
     all_if_null: bool = False
     isolated: bool = False
-    enabled_by: str | None = None
 
     def selected(self, container: Mapping[str, Any]) -> list[str]:
         """Return the names of the selected plug-ins."""
@@ -38,12 +37,6 @@ class Slot:
         if isinstance(value, list | tuple):
             return [name for name in value if isinstance(name, str)]
         return []
-
-    def used(self, container: Mapping[str, Any]) -> list[str]:
-        """Return the selected plug-ins that a run surely uses."""
-        if self.enabled_by is not None and not lookup(container, self.enabled_by):
-            return []
-        return [] if lookup(container, self.key) is None else self.selected(container)
 
     def settings(self, container: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Yield name, section and settings of every plug-in with settings in `container`."""
@@ -93,11 +86,7 @@ SLOTS: tuple[Slot, ...] = (
         f"{_ROLLOUT}.agent.params",
         isolated=True,
     ),
-    Slot(
-        "tool_parsers",
-        f"{_ROLLOUT}.multi_turn.format",
-        enabled_by=f"{_ROLLOUT}.multi_turn.enable",
-    ),
+    Slot("tool_parsers", f"{_ROLLOUT}.multi_turn.format"),
     Slot("loggers", "trainer.logger", "trainer.tracking.params", several=True),
     Slot("samplers", "data.sampler", "data.sampler_params"),
 )

@@ -13,8 +13,10 @@ from rlctl.errors import Problem, RlctlError, raise_problems
 from rlctl.recipes.keys import known_key
 from rlctl.recipes.layers import Origin, Recipe, UnusedKey
 from rlctl.recipes.roles import ROLES
-from rlctl.recipes.slots import SLOTS, lookup
+from rlctl.recipes.slots import SLOTS, Slot, lookup
 from rlctl.recipes.validate import load_config
+
+_TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
 
 Origins = Mapping[str, Sequence[Origin]]
 Declared = tuple[str, str, plugins.Unused]  # selecting key, pattern of keys, reason
@@ -108,12 +110,19 @@ def _declared_by_plugins(container: Mapping[str, Any]) -> Iterator[Declared]:
         for slot in SLOTS:
             if any(fnmatchcase(slot.key, pattern) for pattern in found):
                 continue
-            for name in filter(slot.is_loaded_here, slot.used(container)):
+            for name in filter(slot.is_loaded_here, _used(slot, container)):
                 with suppress(RlctlError):
                     plugin = plugins.load(slot.kind, name)
                     for pattern, unused in plugins.unused_keys(plugin, config).items():
                         found.append(pattern)
                         yield slot.key, pattern, unused
+
+
+def _used(slot: Slot, container: Mapping[str, Any]) -> list[str]:
+    """Return the plug-ins of a slot that a run surely uses."""
+    if slot.kind == "tool_parsers" and not lookup(container, _TURNS):
+        return []
+    return [] if lookup(container, slot.key) is None else slot.selected(container)
 
 
 def _describe(cause: str, container: Mapping[str, Any], origins: Origins) -> str:
