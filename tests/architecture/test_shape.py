@@ -220,7 +220,9 @@ def plug_ins() -> dict[str, set[str]]:
     They are the plug-in's module, or its package: the folder of that name that contains the module.
     """
     owners: dict[str, set[str]] = {}
-    for group in PROJECT["entry-points"].values():
+    for kind, group in PROJECT["entry-points"].items():
+        if kind == "rlctl.reward_sources":
+            continue  # their names are those of data sets
         for name, target in group.items():
             file = Path(target.partition(":")[0].replace(".", "/") + ".py")
             package = (ROOT / file).parent if file.parent.name == name else None

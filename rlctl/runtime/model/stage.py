@@ -1,4 +1,4 @@
-"""What a rank has of a model: the whole, or the layers of one stage of a pipeline."""
+"""Parameters of all stages of a pipeline, of which a rank may have one; or of the whole model."""
 
 from __future__ import annotations
 
