@@ -114,7 +114,7 @@ def _within(hf: nn.Module, modules: Sequence[nn.Module]) -> str | None:
 
 
 def merged(layer: Any, weight: Tensor) -> Tensor:
-    """Return the full `weight` (out, in) with the layer's adapter merged: (out, in), in its layout.
+    """Return a full weight (M, N) with the layer's adapter merged, in its layout.
 
     LoRA adds the product V = W + s B A. DoRA (Liu et al. 2024, arXiv 2402.09353, eq. 5) also
     scales its rows to the magnitude m that it learns: m V / ||V||.
