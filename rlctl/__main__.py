@@ -129,7 +129,8 @@ def _report(error: RlctlError, words: Sequence[str] = ()) -> int:
             print_error(error)
     print_problems(error.problems)
     if not isinstance(error, UsageError):  # its help names `--help`
-        print_see_also(dict.fromkeys(code_of(problem.message, error) for problem in error.problems))
+        codes = (problem.code or code_of(problem.message, error) for problem in error.problems)
+        print_see_also(dict.fromkeys(codes))
     line, remaining = correct(words, error.problems, _problems_of if _is_planned(words) else None)
     if line is not None:
         print_corrected(line, remaining)

@@ -44,13 +44,15 @@ class Problem:
     """Wrong input: `message`, place (`where`: file:line, key, override) and `hint`.
 
     `fix` is a change of the command line that works: a word of it, or words in a row, or the key or
-    value of an override, and what to write instead. Secrets in these texts are replaced.
+    value of an override, and what to write instead. Secrets in these texts are replaced. `code` is
+    the code for `rlctl explain`; None: its message and the class of the error decide.
     """
 
     message: str
     where: str | None = None
     hint: str | None = None
     fix: Fix | None = None
+    code: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("message", "where", "hint"):

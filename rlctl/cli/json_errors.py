@@ -26,7 +26,7 @@ def error_document(error: RlctlError) -> dict[str, Any]:
 
     problems = [
         {
-            "code": code_of(problem.message, error),
+            "code": problem.code or code_of(problem.message, error),
             "message": problem.message,
             "where": problem.where,
             "hint": problem.hint,

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from rlctl import plugins
-from rlctl.errors import ConfigError, Problem, RlctlError
+from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError
 from rlctl.recipes.keys import Key, model_keys
 from rlctl.recipes.layers import Layers, Origin
 from rlctl.recipes.slots import SLOTS, Slot
@@ -20,7 +20,8 @@ def check_plugins(container: dict[str, Any], layers: Layers) -> list[Problem]:
     Removes settings of plug-ins that are not selected from `container` if verl's flat keys or a
     lower layer set them, and notes the flat ones as unused keys. Loads a plug-in only if it has
     settings and is not user code: for user code, which another process imports, settings of the
-    layers below its selection are those of another plug-in.
+    layers below its selection are those of another plug-in. Settings of a plug-in whose package is
+    missing are not checked.
     """
     problems: list[Problem] = []
     for slot in SLOTS:
@@ -28,6 +29,8 @@ def check_plugins(container: dict[str, Any], layers: Layers) -> list[Problem]:
         for name, section, values in list(slot.settings(container)):
             try:
                 problems += _check_settings(slot, name, section, values, container, layers)
+            except MissingExtraError:
+                continue  # reported by the plan, with all other missing packages
             except RlctlError as error:
                 where = layers.origins[slot.key][-1].where
                 problems += [

@@ -132,7 +132,7 @@ def failure_of(error: Exception) -> dict[str, str | None]:
     )
     first = known.problems[0]
     message = " ".join(first.message.split())
-    code = code_of(first.message, known)
+    code = first.code or code_of(first.message, known)
     if code == "E-PLUGIN" and first.where:
         message += f" ({first.where})"
     return {"code": code, "message": message, "hint": first.hint}

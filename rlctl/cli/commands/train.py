@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,8 +21,7 @@ from rlctl.cli.options import (
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce, compose_with_notices, until_start
 from rlctl.cli.views.dry_run import problems_as_json
-from rlctl.errors import ConfigError, UsageError
-from rlctl.plugins import load
+from rlctl.errors import UsageError
 from rlctl.recipes.search_path import MODEL, Verb, verbs
 from rlctl.suggest import hydra_text, overridden_keys
 
@@ -237,10 +235,6 @@ def _train(
     recipe: Recipe, inline: bool, strict: bool, dry_run: bool, as_json: bool, end_by: float | None
 ) -> None:
     with until_start() as on_end, problems_as_json(as_json):
-        for logger in recipe.config.trainer.logger:
-            # A missing package is reported before torch is imported, other problems by the plan.
-            with suppress(ConfigError):
-                load("loggers", logger)
         from rlctl import api
         from rlctl.cli.views import dry_run as report
 

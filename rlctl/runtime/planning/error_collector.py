@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from rlctl.errors import ConfigError, RlctlError
+from rlctl.errors import RlctlError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,10 +55,11 @@ class ErrorCollector:
     def raise_all(self) -> None:
         """Raise one error with every problem once, if there is any.
 
-        Its type is that of all errors, or `ConfigError` for a mixture.
+        Its type is that of all errors, or `ConfigError` for a mixture. Missing packages are one
+        problem with one command that installs all of them.
         """
         if not self.errors:
             return
-        kinds = {type(error) for error in self.errors}
-        problems = dict.fromkeys(problem for error in self.errors for problem in error.problems)
-        raise (kinds.pop() if len(kinds) == 1 else ConfigError)(*problems)
+        from rlctl.runtime.planning.combined_errors import combined
+
+        raise combined(self.errors)

@@ -25,6 +25,7 @@ from rlctl.runtime.data.tokenizer import check_own_code
 from rlctl.runtime.model.compiled import check_compiler
 from rlctl.runtime.ops import divisors
 from rlctl.runtime.planning.devices import Devices
+from rlctl.runtime.planning.error_collector import ErrorCollector
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.auto import engine_model_problems
 from rlctl.storage import local
@@ -215,10 +216,16 @@ def check_software(config: schema.Config, devices: Devices, inline: bool) -> Non
 
     Layers are compiled only where a compiler is. Raises `ConfigError` or `MissingExtraError`.
     """
+    errors = ErrorCollector()
     if not inline:
-        check_packages(config.ray_kwargs.ray_init)
+        errors.run(check_packages, config.ray_kwargs.ray_init)
     if config.actor_rollout_ref.actor.use_torch_compile:
-        check_compiler(devices.kind)
+        errors.run(check_compiler, devices.kind)
+    errors.run(_check_engine, config, devices)
+    errors.raise_all()
+
+
+def _check_engine(config: schema.Config, devices: Devices) -> None:
     rollout, placement = config.actor_rollout_ref.rollout, config.trainer.placement
     num_ranks = placement.pools.get(placement.actor, devices.per_node) * devices.num_nodes
     device = devices.kind

@@ -18,6 +18,7 @@ from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.four_bit import check_bitsandbytes, check_unsharded, is_4bit
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.planning.devices import Devices, pool_sizes
+from rlctl.runtime.planning.error_collector import ErrorCollector
 from rlctl.runtime.planning.model_files import check_architecture, check_tokenizer
 from rlctl.runtime.planning.model_size import UnknownSizeError, build_on_meta
 from rlctl.runtime.planning.preflight import is_missing, read_model_config
@@ -93,14 +94,17 @@ def check_adapters(config: schema.Config, devices: Devices | None, needs: Flag) 
         MissingExtraError: peft or bitsandbytes is not installed.
         ConfigError: a role does not support a base in 4 bits, or `devices` do not.
     """
-    roles = needed_roles(config, needs)
+    roles, errors = needed_roles(config, needs), ErrorCollector()
+    is_quantized = any(is_4bit(role.model(config)) for role in roles)
     if any(role.model(config).lora_rank > 0 for role in roles):
         from rlctl.runtime.model.lora import check_peft
 
-        check_peft()
-    if not any(is_4bit(role.model(config)) for role in roles):
+        errors.run(check_peft)
+    if is_quantized:
+        errors.run(check_bitsandbytes)
+    errors.raise_all()
+    if not is_quantized:
         return
-    check_bitsandbytes()
     raise_problems(problem for role in roles for problem in _adapter_problems(config, role))
     if devices is not None:
         fsdp = config.actor_rollout_ref.actor.fsdp_config
