@@ -65,22 +65,6 @@ def override_fix(
     return word, f"{key or given}={old if value is None else value}"
 
 
-def parsable(key: str, value: str) -> tuple[str, str]:
-    """Return how to repair an override that Hydra cannot parse, and the repaired override."""
-    for opening, closing in ("[]", "{}"):
-        missing = value.count(opening) - value.count(closing)
-        if value.startswith(opening) and missing > 0:
-            return "close", f"{key}={value}{closing * missing}"
-    if re.fullmatch(r"\[[^][{}\"'\\]*\]", value):  # a list of plain items, which stays one
-        items = [item.strip() for item in value[1:-1].split(",")]
-        return "quote", f"{key}=[{','.join(map(_quoted_item, items))}]"
-    return "quote", hydra_text(key, value)
-
-
-def _quoted_item(text: str) -> str:
-    return text if re.fullmatch(r"[\w.+/-]+", text, re.ASCII) else f'"{text}"'
-
-
 def quoted(key: str, value: str) -> str:
     """Quote an override twice: for Hydra (inner quotes) and for the shell (outer quotes)."""
     return shlex.quote(hydra_text(key, value))

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from rlctl.recipes.search_path import resolve_folder
 from rlctl.recipes.verl.translate import translate
 from rlctl.recipes.yaml_repository import YamlRepository
 from rlctl.redaction import redact_word
-from rlctl.suggest import closest, did_you_mean, nearest, override_fix, parsable, quoted
+from rlctl.suggest import closest, did_you_mean, nearest, override_fix, quoted
 
 _KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w/@.:$-]*")
 
@@ -70,19 +71,21 @@ def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
         if not equals and not text.startswith("~"):
             problems.append(_no_value(text, where))
             continue
-        try:
-            override = parser.parse_overrides([text])[0]
-        except HydraException:
-            verb, repaired = parsable(key, shown)
-            message, hint = f"the value of {key} cannot be parsed", shlex.quote(repaired)
-            fix = redact_word(text), repaired
-            problems.append(Problem(message, where, f"{verb} it: {hint}", fix))
-            continue
+        override = _parsed(parser, text)
+        if override is None:
+            from rlctl.recipes.repairs import repaired, unparsable
+
+            other_forms = (_parsed(parser, other) for other in repaired(text))
+            override = next(filter(None, other_forms), None)
+            if override is None:
+                problems.append(unparsable(text, partial(_parsed, parser)))
+                continue
         if override.is_sweep_override():
             hint, fix = "use `rlctl sweep` to try several values", None
             if "(" not in value:
                 single, listed = quoted(key, shown), f"[{shown}]"
-                hint = f"a list is {key}={listed}; one value with a comma is {single}; {hint}"
+                in_shell = shlex.quote(f"{key}={listed}")
+                hint = f"a list is {in_shell}; one value with a comma is {single}; {hint}"
                 known = known_key(key.lstrip("+"))
                 is_list = known is not None and "list" in known.type
                 fix = override_fix(where, value=listed) if is_list else None
@@ -90,6 +93,14 @@ def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
             continue
         parsed.append(override)
     return parsed, problems
+
+
+def _parsed(parser: OverridesParser, text: str) -> Override | None:
+    """Parse an override, or return None if it is not of Hydra's grammar."""
+    try:
+        return parser.parse_overrides([text])[0]
+    except HydraException:
+        return None
 
 
 def _split_by_spaces(text: str, following: list[str]) -> Problem | None:

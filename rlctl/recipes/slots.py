@@ -39,7 +39,10 @@ class Slot:
         return []
 
     def settings(self, container: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Yield name, section and settings of every plug-in with settings in `container`."""
+        """Yield name, section and settings of every plug-in with settings in `container`.
+
+        The section of `module:Name` may be called `Name`.
+        """
         values = lookup(container, self.params) if self.params else None
         if not isinstance(values, dict) or not values:
             return
@@ -48,9 +51,12 @@ class Slot:
             for name in self.selected(container):
                 yield name, self.params, values
             return
+        selected = () if self.keywords else self.selected(container)
+        full_names = {name.rpartition(":")[2]: name for name in selected}
         for name, inner in values.items():
             if isinstance(inner, dict):
-                yield name, f"{self.params}.{name}", inner
+                full = str(name if name in selected else full_names.get(name, name))
+                yield full, f"{self.params}.{name}", inner
 
     def is_loaded_here(self, name: str) -> bool:
         """Return False for a plug-in that other processes import."""
@@ -58,7 +64,8 @@ class Slot:
 
     def section(self, name: str) -> str | None:
         """Return the section with the settings of the plug-in `name`."""
-        return f"{self.params}.{name}" if self.params and self.several else self.params
+        short = name.rpartition(":")[2]
+        return f"{self.params}.{short}" if self.params and self.several else self.params
 
 
 _ACTOR = "actor_rollout_ref.actor"

@@ -29,7 +29,7 @@ from rlctl.tracking.delivery import (
 )
 from rlctl.tracking.fanout import RECORD
 from rlctl.tracking.jsonl import METRICS_FILE, metric_rows
-from rlctl.tracking.loggers import make_tracker, preflight
+from rlctl.tracking.loggers import make_tracker, preflight, settings_of
 from rlctl.tracking.tracker import NUM_SHOWN, RunInfo, ShowsPhases
 
 _FAILURES = {"lost": "its process disappeared", "failed": "the cause was not recorded"}
@@ -125,12 +125,13 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     trainer = resolved_section(config, "trainer")
     tracking = trainer["tracking"]
     params = tracking.get("params", {})
-    if SECRET in str(params.get(logger)):
+    written, settings = settings_of(logger, params)
+    if SECRET in str(settings):
         raise ConfigError(
-            f"trainer.tracking.params.{logger} has a secret, which the run did not store",
+            f"trainer.tracking.params.{written} has a secret, which the run did not store",
             hint="pass such values as '${oc.env:NAME}': they are read from the environment",
         )
-    preflight(logger, tracking["modes"].get(logger))
+    preflight(logger, tracking["modes"].get(logger), params)
     first = first_missing_step(run.path, logger, max(steps) + 1) if first is None else first
     num_wanted = sum(step >= first for step in steps)
     if not num_wanted:

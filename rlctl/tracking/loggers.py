@@ -1,18 +1,11 @@
-"""Installed loggers: building one as a tracker, and its state on this machine.
-
-Servers are tested quickly, because SDKs of trackers retry for minutes.
-"""
+"""Installed loggers: building one as a tracker, and its state on this machine."""
 
 from __future__ import annotations
 
-import socket
-import threading
+import inspect
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from rlctl.errors import ConfigError, MissingExtraError, RlctlError
 from rlctl.plugins import load, load_with_params, packages
@@ -20,19 +13,33 @@ from rlctl.tracking.tracker import Preflight, Tracker
 
 
 def make_tracker(name: str, params: Mapping[str, Mapping[str, Any]]) -> Tracker:
-    """Build a tracker with its settings, `params[name]`."""
-    settings = params.get(name, {})
-    return load_with_params("loggers", name, settings, f"trainer.tracking.params.{name}")()
+    """Build a tracker with its settings in `params`."""
+    written, settings = settings_of(name, params)
+    return load_with_params("loggers", name, settings, f"trainer.tracking.params.{written}")()
 
 
-def preflight(name: str, mode: str | None) -> str:
+def settings_of(
+    name: str, params: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, Mapping[str, Any]]:
+    """Return the key in `params` of a logger, and its settings; those of `module:Name` may be
+    under `Name`.
+    """
+    short = name.rpartition(":")[2]
+    return (name, params[name]) if name in params else (short, params.get(short, {}))
+
+
+def preflight(
+    name: str, mode: str | None, params: Mapping[str, Mapping[str, Any]] | None = None
+) -> str:
     """Return the mode that a logger would use, in a few words; empty for a logger without modes.
 
-    Raises the errors of `rlctl.plugins.load` and of the logger's own preflight, and ConfigError if
-    `mode` is given for a logger without modes.
+    `params` are the settings of all loggers. Raises the errors of `rlctl.plugins.load` and of the
+    logger's own preflight, and ConfigError if `mode` is given for a logger without modes.
     """
     tracker = load("loggers", name)
     if isinstance(tracker, Preflight):
+        if not inspect.ismethod(tracker.preflight):  # its settings decide
+            return make_tracker(name, params or {}).preflight(mode)  # pyright: ignore[reportAttributeAccessIssue]
         return tracker.preflight(mode)
     if mode is not None:
         raise ConfigError(
@@ -69,26 +76,3 @@ def _examine(name: str, package: str) -> LoggerState:
         problem = error.problems[0]
         state = "not installed" if isinstance(error, MissingExtraError) else "would not start"
         return LoggerState(name, package, state, problem.message, problem.hint)
-
-
-TIMEOUT_S = 2.0
-
-
-def reachable(url: str) -> bool:
-    """Return True if the server of `url`, or its proxy, accepts a connection in `TIMEOUT_S`."""
-    target = urlsplit(url)
-    proxy = getproxies().get(target.scheme)
-    if proxy and not proxy_bypass(target.hostname or ""):
-        target = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    address = target.hostname or "", target.port or {"http": 80}.get(target.scheme, 443)
-    connected = threading.Event()
-
-    def connect() -> None:
-        with suppress(OSError), socket.create_connection(address, TIMEOUT_S):
-            connected.set()
-
-    # Name resolution ignores the socket's timeout, so another thread does it.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(TIMEOUT_S)
-    return connected.is_set()

@@ -30,7 +30,8 @@ from mlflow.tracking import MlflowClient
 
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError
 from rlctl.monitoring.alarms import Alarm
-from rlctl.tracking.loggers import reachable
+from rlctl.tracking.reachable import reachable
+from rlctl.tracking.settings import MlflowParams
 from rlctl.tracking.shown import SampleTable, leaves, link, notes
 from rlctl.tracking.tracker import RunInfo, Sample
 
@@ -50,12 +51,16 @@ class MlflowTracker:
     """
 
     shows_samples = True
+    Params = MlflowParams
     client: MlflowClient  # from `start` on, like `id` and `rows`
     id: str
     rows: list[dict[str, Any]]  # of the table of samples
 
-    @classmethod
-    def preflight(cls, mode: str | None) -> str:
+    def __init__(self, params: MlflowParams = MlflowParams()) -> None:
+        self.params = params
+        self.uri = params.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+
+    def preflight(self, mode: str | None) -> str:
         """Return `local` or the server's host.
 
         Raises ConfigError if a mode is given, MissingExtraError if the local database needs a
@@ -65,11 +70,10 @@ class MlflowTracker:
             raise ConfigError(
                 "logger mlflow has no modes",
                 where=f"trainer.tracking.modes.mlflow={mode}",
-                hint="set MLFLOW_TRACKING_URI instead",
+                hint="set trainer.tracking.params.mlflow.tracking_uri or MLFLOW_TRACKING_URI",
             )
-        uri = os.environ.get("MLFLOW_TRACKING_URI")
-        server = urlsplit(uri or "sqlite:")
-        if server.scheme in ("http", "https") and not reachable(uri or ""):
+        server = urlsplit(self.uri or "sqlite:")
+        if server.scheme in ("http", "https") and not reachable(self.uri or ""):
             hint = "start it, or unset MLFLOW_TRACKING_URI for a local database"
             raise ResourceError(
                 f"the MLflow server {server.scheme}://{server.hostname} does not respond",
@@ -91,11 +95,9 @@ class MlflowTracker:
         """
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         root = run.folder.absolute().parent.parent
-        if not os.environ.get("MLFLOW_TRACKING_URI"):
+        if not self.uri:
             _make_private(root)
-        self.client = MlflowClient(
-            os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
-        )
+        self.client = MlflowClient(self.uri or f"sqlite:///{root / 'mlflow.db'}")
         known = run.trackers.get("mlflow")
         if known is not None and _exists(self.client, known):
             self.client.update_run(known, status="RUNNING")
@@ -104,14 +106,11 @@ class MlflowTracker:
             self.id = known
             self.rows = _load_rows(self.client, known)
             return known
-        local = (
-            None
-            if os.environ.get("MLFLOW_TRACKING_URI")
-            else (root / "mlflow" / run.project).as_uri()
-        )
-        experiment = _experiment(self.client, run.project, local)
+        name = self.params.experiment or run.project
+        local = None if self.uri else (root / "mlflow" / name).as_uri()
+        experiment = _experiment(self.client, name, local)
         _close_lost(self.client, experiment, run.lost("mlflow"))
-        tags = _tags(run)
+        tags = _tags(run) | self.params.tags
         if run.sweep:
             tags["mlflow.parentRunId"] = _sweep_run(self.client, experiment, run.sweep)
         self.id = self.client.create_run(experiment, run_name=run.name, tags=tags).info.run_id

@@ -20,7 +20,8 @@ from pydantic_settings import SettingsError
 
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
 from rlctl.monitoring.alarms import Alarm
-from rlctl.tracking.loggers import reachable
+from rlctl.tracking.reachable import reachable
+from rlctl.tracking.settings import SwanLabParams
 from rlctl.tracking.shown import SampleTable, flat_config, important_first, notes
 from rlctl.tracking.swanlab_local import close, hide, rename_attempt
 from rlctl.tracking.tracker import RunInfo, Sample
@@ -52,14 +53,17 @@ class SwanLabTracker:
     """
 
     shows_samples = True
+    Params = SwanLabParams
     run: swanlab.Run  # from `start` on, like `mode`
     mode: _Mode
     error: str | None = None  # that ended the run
 
-    @classmethod
-    def preflight(cls, mode: str | None) -> str:
+    def __init__(self, params: SwanLabParams = SwanLabParams()) -> None:
+        self.params = params
+
+    def preflight(self, mode: str | None) -> str:
         """Return the mode and its reason; raise the errors of `_choose_mode`."""
-        chosen, reason = _choose_mode(mode)
+        chosen, reason = _choose_mode(mode, self.params.base_url)
         return f"{chosen}: {reason}"
 
     def start(self, run: RunInfo) -> str | None:
@@ -67,7 +71,8 @@ class SwanLabTracker:
 
         Raises the errors of `_choose_mode`, and RlctlError if SwanLab refuses.
         """
-        mode, _ = _choose_mode(run.modes.get("swanlab"))
+        params = self.params
+        mode, _ = _choose_mode(run.modes.get("swanlab"), params.base_url)
         self.mode = mode
         folder = run.folder.parent if mode == "local" else run.folder
         earlier = run.trackers.get("swanlab")
@@ -80,18 +85,20 @@ class SwanLabTracker:
             close(shown, run.lost("swanlab"))
         try:
             self.run = swanlab.init(
+                workspace=params.workspace,
                 project=run.project,
+                public=params.public,
                 name=_name(run, mode),
                 id=run.id if mode == "online" else None,
                 resume="allow",
                 mode=mode,
                 log_dir=str(shown),
                 config=_config(run),
-                tags=["rlctl", *run.tags],
-                description=notes(run),
-                group=run.sweep,
-                job_type="trial" if run.sweep else "train",
-                settings=_settings(),
+                tags=["rlctl", *run.tags, *params.tags],
+                description=params.notes or notes(run),
+                group=params.group or run.sweep,
+                job_type=params.job_type or ("trial" if run.sweep else "train"),
+                settings=_settings(params.base_url),
             )
         except (RuntimeError, ValueError, OSError) as error:
             raise RlctlError(f"SwanLab failed to start: {error}", hint=_NO_NETWORK) from error
@@ -156,7 +163,7 @@ def _caption(sample: Sample) -> str:
     return ", ".join([*parts, f"truth {sample.ground_truth}"])
 
 
-def _choose_mode(recipe_mode: str | None) -> tuple[_Mode, str]:
+def _choose_mode(recipe_mode: str | None, base_url: str | None = None) -> tuple[_Mode, str]:
     """Return the mode and its reason.
 
     Raises ConfigError for an unknown mode or online without a key, MissingExtraError for local
@@ -169,7 +176,7 @@ def _choose_mode(recipe_mode: str | None) -> tuple[_Mode, str]:
             f"{where}={given} is not a mode of SwanLab", hint=f"one of {', '.join(_MODES)}"
         )
     mode = _MODES[given] if given else None
-    settings = _settings()
+    settings = _settings(base_url)
     if mode == "online" or (mode is None and settings.api_key is not None):
         return _online(settings, requested=mode is not None)
     if mode == "local" and find_spec("swanboard") is None:
@@ -200,7 +207,7 @@ def _online(settings: swanlab.Settings, *, requested: bool) -> tuple[_Mode, str]
     return "offline", f"{settings.api_host} does not respond; `swanlab sync` sends the files later"
 
 
-def _settings() -> swanlab.Settings:
+def _settings(base_url: str | None) -> swanlab.Settings:
     """Build settings without prompts, capture of stdout, or probes of hardware and packages.
 
     Nor of git and the command line: SwanLab sends the password in a remote's URL, and secrets among
@@ -208,8 +215,10 @@ def _settings() -> swanlab.Settings:
 
     Raises ConfigError for environment variables that SwanLab cannot parse.
     """
+    server: dict[str, Any] = {"api_host": base_url} if base_url else {}
     try:
         return swanlab.Settings(
+            **server,
             interactive=False,
             terminal=swanlab.Settings.Terminal(proxy_type="none"),
             probe=swanlab.Settings.Probe(

@@ -18,6 +18,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[re
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.summary import scalar, text
 
+from rlctl.tracking.settings import TensorBoardParams
 from rlctl.tracking.tracker import RunInfo, Sample
 
 
@@ -28,14 +29,18 @@ class TensorBoardTracker:
     """
 
     shows_samples = True
+    Params = TensorBoardParams
     events: EventsWriter  # from `start` on
+
+    def __init__(self, params: TensorBoardParams = TensorBoardParams()) -> None:
+        self.params = params
 
     def start(self, run: RunInfo) -> str:
         """Open a new event file and return its folder as the run's id.
 
         TensorBoard hides steps after `resume_step` in the files of earlier attempts.
         """
-        root = os.environ.get("TENSORBOARD_DIR")
+        root = self.params.log_dir or os.environ.get("TENSORBOARD_DIR")
         folder = Path(root) / run.project / run.name if root else run.folder / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
         self.events = EventsWriter(

@@ -124,10 +124,12 @@ class Tracker(Protocol):
 
 @runtime_checkable
 class Preflight(Protocol):
-    """Tracker class that can report its mode before the run starts."""
+    """Tracker class that can report its mode before the run starts.
 
-    @classmethod
-    def preflight(cls, mode: str | None) -> str:
+    `preflight` is a class method, or a method of a tracker whose settings decide.
+    """
+
+    def preflight(self, mode: str | None) -> str:
         """Return in a few words the mode that the tracker would use; `mode` comes from the recipe.
 
         Opens and writes nothing, and takes at most two seconds. Raises RlctlError with a hint if

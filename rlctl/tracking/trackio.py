@@ -17,6 +17,7 @@ from trackio.run import Run
 from trackio.sqlite_storage import SQLiteStorage
 
 from rlctl.monitoring.alarms import Alarm
+from rlctl.tracking.settings import TrackioParams
 from rlctl.tracking.shown import SampleTable, flat_config, link
 from rlctl.tracking.tracker import RunInfo, Sample
 
@@ -28,8 +29,12 @@ class TrackioTracker:
     """Trackio tracker (`Tracker`, `ShowsAlarms`); a later attempt continues the run of its name."""
 
     shows_samples = True
+    Params = TrackioParams
     run: Run  # from `start` on, like `replaces`
     replaces: bool  # True until the first step that a resumed run sends
+
+    def __init__(self, params: TrackioParams = TrackioParams()) -> None:
+        self.params = params
 
     def start(self, run: RunInfo) -> str:
         """Create the run, or continue the latest run of this name after an earlier attempt.
@@ -42,7 +47,10 @@ class TrackioTracker:
         self.run = trackio.init(
             project=run.project,
             name=run.name,
-            group=run.sweep,
+            group=self.params.group or run.sweep,
+            space_id=self.params.space_id,
+            server_url=self.params.server_url,
+            private=self.params.private,
             config=flat_config(run) | own,
             resume="allow" if "trackio" in run.trackers else "never",
             embed=False,

@@ -20,7 +20,8 @@ from wandb.sdk.lib.wbauth import read_netrc_auth
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
 from rlctl.monitoring.alarms import Alarm
-from rlctl.tracking.loggers import reachable
+from rlctl.tracking.reachable import reachable
+from rlctl.tracking.settings import WandbParams
 from rlctl.tracking.shown import (
     SampleTable,
     best_of,
@@ -49,17 +50,18 @@ class WandbTracker:
     """W&B tracker (`Tracker`, `Preflight`, `ShowsAlarms`); later attempts continue the same run."""
 
     shows_samples = True
+    Params = WandbParams
     run: wandb.Run  # from `start` on
     table: wandb.Table | None = None
     columns = SampleTable(())  # of `table`
 
-    def __init__(self) -> None:
+    def __init__(self, params: WandbParams = WandbParams()) -> None:
+        self.params = params
         self.known: set[str] = set()  # metrics
 
-    @classmethod
-    def preflight(cls, mode: str | None) -> str:
+    def preflight(self, mode: str | None) -> str:
         """Return the mode and its reason; raise the errors of `_choose_mode`."""
-        chosen, reason = _choose_mode(mode)
+        chosen, reason = _choose_mode(mode, self.params.base_url)
         return f"{chosen}: {reason}"
 
     def start(self, run: RunInfo) -> str | None:
@@ -70,10 +72,10 @@ class WandbTracker:
         the errors of `_choose_mode`, and RlctlError if W&B refuses a requested mode.
         """
         requested = run.modes.get("wandb") or os.environ.get("WANDB_MODE")
-        mode, _ = _choose_mode(run.modes.get("wandb"))
+        mode, _ = _choose_mode(run.modes.get("wandb"), self.params.base_url)
         _remove_empty_files(run)
         try:
-            self.run = _init(run, mode)
+            self.run = _init(run, mode, self.params)
         except (AuthenticationError, CommError, UsageError) as error:
             if requested is not None or mode != "online":
                 raise RlctlError(f"W&B failed to start: {error}", hint=_NO_NETWORK) from error
@@ -82,7 +84,7 @@ class WandbTracker:
                 error,
             )
             mode = "offline"
-            self.run = _init(run, mode)
+            self.run = _init(run, mode, self.params)
         self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP)
         if run.attempt > 1:
@@ -90,6 +92,8 @@ class WandbTracker:
         run_id = {"online": run.id, "offline": f"{run.id} (offline)", "disabled": None}[mode]
         if run_id is not None and run_id != run.trackers.get("wandb"):
             self._log_config(self.run, run)
+            if self.params.save_code:
+                self.run.log_code(".", include_fn=_is_users_code)
         return run_id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -157,8 +161,17 @@ def _remove_empty_files(run: RunInfo) -> None:
             shutil.rmtree(file.parent)
 
 
-def _init(run: RunInfo, mode: _Mode) -> wandb.Run:
+def _is_users_code(path: str, root: str) -> bool:
+    """Return True for a Python file, unless its folder is hidden or has installed packages."""
+    folders = Path(path).relative_to(root).parts[:-1]
+    is_hidden = any(name.startswith(".") or name == "site-packages" for name in folders)
+    return path.endswith(".py") and not is_hidden
+
+
+def _init(run: RunInfo, mode: _Mode, params: WandbParams) -> wandb.Run:
+    server: dict[str, Any] = {"base_url": params.base_url} if params.base_url else {}
     return wandb.init(
+        entity=params.entity,
         project=run.project,
         name=run.name,
         id=run.id,
@@ -166,21 +179,22 @@ def _init(run: RunInfo, mode: _Mode) -> wandb.Run:
         mode=mode,
         dir=os.environ.get("WANDB_DIR") or str(run.folder),
         config=_config(run),
-        tags=["rlctl", *run.tags],
-        notes=notes(run),
-        group=run.sweep,
-        job_type="trial" if run.sweep else "train",
+        tags=["rlctl", *run.tags, *params.tags],
+        notes=params.notes or notes(run),
+        group=params.group or run.sweep,
+        job_type=params.job_type or ("trial" if run.sweep else "train"),
         settings=wandb.Settings(
+            **server,
             silent=True,
             console="off",
             init_timeout=INIT_TIMEOUT_S,
             disable_git=True,
-            disable_code=True,
+            disable_code=not params.save_code,
         ),
     )
 
 
-def _choose_mode(recipe_mode: str | None) -> tuple[_Mode, str]:
+def _choose_mode(recipe_mode: str | None, base_url: str | None = None) -> tuple[_Mode, str]:
     """Return the mode and its reason.
 
     Raises ConfigError for an unknown mode or online without a key, ResourceError if online was
@@ -196,6 +210,7 @@ def _choose_mode(recipe_mode: str | None) -> tuple[_Mode, str]:
         return _MODES[given], "as requested"
     settings = wandb.Settings()
     settings.update_from_env_vars(dict(os.environ))
+    settings.base_url = base_url or settings.base_url
     key = settings.api_key or read_netrc_auth(host=settings.base_url)
     if key is None:
         if given is None:

@@ -142,6 +142,11 @@ def test_excessive_resources_and_invalid_values_are_rejected(
     assert [trial["overrides"] for trial in plan["trials"]] == [[f"{LR}=0.0001"], [f"{LR}=0.001"]]
     assert main(["sweep", "ppo", *settings, f"{LR}=1e-4,fast", "--dry-run"]) == 3
     assert f"trial {LR}=fast" in capsys.readouterr().err
+    loggers = ("--logger", "tensorboard", "-l", "nothing")
+    assert main(["sweep", "ppo", *settings, f"{LR}=1e-4,1e-3", *loggers, "--dry-run"]) == 3
+    error = capsys.readouterr().err
+    assert "unknown logger 'nothing'" in error
+    assert "trainer.logger=[console,tensorboard,nothing]" in error
 
 
 @pytest.mark.soak

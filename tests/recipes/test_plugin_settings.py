@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from rlctl.errors import ConfigError, Problem
+from rlctl.plugins import load_with_params
 from rlctl.recipes.completion import complete_override
 from rlctl.recipes.compose import compose
+from rlctl.tracking.loggers import settings_of
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 
 
-def problem(*overrides: str) -> Problem:
+def problems(*overrides: str) -> list[Problem]:
     with pytest.raises(ConfigError) as caught:
         compose("ppo", overrides)
-    [found] = caught.value.problems
+    return list(caught.value.problems)
+
+
+def problem(*overrides: str) -> Problem:
+    [found] = problems(*overrides)
     return found
 
 
@@ -120,3 +127,67 @@ def test_completion_offers_the_settings_of_the_selected_plugin() -> None:
     assert complete_override("reward.params.gsm8k.method=f") == [
         "reward.params.gsm8k.method=flexible"
     ]
+
+
+LOGGER = """
+from rlctl.plugins import Params
+
+
+class TsvParams(Params):
+    path: str = "a.tsv"
+    columns: tuple[str, ...] = ()
+
+
+class TsvTracker:
+    Params = TsvParams
+"""
+TRACKING = "trainer.tracking.params"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"{TRACKING}={{parts.tsv_log:TsvTracker: {{path: x.tsv, columns: [a, b]}}}}",
+        f"{TRACKING}={{parts.tsv_log\\:TsvTracker: {{path: x.tsv, columns: [a, b]}}}}",
+        f"{TRACKING}={{TsvTracker: {{path: x.tsv, columns: [a, b]}}}}",
+        f"{TRACKING}.TsvTracker={{path: x.tsv, columns: [a, b]}}",
+        f"{TRACKING}.parts.tsv_log:TsvTracker={{path: x.tsv, columns: [a, b]}}",
+        f"+{TRACKING}.TsvTracker={{path: x.tsv, columns: [a, b]}}",
+    ],
+)
+def test_settings_of_a_logger_in_a_module_are_written_on_the_command_line(
+    override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts/tsv_log.py").write_text(LOGGER)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "parts.tsv_log:TsvTracker"
+    selected = f"trainer.logger=[console,{name}]"
+    params = compose("ppo", [selected, override]).config.trainer.tracking.params
+    tracker = partial(load_with_params, "loggers", name, key=TRACKING)
+    settings = tracker(values=settings_of(name, params)[1]).keywords["params"]
+    assert (settings.path, settings.columns) == ("x.tsv", ("a", "b"))
+    wrong = problem(selected, override.replace("path", "pat"))
+    assert (wrong.message, "'path'" in (wrong.hint or "")) == (f"{name} has no setting 'pat'", True)
+    [unselected] = [
+        found for found in problems("trainer.logger=[console]", override) if "path" in found.message
+    ]
+    assert "trainer.logger is console" in unselected.message
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "{wandb: {entity: team, group: a, tags: [x, y], save_code: true}}",
+        "{swanlab: {workspace: team, public: true, base_url: https://swan.example.com}}",
+        "{mlflow: {tracking_uri: http://localhost:5000, tags: {team: a}}}",
+        "{trackio: {space_id: me/space, private: true}}",
+        "{tensorboard: {log_dir: /tmp/events}}",
+    ],
+)
+def test_settings_of_the_trackers_are_accepted(override: str) -> None:
+    """The first of them is the example in the help of `trainer.tracking.params`."""
+    logger = override.lstrip("{").partition(":")[0]
+    recipe = compose("ppo", [f"trainer.logger=[console,{logger}]", f"{TRACKING}={override}"])
+    assert list(recipe.config.trainer.tracking.params) == [logger]
+    assert recipe.unused == []

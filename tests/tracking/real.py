@@ -60,6 +60,7 @@ def write(
     resume_step: int,
     loggers: Sequence[str] = LOGGERS,
     ids: dict[str, str] | None = None,
+    params: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, str]:
     """Log the steps from `first` to `last` and return the ids of the trackers' runs."""
     run = folder / "runs" / "house" / "first"
@@ -86,7 +87,8 @@ def write(
         with (run / "events.jsonl").open("a") as file:
             file.write(json.dumps({"kind": kind, **fields}) + "\n")
 
-    trackers = Trackers.load(loggers, event, TrackerTimeouts(1000, 300, 300, 300))
+    timeouts = TrackerTimeouts(1000, 300, 300, 300)
+    trackers = Trackers.load(loggers, event, timeouts, params=params)
     given = trackers.start(info)
     trackers.begin()
     for step in range(first, last + 1):
@@ -212,7 +214,9 @@ def mlflow_curves(database: Path, project: str) -> dict[str, Any]:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{database}")
-    (run,) = client.search_runs([client.get_experiment_by_name(project).experiment_id])
+    experiment = client.get_experiment_by_name(project)
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
     names = client.get_run(run.info.run_id).data.metrics
     curves = {
         name: {each.step: each.value for each in client.get_metric_history(run.info.run_id, name)}
@@ -240,13 +244,16 @@ def trackio_curves(project: str, run: str) -> dict[str, Any]:
                 tables.append(value)
             elif name not in ("step", "timestamp"):
                 curves.setdefault(name, {})[entry["step"]] = value
-    return {"scalars": curves, "runs": len(runs), "tables": tables}
+    group = (SQLiteStorage.get_run_config(project, run) or {}).get("_Group")
+    return {"scalars": curves, "runs": len(runs), "tables": tables, "group": group}
 
 
-def mode_of(name: str, mode: str | None = None) -> str:
+def mode_of(
+    name: str, mode: str | None = None, params: Mapping[str, Mapping[str, Any]] | None = None
+) -> str:
     """Return the mode that a logger would use, or the error of its preflight."""
     try:
-        return preflight(name, mode)
+        return preflight(name, mode, params)
     except RlctlError as error:
         return f"{type(error).__name__} {error}"
 

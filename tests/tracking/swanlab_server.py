@@ -28,10 +28,12 @@ class Experiment:
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     media: dict[str, list[int]] = field(default_factory=dict)
     state: str = "RUNNING"
+    created: dict[str, Any] = field(default_factory=dict)  # the request that created it
 
 
 class _Handler(BaseHTTPRequestHandler):
     experiments: dict[str, Experiment]
+    project: str = ""  # path of the project that was opened last
 
     def do_GET(self) -> None:
         if "/house/metrics/summaries/" in self.path:
@@ -47,6 +49,7 @@ class _Handler(BaseHTTPRequestHandler):
                     "scalar": scalar,
                 }
             )
+        type(self).project = self.path
         return self._answer(_PROJECT)
 
     def do_POST(self) -> None:
@@ -61,7 +64,8 @@ class _Handler(BaseHTTPRequestHandler):
             )
         if self.path.endswith("/experiment"):
             new = asked["cuid"] not in self.experiments
-            self.experiments.setdefault(asked["cuid"], Experiment())
+            created = {**asked, "project": self.project}
+            self.experiments.setdefault(asked["cuid"], Experiment(created=created))
             return self._answer(
                 {
                     "cuid": asked["cuid"],

@@ -197,13 +197,11 @@ def next_command(train: str | None, files: Mapping[str, Path], num_rows: int) ->
 
 
 def _override(key: str, value: str) -> str:
-    """Return an override, quoted only if a shell needs it."""
-    import shlex
-
+    """Return an override, quoted only if Hydra or a shell needs it."""
+    from rlctl.recipes.repairs import PLAIN
     from rlctl.suggest import quoted
 
-    word = f"{key}={value}"
-    return word if shlex.quote(word) == word else quoted(key, value)
+    return f"{key}={value}" if PLAIN.fullmatch(value) else quoted(key, value)
 
 
 def _drop_overlong(

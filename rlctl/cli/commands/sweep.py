@@ -9,7 +9,14 @@ import typer
 from typer.core import TyperGroup
 
 from rlctl.cli import remote
-from rlctl.cli.commands.train import RecipeOption, check_algorithm, common_settings, starting_recipe
+from rlctl.cli.commands.train import (
+    Logger,
+    RecipeOption,
+    check_algorithm,
+    common_settings,
+    loggers,
+    starting_recipe,
+)
 from rlctl.cli.console import notice, print_json
 from rlctl.cli.options import DryRunJson, Json, Root, overrides_argument
 from rlctl.cli.remote import Address, Detach
@@ -130,6 +137,7 @@ def _add(verb: str, help: str) -> None:
         parallel: Parallel = None,
         seeds: Seeds = None,
         name: Name = None,
+        logger: Logger = None,
         dry_run: DryRun = False,
         as_json: DryRunJson = False,
         address: Address = None,
@@ -147,7 +155,7 @@ def _add(verb: str, help: str) -> None:
         remote.check_options(address, detach, dry_run or as_json)
         announce("checking the configuration")
         source = starting_recipe(verb, overrides or [], recipe)
-        settings = [*common_settings(overrides, name), *options]
+        settings = [*common_settings(overrides, name), *loggers(logger), *options]
         if recipe is not None and verb != DEFAULT:  # which may not have been given
             check_algorithm(verb, recipe, _compose_first(source, settings))
         if address is None:

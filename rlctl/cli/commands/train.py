@@ -134,7 +134,7 @@ def _add(verb: str, facts: Verb) -> None:
             recipe, defaults = _verls_recipe(verb, recipe, config_path, config_name)
             overrides = [*defaults, *(overrides or [])]
         source = starting_recipe(verb, overrides or [], recipe)
-        settings = [*common_settings(overrides, name), *_loggers(logger)]
+        settings = [*common_settings(overrides, name), *loggers(logger)]
         limits = Limits(max_time, save_by, retries)
         with until_start(), problems_as_json(as_json):
             composed = compose_with_notices(source, settings)
@@ -161,7 +161,7 @@ def common_settings(overrides: list[str] | None, name: str | None) -> list[str]:
     return settings + ([hydra_text("trainer.experiment_name", name)] if name is not None else [])
 
 
-def _loggers(logger: list[str] | None) -> list[str]:
+def loggers(logger: list[str] | None) -> list[str]:
     """Return the override for the options --logger."""
     if not logger:
         return []

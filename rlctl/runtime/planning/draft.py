@@ -228,7 +228,8 @@ def _check_surroundings(draft: Draft) -> None:
             f"trainer.tracking.modes.{unused} has no effect: {unused} is not in trainer.logger"
         )
     for logger in trainer.logger:
-        run(check_logger, logger, trainer.tracking.modes.get(logger))
+        tracking = trainer.tracking
+        run(check_logger, logger, tracking.modes.get(logger), tracking.params)
 
 
 def _check_inline(draft: Draft) -> None:

@@ -194,7 +194,7 @@ def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
 
 
 def _tracker(name: str, tracking: schema.Tracking) -> str:
-    mode = preflight(name, tracking.modes.get(name))
+    mode = preflight(name, tracking.modes.get(name), tracking.params)
     return f"{name} ({mode})" if mode else name
 
 
