@@ -18,9 +18,7 @@ class WandbParams(Params):
         default=None, description=f"team or user that owns the run; {_of('WANDB_ENTITY')}"
     )
     group: str | None = Field(default=None, description="group of the run; null = its sweep")
-    job_type: str | None = Field(
-        default=None, description="type of the run; null = train, or trial in a sweep"
-    )
+    job_type: str | None = Field(default=None, description="type of the run; null = train or trial")
     tags: tuple[str, ...] = Field(
         default=(), description="tags in addition to rlctl and trainer.tracking.tags"
     )
@@ -44,9 +42,7 @@ class SwanLabParams(Params):
         description=f"user or organization that owns the project; {_of('SWANLAB_WORKSPACE')}",
     )
     group: str | None = Field(default=None, description="group of the run; null = its sweep")
-    job_type: str | None = Field(
-        default=None, description="type of the run; null = train, or trial in a sweep"
-    )
+    job_type: str | None = Field(default=None, description="type of the run; null = train or trial")
     tags: tuple[str, ...] = Field(
         default=(), description="tags in addition to rlctl and trainer.tracking.tags"
     )
