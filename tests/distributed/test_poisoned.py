@@ -6,7 +6,7 @@ import io
 import os
 import pickle
 import shutil
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -127,3 +127,25 @@ def test_broken_metadata_is_one_error(content: bytes, saved: Path, tmp_path: Pat
     (folder / ".metadata").write_bytes(content)
     with pytest.raises(ConfigError, match=r"damaged checkpoint: \.metadata cannot be read"):
         read_metadata(folder)
+
+
+def test_metadata_has_no_path(saved: Path) -> None:
+    written = (saved / ".metadata").read_bytes()
+    assert b"pathlib" not in written
+    assert str(saved).encode() not in written
+
+
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+def test_metadata_of_every_python_is_read(saved: Path, tmp_path: Path, module: str) -> None:
+    """Earlier ones have the folder's path, whose class Python 3.13 pickles by another name."""
+    folder = shutil.copytree(saved, tmp_path / "actor")
+    found = read_metadata(folder)
+    found.planner_data = "place"
+    written = pickle.dumps(found, protocol=2)
+    text = b"X\x05\x00\x00\x00place"
+    assert written.count(text) == 1
+    path = f"c{module}\nPosixPath\n".encode() + text + b"\x85R"  # a call with one argument
+    (folder / ".metadata").write_bytes(written.replace(text, path))
+    again = read_metadata(folder)
+    assert again.planner_data == PurePosixPath("place")
+    assert again.state_dict_metadata == found.state_dict_metadata

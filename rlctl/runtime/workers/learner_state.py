@@ -52,7 +52,7 @@ def save_state(
         _rng_file(folder, rank_info).write_text(random_state)
         save(
             state,
-            checkpoint_id=folder,
+            storage_writer=_writer(folder),
             process_group=writer.group,
             no_dist=rank_info.world_size == 1,
         )
@@ -60,6 +60,21 @@ def save_state(
             stager.close()
 
     writer.submit(folder, write)
+
+
+def _writer(folder: Path) -> Any:
+    """Return torch's writer of files in `folder`, which writes no path into them.
+
+    Each version of Python pickles paths by another name, and a folder may be moved.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.metadata import StorageMeta
+
+    class Writer(FileSystemWriter):
+        def storage_meta(self) -> StorageMeta:
+            return StorageMeta()
+
+    return Writer(folder)
 
 
 def _stager(device: str, writer: BackgroundWriter) -> Any:

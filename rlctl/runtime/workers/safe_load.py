@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -48,7 +48,9 @@ _CLASSES: dict[tuple[str, str], Any] = {
     )
 } | {
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
-    ("pathlib", "PosixPath"): Path,
+    # The folder of older checkpoints, unused. Python 3.13 has another name for its class.
+    ("pathlib", "PosixPath"): PurePosixPath,
+    ("pathlib._local", "PosixPath"): PurePosixPath,
     ("builtins", "getattr"): _member,
 }
 _HINT = "rlctl never writes this; nothing of the checkpoint was run. Use another checkpoint"
