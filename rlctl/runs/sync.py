@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
+from rlctl.monitoring.text import plural
 from rlctl.plugins import load
 from rlctl.redaction import SECRET, redact_texts
 from rlctl.runs.record import RunRecord
@@ -91,12 +92,24 @@ def _num_samples(trainer: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Sent:
-    """Result of `sync`: the logger's run id and the steps sent (`full_replay`: all)."""
+    """Result of `sync`: the logger's run id, the steps sent (`full_replay`: of all), and the rest.
+
+    `num_received` of the run's `total` steps were read back; None if the logger cannot tell.
+    """
 
     logger: str
     id: str | None
     num_steps: int
     full_replay: bool
+    total: int
+    num_received: int | None = None
+
+    def __str__(self) -> str:
+        known = f" (as {self.id})" if self.id else ""
+        sent = f"{self.logger}{known}: {plural(self.num_steps, 'step')} sent"
+        if self.num_received is not None:
+            return f"{sent}; its server has {self.num_received} of {plural(self.total, 'step')}"
+        return sent if self.num_steps else f"{self.logger}{known}: nothing is missing"
 
 
 def sync(run: Run, logger: str, first: int | None = None) -> Sent:
@@ -135,7 +148,7 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     first = first_missing_step(run.path, logger, max(steps) + 1) if first is None else first
     num_wanted = sum(step >= first for step in steps)
     if not num_wanted:
-        return Sent(logger, run.record.trackers.get(logger), 0, full_replay=False)
+        return Sent(logger, run.record.trackers.get(logger), 0, full_replay=False, total=len(steps))
     total = run.record.total_steps or max(steps)
     composed = {"trainer": {**trainer, "logger": logger}}
     info = run_info(run.record, run.path, composed, total, shown=config)
@@ -152,14 +165,14 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     folder = RunDir(run.path)
     if run_id is not None:
         folder.update(trackers={**folder.record.trackers, logger: run_id})
-    num_sent = (len(steps) if delivery.full_replay else num_wanted) - len(delivery.missed_steps)
+    num_sent = len(delivery.sent - {*delivery.missed_steps})
     folder.event(SYNCED, tracker=logger, num_steps=num_sent)
-    if delivery.undelivered:
+    if not delivery.is_complete:
         shortfall = delivery.shortfall()
         folder.event(MISSED, **shortfall)
         why = f"did not accept all steps: {shortfall['why']}"
         raise RlctlError(f"logger {logger} {why}", hint="repeat the command")
-    return Sent(logger, run_id, num_sent, delivery.full_replay)
+    return Sent(logger, run_id, num_sent, delivery.full_replay, len(steps), delivery.num_received)
 
 
 def _stored_config(path: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from rlctl.tracking.jsonl import (
     metric_rows,
     read_generations,
 )
-from rlctl.tracking.tracker import RunInfo, Sample, Tracker
+from rlctl.tracking.tracker import ReadsBack, RunInfo, Sample, Tracker
 
 # Kinds of events: trackers that received everything that an attempt sent, a tracker that missed
 # steps, and a tracker that `rlctl runs sync` updated.
@@ -109,7 +109,7 @@ class Delivery:
         return sorted({step for step, _ in self.undelivered.copy() if step is not None})
 
     def shortfall(self) -> dict[str, Any]:
-        """Return the fields of an event: the cause, and the missed steps as (first, last)."""
+        """Return the fields of an event: the cause, and the steps known to be missed, as ranges."""
         ranges: list[tuple[int, int]] = []
         for step in self.missed_steps:
             first = ranges.pop()[0] if ranges and ranges[-1][1] == step - 1 else step
@@ -124,7 +124,9 @@ class ThreadedDelivery(Delivery):
 
     The thread starts the tracker, replays the recorded `steps` from `first` on, and makes the
     queued calls. If the tracker gives the run another id than the one in `run.trackers`, all
-    `steps` are replayed (`full_replay`).
+    `steps` are replayed (`full_replay`). Replayed steps that the server has are not sent; `sent`
+    has the others. `num_received` is the number of recorded steps that the server has at the end,
+    None if the tracker cannot read it back.
     """
 
     timeouts: TrackerTimeouts
@@ -132,6 +134,9 @@ class ThreadedDelivery(Delivery):
     steps: Collection[int] = ()
     first: int = 0
     full_replay: bool = field(default=False, init=False)
+    sent: set[int] = field(default_factory=set[int], init=False)
+    num_received: int | None = field(default=None, init=False)
+    _is_finished: bool = field(default=False, init=False)  # `finish` returned, and is confirmed
     _current: tuple[str, float] | None = field(default=None, init=False)  # method, and its start
 
     def __post_init__(self) -> None:
@@ -181,6 +186,21 @@ class ThreadedDelivery(Delivery):
             self._check_time(deadline)
 
     @property
+    def is_complete(self) -> bool:
+        """True if the tracker has all that was sent, as far as it can be known."""
+        return self._is_finished and self.disabled_reason is None and not self.undelivered
+
+    def shortfall(self) -> dict[str, Any]:
+        """Return the fields of an event, with the `first` step that may be missed.
+
+        `exact`: no other steps are missed than those in `steps`. Otherwise the tracker may have
+        lost any step, because SDKs keep steps in memory after their calls return.
+        """
+        is_exact = self._is_finished and self.disabled_reason is None
+        first = 0 if self.full_replay else self.first
+        return {**super().shortfall(), "exact": is_exact, "first": first}
+
+    @property
     def has_started(self) -> bool:
         """True if the tracker's `start` has returned."""
         return self._started.done() and self._started.exception() is None
@@ -213,14 +233,41 @@ class ThreadedDelivery(Delivery):
         self._started.set_result(run_id)
         try:
             queued = iter(self._queue.get, None)  # endless: waits for the next call
-            for call in chain(replay(self.run, steps), queued):
-                self._current = call.method, time.monotonic()
-                super().send(call)
-                self._current = None
-                if call.method == "finish" or self.disabled_reason is not None:
+            for call in chain(self._replay(steps), queued):
+                self._make(call)
+                if self.disabled_reason is not None:
+                    return
+                if call.method == "finish":
+                    self._confirm()
                     return
         except OSError as error:
             self.disable(f"the run's record cannot be read: {error}")
+
+    def _make(self, call: Call) -> None:
+        self._current = call.method, time.monotonic()
+        super().send(call)
+        self._current = None
+
+    def _replay(self, steps: Collection[int]) -> Iterator[Call]:
+        """Yield the calls of recorded steps, without what the server has."""
+        calls = replay(self.run, steps)
+        if steps and isinstance(self.tracker, ReadsBack):
+            from rlctl.tracking.read_back import without_received
+
+            calls = without_received(self, calls)
+        for call in calls:
+            if call.step is not None:
+                self.sent.add(call.step)
+            yield call
+
+    def _confirm(self) -> None:
+        """Note whether the tracker has finished, and which steps its server lacks."""
+        if isinstance(self.tracker, ReadsBack):
+            from rlctl.tracking.read_back import confirm
+
+            self._is_finished = confirm(self)
+        else:
+            self._is_finished = (None, "finish") not in self.undelivered
 
 
 def force_exit_after_main(exit_code: int) -> None:
@@ -278,8 +325,8 @@ def first_missing_step(run: Path, logger: str, end: int) -> int:
     """Return the first step that a logger may lack, from a run's events; `end` if it has all.
 
     A complete attempt records what each logger missed. SDKs buffer in memory, so after an attempt
-    that was killed the logger counts as having none of its steps. With a broken line among the
-    events it counts as having no step at all.
+    that was killed, whose logger was disabled, or whose `finish` failed, the logger counts as
+    having none of its steps. With a broken line among the events it counts as having no step.
     """
     first = 0
     broken: list[int] = []
@@ -290,5 +337,7 @@ def first_missing_step(run: Path, logger: str, end: int) -> int:
         elif kind in (DELIVERED, SYNCED) and logger in names:
             first = end
         elif kind == MISSED and logger in names:
-            first = min((begin for begin, _ in event["steps"]), default=end)
+            is_exact = event.get("exact", False)
+            known = min((begin for begin, _ in event["steps"]), default=end)
+            first = known if is_exact else min(first, event.get("first", 0))
     return 0 if broken else min(first, end)

@@ -163,10 +163,10 @@ class Trackers:
         self._warn_once()
         if exit_code is not None and any(delivery.is_stuck for delivery in started):
             force_exit_after_main(exit_code)
-        if complete := [delivery.name for delivery in started if not delivery.undelivered]:
+        if complete := [delivery.name for delivery in started if delivery.is_complete]:
             self._record_event(DELIVERED, trackers=complete)
         for delivery in started:
-            if delivery.undelivered:
+            if not delivery.is_complete:
                 self._record_event(MISSED, **delivery.shortfall())
 
     def _send(self, call: Call, deliveries: Mapping[str, Delivery]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from rlctl.tracking.episodes import Episode
 
+SAMPLES = "val/generations"  # name of the samples among the metrics, for `ReadsBack`
 NUM_SHOWN = 8  # default of trainer.log_val_generations with a tracker that `shows_samples`
 
 
@@ -134,6 +135,26 @@ class Preflight(Protocol):
 
         Opens and writes nothing, and takes at most two seconds. Raises RlctlError with a hint if
         the tracker cannot start.
+        """
+        ...
+
+
+@runtime_checkable
+class ReadsBack(Protocol):
+    """Tracker that reads back what its server has.
+
+    Replayed steps that the server has are not sent again. `confirms` is true in a class whose calls
+    return before the data is stored: an attempt then counts as delivered only if the server has
+    all of its steps after `finish`.
+    """
+
+    confirms: bool
+
+    def received(self, names: Collection[str]) -> Mapping[str, Collection[int]] | None:
+        """Return the steps of each of these metrics that the server has; `SAMPLES` for samples.
+
+        None without a server. Called between the calls of other methods, and after `finish`. May
+        raise any exception if the server does not answer.
         """
         ...
 

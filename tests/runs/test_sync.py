@@ -69,11 +69,11 @@ def sent_by(run: RunDir, **choices: int) -> list[str]:
     return notes.read_text().split() if notes.exists() else []
 
 
-def test_sync_sends_once_from_the_first_missing_step(run, capsys):
+def test_sync_sends_all_steps_of_an_attempt_whose_logger_was_switched_off(run, capsys):
     with pytest.raises(ConflictError, match="first is starting"):
         sent_by(run)
     run.finish("finished", 0)
-    assert sent_by(run) == ["start", *map(str, range(1, 10)), "finished"]
+    assert sent_by(run) == ["start", *map(str, range(10)), "finished"]
     assert sent_by(run) == []
     assert sent_by(run, first=8) == ["start", "8", "9", "finished"]
     assert capsys.readouterr().out == "", "stdout is for data, whatever a logger prints"
@@ -91,7 +91,7 @@ def test_sync_refuses_the_record_and_the_console(run, logger):
 def test_sync_repeats_steps_of_a_killed_attempt(run):
     run.event("resume", step=7)
     run.finish("stopped", 130)
-    assert sent_by(run) == ["start", *map(str, range(1, 10)), "stopped"]
+    assert sent_by(run) == ["start", *map(str, range(10)), "stopped"]
     run.event("resume", step=7)
     run.event("trackers_told", trackers=["other"])
     assert sent_by(run) == ["start", "8", "9", "stopped"]
@@ -107,7 +107,10 @@ def test_interrupted_replay_is_completed_by_the_next_sync(run):
     with pytest.raises(RlctlError, match="3 failures"):
         sent_by(run)
     (run.path / "refused").unlink()
-    assert sent_by(run) == ["start", *map(str, range(2, 10)), "finished"]
+    assert sent_by(run) == ["start", *map(str, range(10)), "finished"]
+    run.event("resume", step=5)
+    run.event("tracker_missed", tracker=NAME, why="off", steps=[], exact=False, first=6)
+    assert sent_by(run) == ["start", *map(str, range(6, 10)), "finished"]
 
 
 def test_samples_that_cannot_be_read_are_skipped(run, caplog):
@@ -118,7 +121,7 @@ def test_samples_that_cannot_be_read_are_skipped(run, caplog):
     for step, line in ((3, '{"input": "1 + 1", "output": "2"}'), (4, '{"episode": "none"}')):
         generations_file(run.path, step).parent.mkdir(exist_ok=True)
         generations_file(run.path, step).write_text(line + "\n")
-    assert sent_by(run) == ["start", *map(str, range(1, 10)), "finished"]
+    assert sent_by(run) == ["start", *map(str, range(10)), "finished"]
     assert [text.split(":")[0] for text in caplog.messages] == [
         f"the samples of step {step} are not replayed" for step in (3, 4)
     ]
@@ -139,7 +142,7 @@ def test_steps_that_cannot_be_replayed_are_reported(run, monkeypatch):
     monkeypatch.undo()
     events = list(read_lines(run.path / "events.jsonl"))[-2:]
     assert [event["kind"] for event in events] == ["tracker_synced", "tracker_missed"]
-    assert (events[0]["num_steps"], events[1]["steps"]) == (1, [[2, 9]])
+    assert (events[0]["num_steps"], events[1]["steps"]) == (1, [[0, 0], [2, 9]])
 
 
 def test_refused_steps_are_sent_by_the_next_sync(run):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
-from rlctl.tracking.delivery import TrackerTimeouts
+from rlctl.tracking.delivery import TrackerTimeouts, first_missing_step
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import METRICS_FILE, JsonlTracker, read_metrics
 from rlctl.tracking.loggers import preflight
@@ -163,9 +163,38 @@ def test_hanging_tracker_neither_stops_nor_blocks_the_run(tmp_path, caplog, hang
     trackers.finish("finished")
     assert healthy.calls[-1] == ("finish", "finished")
     assert f"logger hangs is disabled: {hangs_in} took longer than 4 s" in caplog.text
-    assert [fields["steps"] for kind, fields in events.seen if kind == "tracker_missed"] == [
-        [(2, 3)] if hangs_in == "log" else []
-    ]
+    missed = [fields for kind, fields in events.seen if kind == "tracker_missed"]
+    assert [fields["steps"] for fields in missed] == [[(2, 3)] if hangs_in == "log" else []]
+    assert [(fields["exact"], fields["first"]) for fields in missed] == [(False, 0)]
+
+
+def test_an_attempt_that_did_not_finish_has_delivered_nothing(tmp_path):
+    """SDKs keep steps in memory, so that a call that returned is not a step that arrived."""
+
+    class Unfinished(Notebook):
+        def finish(self, state: str) -> None:
+            raise ConnectionError("no route")
+
+    class Off(Notebook):
+        def generations(self, step: int, samples: Sequence[Sample]) -> None:
+            raise ConnectionError("no table")
+
+    events = Events()
+    trackers = trackers_of(
+        {"unfinished": Unfinished(), "off": Off(), "one": Notebook(fails_at=(2,))}, events
+    )
+    trackers.start(replace(info(tmp_path), num_samples=1))
+    for step in (1, 2, 3):
+        trackers.log(step, {"x": 1.0})
+        trackers.generations(step, [SAMPLE])
+    trackers.finish("finished")
+    (tmp_path / "events.jsonl").write_text(
+        "".join(json.dumps({"kind": kind, **fields}) + "\n" for kind, fields in events.seen)
+    )
+    assert [kind for kind, _ in events.seen].count("tracker_missed") == 3
+    assert first_missing_step(tmp_path, "unfinished", 4) == 0
+    assert first_missing_step(tmp_path, "off", 4) == 0
+    assert first_missing_step(tmp_path, "one", 4) == 2
 
 
 def test_tracker_with_a_full_queue_is_disabled(tmp_path, caplog):
@@ -312,7 +341,7 @@ def test_missing_steps_are_replayed_and_all_steps_under_a_new_id(tmp_path):
         first.log(step, {"x": step / 3, "bad": math.nan})
     first.finish("failed")
     delivered = {"kind": "trackers_told", "trackers": ["fresh", "known", "unnamed"]}
-    missed = {"kind": "tracker_missed", "tracker": "weak", "steps": [[2, 2]]}
+    missed = {"kind": "tracker_missed", "tracker": "weak", "steps": [[2, 2]], "exact": True}
     (tmp_path / "events.jsonl").write_text(json.dumps(delivered) + "\n" + json.dumps(missed) + "\n")
     fresh, known, unnamed, weak, killed = Numbered(), Numbered(), Notebook(), Notebook(), Notebook()
     again = trackers_of(

@@ -11,7 +11,6 @@ from rlctl.cli.commands import runs_manage, runs_prune
 from rlctl.cli.console import notice, print_json
 from rlctl.cli.options import Json, Root, RunName
 from rlctl.errors import UsageError
-from rlctl.monitoring.text import plural
 from rlctl.runs.store import DEFAULT_ROOT, RunStore
 
 app = typer.Typer()
@@ -153,9 +152,7 @@ def sync(
         print_json(sent)
         return
     for synced in sent:
-        known = f" (as {synced.id})" if synced.id else ""
-        steps = f"{plural(synced.num_steps, 'step')} sent" if synced.num_steps else ""
-        notice(f"{synced.logger}{known}: {steps or 'nothing is missing'}")
+        notice(str(synced))
 
 
 _SHOW_EXAMPLES = """
