@@ -211,6 +211,14 @@ def find_sweep(root: Path, selector: str) -> SweepDir:
     known = sweeps(root)
     if selector == "@last" and known:
         return known[0]
+    return matching_sweep(known, selector, root)
+
+
+def matching_sweep(known: Sequence[SweepDir], selector: str, root: Path) -> SweepDir:
+    """Return the one of the `known` sweeps with this name or beginning of a name.
+
+    Raises NotFoundError without a match, UsageError for several matches.
+    """
     matches = [sweep for sweep in known if sweep.record.name == selector] or [
         sweep for sweep in known if sweep.record.name.startswith(selector)
     ]
