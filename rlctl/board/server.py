@@ -15,6 +15,7 @@ from aiohttp.typedefs import Handler
 from rlctl import __version__
 from rlctl.board.access import Access, add_headers
 from rlctl.board.actions import Actions
+from rlctl.board.samples import VERDICTS, SampleQuery
 from rlctl.board.stream import ListChanges, RunChanges, send_events
 from rlctl.board.views import PAGE, Views
 from rlctl.causes import as_rlctl_error
@@ -52,6 +53,8 @@ def make_app(views: Views, access: Access) -> web.Application:
             web.get("/static/{digest}/{name}", pages.static),
             web.get("/api/runs", board.runs),
             web.get("/api/view", board.view),
+            web.get("/api/curves", board.curves),
+            web.get("/api/seeds", board.seeds),
             web.get("/api/sweeps", board.sweeps),
             web.get("/api/trials", board.trials),
             web.get("/api/samples", board.samples),
@@ -166,6 +169,12 @@ class _Board:
             return await _json(self.views.sweep, sweep)
         return await _json(self.views.view, request.query.getall("run", []))
 
+    async def curves(self, request: web.Request) -> web.Response:
+        return await _json(self.views.curves, request.query.getall("run", []))
+
+    async def seeds(self, request: web.Request) -> web.Response:
+        return await _json(self.views.seeds, request.query.getall("run", []))
+
     async def sweeps(self, _: web.Request) -> web.Response:
         return await _json(self.views.sweeps)
 
@@ -173,15 +182,19 @@ class _Board:
         return await _json(self.views.trials, request.query.get("sweep", ""))
 
     async def samples(self, request: web.Request) -> web.Response:
-        verdict = request.query.get("verdict")
-        return await _json(
-            self.views.samples,
-            _run(request),
+        given = request.query
+        query = SampleQuery(
             _number(request, "step"),
-            None if not verdict else verdict == "right",
-            request.query.get("text"),
+            given.get("verdict", ""),
+            given.get("text") or None,
             _number(request, "offset", 0),
+            given.get("beside") or None,
+            _number(request, "beside_step"),
         )
+        if query.verdict not in VERDICTS:
+            known = ", ".join(filter(None, VERDICTS))
+            raise UsageError(f"unknown verdict {query.verdict!r}", hint=f"one of: {known}")
+        return await _json(self.views.samples, _run(request), query)
 
     async def image(self, request: web.Request) -> web.Response:
         def read() -> bytes | None:

@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 
 from rlctl.board.live_metrics import MetricsCache
+from rlctl.board.samples import SampleQuery, page_of_samples
 from rlctl.errors import NotFoundError, RlctlError, UsageError
-from rlctl.monitoring.run_summary import LOSS, REWARD
+from rlctl.monitoring.run_summary import LOSS, REWARD, validation_metric
 from rlctl.redaction import redact
 from rlctl.runs import details, logs
 from rlctl.runs.listing import RunQuery
@@ -26,23 +27,23 @@ from rlctl.runs.report.content import (
     checkpoints,
     content,
     head,
+    labels_of,
     notable_events,
-    plain_sample,
     setting_texts,
-    thumbnails_of,
 )
+from rlctl.runs.report.curves import curves
+from rlctl.runs.report.seeds import seed_bands
 from rlctl.runs.run import ACTIVE, Run, is_run, read_run, stamp
 from rlctl.runs.stacks import run_processes
 from rlctl.runs.store import RunStore
 from rlctl.sweeps import results
-from rlctl.sweeps.record import RECORD_FILE, SweepDir, sweeps
+from rlctl.sweeps.record import RECORD_FILE, SweepDir, matching_sweep, sweeps
 from rlctl.terminal import visible
 from rlctl.tracking.jsonl import METRICS_FILE
 from rlctl.tracking.summary import SERIES
 
 MAX_RUNS = 24  # in one view
 PAGE = 100  # runs of a page of the list
-SAMPLES = 20
 LOG_LINES = 400
 _SMI_S = 5.0
 _LAST = SERIES.index("last")
@@ -136,6 +137,33 @@ class Views:
         runs = [self.run(key) for key in dict.fromkeys(keys)]
         return self._content(runs, None)
 
+    def curves(self, keys: Sequence[str]) -> dict[str, Any]:
+        """Return the main curves of runs for the list: reward, loss and validation.
+
+        Runs that cannot be read are left out, because the list may be older than their removal.
+        """
+        runs: list[Run] = []
+        for key in list(dict.fromkeys(keys))[:MAX_RUNS]:
+            with suppress(RlctlError, OSError):
+                runs.append(self.run(key))
+        labels = labels_of(runs)
+        tables = [self.metrics.of(run.path).read() for run in runs]
+        return {
+            "runs": [
+                {"label": label, "key": run.key, "alarms": [], "events": []}
+                | curves(table, _is_main)
+                for run, label, table in zip(runs, labels, tables, strict=True)
+            ],
+            "seeds": seed_bands(runs, labels, tables, _is_main),
+            "settings": [],
+        }
+
+    def seeds(self, keys: Sequence[str]) -> list[dict[str, Any]]:
+        """Return means and intervals over seeds of the runs of a view; see `seed_bands`."""
+        runs = [self.run(key) for key in list(dict.fromkeys(keys))[:MAX_RUNS]]
+        tables = [self.metrics.of(run.path).read() for run in runs]
+        return seed_bands(runs, labels_of(runs), tables)
+
     def read_ahead(self, keys: Sequence[str]) -> None:
         """Read the metrics of runs that a page is about to ask for."""
         for key in list(dict.fromkeys(keys))[:MAX_RUNS]:
@@ -155,6 +183,9 @@ class Views:
         return {"state": sweep.state, "search": results.search(sweep), "num_runs": number}
 
     def _sweep(self, key: str) -> SweepDir:
+        """Return the sweep `project/name`, or the only one of that name or beginning."""
+        if key and "/" not in key:
+            return matching_sweep(sweeps(self.root), key, self.root)
         folder = self._folder(key)
         if folder is None or not os.path.isfile(folder / RECORD_FILE):
             raise NotFoundError(f"no sweep is named {key!r}", where=str(self.root.resolve()))
@@ -191,18 +222,10 @@ class Views:
             **notable_events(run.path),
         }
 
-    def samples(
-        self, key: str, step: int | None, right: bool | None, text: str | None, offset: int
-    ) -> dict[str, Any]:
-        """Return `SAMPLES` matching validation samples of a step from `offset` on."""
-        run = self.run(key)
-        at, chosen = details.samples(run, step, right, text or None)
-        shown = [
-            plain_sample(offset + place, sample)
-            for place, sample in enumerate(chosen[offset : offset + SAMPLES])
-        ]
-        images = list(thumbnails_of(run, shown))
-        return {"step": at, "matching": len(chosen), "samples": shown, "thumbnails": images}
+    def samples(self, key: str, query: SampleQuery) -> dict[str, Any]:
+        """Return validation samples of a run, beside those of another if the query names one."""
+        other = None if query.beside is None else self.run(query.beside)
+        return page_of_samples(self.run(key), query, other)
 
     def logs(self, key: str, process: str | None) -> dict[str, Any]:
         """Return the last lines of a process of the latest attempt, and all processes."""
@@ -237,6 +260,10 @@ class Views:
             for process in found
         ]
         return {"processes": [use for use in used if use is not None], "problem": None}
+
+
+def _is_main(name: str) -> bool:
+    return name in (*REWARD, *LOSS) or validation_metric({name: 0.0}) is not None
 
 
 def _gpu_bytes() -> dict[int, int]:

@@ -29,9 +29,13 @@ class Curve:
     @classmethod
     def from_table(cls, table: MetricTable, name: str) -> Self:
         """Build the curve of a metric; of rows with the same step the last one counts."""
-        values = table.column(name)
+        return cls.from_values(table.steps, table.column(name))
+
+    @classmethod
+    def from_values(cls, all_steps: NDArray[np.int64], values: Column) -> Self:
+        """Build the curve of the values that are known; of one step the last one counts."""
         known = ~np.isnan(values)
-        newest_first = table.steps[known][::-1]
+        newest_first = all_steps[known][::-1]
         steps, places = np.unique(newest_first, return_index=True)
         return cls(steps, values[known][::-1][places])
 

@@ -115,11 +115,12 @@ def samples(
     return chosen, [
         sample
         for sample in found
-        if right in (None, sample.right) and (text is None or _contains(sample, text))
+        if right in (None, sample.right) and (text is None or contains(sample, text))
     ]
 
 
-def _contains(sample: Sample, text: str) -> bool:
+def contains(sample: Sample, text: str) -> bool:
+    """Return True if prompt, response, truth or a turn has the text, ignoring case."""
     parts = [sample.prompt, sample.response, str(sample.ground_truth)]
     if sample.episode:
         parts += [

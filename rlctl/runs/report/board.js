@@ -21,8 +21,9 @@ const attempt = work => work().catch(error => say(error.message, true));
 
 const plotlyAddress = () => document.querySelector("script[src$='/page.js']").src.replace("page.js", "plotly.js");
 
+let loading = null;
 function loadPlotly() {
-  return new Promise((resolve, reject) => {
+  return loading ??= new Promise((resolve, reject) => {
     const script = el("script", { src: plotlyAddress() });
     script.addEventListener("load", resolve);
     script.addEventListener("error", () => reject(new Error("plotly did not load")));
@@ -33,7 +34,7 @@ function loadPlotly() {
 async function showView() {
   const sweep = QUERY.get("sweep"), keys = QUERY.getAll("run");
   const data = await api("view", sweep ? { sweep } : { run: keys });
-  readSamples = (run, step, verdict, text, offset) => api("samples", { run: run.key, step, verdict, text, offset });
+  readSamples = (run, query) => api("samples", { run: run.key, ...query });
   cardButtons = buttonsOf;
   drawNearScreen();
   showData(data);

@@ -21,6 +21,7 @@ from rlctl.runs.details import changed_settings, generation_steps
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.listing import overview
 from rlctl.runs.report.curves import curves, short
+from rlctl.runs.report.seeds import seed_bands
 from rlctl.runs.run import Run
 from rlctl.runs.thumbnails import read_thumbnail
 from rlctl.tracking.episodes import Episode, ending, facts, speaker
@@ -48,24 +49,31 @@ def content(
     each with `samples_per_step` samples of the same prompts, with None without samples.
     Raises ConfigError for damaged files.
     """
-    projects = {run.project for run in runs}
-    labels = [run.name if len(projects) == 1 else f"{run.project}/{run.name}" for run in runs]
+    labels = labels_of(runs)
+    tables = [table_of(run) for run in runs]
     return {
         "title": search["name"]
         if search
         else " · ".join(labels)
         if len(labels) <= MAX_NAMES
         else f"{len(labels)} runs",
-        "project": ", ".join(sorted(projects)),
+        "project": ", ".join(sorted({run.project for run in runs})),
         "made": datetime.now(UTC).isoformat(timespec="minutes"),
         "version": __version__,
         "runs": [
-            _run(run, label, samples_per_step, table_of(run))
-            for run, label in zip(runs, labels, strict=True)
+            _run(run, label, samples_per_step, table)
+            for run, label, table in zip(runs, labels, tables, strict=True)
         ],
+        "seeds": seed_bands(runs, labels, tables),
         "settings": settings(runs),
         "search": search,
     }
+
+
+def labels_of(runs: Sequence[Run]) -> list[str]:
+    """Return the names of the runs, with their projects unless there is only one."""
+    several = len({run.project for run in runs}) > 1
+    return [run.key if several else run.name for run in runs]
 
 
 def _run(

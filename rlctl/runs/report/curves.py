@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ MAX_POINTS = 2000  # of a curve: about the width of a screen in pixels
 _PHASES = "timing_s/"
 
 Rows = NDArray[np.intp]
+Chosen = Callable[[str], bool]  # of the names of metrics
 
 
-def curves(table: MetricTable) -> dict[str, Any]:
-    """Return the curves of all metrics.
+def curves(table: MetricTable, chosen: Chosen = lambda _: True) -> dict[str, Any]:
+    """Return the curves of the `chosen` metrics, by default of all.
 
     `x` has the drawn rows as `step`, `hours` and `tokens` (cumulative). `metrics` maps each metric
     to `at`, places in `x`, and its values `y`. `thinned` is True if a curve lacks points: it then
@@ -28,7 +29,7 @@ def curves(table: MetricTable) -> dict[str, Any]:
     by_phase = _thinned(table.figure(SECONDS))
     kept: dict[str, Rows] = {}
     thinned = False
-    for name in sorted(table.names):
+    for name in sorted(filter(chosen, table.names)):
         values = table.column(name)
         rows = np.flatnonzero(~np.isnan(values))
         # The phases of a step are stacked, so that all are drawn at the same steps.
@@ -48,14 +49,12 @@ def rows_from(table: MetricTable, first: int) -> dict[str, Any]:
 
 def _drawn(table: MetricTable, drawn: Rows, kept: Mapping[str, Rows]) -> dict[str, Any]:
     """Return the `x` of the rows `drawn` and the metrics at their rows `kept`."""
-    seconds = [np.nan_to_num(table.figure(names)) for names in (SECONDS, *OUTSIDE_A_STEP)]
-    hours = np.cumsum(np.sum(seconds, axis=0)) / 3600
-    tokens = np.cumsum(np.nan_to_num(table.figure(TOKENS)))
+    axes = axes_of(table)
     return {
         "x": {
             "step": table.steps[drawn].tolist(),
-            "hours": [short(hour) for hour in hours[drawn].tolist()],
-            "tokens": tokens[drawn].astype(np.int64).tolist(),
+            "hours": [short(hour) for hour in axes["hours"][drawn].tolist()],
+            "tokens": axes["tokens"][drawn].astype(np.int64).tolist(),
         },
         "metrics": {
             name: {
@@ -64,6 +63,15 @@ def _drawn(table: MetricTable, drawn: Rows, kept: Mapping[str, Rows]) -> dict[st
             }
             for name, rows in kept.items()
         },
+    }
+
+
+def axes_of(table: MetricTable) -> dict[str, Column]:
+    """Return the cumulative `hours` and `tokens` of each row."""
+    seconds = [np.nan_to_num(table.figure(names)) for names in (SECONDS, *OUTSIDE_A_STEP)]
+    return {
+        "hours": np.cumsum(np.sum(seconds, axis=0)) / 3600,
+        "tokens": np.cumsum(np.nan_to_num(table.figure(TOKENS))),
     }
 
 

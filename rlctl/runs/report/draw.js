@@ -1,8 +1,8 @@
 "use strict";
 // Drawing of charts. `DATA` is the content of a report; the board adds rows to it while runs go on.
-let DATA = { runs: [], settings: [] };
+let DATA = { runs: [], seeds: [], settings: [] };
 const $ = id => document.getElementById(id);
-const view = { axis: "step", smoothing: 0, hidden: new Set() };
+const view = { axis: "step", smoothing: 0, hidden: new Set(), seeds: "" };
 const AXES = { step: "step", hours: "hours of training", tokens: "tokens" };
 const plots = [];  // { element, alone, draw, ready, stale }
 let linking = false;
@@ -60,8 +60,30 @@ function linesOf(chart, run) {
   return names.map((name, index) => [name, names.length > 1 ? name.replace(chart.strip, "") : null, ["solid", "dot", "dash"][index % 3]]);
 }
 
+function seedTraces(chart) {
+  // Mean over the seeds of each group of which a run is shown, and its interval as a band.
+  return DATA.seeds.filter(group => group.runs.some(run => !view.hidden.has(run))).flatMap(group => linesOf(chart, group).flatMap(([name, word, dash]) => {
+    const band = group.metrics[name], tint = colour(group.runs[0]), number = numbersOf(band.n);
+    const { x, y: mean } = points(group, band), soft = values => view.smoothing && !chart.points ? smooth(values, view.smoothing) : values;
+    const [low, high] = [soft(band.low), soft(band.high)], said = `${word ? `${word} ` : ""}${group.label}, mean of ${number}`, format = chart.format ? ".1%" : ".4~g";
+    const area = { type: "scatter", mode: "lines", x: [...x, ...[...x].reverse()], y: [...high, ...[...low].reverse()], fill: "toself", fillcolor: tint, opacity: 0.2,
+                   line: { width: 0, color: tint }, hoverinfo: "skip" };
+    return [area, { type: "scatter", x, y: soft(mean), customdata: x.map((_, at) => [low[at], high[at], band.n[at]]), name: hoverText(said), meta: said,
+                    hovertemplate: `%{y:${format}}, 95 % interval %{customdata[0]:${format}} to %{customdata[1]:${format}}, n = %{customdata[2]}`,
+                    mode: chart.points ? "lines+markers" : x.length > 1 ? "lines" : "markers", marker: { color: tint, size: 6 }, line: { color: tint, width: 2.5, dash: dash || "solid" } }];
+  }));
+}
+
+const numbersOf = counts => ((low, high) => `n = ${low === high ? low : `${low} to ${high}`} seeds`)(Math.min(...counts), Math.max(...counts));
+
 function traces(chart) {
-  return shown().flatMap(([run, index]) => linesOf(chart, run).flatMap(([name, word, dash]) => {
+  const grouped = new Set(view.seeds ? DATA.seeds.flatMap(group => group.runs) : []);
+  const alone = shown().filter(([, index]) => !grouped.has(index));
+  return [...(grouped.size ? seedTraces(chart) : []), ...runTraces(chart, alone)];
+}
+
+function runTraces(chart, runs) {
+  return runs.flatMap(([run, index]) => linesOf(chart, run).flatMap(([name, word, dash]) => {
     const raw = points(run, run.metrics[name]), said = (word ? `${word} ` : "") + run.label;
     const base = { type: "scatter", x: raw.x, line: { color: colour(index), width: 2, dash: dash || "solid" }, name: hoverText(said), meta: said,
                    mode: chart.points ? "lines+markers" : raw.x.length > 1 ? "lines" : "markers", marker: { color: colour(index), size: 6 } };
@@ -176,19 +198,23 @@ function subtitleOf(chart) {
   return text;
 }
 
+function addCharts(grid, charts) {
+  for (const chart of charts) {
+    if (!DATA.runs.some(run => linesOf(chart, run).length)) continue;
+    if (chart.points && chart.pattern && DATA.runs.every(run => linesOf(chart, run).every(([name]) => /\/acc\//.test(name)))) {
+      Object.assign(chart, { unit: "share of correct responses", format: PERCENT });
+    }
+    addPlot(grid, chart.title, subtitleOf(chart), () => {
+      const drawn = traces(chart);
+      return [drawn, fitted(chart, drawn, layout(chart, AXES[view.axis]))];
+    });
+  }
+}
+
 function buildCharts() {
   for (const [name, charts] of SECTIONS) {
     const grid = el("div", { class: "grid" });
-    for (const chart of charts) {
-      if (!DATA.runs.some(run => linesOf(chart, run).length)) continue;
-      if (chart.points && chart.pattern && DATA.runs.every(run => linesOf(chart, run).every(([name]) => /\/acc\//.test(name)))) {
-        Object.assign(chart, { unit: "share of correct responses", format: PERCENT });
-      }
-      addPlot(grid, chart.title, subtitleOf(chart), () => {
-        const drawn = traces(chart);
-        return [drawn, fitted(chart, drawn, layout(chart, AXES[view.axis]))];
-      });
-    }
+    addCharts(grid, charts);
     if (name === "Speed and memory") {
       DATA.runs.forEach((run, index) => addPhases(grid, run, index));
       DATA.runs.forEach((run, index) => addTimeline(grid, run, index));

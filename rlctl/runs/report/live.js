@@ -2,7 +2,8 @@
 // Changes of the runs on the page while they go on: new rows, states, alarms, processes and logs.
 const MOST_POINTS = 6000;  // of a curve before it is thinned again
 const REDRAW_MS = 400, SYSTEM_MS = 2000, LOGS_MS = 3000, RETRY_MS = 2000, SWEEP_MS = 5000;
-let redrawing = null;
+const SEEDS_MS = 3000;
+let redrawing = null, averaging = null;
 const usedBefore = new Map();  // CPU seconds and time of the last reading by process
 
 function startLive() {
@@ -55,11 +56,19 @@ async function take(update) {
   if (update.new && !update.new.reset && update.new.first === run.live.rows) append(run, update.new);
   else if (update.new && (update.new.reset || update.new.first > run.live.rows)) return location.reload();
   if (run.x.step.length > MOST_POINTS) await thin(run);
+  if (update.new && DATA.seeds.some(group => group.runs.includes(index))) averaging ??= setTimeout(() => attempt(average), SEEDS_MS);
   fillCard(run, index);
   buildAlarms();
   buildEvents();
   buildNav();
   redrawing ??= setTimeout(() => { redrawing = null; redraw(); }, REDRAW_MS);
+}
+
+async function average() {
+  averaging = null;
+  DATA.seeds = await api("seeds", { run: DATA.runs.map(run => run.key) });
+  noteSeeds();
+  redraw();
 }
 
 function append(run, { x, metrics, rows, epoch }) {

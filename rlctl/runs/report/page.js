@@ -3,22 +3,40 @@
 let cardButtons = null;  // set by the board: returns the buttons of a run
 
 function buildHead() {
-  $("chips").replaceChildren();
+  buildChips();
   $("cards").replaceChildren();
   DATA.runs.forEach((run, index) => {
-    const chip = el("button", { class: "chip", type: "button", "aria-pressed": "true", style: `--run:${colour(index)}`, title: "Show or hide" },
+    $("cards").append(el("article", { class: "card", style: `--run:${colour(index)}` }));
+    fillCard(run, index);
+  });
+}
+
+function buildChips() {
+  $("chips").replaceChildren(...DATA.runs.map((run, index) => {
+    const chip = el("button", { class: "chip", type: "button", "aria-pressed": String(!view.hidden.has(index)), style: `--run:${colour(index)}`, title: "Show or hide" },
                     el("span", {}, run.label));
     chip.addEventListener("click", () => {
       if (!view.hidden.delete(index)) view.hidden.add(index);
       chip.setAttribute("aria-pressed", String(!view.hidden.has(index)));
-      $("cards").children[index].classList.toggle("off", view.hidden.has(index));
+      $("cards").children[index]?.classList.toggle("off", view.hidden.has(index));
       redraw();
     });
-    $("chips").append(chip);
-    $("cards").append(el("article", { class: "card", style: `--run:${colour(index)}` }));
-    fillCard(run, index);
-  });
+    return chip;
+  }));
   $("chips").hidden = DATA.runs.length < 2;
+}
+
+function buildSeeds() {
+  $("seeds-label").hidden = !DATA.seeds.length;
+  view.seeds = DATA.seeds.length ? view.seeds : "";
+  $("seeds").value = view.seeds;
+  noteSeeds();
+}
+
+function noteSeeds() {
+  const groups = DATA.seeds.map(group => `${group.label}, ${group.runs.length} seeds`).join("; ");
+  $("seeds-note").hidden = !view.seeds;
+  $("seeds-note").textContent = `Mean and 95 % interval of the mean (Student's t) over runs that differ only in their seeds: ${groups}. Each point has its number n of runs.`;
 }
 
 function inTime(seconds) {
@@ -47,7 +65,7 @@ function figuresOf(run) {
 function fillCard(run, index) {
   const { summary } = run, card = $("cards").children[index], cause = causeOf(run);
   const parts = [el("h3", {}, el("span", {}, run.label), el("span", { class: `badge ${run.state}` }, run.state))];
-  if (cause) parts.push(el("p", { class: "cause" }, cause), el("p", {}, run.failure?.hint || ""));
+  if (cause) parts.push(el("p", { class: "cause", title: cause }, cause), el("p", {}, run.failure?.hint || ""));
   if (cause && run.failure?.code) parts.push(el("p", { class: "note" }, "see: ", el("code", {}, `rlctl explain ${run.failure.code}`)));
   if (summary.kind) {
     parts.push(el("p", { class: "big" }, el("small", {}, `${summary.first} → `), summary.last), el("p", { class: "note" }, `${summary.kind}, ${summary.best}`));
@@ -133,12 +151,12 @@ function buildFacts() {
 
 function foldable(section) {
   // Make a button of the title that folds the section; the board remembers it.
-  const title = section.querySelector("h2"), key = `fold:${section.id}`, button = el("button", { type: "button", class: "fold" }, title.textContent);
+  const keeps = typeof BOARD === "object", title = section.querySelector("h2"), key = `fold:${section.id}`, button = el("button", { type: "button", class: "fold" }, title.textContent);
   const fold = folded => { section.classList.toggle("folded", folded); button.setAttribute("aria-expanded", String(!folded)); };
-  section.fold = folded => { fold(folded); if (readSamples) localStorage[folded ? "setItem" : "removeItem"](key, "1"); };
+  section.fold = folded => { fold(folded); if (keeps) localStorage[folded ? "setItem" : "removeItem"](key, "1"); };
   button.addEventListener("click", () => section.fold(!section.classList.contains("folded")));
   title.replaceChildren(button);
-  fold(Boolean(readSamples && localStorage.getItem(key)));
+  fold(Boolean(keeps && localStorage.getItem(key)));
 }
 
 function buildNav() {
@@ -172,7 +190,9 @@ function showData(data) {
   document.title = DATA.title;
   $("title").textContent = DATA.title;
   $("view").hidden = false;
+  view.seeds = DATA.seeds.some(group => group.runs.length > 2) ? "mean" : "";  // of two runs the interval is wide
   buildHead();
+  buildSeeds();
   buildAlarms();
   buildEvents();
   buildFigures();
@@ -180,6 +200,7 @@ function showData(data) {
   buildSettings();
   buildFacts();
   document.body.classList.toggle("single", DATA.runs.length === 1);
+  if (DATA.runs.length > 1 && !DATA.search) $("view").prepend($("charts"));  // a comparison begins with its curves
   if (DATA.runs.length && DATA.runs.every(run => !run.x.step.length)) $("cards").after($("logs"));  // what there is to read
   buildNav();
   const long = Math.max(0, ...DATA.runs.map(run => run.x.step.length)) > 100;
@@ -197,6 +218,7 @@ function showReport() {
 function startControls() {
   $("axis").addEventListener("change", event => { view.axis = event.target.value; redraw(); });
   $("smoothing").addEventListener("input", event => { view.smoothing = Number(event.target.value); redraw(); });
+  $("seeds").addEventListener("change", event => { view.seeds = event.target.value; noteSeeds(); redraw(); });
   const dark = matchMedia("(prefers-color-scheme: dark)");
   $("theme").addEventListener("click", () => {
     setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");

@@ -18,7 +18,7 @@ from rlctl.errors import MissingExtraError
 
 # Scripts of the page in order, and those that only the board has.
 SCRIPTS = ("charts.js", "draw.js", "search.js", "timeline.js", "samples.js", "page.js")
-BOARD_SCRIPTS = ("board.js", "table.js", "live.js", "actions.js")
+BOARD_SCRIPTS = ("board.js", "table.js", "overview.js", "live.js", "actions.js")
 
 
 def page(content: Mapping[str, Any]) -> str:

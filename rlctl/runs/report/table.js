@@ -20,6 +20,15 @@ const COLUMNS = [
   ["tags", "tags", row => row.tags.length && el("span", {}, ...row.tags.map(tag => el("span", { class: "tag" }, tag)))],
   ["note", "note", row => row.note, "long"],
 ];
+// On a phone: the name with state and cause, and the first and the last value.
+const PHONE = matchMedia("(max-width: 560px)");
+const SMALL_COLUMNS = [
+  ["run", "name", row => el("div", {}, el("a", { href: `/?run=${encodeURIComponent(row.key)}` }, row.key), el("span", { class: `badge ${row.state}` }, row.state), causeNode(row))],
+  ["first → last", "last", row => row.metric ? `${inNumber(row.metric, row.first)} → ${inNumber(row.metric, row.last)}`
+    : row.curve.length && `${inNumber("", row.curve[0])} → ${inNumber("", row.now)}`],
+  ...COLUMNS.filter(([title]) => !["run", "state", "cause", "validation"].includes(title)),
+];
+const causeNode = row => { const cause = causeOf({ ...row, failure: row.failure || { message: row.problem } }); return cause ? el("p", { class: "rings", title: cause }, cause) : null; };
 const GROUPS = { project: row => row.project, sweep: row => row.sweep && el("a", { href: sweepAddress(row) }, row.sweep) };
 const sweepAddress = row => `/?sweep=${encodeURIComponent(`${row.project}/${row.sweep}`)}`;
 const TYPING_MS = 250;
@@ -47,13 +56,13 @@ async function readRuns(offset) {
 function drawRuns(from) {
   const extra = $("filter-cols").value.split(",").map(text => text.trim()).filter(Boolean), sort = QUERY.get("sort") || "", body = $("runs").querySelector("tbody");
   const others = extra.map(name => [name, name, row => row[name] === null || row[name] === undefined ? null : typeof row[name] === "string" ? row[name] : JSON.stringify(row[name]), "long"]);
-  const columns = [...COLUMNS.filter(([, , cell]) => listed.rows.some(row => cell(row))), ...others], names = columns.map(([title]) => title).join();
+  const columns = [...(PHONE.matches ? SMALL_COLUMNS : COLUMNS).filter(([, , cell]) => listed.rows.some(row => cell(row))), ...others], names = columns.map(([title]) => title).join();
   const titles = columns.map(([title, key]) => {
     const down = sort === `-${key}`, button = el("button", { type: "button", class: "sorter" }, title);
     button.addEventListener("click", () => applyFilters(sort === key ? `-${key}` : down ? "" : key));
     return el("th", { scope: "col", "aria-sort": sort === key ? "ascending" : down ? "descending" : "none" }, key ? button : title);
   });
-  $("runs").querySelector("thead").replaceChildren(el("tr", {}, el("th", { scope: "col" }, el("span", { class: "unseen" }, "compare")), ...titles));
+  $("runs").querySelector("thead").replaceChildren(el("tr", {}, el("th", { scope: "col" }, el("span", { class: "unseen" }, "compare and pin")), ...titles));
   const start = names === listed.columns ? from : 0, group = QUERY.get("group");
   const rows = listed.rows.slice(start).flatMap((row, at) => {
     const starts = group && (start + at === 0 || listed.rows[start + at - 1][group] !== row[group]);
@@ -66,6 +75,8 @@ function drawRuns(from) {
   $("runs-count").textContent = known + (listed.rows.length < listed.matching ? `, the first ${listed.rows.length.toLocaleString("en")} shown` : "");
   $("runs-more").hidden = listed.rows.length >= listed.matching;
   performance.mark("listed");
+  markPins();
+  if (!from) overlaySoon();
 }
 
 function rowOf(row, columns) {
@@ -80,7 +91,7 @@ function rowOf(row, columns) {
     const content = cell(row) || "";
     return el(at ? "td" : "th", { ...(at ? {} : { scope: "row" }), ...(kind ? { class: kind } : {}), ...(kind && typeof content === "string" ? { title: content } : {}) }, content);
   });
-  return el("tr", {}, el("td", {}, box), ...cells);
+  return el("tr", {}, el("td", {}, el("div", { class: "choice" }, box, pinButton(row))), ...cells);
 }
 
 const FILTERS = ["name", "state", "where", "cols", "group"];
@@ -103,6 +114,7 @@ async function showList() {
     field.value = QUERY.get(name) || "";
     field.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(apply, field.type === "search" ? TYPING_MS : 0); });
   }
+  PHONE.addEventListener("change", () => { listed.columns = null; drawRuns(0); });
   $("filter").addEventListener("submit", event => event.preventDefault());
   $("compare").addEventListener("click", () => { location.href = `/?${new URLSearchParams([...listed.chosen].map(key => ["run", key]))}`; });
   const more = () => attempt(() => readRuns(listed.rows.length));
@@ -111,7 +123,6 @@ async function showList() {
   // After scrolling the list keeps its place.
   await readRuns(0);
   listenTo(() => `/api/stream?version=${listed.version}`, () => { if (scrollY < 400) attempt(() => readRuns(0)); });
-  requestIdleCallback(() => fetch(plotlyAddress(), { priority: "low" }).catch(() => null));  // the next page needs it
 }
 
 async function showSweeps() {
