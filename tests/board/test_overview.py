@@ -170,8 +170,9 @@ def test_phone_shows_the_first_and_the_last_value(page: Page, board: Served, roo
     page.goto(board.url)
     row = page.locator("#runs tbody tr", has_text="demo/base")
     expect(row.locator("td").nth(1)).to_have_text("0.0 % → 10.0 %")
-    ends = "[...document.querySelectorAll('#runs tbody tr td:nth-of-type(2)')].map(cell => cell.getBoundingClientRect().right)"
-    wait_for(page, f"{ends}.length === 5 && {ends}.every(end => end <= 390)")
+    cells = "[...document.querySelectorAll('#runs tbody td:nth-of-type(2)')]"
+    fits = f"{cells}.every(cell => cell.getBoundingClientRect().right <= 390)"
+    wait_for(page, f"{cells}.length === 5 && {fits}")
     failed = page.locator("#runs tbody tr", has_text="demo/broke")
     expect(failed.locator("th")).to_contain_text(EVIL[:20])
     expect(failed.locator("th .badge")).to_have_text("failed")
