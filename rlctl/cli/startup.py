@@ -74,16 +74,22 @@ def print_end(run: RunDir, state: str, seconds: float) -> None:
     The error of a failed run follows, so only the step from which it resumes is printed.
     """
     from rlctl.runs.events import alarms_of, read_events
+    from rlctl.tracking.destination import destinations, line
     from rlctl.tracking.jsonl import metric_rows
 
     if run.record.skipped_rows:
         notice(f"training rows left out: {counted(run.record.skipped_rows)}")
     if state != "finished" and (resumed := _resumed_from(run)):
         notice(f"`rlctl resume {_selector(run)}` continues {resumed}")
-    if state != "failed":
-        rows = metric_rows(run.metrics)
-        alarms = alarms_of(read_events(run.path))
-        print_summary(state, run.path, rows, seconds, alarms, _next_commands(run, state))
+    events = read_events(run.path)
+    trackers = destinations(events)
+    if state == "failed":
+        for name, place in trackers.items():
+            notice(f"{name}: {line(place)}")
+        return
+    next_commands = [*_next_commands(run, state), *_tracker_commands(run, trackers)]
+    rows = metric_rows(run.metrics)
+    print_summary(state, run.path, rows, seconds, alarms_of(events), next_commands)
 
 
 def _next_commands(run: RunDir, state: str) -> list[str]:
@@ -97,6 +103,18 @@ def _next_commands(run: RunDir, state: str) -> list[str]:
     if by_step(run.path / "checkpoints"):
         commands += [f"rlctl eval {name}", f"rlctl export {name} DIR"]
     return commands
+
+
+def _tracker_commands(run: RunDir, trackers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the commands that show what trackers received, send it, or send what they missed."""
+    from rlctl.tracking.destination import commands
+
+    found: list[str] = []
+    for name, place in trackers.items():
+        found += commands(place)
+        if place["off"] is not None:
+            found.append(f"rlctl runs sync {_selector(run)} --logger {name}")
+    return found
 
 
 def _resumed_from(run: RunDir) -> str | None:
@@ -167,6 +185,7 @@ def print_summary(
         *_lines(head, rows),
         *_warnings(rows, alarms),
         ("run", Text(str(folder))),
+        *_places(folder),
         *(
             ("" if index else "next", Text(command, style="cyan"))
             for index, command in enumerate(next_commands)
@@ -175,6 +194,15 @@ def print_summary(
     width = max(len(label) for label, _ in lines)
     for label, value in lines:
         console.print(Text.assemble((f"  {label:{width}}", "dim"), "  ", value), soft_wrap=True)
+
+
+def _places(folder: Path) -> Iterator[tuple[str, Text]]:
+    """Yield the trackers, and where their data are."""
+    from rlctl.runs.events import read_events
+    from rlctl.tracking.destination import destinations, line
+
+    for name, place in destinations(read_events(folder)).items():
+        yield name, Text(line(place))
 
 
 def _lines(head: RunSummary, rows: Sequence[Row]) -> list[tuple[str, Text]]:

@@ -13,6 +13,7 @@ from rlctl.log import warn_once
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.listing import overview
 from rlctl.runs.run import Run
+from rlctl.tracking.destination import destinations
 from rlctl.tracking.jsonl import TRAINED, VALIDATED, generations_file, read_generations
 from rlctl.tracking.summary import SERIES
 from rlctl.tracking.tracker import Sample
@@ -30,6 +31,7 @@ def details(run: Run) -> dict[str, Any]:
             for name, values in run.metrics.metrics.items()
         },
         "alarms": alarms(run),
+        "trackers": trackers(run),
         "generations": generation_steps(run.path),
         "profiles": profiles(run.path),
         "bytes": run.num_bytes,
@@ -82,6 +84,14 @@ def alarms(run: Run) -> list[dict[str, Any]]:
         return alarms_of(read_events(run.path))
     except OSError:
         return []
+
+
+def trackers(run: Run) -> dict[str, dict[str, Any]]:
+    """Return where the trackers of the latest attempts have their data, by logger."""
+    try:
+        return destinations(read_events(run.path))
+    except OSError:
+        return {}
 
 
 def samples(

@@ -99,6 +99,10 @@ class Trackers:
                         name, tracker, self.timeouts, run, past, first
                     )
             ids = {name: delivery.wait_for_start() for name, delivery in self.threaded.items()}
+        if self.threaded:
+            from rlctl.tracking.destination import announce
+
+            announce(self.trackers, self._record_event)
         return {name: run_id for name, run_id in ids.items() if run_id is not None}
 
     def begin(self) -> None:

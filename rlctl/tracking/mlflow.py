@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ from mlflow.tracking import MlflowClient
 
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError
 from rlctl.monitoring.alarms import Alarm
+from rlctl.tracking.destination import Destination
 from rlctl.tracking.reachable import reachable
 from rlctl.tracking.settings import MlflowParams
 from rlctl.tracking.shown import SampleTable, leaves, link, notes
@@ -52,6 +54,7 @@ class MlflowTracker:
 
     shows_samples = True
     Params = MlflowParams
+    address: str  # from `start` on, like `client`
     client: MlflowClient  # from `start` on, like `id` and `rows`
     id: str
     rows: list[dict[str, Any]]  # of the table of samples
@@ -97,7 +100,8 @@ class MlflowTracker:
         root = run.folder.absolute().parent.parent
         if not self.uri:
             _make_private(root)
-        self.client = MlflowClient(self.uri or f"sqlite:///{root / 'mlflow.db'}")
+        self.address = self.uri or f"sqlite:///{root / 'mlflow.db'}"
+        self.client = MlflowClient(self.address)
         known = run.trackers.get("mlflow")
         if known is not None and _exists(self.client, known):
             self.client.update_run(known, status="RUNNING")
@@ -123,6 +127,15 @@ class MlflowTracker:
             self.client.log_batch(self.id, params=params[first : first + _MAX_PARAMS])
         self.client.log_dict(self.id, dict(run.config), "config.yaml")
         return self.id
+
+    def destination(self) -> Destination:
+        """Return the server's page of the run, or the database."""
+        if not self.address.startswith("http"):
+            look = f"mlflow ui --backend-store-uri {shlex.quote(self.address)}"
+            return Destination("local", place=self.address, look=look)
+        experiment = self.client.get_run(self.id).info.experiment_id
+        page = f"{self.address.rstrip('/')}/#/experiments/{experiment}/runs/{self.id}"
+        return Destination("server", place=page)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step, in as many requests as MLflow's limit needs."""

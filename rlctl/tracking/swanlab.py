@@ -9,6 +9,7 @@ shows all runs of one folder. `SWANLAB_LOG_DIR` moves both.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ from pydantic_settings import SettingsError
 
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
 from rlctl.monitoring.alarms import Alarm
+from rlctl.tracking.destination import Destination, choices, folder, no_key
 from rlctl.tracking.reachable import reachable
 from rlctl.tracking.settings import SwanLabParams
 from rlctl.tracking.shown import SampleTable, flat_config, important_first, notes
@@ -56,6 +58,7 @@ class SwanLabTracker:
     Params = SwanLabParams
     run: swanlab.Run  # from `start` on, like `mode`
     mode: _Mode
+    reason: str  # for the mode
     error: str | None = None  # that ended the run
 
     def __init__(self, params: SwanLabParams = SwanLabParams()) -> None:
@@ -72,7 +75,7 @@ class SwanLabTracker:
         Raises the errors of `_choose_mode`, and RlctlError if SwanLab refuses.
         """
         params = self.params
-        mode, _ = _choose_mode(run.modes.get("swanlab"), params.base_url)
+        mode, self.reason = _choose_mode(run.modes.get("swanlab"), params.base_url)
         self.mode = mode
         folder = run.folder.parent if mode == "local" else run.folder
         earlier = run.trackers.get("swanlab")
@@ -107,6 +110,20 @@ class SwanLabTracker:
         if mode == "local" and earlier is not None:
             hide(shown, earlier)
         return None if mode == "disabled" else self.run.id
+
+    def destination(self) -> Destination:
+        """Return where the experiment is."""
+        place, look, send = "", "", ""
+        if self.mode == "online":
+            place = self.run.url or ""
+        elif self.mode != "disabled":
+            place = folder(self.run.dir)
+        if self.mode == "local":
+            look = f"swanlab watch {shlex.quote(folder(self.run.dir.parent))}"
+        elif self.mode == "offline":
+            send = f"swanlab sync {shlex.quote(place)}"
+        other = choices("swanlab", self.reason, ("local", "offline"))
+        return Destination(self.mode, self.reason, place, look, send, other)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step, important ones first: SwanLab orders new charts so."""
@@ -186,10 +203,7 @@ def _choose_mode(recipe_mode: str | None, base_url: str | None = None) -> tuple[
         )
     if mode is not None:
         return mode, "as requested"
-    return (
-        "offline",
-        "no key; `swanlab sync` sends the files later, SWANLAB_MODE=local shows them here",
-    )
+    return "offline", no_key("swanlab", "`swanlab watch` shows it")
 
 
 def _online(settings: swanlab.Settings, *, requested: bool) -> tuple[_Mode, str]:

@@ -8,6 +8,7 @@ disk when `log` returns.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[re
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.summary import scalar, text
 
+from rlctl.tracking.destination import Destination
 from rlctl.tracking.settings import TensorBoardParams
 from rlctl.tracking.tracker import RunInfo, Sample
 
@@ -30,7 +32,8 @@ class TensorBoardTracker:
 
     shows_samples = True
     Params = TensorBoardParams
-    events: EventsWriter  # from `start` on
+    events: EventsWriter  # from `start` on, like `folder`
+    folder: Path
 
     def __init__(self, params: TensorBoardParams = TensorBoardParams()) -> None:
         self.params = params
@@ -43,6 +46,7 @@ class TensorBoardTracker:
         root = self.params.log_dir or os.environ.get("TENSORBOARD_DIR")
         folder = Path(root) / run.project / run.name if root else run.folder / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder.absolute()
         self.events = EventsWriter(
             str(folder / "events"),
             f".{time.time_ns()}",  # else two attempts in one second share a file
@@ -61,6 +65,11 @@ class TensorBoardTracker:
             self._write(0, text("config", f"```yaml\n{config}```"))
         self.events.flush()
         return known
+
+    def destination(self) -> Destination:
+        """Return the folder of the event files."""
+        look = f"tensorboard --logdir {shlex.quote(str(self.folder))}"
+        return Destination("local", place=str(self.folder), look=look)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step to disk."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -15,8 +16,10 @@ import trackio
 import trackio.run
 from trackio.run import Run
 from trackio.sqlite_storage import SQLiteStorage
+from trackio.utils import TRACKIO_DIR
 
 from rlctl.monitoring.alarms import Alarm
+from rlctl.tracking.destination import Destination, folder
 from rlctl.tracking.settings import TrackioParams
 from rlctl.tracking.shown import SampleTable, flat_config, link
 from rlctl.tracking.tracker import RunInfo, Sample
@@ -30,7 +33,8 @@ class TrackioTracker:
 
     shows_samples = True
     Params = TrackioParams
-    run: Run  # from `start` on, like `replaces`
+    run: Run  # from `start` on, like `replaces` and `project`
+    project: str
     replaces: bool  # True until the first step that a resumed run sends
 
     def __init__(self, params: TrackioParams = TrackioParams()) -> None:
@@ -58,7 +62,21 @@ class TrackioTracker:
             auto_log_cpu=False,
         )
         self.replaces = "trackio" in run.trackers
+        self.project = run.project
         return str(self.run.id)
+
+    def destination(self) -> Destination:
+        """Return the Space, the server, or the folder of the local database."""
+        space = self.params.space_id or os.environ.get("TRACKIO_SPACE_ID")
+        server = self.params.server_url or os.environ.get("TRACKIO_SERVER_URL")
+        if space:
+            return Destination("online", place=f"https://huggingface.co/spaces/{space}")
+        if server:
+            return Destination("server", place=server.partition("?")[0])  # a token may follow
+        own = os.environ.get("TRACKIO_DIR")
+        database = f"TRACKIO_DIR={shlex.quote(own)} " if own else ""
+        look = f"{database}trackio show --project {shlex.quote(self.project)}"
+        return Destination("local", place=folder(TRACKIO_DIR), look=look)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step; those of the system have a tab of their own, over time."""

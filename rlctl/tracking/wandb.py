@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from wandb.sdk.lib.wbauth import read_netrc_auth
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
 from rlctl.monitoring.alarms import Alarm
+from rlctl.tracking.destination import Destination, choices, folder, no_key
 from rlctl.tracking.reachable import reachable
 from rlctl.tracking.settings import WandbParams
 from rlctl.tracking.shown import (
@@ -51,7 +53,9 @@ class WandbTracker:
 
     shows_samples = True
     Params = WandbParams
-    run: wandb.Run  # from `start` on
+    run: wandb.Run  # from `start` on, like `mode`
+    mode: _Mode
+    reason: str  # for the mode
     table: wandb.Table | None = None
     columns = SampleTable(())  # of `table`
 
@@ -72,7 +76,7 @@ class WandbTracker:
         the errors of `_choose_mode`, and RlctlError if W&B refuses a requested mode.
         """
         requested = run.modes.get("wandb") or os.environ.get("WANDB_MODE")
-        mode, _ = _choose_mode(run.modes.get("wandb"), self.params.base_url)
+        mode, self.reason = _choose_mode(run.modes.get("wandb"), self.params.base_url)
         _remove_empty_files(run)
         try:
             self.run = _init(run, mode, self.params)
@@ -83,8 +87,9 @@ class WandbTracker:
                 "W&B failed to start (%s); it writes offline files, `wandb sync` sends them later",
                 error,
             )
-            mode = "offline"
+            mode, self.reason = "offline", f"it failed to start: {error}"
             self.run = _init(run, mode, self.params)
+        self.mode = mode
         self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP)
         if run.attempt > 1:
@@ -95,6 +100,20 @@ class WandbTracker:
             if self.params.save_code:
                 self.run.log_code(".", include_fn=_is_users_code)
         return run_id
+
+    def destination(self) -> Destination:
+        """Return where the run is; the command that sends it takes the files of all attempts."""
+        place, send = "", ""
+        if self.mode == "online":
+            place = self.run.url or ""
+        elif self.mode == "offline":
+            place = folder(Path(self.run.dir).parent)
+            server = self.params.base_url
+            account = f"WANDB_BASE_URL={shlex.quote(server)} " if server else ""
+            files = shlex.quote(folder(Path(place).parent))
+            send = f"{account}wandb sync {files}/offline-run-*-{self.run.id}"
+        other = choices("wandb", self.reason, ("offline",))
+        return Destination(self.mode, self.reason, place, "", send, other)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step, with the step itself as a metric.
@@ -214,7 +233,7 @@ def _choose_mode(recipe_mode: str | None, base_url: str | None = None) -> tuple[
     key = settings.api_key or read_netrc_auth(host=settings.base_url)
     if key is None:
         if given is None:
-            return "offline", "no key; `wandb sync` sends the files later"
+            return "offline", no_key("wandb")
         raise ConfigError(
             "W&B's online mode needs a key",
             hint=f"run `wandb login` or set WANDB_API_KEY; {_NO_NETWORK}",

@@ -147,7 +147,9 @@ def _validation(summary: RunSummary) -> str:
 
 def print_run(run: Run) -> None:
     """Print the page of `rlctl show`."""
+    from rlctl.runs import details
     from rlctl.runs.details import alarms, changed_settings
+    from rlctl.tracking.destination import commands, line
 
     summary, problem = run.metrics.figures, run.metrics.problem
     stdout().print(Text.assemble((run.name, "bold"), "  ", (run.state, COLOURS[run.state])))
@@ -163,6 +165,8 @@ def print_run(run: Run) -> None:
         *_files(run),
     ]:
         facts.add_row(name, Text(visible(value)))
+    for name, destination in details.trackers(run).items():
+        facts.add_row(name, Text(visible("; ".join([line(destination), *commands(destination)]))))
     for alarm in alarms(run):
         until = "on" if alarm["over"] is None else f"to {alarm['over']}"
         facts.add_row(
