@@ -138,12 +138,7 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     trainer = resolved_section(config, "trainer")
     tracking = trainer["tracking"]
     params = tracking.get("params", {})
-    written, settings = settings_of(logger, params)
-    if SECRET in str(settings):
-        raise ConfigError(
-            f"trainer.tracking.params.{written} has a secret, which the run did not store",
-            hint="pass such values as '${oc.env:NAME}': they are read from the environment",
-        )
+    _refuse_lost_secrets(logger, params)
     preflight(logger, tracking["modes"].get(logger), params)
     first = first_missing_step(run.path, logger, max(steps) + 1) if first is None else first
     num_wanted = sum(step >= first for step in steps)
@@ -173,6 +168,15 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
         why = f"did not accept all steps: {shortfall['why']}"
         raise RlctlError(f"logger {logger} {why}", hint="repeat the command")
     return Sent(logger, run_id, num_sent, delivery.full_replay, len(steps), delivery.num_received)
+
+
+def _refuse_lost_secrets(logger: str, params: Mapping[str, Mapping[str, Any]]) -> None:
+    written, settings = settings_of(logger, params)
+    if SECRET in str(settings):
+        raise ConfigError(
+            f"trainer.tracking.params.{written} has a secret, which the run did not store",
+            hint="pass such values as '${oc.env:NAME}': they are read from the environment",
+        )
 
 
 def _stored_config(path: Path) -> dict[str, Any]:
