@@ -73,9 +73,9 @@ def test_run_uses_the_plugins_and_their_settings(environment, tmp_path):
     done = rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "tsv")
     assert "nothing is missing" in done.stderr
     done = rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "tensorboard", "--json")
-    sent = Sent("tensorboard", "tensorboard", num_steps=len(rows), full_replay=True)
+    sent = Sent("tensorboard", ".", num_steps=len(rows), full_replay=True)
     assert json.loads(done.stdout) == [asdict(sent)]
-    assert list((run / "tensorboard").glob("events*"))
+    assert list(run.glob("events.out.tfevents*"))
 
 
 def test_its_command_is_in_the_help(environment, tmp_path):

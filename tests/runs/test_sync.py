@@ -167,7 +167,7 @@ def test_tensorboard_curves_are_in_order_of_steps(run):
     run.event("tracker_missed", tracker="tensorboard", why="a test", steps=[[1, 1], [6, 9]])
     run.finish("stopped", 130)
     sync(RunStore(run.path.parent.parent).find("first"), "tensorboard")
-    assert list(tensorboard_curves(run.path / "tensorboard")["scalars"]["x"].items()) == [
+    assert list(tensorboard_curves(run.path)["scalars"]["x"].items()) == [
         (step, float(step)) for step in range(10)
     ]
 

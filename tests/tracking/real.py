@@ -110,7 +110,7 @@ def read(run: Path) -> dict[str, Any]:
             wandb_records(path)
             for path in sorted(run.glob("wandb/offline-run-*"), key=os.path.getmtime)
         ],
-        "tensorboard": tensorboard_curves(run / "tensorboard"),
+        "tensorboard": tensorboard_curves(run),
         "mlflow": mlflow_curves(run.parent.parent / "mlflow.db", project),
         "trackio": trackio_curves(project, run.name),
     }
@@ -185,7 +185,7 @@ def wandb_records(folder: Path) -> list[dict[str, Any]]:
 def tensorboard_events(folder: Path) -> Iterator[Any]:
     from tensorboardX.proto.event_pb2 import Event
 
-    for file in sorted(folder.glob("events*"), key=lambda path: path.stat().st_mtime):
+    for file in sorted(folder.glob("events.out*"), key=lambda path: path.stat().st_mtime):
         data, at = file.read_bytes(), 0
         while at < len(data):
             (length,) = struct.unpack_from("<Q", data, at)
@@ -205,8 +205,9 @@ def tensorboard_curves(folder: Path) -> dict[str, Any]:
         for value in event.summary.value:
             if value.HasField("simple_value"):
                 scalars.setdefault(value.tag, {})[event.step] = value.simple_value
-            else:
-                texts.setdefault(value.tag, {})[event.step] = value.tensor.string_val[0].decode()
+            elif not value.tag.startswith("_hparams_"):
+                cells = [cell.decode() for cell in value.tensor.string_val]
+                texts.setdefault(value.tag, {})[event.step] = "\n".join(cells)
     return {"scalars": scalars, "texts": texts}
 
 

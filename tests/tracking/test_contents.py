@@ -15,7 +15,7 @@ import yaml
 
 from rlctl.tracking.shown import SampleTable
 from tests.tracking.contents import ALARM, LR, MESSAGE, attempt, info, samples, trackio_contents
-from tests.tracking.real import call, wandb_records
+from tests.tracking.real import call, tensorboard_events, wandb_records
 
 ROW = ["step", "prompt", "response", "ground_truth", "pred", "score", "right"]
 
@@ -231,3 +231,50 @@ def test_mlflow_shows_a_table_the_sweep_the_source_and_the_end_of_killed_runs(tm
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     assert [row["step"] for row in rows] == [1, 1, 2, 2]  # step 3 is that of the first attempt
     assert (rows[0]["acc"], rows[0]["pred"], rows[1]["brevity"]) == (1.0, "5", 0.25)
+
+
+def tensorboard_values(folder: Path) -> dict[tuple[str, int], Any]:
+    """Return the values of all events by tag and step; later ones replace earlier ones."""
+    events = tensorboard_events(folder)
+    return {(value.tag, event.step): value for event in events for value in event.summary.value}
+
+
+def hparams_data(value: Any) -> Any:
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+    return HParamsPluginData.FromString(value.metadata.plugin_data.content)
+
+
+def test_tensorboard_shows_hyperparameters_a_table_alarms_and_the_failure(tmp_path):
+    run = info(tmp_path)
+    assert attempt("tensorboard", run) == "."
+    shown = tensorboard_values(run.folder)  # the page names the run project/name
+    begin = hparams_data(shown["_hparams_/session_start_info", 0]).session_start_info
+    values = {name: value.WhichOneof("kind") for name, value in begin.hparams.items()}
+    assert values == {
+        LR: "number_value",
+        "algorithm.adv_estimator": "string_value",
+        "trainer.seed": "number_value",
+        "trainer.total_epochs": "number_value",
+    }
+    assert begin.hparams[LR].number_value == 0.5
+    end = hparams_data(shown["_hparams_/session_end_info", 2]).session_end_info
+    assert end.status == 2  # STATUS_FAILURE
+    table = shown["val/generations/text_summary", 2].tensor
+    rows, columns = (dim.size for dim in table.tensor_shape.dim)
+    cells = [cell.decode() for cell in table.string_val]
+    names = [*ROW[1:], "acc", "format", "brevity", "length", "finish", "data_source"]
+    assert (rows, columns, cells[:columns]) == (3, len(names), names)
+    first = dict(zip(names, cells[columns : 2 * columns], strict=True))
+    assert (first["response"], first["score"]) == ("    It is | 5\n    at step 2", "1")
+    assert (first["pred"], first["format"], first["brevity"]) == ("    5", "0.5", "")
+    texts = {tag: value.tensor.string_val for (tag, _), value in shown.items()}
+    assert texts["alarms/kl/text_summary"] == [str(ALARM).encode()]
+    assert texts["failure/text_summary"] == [f"    {MESSAGE}".encode()]
+
+
+def test_tensorboard_continues_a_run_of_an_earlier_version_in_its_folder(tmp_path):
+    run = info(tmp_path, trackers={"tensorboard": "tensorboard"}, resume_step=1, attempt=2)
+    assert attempt("tensorboard", run, state="finished") == "tensorboard"
+    assert len(list((run.folder / "tensorboard").glob("events.out.tfevents*"))) == 1
+    assert not list(run.folder.glob("events.out*"))
