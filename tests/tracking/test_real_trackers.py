@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,7 +75,11 @@ def test_swanlab_offline_creates_a_run_with_the_complete_history(kept):
     before, after = kept["swanlab"]
     shown = after.pop("val/generations")
     assert after == expected()
-    assert shown == {"0": 2, "2": 2, "4": 2, "6": 2}
+    assert shown == {"0": 1, "2": 1, "4": 1, "6": 1}  # a table each
+    newest = max(kept["run"].glob("swanlog/run-*"), key=os.path.getmtime)
+    tables = [json.loads(path.read_text()) for path in newest.glob("media/echarts/*.json")]
+    rows = sorted((row["step"], row["response"]) for table in tables for row in table["rowData"])
+    assert rows == [(step, f"# answer {i} of step {step}") for step in (0, 2, 4, 6) for i in (1, 2)]
     assert list(before["critic/score/mean"]) == ["0", "1", "2", "3", "4", "5"]
 
 
@@ -87,7 +92,7 @@ def test_wandb_has_one_run_of_two_parts_by_training_step(kept):
             "abc123",
             "house",
             "first",
-            "a house",
+            "a house\n\nRecord: `rlctl show house/first`",
         )
         axes = [each["metric"] for each in part if each["type"] == "metric"]
         assert any(axis.get("glob_name") == "*" and axis["step_metric"] == STEP for axis in axes)
