@@ -116,7 +116,8 @@ class TrackioTracker:
             return
         self.replaces = False
         file = SQLiteStorage.get_project_db_path(self.run.project)
-        if os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL"):
+        given = (self.params.space_id, self.params.server_url)
+        if any(given) or any(map(os.environ.get, ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"))):
             return
         parameters: Any = (str(self.run.id), step)
         with closing(sqlite3.connect(file, timeout=_TIMEOUT_S)) as database, database:
