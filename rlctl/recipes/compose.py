@@ -22,7 +22,7 @@ from omegaconf.errors import (
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes.implied import apply_implied
-from rlctl.recipes.keys import schema_keys
+from rlctl.recipes.keys import schema_keys, without_empty_text
 from rlctl.recipes.layers import MISSING, Layers, Origin, Recipe, UnusedKey, leaves, nested
 from rlctl.recipes.overrides import parse, search_path_override, sort_overrides
 from rlctl.recipes.params import check_plugins
@@ -148,7 +148,7 @@ def _resolve(layers: Layers) -> dict[str, Any]:
             where = _where(layers, name)
             layers.add_problem(name, f"{name} is not set", where, f"pass {name}=… ({help_text})")
     try:
-        return _resolved(layers.tree)
+        return _without_empty_texts(_resolved(layers.tree), layers)
     except OmegaConfBaseException:
         pass
     config = OmegaConf.create(layers.tree)
@@ -168,7 +168,16 @@ def _resolve(layers: Layers) -> dict[str, Any]:
         else:
             OmegaConf.update(config, name, value, merge=False)
     unresolved_tree: Any = OmegaConf.to_container(config, resolve=False)
-    return unresolved_tree
+    return _without_empty_texts(unresolved_tree, layers)
+
+
+def _without_empty_texts(container: dict[str, Any], layers: Layers) -> dict[str, Any]:
+    """Replace `''`, to which an interpolation of a nullable key resolves, by null, in place."""
+    for name, written in leaves(layers.tree).items():
+        section, _, leaf = name.rpartition(".")
+        if "$" in str(written) and isinstance(node := lookup(container, section), dict):
+            node[leaf] = without_empty_text(name, node.get(leaf))
+    return container
 
 
 def _resolved(tree: dict[str, Any]) -> dict[str, Any]:

@@ -62,6 +62,12 @@ def known_key(name: str) -> Key | None:
     return None
 
 
+def without_empty_text(name: str, value: Any) -> Any:
+    """Return null for `''` as the value of a nullable key, as shell scripts write it."""
+    key = schema_keys().get(name) if value == "" else None
+    return None if key is not None and key.nullable else value
+
+
 def model_keys(
     model: type[BaseModel], prefix: str, section_unused_if: Sequence[UnusedIf] = ()
 ) -> Iterator[Key]:

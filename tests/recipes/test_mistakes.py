@@ -13,6 +13,7 @@ import yaml
 from rlctl.errors import ConfigError, NotFoundError, Problem
 from rlctl.recipes.compose import compose
 from rlctl.recipes.keys import known_key, schema_keys
+from rlctl.recipes.layers import leaves
 
 
 def problems(recipe: str | Path, *overrides: str) -> list[Problem]:
@@ -32,6 +33,28 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
+
+
+NULLABLE = [key.name for key in schema_keys().values() if key.nullable]
+
+
+@pytest.mark.parametrize("written", ["''", "", '""', "${oc.env:NOT_SET_HERE,''}"])
+def test_an_empty_text_is_null_for_every_nullable_key(written: str) -> None:
+    assert len(NULLABLE) > 80
+    base = ["data.train_files=x", "actor_rollout_ref.model.path=y"]
+    recipe = compose("ppo_trainer", [*base, *(f"{name}={written}" for name in NULLABLE)])
+    values = leaves(recipe.container)
+    assert {name: values[name] for name in NULLABLE} == dict.fromkeys(NULLABLE)
+
+
+def test_an_empty_text_is_null_in_files_and_under_names_of_verl(tmp_path: Path) -> None:
+    text = "defaults: [ppo, _self_]\ntrainer:\n  mirror: ''\n  default_hdfs_dir: ''\n"
+    recipe = compose(write(tmp_path, text), ["custom_reward_function.path=''"])
+    assert recipe.config.trainer.mirror is None
+    assert recipe.config.reward.custom_reward_function.path is None
+    assert only("ppo", "trainer.project_name=''").message == (
+        "trainer.project_name should be text, not ''"
+    )
 
 
 # Override, message and hint.

@@ -226,3 +226,14 @@ def test_no_table_of_verl_hides_a_key_of_the_schema(sft: bool) -> None:
     for key in schema_keys().values():
         if key.kind != "section":
             assert translate(key.name, 7, sft=sft).key == key.name
+
+
+def test_empty_texts_of_a_script_are_null(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "OUT=\npython3 -m verl.trainer.main_ppo data.train_files=x actor_rollout_ref.model.path=m "
+        'trainer.default_local_dir="$OUT" trainer.resume_from_path=\'\' data.val_files=""'
+    )
+    (tmp_path / "own.yaml").write_text(import_script(tmp_path / "run.sh").text())
+    config = compose(tmp_path / "own.yaml").config
+    assert config.trainer.default_local_dir is config.trainer.resume_from_path is None
+    assert config.data.val_files is None

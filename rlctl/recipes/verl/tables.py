@@ -40,7 +40,7 @@ class Rule:
         """Return True if the setting may be dropped. `1` is not `True` here, but `0` is `0.0`."""
         return self.accept is None or any(
             value == word and isinstance(value, bool) is isinstance(word, bool)
-            for word in self.accept
+            for word in (*self.accept, *([""] if None in self.accept else []))
         )
 
     def expected(self, container: dict[str, Any]) -> Any:

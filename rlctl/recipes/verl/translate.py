@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+from rlctl.recipes.keys import without_empty_text
 from rlctl.recipes.verl import tables
 from rlctl.recipes.verl.patterns import alternatives, compiled
 from rlctl.recipes.verl.tables import Feature, Rule
@@ -40,6 +41,7 @@ def translate(key: str, value: Any, *, sft: bool = False) -> Translation:
     """
     given = f"{key}={written(value)}"
     moved, flat = _moved(key, sft)
+    value = without_empty_text(moved, value)
     is_text = isinstance(value, str)
     for rule in _rules(key, moved, sft):
         if rule.words is not None and not (is_text and value in rule.words):
