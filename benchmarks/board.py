@@ -93,6 +93,8 @@ def main() -> None:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1280, "height": 800})
             page.set_default_timeout(_TIMEOUT_MS)
+            page.goto(url)  # with the token
+            url = url.partition("?")[0]
             expect.set_options(timeout=_TIMEOUT_MS)
             if number:
                 listed = visits(page, url, "#runs tbody tr", "listed")

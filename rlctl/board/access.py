@@ -28,12 +28,19 @@ _COOKIE_AGE_S = 30 * 24 * 3600
 
 @dataclass(frozen=True)
 class Access:
-    """Rules for requests; `token` None lets every local request in."""
+    """Rules for requests; without a token (None) every local request is let in."""
 
     host: str
     token: str | None
     read_only: bool = False
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    tickets: set[str] = field(default_factory=set)  # tokens for one visit
+
+    def make_ticket(self) -> str:
+        """Return a token that signs in one browser."""
+        ticket = secrets.token_urlsafe(24)
+        self.tickets.add(ticket)
+        return ticket
 
     def middleware(self) -> Middleware:
         """Return the middleware that enforces the rules."""
@@ -49,11 +56,11 @@ class Access:
         """Return the response to a request that must not reach its handler."""
         if not self._knows(request.host):
             return _refusal(403, f"unknown host {request.host!r}: open the board by its address")
-        if self.token is not None and not self._has_token(request):
-            given = request.query.get("token")
-            if request.method == "GET" and given is not None and self._is_token(given):
+        if self.token is not None:
+            if request.method == "GET" and self._admits(request.query.get("token", "")):
                 return self._signed_in(request)
-            return _refusal(401, "open the address with ?token=… that `rlctl board` printed")
+            if not self._has_token(request):
+                return _refusal(401, "open the address with ?token=… that `rlctl board` printed")
         if request.method not in ("GET", "HEAD"):
             if self.read_only:
                 return _refusal(403, "this board is read-only")
@@ -76,8 +83,14 @@ class Access:
         bearer = kind.lower() == "bearer" and self._is_token(word.strip())
         return bearer or self._is_token(request.cookies.get(_cookie(request), ""))
 
+    def _admits(self, given: str) -> bool:
+        """Return True for the token, and once for a ticket."""
+        ticket = next((each for each in self.tickets if _same(given, each)), None)
+        self.tickets.discard(ticket or "")
+        return ticket is not None or self._is_token(given)
+
     def _is_token(self, given: str) -> bool:
-        return _same(given, self.token or "")
+        return bool(given) and _same(given, self.token or "")
 
     def _signed_in(self, request: web.Request) -> web.Response:
         """Return a redirect to the page without the token, which a cookie keeps.

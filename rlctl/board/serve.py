@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import os
-import secrets
 import socket
 import sys
 import webbrowser
@@ -16,18 +15,17 @@ from urllib.parse import quote
 
 from rlctl.board.access import Access
 from rlctl.board.server import listen, make_app
+from rlctl.board.token_file import SHORTEST, new_token, stored_token
 from rlctl.board.views import PAGE, Views
 from rlctl.errors import UsageError
 from rlctl.network import is_loopback
 from rlctl.redaction import redact
 from rlctl.runs.listing import RunQuery
 
-_SHORTEST_TOKEN = 16  # characters
-
 
 @dataclass(frozen=True)
 class Listening:
-    """Address, and rules for requests. A token is made if others can reach the address."""
+    """Address, and rules for requests: every one needs a token."""
 
     host: str
     port: int
@@ -35,12 +33,17 @@ class Listening:
     read_only: bool
 
     def access(self) -> Access:
-        """Return the access rules. Raises UsageError for a token that can be guessed."""
-        token = self.token or (None if is_loopback(self.host) else secrets.token_urlsafe(24))
-        if token is not None and len(token) < _SHORTEST_TOKEN:
+        """Return the access rules. Raises UsageError for a token that can be guessed.
+
+        The default token is the user's, from a file, on loopback. At an address that others reach
+        it is a new one, because they are given it.
+        """
+        kept = stored_token() if self.token is None and is_loopback(self.host) else None
+        token = self.token if self.token is not None else kept or new_token()
+        if len(token) < SHORTEST:
             raise UsageError(
                 f"the token has {len(token)} characters, and others could guess it",
-                hint=f"give {_SHORTEST_TOKEN} or more, or leave out --token",
+                hint=f"give {SHORTEST} or more, or leave out --token",
             )
         return Access(self.host, token, self.read_only)
 
@@ -60,7 +63,8 @@ async def serve(root: Path, listening: Listening, open_page: bool, as_json: bool
     print(line, flush=True)
     print(f"runs of {redact(str(root.resolve()))}; Ctrl-C ends the board", file=sys.stderr)
     if open_page and _has_screen():
-        await asyncio.to_thread(webbrowser.open, url)
+        # Other users see the command line of a browser: its address is good for one visit.
+        await asyncio.to_thread(webbrowser.open, _url(listening.host, port, access.make_ticket()))
     try:
         await asyncio.Event().wait()
     finally:

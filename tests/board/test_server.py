@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -193,8 +194,72 @@ def test_resume_starts_the_command(root: Path, tmp_path: Path, monkeypatch: pyte
     assert line.endswith(f"export {run.path.resolve()} {run.path.resolve()}/exports/model")
 
 
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder of states, empty."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "rlctl"
+
+
+def token_of(host: str = "127.0.0.1") -> str:
+    return Listening(host, 0, None, False).access().token or ""
+
+
+def test_a_token_is_kept_in_a_file_of_the_user_alone(state: Path) -> None:
+    first = token_of()
+    file = state / "board-token"
+    assert len(first) >= 32
+    assert file.read_text() == f"{first}\n"
+    assert (file.stat().st_mode & 0o777, state.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert token_of() == first
+    assert token_of("0.0.0.0") not in ("", first)  # which others are given
+    assert list(state.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("kind", ["readable", "short", "empty", "link", "pipe", "folder"])
+def test_a_token_that_others_may_know_is_made_again(state: Path, kind: str) -> None:
+    known = token_of()
+    file = state / "board-token"
+    if kind == "readable":
+        file.chmod(0o644)
+    elif kind in ("short", "empty"):
+        file.write_text("abc" if kind == "short" else "")
+    else:
+        file.unlink()
+    if kind == "link":
+        (state / "other").write_text(known)
+        file.symlink_to(state / "other")
+    elif kind == "pipe":
+        os.mkfifo(file, 0o600)
+    elif kind == "folder":
+        file.mkdir()
+    found = token_of()
+    assert len(found) >= 32
+    assert found != known
+    assert (file.read_text() == f"{found}\n") if kind != "folder" else file.is_dir()
+
+
+def test_boards_that_start_together_have_one_token(state: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(lambda _: token_of(), range(16)))) == 1
+
+
+def test_an_address_for_one_visit(root: Path) -> None:
+    access = Access("127.0.0.1", TOKEN)
+    with serving(root, access) as served:
+        ticket = access.make_ticket()
+        assert served.request("/api/runs")[0] == 401
+        for value in ("", "None", "wrong"):
+            assert served.request(f"/?token={value}")[0] == 401
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with opener.open(f"{served.url}/?token={ticket}") as response:
+            assert response.url == f"{served.url}/"
+        assert served.request(f"/?token={ticket}")[0] == 401
+        with opener.open(f"{served.url}/?run=demo/first&token={TOKEN}") as response:
+            assert response.url == f"{served.url}/?run=demo/first"  # also when signed in
+
+
 def test_a_token_is_required_where_others_can_connect(root: Path) -> None:
-    assert Listening("127.0.0.1", 0, None, False).access().token is None
     assert len(Listening("0.0.0.0", 0, None, False).access().token or "") >= 32
     with pytest.raises(UsageError, match="could guess"):
         Listening("0.0.0.0", 0, "short", False).access()
@@ -304,7 +369,7 @@ def test_the_first_page_waits_for_the_reading_under_way(
     assert len(readings) == 1
 
 
-def test_ctrl_c_ends_the_command_at_once(root: Path) -> None:
+def test_ctrl_c_ends_the_command_at_once(root: Path, state: Path) -> None:
     command = [sys.executable, "-m", "rlctl", "board", "--port", "0", "--json", "--no-open"]
     process = subprocess.Popen(
         [*command, "--root", str(root)],
@@ -317,7 +382,13 @@ def test_ctrl_c_ends_the_command_at_once(root: Path) -> None:
         assert process.stdout is not None
         first = json.loads(process.stdout.readline())
         assert first["root"] == str(root)
-        stream = urllib.request.urlopen(f"{first['url']}api/stream", timeout=60)
+        url, _, token = first["url"].partition("?token=")
+        assert f"{token}\n" == f"{first['token']}\n" == (state / "board-token").read_text()
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{url}api/stream", timeout=60)
+        headers = {"Authorization": f"Bearer {token}"}
+        request = urllib.request.Request(f"{url}api/stream", headers=headers)
+        stream = urllib.request.urlopen(request, timeout=60)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         stream.close()

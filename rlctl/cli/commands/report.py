@@ -104,7 +104,7 @@ def board(
         typer.Option(
             "--token",
             envvar="RLCTL_BOARD_TOKEN",
-            help="Require this token; made by chance if the address is not of loopback.",
+            help="Require this token; by default one that is kept for this user.",
             show_default=False,
         ),
     ] = None,
@@ -119,7 +119,8 @@ def board(
 ) -> None:
     """Show all runs in the browser: live curves, comparisons, sweeps, samples, logs.
 
-    Listens on this machine only, and needs no account and no network.
+    Listens on this machine only, and needs no account and no network. The printed address has the
+    token that each request needs.
     Ctrl-C ends the board; runs continue.
     """
     import asyncio
