@@ -7,8 +7,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from tests.tracking.faults import FaultyHandler, Switch
 
 _CREATED = "2026-01-01T00:00:00.000Z"
 _PROJECT = {
@@ -31,8 +33,9 @@ class Experiment:
     created: dict[str, Any] = field(default_factory=dict)  # the request that created it
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(FaultyHandler):
     experiments: dict[str, Experiment]
+    exports: dict[str, str]
     project: str = ""  # path of the project that was opened last
 
     def do_GET(self) -> None:
@@ -50,6 +53,13 @@ class _Handler(BaseHTTPRequestHandler):
                 }
             )
         type(self).project = self.path
+        if self.path.startswith("/exported/"):
+            return self._answer(self.exports[self.path.rpartition("/")[2]])
+        if "/runs/" in self.path:
+            run = self.path.rpartition("/")[2]
+            if run not in self.experiments:
+                return self._answer({}, 404)
+            return self._answer({"cuid": run, "name": "first", "createdAt": _CREATED})
         return self._answer(_PROJECT)
 
     def do_POST(self) -> None:
@@ -82,6 +92,17 @@ class _Handler(BaseHTTPRequestHandler):
                     known.curves.setdefault(each["key"], []).append((each["index"], each["data"]))
                 elif asked["type"] == "media":
                     known.media.setdefault(each["key"], []).append(each["index"])
+        if self.path.endswith("/scalar/export"):
+            name = f"{len(self.exports)}.csv"
+            self.exports[name] = self._table(asked["columns"])
+            return self._answer({"cosKey": name})
+        if self.path.endswith("/files/presigned/get"):
+            host = self.headers["Host"]
+            return self._answer({"urls": [f"http://{host}/exported/{n}" for n in asked["paths"]]})
+        if self.path.endswith("/f_media"):
+            column = asked["columns"][0]
+            steps = self.experiments[column["experimentId"]].media.get(column["key"], [])
+            return self._answer([{"metrics": [{"index": step, "data": []} for step in steps]}])
         if self.path.endswith("/presigned/put"):
             return self._answer(
                 {"urls": [f"http://{self.headers['Host']}/kept" for _ in asked["paths"]]}
@@ -94,21 +115,29 @@ class _Handler(BaseHTTPRequestHandler):
             self.experiments[self.path.split("/")[-2]].state = json.loads(body)["state"]
         return self._answer({})
 
+    def _table(self, columns: list[dict[str, Any]]) -> str:
+        """Return the values of metrics by step, as CSV: a value and a time for each metric."""
+        known = [dict(self.experiments[c["experimentId"]].curves.get(c["key"], ())) for c in columns]
+        lines = [",".join(["step", *(f"first-{c['key']}_step,time" for c in columns)])]
+        for step in sorted({step for curve in known for step in curve}):
+            cells = [f"{curve[step]},1" if step in curve else "," for curve in known]
+            lines.append(",".join([str(step), *cells]))
+        return "\n".join(lines)
+
     def _answer(self, what: Any, status: int = 200) -> None:
-        body = json.dumps(what).encode()
+        body = what.encode() if isinstance(what, str) else json.dumps(what).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None: ...
-
 
 @contextmanager
-def swanlab_server() -> Iterator[tuple[str, dict[str, Experiment]]]:
+def swanlab_server(switch: Switch | None = None) -> Iterator[tuple[str, dict[str, Experiment]]]:
     """Serve, and yield the address and the experiments by id."""
-    handler = type("Handler", (_Handler,), {"experiments": {}})
+    fields = {"experiments": {}, "exports": {}, "switch": switch or Switch()}
+    handler = type("Handler", (_Handler,), fields)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}", handler.experiments
