@@ -27,6 +27,7 @@ from rlctl.tracking.delivery import (
     ThreadedDelivery,
     TrackerTimeouts,
     first_missing_step,
+    was_offline,
 )
 from rlctl.tracking.fanout import RECORD
 from rlctl.tracking.jsonl import METRICS_FILE, metric_rows
@@ -95,6 +96,7 @@ class Sent:
     """Result of `sync`: the logger's run id, the steps sent (`full_replay`: of all), and the rest.
 
     `num_received` of the run's `total` steps were read back; None if the logger cannot tell.
+    `offline` is the reason why they are in files and not on a server.
     """
 
     logger: str
@@ -103,10 +105,13 @@ class Sent:
     full_replay: bool
     total: int
     num_received: int | None = None
+    offline: str | None = None
 
     def __str__(self) -> str:
         known = f" (as {self.id})" if self.id else ""
         sent = f"{self.logger}{known}: {plural(self.num_steps, 'step')} sent"
+        if self.offline is not None:
+            return f"{sent} to offline files: {self.offline}"
         if self.num_received is not None:
             return f"{sent}; its server has {self.num_received} of {plural(self.total, 'step')}"
         return sent if self.num_steps else f"{self.logger}{known}: nothing is missing"
@@ -126,10 +131,7 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
         hint = "sync its trackers after it has ended"
         raise ConflictError(f"the run {run.name} is {run.state}", hint=hint)
     config = _stored_config(run.path / CONFIG_FILE)
-    metrics = run.path / METRICS_FILE
-    steps = [int(row["step"]) for row in metric_rows(metrics)]
-    if not steps:
-        raise NotFoundError(f"the run {run.name} has no metrics", where=str(metrics))
+    steps = _recorded_steps(run)
     if logger == RECORD or issubclass(load("loggers", logger), ShowsPhases):
         hint = "use `rlctl watch` or `rlctl show`"
         raise UsageError(f"{logger} shows the run's own record, which is complete", hint=hint)
@@ -139,8 +141,10 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     tracking = trainer["tracking"]
     params = tracking.get("params", {})
     _refuse_lost_secrets(logger, params)
-    preflight(logger, tracking["modes"].get(logger), params)
-    first = first_missing_step(run.path, logger, max(steps) + 1) if first is None else first
+    mode = preflight(logger, tracking["modes"].get(logger), params)
+    if first is None:
+        is_new = mode.startswith("online") and was_offline(run.path, logger)
+        first = 0 if is_new else first_missing_step(run.path, logger, max(steps) + 1)
     num_wanted = sum(step >= first for step in steps)
     if not num_wanted:
         return Sent(logger, run.record.trackers.get(logger), 0, full_replay=False, total=len(steps))
@@ -161,13 +165,25 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     if run_id is not None:
         folder.update(trackers={**folder.record.trackers, logger: run_id})
     num_sent = len(delivery.sent - {*delivery.missed_steps})
-    folder.event(SYNCED, tracker=logger, num_steps=num_sent)
+    offline = delivery.offline
+    fields = {} if offline is None else {"offline": [logger]}
+    folder.event(SYNCED, tracker=logger, num_steps=num_sent, **fields)
     if not delivery.is_complete:
         shortfall = delivery.shortfall()
         folder.event(MISSED, **shortfall)
         why = f"did not accept all steps: {shortfall['why']}"
         raise RlctlError(f"logger {logger} {why}", hint="repeat the command")
-    return Sent(logger, run_id, num_sent, delivery.full_replay, len(steps), delivery.num_received)
+    received = delivery.num_received
+    return Sent(logger, run_id, num_sent, delivery.full_replay, len(steps), received, offline)
+
+
+def _recorded_steps(run: Run) -> list[int]:
+    """Return the steps of a run's metrics. Raises NotFoundError if there are none."""
+    metrics = run.path / METRICS_FILE
+    steps = [int(row["step"]) for row in metric_rows(metrics)]
+    if not steps:
+        raise NotFoundError(f"the run {run.name} has no metrics", where=str(metrics))
+    return steps
 
 
 def _refuse_lost_secrets(logger: str, params: Mapping[str, Mapping[str, Any]]) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -123,10 +124,11 @@ class ThreadedDelivery(Delivery):
     """Calls of one tracker, made by a daemon thread: a slow tracker never blocks the run.
 
     The thread starts the tracker, replays the recorded `steps` from `first` on, and makes the
-    queued calls. If the tracker gives the run another id than the one in `run.trackers`, all
-    `steps` are replayed (`full_replay`). Replayed steps that the server has are not sent; `sent`
-    has the others. `num_received` is the number of recorded steps that the server has at the end,
-    None if the tracker cannot read it back.
+    queued calls; another thread makes those of the methods in the tracker's `apart`. If the tracker
+    gives the run another id than the one in `run.trackers`, all `steps` are replayed
+    (`full_replay`). Replayed steps that the server has are not sent; `sent` has the others.
+    `num_received` is the number of recorded steps that the server has at the end, None if the
+    tracker cannot read it back.
     """
 
     timeouts: TrackerTimeouts
@@ -140,6 +142,12 @@ class ThreadedDelivery(Delivery):
     _current: tuple[str, float] | None = field(default=None, init=False)  # method, and its start
 
     def __post_init__(self) -> None:
+        self.apart = None
+        if getattr(self.tracker, "apart", ()):
+            from rlctl.tracking.apart import Apart
+
+            self.apart = Apart(self.name, self.tracker, self.timeouts.call_s)
+            self.apart.undelivered = self.undelivered
         self._queue: SimpleQueue[Call] = SimpleQueue()
         self._started: Future[str | None] = Future()
         self._thread = threading.Thread(target=self._run, name=f"tracker {self.name}", daemon=True)
@@ -188,7 +196,18 @@ class ThreadedDelivery(Delivery):
     @property
     def is_complete(self) -> bool:
         """True if the tracker has all that was sent, as far as it can be known."""
-        return self._is_finished and self.disabled_reason is None and not self.undelivered
+        return self._is_finished and self.off is None and not self.undelivered
+
+    @property
+    def offline(self) -> str | None:
+        """Reason why the tracker writes offline files; None if it does not."""
+        is_offline = getattr(self.tracker, "mode", None) == "offline"
+        return getattr(self.tracker, "reason", "") if is_offline else None
+
+    @property
+    def off(self) -> str | None:
+        """Reason why some or all calls are no longer made."""
+        return self.disabled_reason or (self.apart.disabled_reason if self.apart else None)
 
     def shortfall(self) -> dict[str, Any]:
         """Return the fields of an event, with the `first` step that may be missed.
@@ -196,9 +215,13 @@ class ThreadedDelivery(Delivery):
         `exact`: no other steps are missed than those in `steps`. Otherwise the tracker may have
         lost any step, because SDKs keep steps in memory after their calls return.
         """
-        is_exact = self._is_finished and self.disabled_reason is None
+        is_exact = self._is_finished and self.off is None
         first = 0 if self.full_replay else self.first
-        return {**super().shortfall(), "exact": is_exact, "first": first}
+        why = self.off or self.last_error
+        fields = {"why": why, "exact": is_exact, "first": first}
+        if self.offline is not None:
+            fields["offline"] = [self.name]
+        return {**super().shortfall(), **fields}
 
     @property
     def has_started(self) -> bool:
@@ -209,11 +232,14 @@ class ThreadedDelivery(Delivery):
     def is_stuck(self) -> bool:
         """True if the tracker was disabled during a call that has not returned."""
         is_off = self.disabled_reason is not None
-        return is_off and self._current is not None and self._thread.is_alive()
+        is_stuck = is_off and self._current is not None and self._thread.is_alive()
+        return is_stuck or (self.apart is not None and self.apart.is_stuck)
 
     def _check_time(self, deadline: float = math.inf) -> None:
         """Disable the tracker if a call takes too long, or the thread runs after `deadline`."""
         now, current, limits = time.monotonic(), self._current, self.timeouts
+        if self.apart is not None:
+            self.apart.check_time()
         if current and now - current[1] >= limits.call_s:
             limit = f"{limits.call_s:g} s (trainer.tracking.call_s)"
             self.disable(f"{current[0]} took longer than {limit}")
@@ -244,6 +270,11 @@ class ThreadedDelivery(Delivery):
             self.disable(f"the run's record cannot be read: {error}")
 
     def _make(self, call: Call) -> None:
+        if self.apart is not None and call.method in getattr(self.tracker, "apart", ()):
+            self.apart.put(call)
+            return
+        if self.apart is not None and call.method == "finish":
+            self.apart.drain(self.timeouts.finish_s / 2)
         self._current = call.method, time.monotonic()
         super().send(call)
         self._current = None
@@ -270,18 +301,27 @@ class ThreadedDelivery(Delivery):
             self._is_finished = (None, "finish") not in self.undelivered
 
 
-def force_exit_after_main(exit_code: int) -> None:
+def force_exit_after_main(exit_code: int, trackers: Sequence[Tracker] = ()) -> None:
     """Exit the process `_EXIT_GRACE_S` seconds after its main thread ends.
 
-    SDKs of trackers wait at exit, without a limit, for the call that is stuck.
+    SDKs of trackers wait at exit, without a limit, for the call that is stuck. Their processes are
+    ended first (`abandon`).
     """
 
     def force_exit() -> None:
         threading.main_thread().join()
         time.sleep(_EXIT_GRACE_S)
+        abandon(trackers)
         os._exit(exit_code)
 
     threading.Thread(target=force_exit, name="force exit", daemon=True).start()
+
+
+def abandon(trackers: Sequence[Tracker]) -> None:
+    """End what the SDKs of trackers that are stuck do in other processes."""
+    for tracker in trackers:
+        with suppress(Exception):
+            getattr(tracker, "abandon", lambda: None)()
 
 
 def log_call(step: int, metrics: Mapping[str, float]) -> Call:
@@ -319,6 +359,16 @@ def replay(run: RunInfo, steps: Collection[int]) -> Iterator[Call]:
             except (ConfigError, OSError) as error:
                 warn_once(f"the samples of step {step} are not replayed: {error}")
             yield log_call(step, row)
+
+
+def was_offline(run: Path, logger: str) -> bool:
+    """Return True if the last attempt or sync of a run left the steps of a logger in files."""
+    is_offline = False
+    for event in read_lines(run / "events.jsonl"):
+        if event.get("kind") in (DELIVERED, SYNCED, MISSED):
+            names = event.get("trackers", (event.get("tracker"),))
+            is_offline = logger in event.get("offline", ()) if logger in names else is_offline
+    return is_offline
 
 
 def first_missing_step(run: Path, logger: str, end: int) -> int:

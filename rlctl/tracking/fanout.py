@@ -165,10 +165,14 @@ class Trackers:
             for delivery in started:
                 delivery.wait_for_end(deadline)
         self._warn_once()
-        if exit_code is not None and any(delivery.is_stuck for delivery in started):
-            force_exit_after_main(exit_code)
-        if complete := [delivery.name for delivery in started if delivery.is_complete]:
-            self._record_event(DELIVERED, trackers=complete)
+        stuck = [delivery.tracker for delivery in started if delivery.is_stuck]
+        if stuck and exit_code is not None:
+            force_exit_after_main(exit_code, stuck)
+        if complete := [delivery for delivery in started if delivery.is_complete]:
+            offline = [delivery.name for delivery in complete if delivery.offline is not None]
+            fields = {"offline": offline} if offline else {}
+            names = [delivery.name for delivery in complete]
+            self._record_event(DELIVERED, trackers=names, **fields)
         for delivery in started:
             if not delivery.is_complete:
                 self._record_event(MISSED, **delivery.shortfall())
@@ -181,6 +185,7 @@ class Trackers:
     def _warn_once(self) -> None:
         """Warn once per disabled tracker, and once if the record cannot be written."""
         for name, delivery in {**self.direct, **self.threaded}.items():
+            self._warn_of_tables(name)
             reason = delivery.last_error if name == RECORD else delivery.disabled_reason
             if reason is None or name in self._warned:
                 continue
@@ -193,6 +198,18 @@ class Trackers:
             hint = f"; {sync} sends the missed steps later" if name in self.threaded else ""
             log.warning("logger %s is disabled: %s%s", name, reason, hint)
             self._record_event("tracker_off", **delivery.shortfall())
+
+    def _warn_of_tables(self, name: str) -> None:
+        apart = self.threaded[name].apart if name in self.threaded else None
+        if (
+            apart is None
+            or apart.disabled_reason is None
+            or (mark := f"{name} tables") in self._warned
+        ):
+            return
+        self._warned.add(mark)
+        log.warning("logger %s gets no more samples: %s", name, apart.disabled_reason)
+        self._record_event("tracker_off", tracker=name, why=apart.disabled_reason, steps=[])
 
     def _record_event(self, kind: str, **fields: Any) -> None:
         with contextlib.suppress(OSError):  # the disk of the record may be full

@@ -33,17 +33,18 @@ def ask(
     headers: Mapping[str, str] | None = None,
     timeout: float = _TIMEOUT_S,
 ) -> Any:
-    """Return the JSON, or text, that a server answers; POST if there is a body.
+    """Return the JSON that a server answers; POST if there is a body.
 
     Raises OSError, ValueError and HTTPException.
     """
     data = None if body is None else json.dumps(body).encode()
     sent = {"Content-Type": "application/json", "User-Agent": "rlctl", **(headers or {})}
-    request = urllib.request.Request(url, data, sent)
+    return json.loads(_read(urllib.request.Request(url, data, sent), timeout))
+
+
+def _read(request: urllib.request.Request | str, timeout: float = _TIMEOUT_S) -> str:
     with urllib.request.urlopen(request, timeout=timeout) as answer:
-        text = answer.read().decode()
-        is_json = "json" in (answer.headers.get("Content-Type") or "json")
-    return json.loads(text) if is_json and text else text
+        return answer.read().decode()
 
 
 def problem(url: str, body: Any = None, headers: Mapping[str, str] | None = None) -> str | None:
@@ -204,7 +205,7 @@ class SwanLabRun:
             asked = {"projectId": home, "columns": columns}
             export = ask(f"{root}/house/metrics/scalar/export", asked, session)["cosKey"]
             urls = ask(f"{root}/files/presigned/get", {"paths": [export]}, session)["urls"]
-            found |= _exported(keys, ask(urls[0]))
+            found |= _exported(keys, _read(urls[0]))
         asked = {"projectId": home, "columns": [{**reference, "key": SAMPLES}]}
         media = ask(f"{root}/house/metrics/f_media", asked, session)
         rows = ((media[0] if media else {}).get("metrics")) or ()

@@ -8,9 +8,10 @@ shows all runs of one folder. `SWANLAB_LOG_DIR` moves both.
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -22,11 +23,13 @@ from pydantic_settings import SettingsError
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
 from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.destination import Destination, choices, folder, no_key
-from rlctl.tracking.reachable import reachable
+from rlctl.tracking.server_api import SwanLabRun, swanlab_problem
 from rlctl.tracking.settings import SwanLabParams
 from rlctl.tracking.shown import SampleTable, flat_config, important_first, notes
 from rlctl.tracking.swanlab_local import close, hide, rename_attempt
-from rlctl.tracking.tracker import RunInfo, Sample
+from rlctl.tracking.tracker import SAMPLES, RunInfo, Sample
+
+log = logging.getLogger(__name__)
 
 _Mode = Literal["online", "local", "offline", "disabled"]
 _MODES: dict[str, _Mode] = {
@@ -55,10 +58,13 @@ class SwanLabTracker:
     """
 
     shows_samples = True
+    confirms = True
     Params = SwanLabParams
     run: swanlab.Run  # from `start` on, like `mode`
     mode: _Mode
     reason: str  # for the mode
+    server: SwanLabRun | None = None  # online
+    known: Mapping[str, Collection[int]] = {}  # steps that the server has, by metric
     error: str | None = None  # that ended the run
 
     def __init__(self, params: SwanLabParams = SwanLabParams()) -> None:
@@ -75,8 +81,25 @@ class SwanLabTracker:
         Raises the errors of `_choose_mode`, and RlctlError if SwanLab refuses.
         """
         params = self.params
-        mode, self.reason = _choose_mode(run.modes.get("swanlab"), params.base_url)
-        self.mode = mode
+        requested = run.modes.get("swanlab") or os.environ.get("SWANLAB_MODE")
+        self.mode, self.reason = _choose_mode(run.modes.get("swanlab"), params.base_url)
+        try:
+            self._open(run)
+        except (RuntimeError, ValueError, OSError) as error:
+            if requested is not None or self.mode != "online":
+                raise RlctlError(f"SwanLab failed to start: {error}", hint=_NO_NETWORK) from error
+            self.mode = "offline"
+            self.reason = f"SwanLab failed to start ({error}); `swanlab sync` sends the files later"
+            log.warning("swanlab: %s", self.reason)
+            self._open(run)
+        if self.mode == "online":
+            settings = _settings(params.base_url)
+            key = str(settings.api_key)
+            self.server = SwanLabRun(str(settings.api_host), key, self.run.path)
+        return None if self.mode == "disabled" else self.run.id
+
+    def _open(self, run: RunInfo) -> None:
+        mode, params = self.mode, self.params
         folder = run.folder.parent if mode == "local" else run.folder
         earlier = run.trackers.get("swanlab")
         log_dir = os.environ.get("SWANLAB_LOG_DIR")
@@ -86,30 +109,26 @@ class SwanLabTracker:
             if earlier is not None:
                 rename_attempt(shown, earlier, run.name)
             close(shown, run.lost("swanlab"))
-        try:
-            self.run = swanlab.init(
-                workspace=params.workspace,
-                project=run.project,
-                public=params.public,
-                name=_name(run, mode),
-                id=run.id if mode == "online" else None,
-                resume="allow",
-                mode=mode,
-                log_dir=str(shown),
-                config=_config(run),
-                tags=["rlctl", *run.tags, *params.tags],
-                description=params.notes or notes(run),
-                group=params.group or run.sweep,
-                job_type=params.job_type or ("trial" if run.sweep else "train"),
-                settings=_settings(params.base_url),
-            )
-        except (RuntimeError, ValueError, OSError) as error:
-            raise RlctlError(f"SwanLab failed to start: {error}", hint=_NO_NETWORK) from error
+        self.run = swanlab.init(
+            workspace=params.workspace,
+            project=run.project,
+            public=params.public,
+            name=_name(run, mode),
+            id=run.id if mode == "online" else None,
+            resume="allow",
+            mode=mode,
+            log_dir=str(shown),
+            config=_config(run),
+            tags=["rlctl", *run.tags, *params.tags],
+            description=params.notes or notes(run),
+            group=params.group or run.sweep,
+            job_type=params.job_type or ("trial" if run.sweep else "train"),
+            settings=_settings(params.base_url),
+        )
         if log_dir is None:
             os.environ.pop("SWANLAB_LOG_DIR", None)  # set by the local mode, for later runs, too
         if mode == "local" and earlier is not None:
             hide(shown, earlier)
-        return None if mode == "disabled" else self.run.id
 
     def destination(self) -> Destination:
         """Return where the experiment is."""
@@ -127,10 +146,14 @@ class SwanLabTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step, important ones first: SwanLab orders new charts so."""
-        self.run.log(important_first(metrics), step=step)
+        new = {name: value for name, value in metrics.items() if step not in self._steps(name)}
+        if new:
+            self.run.log(important_first(new), step=step)
 
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Log samples under `val/generations`: a table; in local mode, which has none, texts."""
+        if step in self._steps(SAMPLES):
+            return
         if self.mode == "local":
             texts = [swanlab.Text(_text(sample), caption=_caption(sample)) for sample in samples]
             self.run.log({"val/generations": texts}, step=step)
@@ -138,6 +161,21 @@ class SwanLabTracker:
         table, shown = SampleTable.of(samples), swanlab.echarts.Table()
         shown.add(table.columns, table.rows(step, samples))
         self.run.log({"val/generations": shown}, step=step)
+
+    def received(self, names: Collection[str]) -> Mapping[str, Collection[int]] | None:
+        """Return what the server has; None unless online.
+
+        Earlier steps that are missing may then be logged, which SwanLab ignores otherwise.
+        """
+        if self.server is None:
+            return None
+        self.known = self.server.received(names)
+        if self.run.alive:
+            _accept_earlier_steps(self.run)
+        return self.known
+
+    def _steps(self, name: str) -> Collection[int]:
+        return self.known.get(name, ())
 
     def alarm(self, alarm: Alarm) -> None:
         """Log an alarm or its end as a text under `alarms/NAME`."""
@@ -152,6 +190,13 @@ class SwanLabTracker:
         """Close the experiment with SwanLab's name of the state, and the message of a failure."""
         error = self.error or "unknown cause" if state == "failed" else None
         self.run.finish(state=_STATES[state], error=error)
+
+
+def _accept_earlier_steps(run: swanlab.Run) -> None:
+    """Let a resumed experiment accept steps before its last one, as `swanlab sync` does."""
+    metrics = getattr(getattr(run, "_core", None), "_metrics", None)
+    for metric in getattr(metrics, "_metrics", {}).values():
+        metric.min_step = -1
 
 
 def _name(run: RunInfo, mode: _Mode) -> str:
@@ -212,13 +257,12 @@ def _online(settings: swanlab.Settings, *, requested: bool) -> tuple[_Mode, str]
             "SwanLab's online mode needs a key",
             hint=f"run `swanlab login` or set SWANLAB_API_KEY; {_NO_NETWORK}",
         )
-    if reachable(str(settings.api_host)):
+    problem = swanlab_problem(str(settings.api_host), settings.api_key)
+    if problem is None:
         return "online", "as requested" if requested else "key found"
     if requested:
-        raise ResourceError(
-            f"the SwanLab server {settings.api_host} does not respond", hint=_NO_NETWORK
-        )
-    return "offline", f"{settings.api_host} does not respond; `swanlab sync` sends the files later"
+        raise ResourceError(f"SwanLab: {problem}", hint=_NO_NETWORK)
+    return "offline", f"{problem}; `swanlab sync` sends the files later"
 
 
 def _settings(base_url: str | None) -> swanlab.Settings:

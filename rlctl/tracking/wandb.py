@@ -11,7 +11,7 @@ import logging
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +21,9 @@ from wandb.sdk.lib.wbauth import read_netrc_auth
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
 from rlctl.monitoring.alarms import Alarm
+from rlctl.tracking.child_processes import end_children, silent_children
 from rlctl.tracking.destination import Destination, choices, folder, no_key
-from rlctl.tracking.reachable import reachable
+from rlctl.tracking.server_api import WandbRun, wandb_problem
 from rlctl.tracking.settings import WandbParams
 from rlctl.tracking.shown import (
     SampleTable,
@@ -52,10 +53,13 @@ class WandbTracker:
     """W&B tracker (`Tracker`, `Preflight`, `ShowsAlarms`); later attempts continue the same run."""
 
     shows_samples = True
+    confirms = True
+    apart = ("generations",)
     Params = WandbParams
     run: wandb.Run  # from `start` on, like `mode`
     mode: _Mode
     reason: str  # for the mode
+    server: WandbRun | None = None  # online
     table: wandb.Table | None = None
     columns = SampleTable(())  # of `table`
 
@@ -76,25 +80,25 @@ class WandbTracker:
         the errors of `_choose_mode`, and RlctlError if W&B refuses a requested mode.
         """
         requested = run.modes.get("wandb") or os.environ.get("WANDB_MODE")
-        mode, self.reason = _choose_mode(run.modes.get("wandb"), self.params.base_url)
+        self.mode, self.reason = _choose_mode(run.modes.get("wandb"), self.params.base_url)
         _remove_empty_files(run)
         try:
-            self.run = _init(run, mode, self.params)
+            self.run = _init(run, self.mode, self.params)
         except (AuthenticationError, CommError, UsageError) as error:
-            if requested is not None or mode != "online":
+            if requested is not None or self.mode != "online":
                 raise RlctlError(f"W&B failed to start: {error}", hint=_NO_NETWORK) from error
-            log.warning(
-                "W&B failed to start (%s); it writes offline files, `wandb sync` sends them later",
-                error,
-            )
-            mode, self.reason = "offline", f"it failed to start: {error}"
-            self.run = _init(run, mode, self.params)
-        self.mode = mode
+            wandb.teardown(exit_code=1)  # else the id is in use
+            self.mode = "offline"
+            self.reason = f"W&B failed to start ({error}); `wandb sync` sends the files later"
+            log.warning("wandb: %s", self.reason)
+            self.run = _init(run, self.mode, self.params)
+        if self.mode == "online":
+            self.server = _server(self.run)
         self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP)
         if run.attempt > 1:
             self.run.summary["failure"] = None  # of an earlier attempt
-        run_id = {"online": run.id, "offline": f"{run.id} (offline)", "disabled": None}[mode]
+        run_id = {"online": run.id, "offline": f"{run.id} (offline)", "disabled": None}[self.mode]
         if run_id is not None and run_id != run.trackers.get("wandb"):
             self._log_config(self.run, run)
             if self.params.save_code:
@@ -152,12 +156,25 @@ class WandbTracker:
         """Close the run; W&B shows a failed or stopped run as failed."""
         self.run.finish(exit_code=0 if state == "finished" else 1)
 
+    def received(self, names: Collection[str]) -> Mapping[str, Collection[int]] | None:
+        """Return what the server has; None offline."""
+        return None if self.server is None else self.server.received(names)
+
+    def abandon(self) -> None:
+        """End W&B's processes, which else try for long to send what is left."""
+        end_children("wandb-core", "wandb-symon")
+
     def _log_config(self, opened: wandb.Run, run: RunInfo) -> None:
         artifact = wandb.Artifact(f"config-{run.id}", type="config")
         for name in ("config.yaml", "origins.json"):
             if (run.folder / name).exists():
                 artifact.add_file(str(run.folder / name))
         opened.log_artifact(artifact)
+
+
+def _server(run: wandb.Run) -> WandbRun:
+    address, key = str(run.settings.base_url), str(run.settings.api_key)
+    return WandbRun(address, key, run.entity, run.project, run.id, STEP)
 
 
 def _config(run: RunInfo) -> dict[str, Any]:
@@ -187,6 +204,7 @@ def _is_users_code(path: str, root: str) -> bool:
     return path.endswith(".py") and not is_hidden
 
 
+@silent_children()
 def _init(run: RunInfo, mode: _Mode, params: WandbParams) -> wandb.Run:
     server: dict[str, Any] = {"base_url": params.base_url} if params.base_url else {}
     return wandb.init(
@@ -238,10 +256,9 @@ def _choose_mode(recipe_mode: str | None, base_url: str | None = None) -> tuple[
             "W&B's online mode needs a key",
             hint=f"run `wandb login` or set WANDB_API_KEY; {_NO_NETWORK}",
         )
-    if reachable(settings.base_url):
+    problem = wandb_problem(settings.base_url, key)
+    if problem is None:
         return "online", "as requested" if given else "key found"
     if given is not None:
-        raise ResourceError(
-            f"the W&B server {settings.base_url} does not respond", hint=_NO_NETWORK
-        )
-    return "offline", f"{settings.base_url} does not respond; `wandb sync` sends the files later"
+        raise ResourceError(f"W&B: {problem}", hint=_NO_NETWORK)
+    return "offline", f"{problem}; `wandb sync` sends the files later"

@@ -25,6 +25,8 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/tracking/destination.py::announce": "a tracker may fail; one warning",
     "rlctl/tracking/delivery.py::Delivery.send": "a tracker may fail; one warning",
     "rlctl/tracking/delivery.py::ThreadedDelivery._run": "re-raised in the waiting thread",
+    "rlctl/tracking/read_back.py::confirm": "a server may not answer; then nothing is confirmed",
+    "rlctl/tracking/read_back.py::without_received": "a server may not answer; one warning",
     "rlctl/runtime/cluster/ray_start.py::RayStart._init": "re-raised in the waiting thread",
     "rlctl/runtime/cluster/stop_key.py::StopKey.is_set": "Ray's store is away: asked again",
     "rlctl/runtime/cluster/fork_server.py::_work": "printed as Python would; it exits with 1",

@@ -1,4 +1,4 @@
-"""Fault switch for substitute servers: from some request on, they refuse, hang, close or are slow."""
+"""Fault switch for substitute servers, which then refuse, hang, close connections or are slow."""
 
 from __future__ import annotations
 
@@ -57,9 +57,14 @@ class FaultyHandler(BaseHTTPRequestHandler):
                 setattr(self, name, lambda serve=serve: self._guard(serve))
         super().handle_one_request()
 
+    def do_GET(self) -> None:
+        self._refuse(404)
+
     def _guard(self, serve: Callable[[Any], object]) -> None:
         if self.path.startswith(_CONTROL):
-            asked = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
+            asked = {
+                name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()
+            }
             kind, after = asked.get("kind", ""), int(asked.get("after", 0))
             self.switch.set(kind, after, int(asked.get("length", 10**9)))
             return self._refuse(200)

@@ -117,7 +117,9 @@ class _Handler(FaultyHandler):
 
     def _table(self, columns: list[dict[str, Any]]) -> str:
         """Return the values of metrics by step, as CSV: a value and a time for each metric."""
-        known = [dict(self.experiments[c["experimentId"]].curves.get(c["key"], ())) for c in columns]
+        known = [
+            dict(self.experiments[c["experimentId"]].curves.get(c["key"], ())) for c in columns
+        ]
         lines = [",".join(["step", *(f"first-{c['key']}_step,time" for c in columns)])]
         for step in sorted({step for curve in known for step in curve}):
             cells = [f"{curve[step]},1" if step in curve else "," for curve in known]

@@ -1,4 +1,4 @@
-"""Substitute for W&B's server: user, state of a resumed run, the streamed history, files, artifacts.
+"""Substitute for W&B's server: user, state of a resumed run, streamed history, files, artifacts.
 
 Another request gets an error; W&B's process logs that and continues.
 """
@@ -112,7 +112,9 @@ class _Handler(FaultyHandler):
             edges = [{"node": node} for node in nodes]
             return {"project": {"run": {"files": {"edges": edges}}}}
         if name == "ClientIDMapping":
-            found = [key for key, kept in self.artifacts.items() if kept["client"] == given["clientID"]]
+            found = [
+                key for key, kept in self.artifacts.items() if kept["client"] == given["clientID"]
+            ]
             return {"clientIDMapping": {"serverID": found[0]} if found else None}
         if name == "ArtifactState":
             return {"artifact": {"state": self.artifacts[artifact]["state"]}}
@@ -136,21 +138,25 @@ class _Handler(FaultyHandler):
             manifest = {"id": key, "file": {**file, "name": "m", "displayName": "m"}}
             return {"updateArtifactManifest": {"artifactManifest": manifest}}
         if name == "CreateArtifactFiles":
-            edges = [
-                {
-                    "node": {
-                        "id": "f",
-                        "name": spec["name"],
-                        "displayName": spec["name"],
-                        "uploadUrl": f"{url}/artifact-{spec['artifactID']}/{spec['name']}",
-                        "uploadHeaders": [],
-                        "uploadMultipartUrls": None,
-                        "storagePath": f"wandb_artifacts/{spec['artifactID']}/{spec['name']}",
-                        "artifact": {"id": spec["artifactID"]},
+            edges = (
+                [
+                    {
+                        "node": {
+                            "id": "f",
+                            "name": spec["name"],
+                            "displayName": spec["name"],
+                            "uploadUrl": f"{url}/artifact-{spec['artifactID']}/{spec['name']}",
+                            "uploadHeaders": [],
+                            "uploadMultipartUrls": None,
+                            "storagePath": f"wandb_artifacts/{spec['artifactID']}/{spec['name']}",
+                            "artifact": {"id": spec["artifactID"]},
+                        }
                     }
-                }
-                for spec in given["input"]["artifactFiles"]
-            ] if "input" in given else []
+                    for spec in given["input"]["artifactFiles"]
+                ]
+                if "input" in given
+                else []
+            )
             return {"createArtifactFiles": {"files": {"edges": edges}}}
         if name == "CommitArtifact":
             self.artifacts[artifact]["state"] = "COMMITTED"
