@@ -75,7 +75,7 @@ def swanlab_content(experiments: dict[str, Any]) -> Counter[tuple[int, str]]:
 
 
 def check(root: Path, seed: int, content: Counter[tuple[int, str]]) -> None:
-    """Check that the server has everything once, and that sync says so."""
+    """Check that the server has everything once, and that nothing counts as missing."""
     run = root / "runs" / "house" / f"seed-{seed}"
     context = f"{Case.draw(seed)}\n{(run / 'log.txt').read_text()[-3000:]}"
     expected = Counter({(step, name): 1 for step in STEPS for name in EXPECTED[step]})
