@@ -81,7 +81,7 @@ def train(
         collector = Collector.from_config(plan.loader, plan.algorithm, config)
         trained = trained_role(config, plan.algorithm.needs)
         state = restore(start, plan.algorithm, collector, roles, on_phase)
-        trackers.begin()
+        _begin_trackers(trackers, plan, pools, stack)
         run.update(state="running", total_steps=plan.num_steps)
         context = RunContext(
             algorithm=plan.algorithm,
@@ -276,6 +276,25 @@ def _start_trackers(trackers: Trackers, run: RunDir, plan: Plan, resume_step: in
     container, shown = plan.recipe.container, plan.recipe.recorded
     info = run_info(run.record, run.path, container, plan.num_steps, resume_step, shown)
     run.update(trackers={**run.record.trackers, **trackers.start(info)})
+
+
+def _begin_trackers(trackers: Trackers, plan: Plan, pools: Pools, stack: ExitStack) -> None:
+    """Begin the tracking of steps; trackers of other programs also get the use of all machines."""
+    trackers.begin()
+    seconds = plan.config.trainer.tracking.system_s
+    if seconds is None or not trackers.threaded:
+        return
+    from rlctl.monitoring.system import Sampler, sample_machine
+
+    others: dict[str, Callable[[], dict[str, float]]] = {}
+    if not plan.inline:
+        from rlctl.runtime.cluster.system_probes import other_machines
+
+        nodes = {node.split()[0] for names in pools.nodes().values() for node in names}
+        others = stack.enter_context(other_machines(sorted(nodes)))
+    sampler = stack.enter_context(Sampler(seconds, [sample_machine, *others.values()]))
+    trackers.event("system_nodes", nodes=["controller", *others])
+    trackers.system = sampler.read
 
 
 def _watchdog(trainer: schema.Trainer, run: RunDir) -> Watchdog:

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -52,6 +52,7 @@ class Trackers:
     event: Event
     timeouts: TrackerTimeouts
     alarms: Alarms | None = None
+    system: Callable[[], Mapping[str, float]] | None = None  # metrics of machines, not recorded
     run: RunInfo | None = None  # from `start` on, like `threaded`
     threaded: dict[str, ThreadedDelivery] = field(default_factory=dict[str, ThreadedDelivery])
     num_non_finite: Counter[str] = field(default_factory=Counter[str])
@@ -128,7 +129,8 @@ class Trackers:
         if first := sorted(set(non_finite) - set(self.num_non_finite)):
             self._record_event("non_finite", step=step, metrics=first)
         self.num_non_finite.update(non_finite)
-        self._send(log_call(step, metrics), self.threaded)
+        system = self.system() if self.system else {}
+        self._send(log_call(step, {**metrics, **system}), self.threaded)
         for alarm in self.alarms.add({**metrics, "step": step}) if self.alarms else ():
             fields = asdict(alarm)
             del fields["over"]

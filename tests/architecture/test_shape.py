@@ -22,6 +22,7 @@ NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper", "misc"
 # A broad handler that does not raise must have a fallback: where, and which.
 MAY_CATCH_EVERYTHING = {
     "rlctl/__main__.py::_main": "outermost frame: one line, a crash file and exit code 70",
+    "rlctl/monitoring/system.py::Sampler._add": "a machine may not answer; one warning",
     "rlctl/tracking/destination.py::announce": "a tracker may fail; one warning",
     "rlctl/tracking/delivery.py::Delivery.send": "a tracker may fail; one warning",
     "rlctl/tracking/delivery.py::ThreadedDelivery._run": "re-raised in the waiting thread",

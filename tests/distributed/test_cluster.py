@@ -44,6 +44,7 @@ from tests.models import tiny_model, write_tiny_model
 from tests.ports import free_port
 from tests.progress import wait_until
 from tests.settings import given
+from tests.tracking.real import tensorboard_curves
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 NODE_SETTINGS = TOKEN | RAY_SETTINGS
@@ -97,8 +98,12 @@ def nodes(run: Path) -> set[str]:
 
 @pytest.mark.soak
 def test_run_uses_both_nodes(settings: list[str], tmp_path: Path) -> None:
-    run = train("sft", "wide", *settings, *given(nodes=2, ranks=1), cwd=tmp_path, **WITH_TOKEN)
+    sampled = ("trainer.logger=[console,tensorboard]", "trainer.tracking.system_s=0.1")
+    wide = (*settings, *given(nodes=2, ranks=1), *sampled)
+    run = train("sft", "wide", *wide, cwd=tmp_path, **WITH_TOKEN)
     assert len(nodes(run)) == 2
+    shown = tensorboard_curves(run / "tensorboard")["scalars"]
+    assert {"system/node0/cpu_percent", "system/node1/memory_gib"} <= set(shown)
     assert metrics(run)[-1]["actor/grad_norm"] > 0
 
 

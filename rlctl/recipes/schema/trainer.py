@@ -176,6 +176,10 @@ class Tracking(Section):
     )
     tags: Texts = Field(description="tags of the run in trackers")
     description: Text | None = Field(description="description of the run in trackers; null = none")
+    system_s: PositiveFloat | None = Field(
+        description="seconds between samples of CPU, memory and GPUs of every node, which trackers "
+        "receive with each step as system/node<i>/…; null = none"
+    )
     queue_size: Count = Field(
         description="calls that a slow tracker may lag behind before it is disabled"
     )

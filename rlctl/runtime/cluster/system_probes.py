@@ -1,0 +1,50 @@
+"""Use of the other machines of a Ray cluster: one small actor on each, without devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rlctl.monitoring.system import Machine, Sample, sample_machine
+
+_ANSWER_S = 10.0
+
+
+class Probe:
+    """Process on a machine that samples its use."""
+
+    def sample(self) -> Sample:
+        """Return the machine's use since the last call."""
+        return sample_machine()
+
+
+@contextmanager
+def other_machines(addresses: Sequence[str]) -> Iterator[dict[str, Machine]]:
+    """Yield the machine at each of `addresses`, but for this one; their actors end at the end."""
+    here = ray.get_runtime_context().get_node_id()
+    nodes = {
+        node["NodeManagerAddress"]: node["NodeID"]
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] != here and node["NodeManagerAddress"] in addresses
+    }
+    start: Any = ray.remote(num_cpus=0, max_restarts=-1)(Probe)
+    probes = {
+        address: start.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[address], soft=False)
+        ).remote()
+        for address in sorted(nodes)
+    }
+    try:
+        yield {address: partial(_ask, probe) for address, probe in probes.items()}
+    finally:
+        for probe in probes.values():
+            ray.kill(probe)
+
+
+def _ask(probe: Any) -> Sample:
+    return ray.get(probe.sample.remote(), timeout=_ANSWER_S)
