@@ -59,7 +59,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Set TMPDIR to a folder that is deleted after the tests.
+    """Set TMPDIR, and the folder of the user's state, to one that is deleted after the tests.
 
     Its path is short because that of a socket is limited to 107 characters.
     """
@@ -69,6 +69,7 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("TMPDIR", folder)
+        patch.setenv("XDG_STATE_HOME", f"{folder}/state")  # the list of the user's own runs
         yield
 
 

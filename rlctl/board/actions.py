@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 from rlctl.errors import ConflictError, NotFoundError, UsageError
 from rlctl.redaction import redact
 from rlctl.runs.labels import change_tags, set_note
+from rlctl.runs.ownership import Place, own_folder
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.runs.stop import request_stop, run_target
 from rlctl.terminal import visible
@@ -84,7 +86,10 @@ class Actions:
         return self.jobs[number].state()
 
     def _start(self, run: Run, action: str, words: Sequence[str]) -> dict[str, Any]:
-        """Start `rlctl WORDS` in the folder in which the run was started."""
+        """Start `rlctl WORDS` in the folder in which this user started the run, or in the board's.
+
+        The record of a run may be another's, and could name any folder.
+        """
         with self._starting:
             for job in self.jobs.values():
                 if (job.run, job.action) == (run.key, action) and job.process.poll() is None:
@@ -92,14 +97,14 @@ class Actions:
             number = next(self._numbers)
             log = run.path / FOLDER / f"{action}-{time.strftime('%y%m%d-%H%M%S')}-{number}.log"
             log.parent.mkdir(exist_ok=True)
-            given = Path(run.record.cwd) if run.record else Path()
+            given = own_folder(Place.of(run.record.id, run.path)) if run.record else None
             with log.open("wb") as output:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "rlctl", *words],
+                    [sys.executable, "-P", "-m", "rlctl", *words],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    cwd=given if given.is_dir() else None,
+                    cwd=given if given is not None and os.path.isdir(given) else None,
                     start_new_session=True,
                 )
             self.jobs[number] = Job(number, action, run.key, process, log)

@@ -24,6 +24,24 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 DryRunJson = Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON to stdout.")]
 
 
+def _trust(given: bool) -> None:
+    if given:
+        from rlctl.runs.trust import trust_all
+
+        trust_all()
+
+
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        callback=_trust,
+        is_eager=True,
+        help="Use code that a run's configuration names, even if somebody else made the run.",
+    ),
+]
+
+
 def run_argument(help: str, metavar: str | None = None) -> Any:
     """Return an argument that names a run or several."""
     return typer.Argument(metavar=metavar, help=help, autocompletion=complete.run)

@@ -1,13 +1,22 @@
-"""Place of a run, which tells a run from a copy of its folder."""
+"""Place of a run, which tells a run from a copy of its folder, and the user's list of own runs.
+
+The list is in the user's state folder, not in the runs: what a run's folder says about itself comes
+with a copy.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rlctl.files import write_text
 from rlctl.runs.process import LOCK_FILE
 
 
@@ -43,6 +52,51 @@ class Place:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, for JSON."""
         return asdict(self)
+
+
+def register(place: Place, digest: str, cwd: str) -> None:
+    """Note that this user made or confirmed the run, with the SHA-256 of its configuration.
+
+    `cwd` is the folder in which it was started. Does nothing if there is no folder for it.
+    """
+    with suppress(OSError, RuntimeError):  # a home that is missing or cannot be written
+        folder = _list()
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        where = hashlib.sha256(place.folder.encode()).hexdigest()[:8]
+        noted = place.to_dict() | {"config": digest, "cwd": cwd}
+        write_text(folder / f"{place.run}-{where}.json", json.dumps(noted))
+
+
+def own_folder(place: Place, digest: str | None = None) -> str | None:
+    """Return the folder in which this user started the run at `place`, None for another's run.
+
+    It is another's, too, if the SHA-256 of its configuration is not `digest`, where that is given.
+    """
+    for noted in _noted(place.run):
+        if place.matches(noted) and digest in (None, noted.get("config")):
+            return str(noted.get("cwd"))
+    return None
+
+
+def _noted(run: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the entries of a run; none from a list that another user can write."""
+    if not run.isalnum():
+        return
+    with suppress(OSError, RuntimeError):
+        folder = _list()
+        status = folder.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            return
+        for file in folder.glob(f"{run}-*.json"):
+            with suppress(OSError, ValueError):
+                entry = json.loads(file.read_bytes())
+                if isinstance(entry, dict):
+                    yield entry
+
+
+def _list() -> Path:
+    root = os.environ.get("XDG_STATE_HOME")
+    return (Path(root) if root else Path.home() / ".local" / "state") / "rlctl" / "runs"
 
 
 def _mark(path: Path) -> str | None:

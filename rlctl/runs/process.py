@@ -140,7 +140,7 @@ def start_rlctl(
     With `log` it writes there, has no stdin, and leads its own session.
     """
     return subprocess.Popen(
-        [sys.executable, "-m", "rlctl", *words],
+        [sys.executable, "-P", "-m", "rlctl", *words],
         stdin=None if log is None else subprocess.DEVNULL,
         stdout=log,
         stderr=None if log is None else subprocess.STDOUT,

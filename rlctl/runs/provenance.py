@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,13 @@ PACKAGES = (
     "safetensors",
     "typer",
 )
+
+_NO_PROGRAMS = (
+    *("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"),
+    *("-c", "protocol.allow=never"),
+)
+_NO_FILTER = (("clean", ""), ("smudge", ""), ("process", ""), ("required", "false"))
+_PLAIN_DIFF = ("--binary", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
 
 
 def installed_versions() -> dict[str, str | None]:
@@ -58,8 +66,10 @@ def git_state(folder: Path) -> dict[str, str | None] | None:
     commit or git.
     """
     commit = _git(folder, "rev-parse", "HEAD")
-    difference = _git(folder, "diff", "HEAD", "--binary")
-    if commit is None or difference is None:
+    if commit is None:
+        return None
+    difference = _git(folder, *_without_filters(folder), "diff", "HEAD", *_PLAIN_DIFF)
+    if difference is None:
         return None
     return {
         "commit": commit.decode().strip(),
@@ -67,10 +77,27 @@ def git_state(folder: Path) -> dict[str, str | None] | None:
     }
 
 
+def _without_filters(folder: Path) -> list[str]:
+    """Return options that switch off the filters of a repository's own configuration.
+
+    They are programs that a diff runs. Those of the user's configuration, such as Git LFS, stay.
+    """
+    names = _git(folder, "config", "--local", "--includes", "--list", "-z", "--name-only") or b""
+    found = {name.rpartition(".")[0] for name in names.decode().split("\0")}
+    filters = sorted(name for name in found if name.startswith("filter."))
+    off = [(f"{name}.{kind}", value) for name in filters for kind, value in _NO_FILTER]
+    return [word for key, value in off for word in ("-c", f"{key}={value}")]
+
+
 def _git(folder: Path, *arguments: str) -> bytes | None:
+    """Run git without hooks, monitors and fetches, which a repository's configuration may name."""
     try:
         return subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, check=True, timeout=10
+            ["git", "-C", str(folder), *_NO_PROGRAMS, *arguments],
+            capture_output=True,
+            check=True,
+            timeout=10,
+            env=os.environ | {"GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"},
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None

@@ -219,7 +219,11 @@ class RunDir:
         write_text(
             self.path / "origins.json", json.dumps(chains, ensure_ascii=False, default=str) + "\n"
         )
-        self.update(config_sha256=hashlib.sha256(config.encode()).hexdigest())
+        from rlctl.runs.ownership import Place, register
+
+        digest = hashlib.sha256(config.encode()).hexdigest()
+        self.update(config_sha256=digest)
+        register(Place.of(self.record.id, self.path, self.home), digest, str(Path.cwd()))
 
     def new_attempt(self) -> Path:
         """Start a new attempt driven by this process; return its log folder.

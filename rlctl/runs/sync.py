@@ -200,9 +200,12 @@ def _stored_config(path: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
         config["trainer"]["tracking"]["modes"].get("")
-        return config
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = "restore the file, for example from a remote copy or a checkpoint of the run"
         message = f"the stored configuration is damaged: {reason}"
         raise ConfigError(message, where=str(path), hint=hint) from error
+    from rlctl.runs.trust import check
+
+    check(path.parent, section="trainer.tracking.")
+    return config

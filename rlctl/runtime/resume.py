@@ -11,7 +11,7 @@ from rlctl.monitoring.text import counted, plural
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import needed_roles
-from rlctl.recipes.stored import Change, changes, recompose
+from rlctl.recipes.stored import Change, changes
 from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, check_idle
@@ -59,11 +59,16 @@ class ResumeOptions:
 
 
 def compose_resumed(run: Path, overrides: Sequence[str], fork: str | None) -> Recipe:
-    """Compose the configuration of a run with overrides, and with the name of a fork."""
+    """Compose the configuration of a run with overrides, and with the name of a fork.
+
+    Raises ConfigError for another's run that names code; see `runs.trust`.
+    """
+    from rlctl.runs.trust import recompose_run
+
     if fork:
         naming = [hydra_text("trainer.experiment_name", fork), "trainer.resume_mode=disable"]
         overrides = [*overrides, *naming]
-    return recompose(run, overrides)
+    return recompose_run(run, overrides)
 
 
 def prepare_start(recipe: Recipe, inline: bool, run: Path | None, force: bool = False) -> None:

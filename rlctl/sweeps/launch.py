@@ -78,14 +78,21 @@ def _first_data_seed(plan: SweepPlan) -> int | None:
 def resume(sweep: SweepDir, view: View) -> SweepDir:
     """Resume a sweep: keep completed trials, and resume the runs of the others from checkpoints.
 
-    Raises ConflictError if the sweep is running or its recipe has changed.
+    Raises ConflictError if the sweep is running or its recipe has changed, and ConfigError for the
+    sweep of another user without trust in its folder.
     """
+    from rlctl.runs.ownership import own_folder, register
+    from rlctl.runs.trust import is_trusted, refuse
+
     record = sweep.record
     if sweep.state == "running":
         raise ConflictError(
             f"the sweep {record.name} is running",
             hint=f"process {record.process.pid} on {record.process.host}",
         )
+    if own_folder(sweep.place, sweep.digest) is None and not is_trusted(sweep.path):
+        named = [f"recipe={record.recipe}", f"cwd={record.cwd}", *record.fixed, *record.axes]
+        refuse(f"the sweep {record.name!r}", named, sweep.path)
     _, axes = split_axes(record.axes, record.recipe)
     recipe = compose(record.recipe, with_first_values(record.fixed, axes))
     if config_digest(recipe) != record.config_sha256:
@@ -94,6 +101,7 @@ def resume(sweep: SweepDir, view: View) -> SweepDir:
             where=str(recipe.path),
             hint="undo the change, or start a new sweep: trials of two recipes are not comparable",
         )
+    register(sweep.place, sweep.digest, record.cwd)
     sweep.update(state="running", process=DriverProcess.current(), exit_code=None, ended=None)
     return _run(sweep, recipe.config, axes, view)
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlctl.errors import ConfigError, NotFoundError, UsageError
 from rlctl.files import write_text
-from rlctl.runs.process import DriverProcess
+from rlctl.runs.process import DriverProcess, lock_folder
 from rlctl.runs.record import now
 from rlctl.runs.run_dir import MODES, Access
+
+if TYPE_CHECKING:
+    from rlctl.runs.ownership import Place
 
 RECORD_FILE = "sweep.json"
 TABLE_FILE = "trials.json"
 State = Literal["running", "finished", "failed", "stopped"]
+_STARTS = ("project", "verb", "recipe", "base", "fixed", "axes", "cwd")  # what starts its runs
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,28 @@ class SweepDir:
         path.chmod(MODES[access])
         (path / "logs").mkdir()
         _write(path / RECORD_FILE, record)
-        return cls(path)
+        from rlctl.runs.ownership import register
+
+        if (lock := lock_folder(path)) is not None:
+            lock.close()  # the file of the lock marks the place
+        sweep = cls(path)
+        register(sweep.place, sweep.digest, record.cwd)
+        return sweep
+
+    @property
+    def place(self) -> Place:
+        """Place of the sweep, which a copy of its folder does not have."""
+        from rlctl.runs.ownership import Place
+
+        identity = f"{self.record.name}:{self.record.created}".encode()
+        return Place.of(hashlib.sha256(identity).hexdigest()[:16], self.path)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what the record says about the runs to start."""
+        fields = dataclasses.asdict(self.record)
+        given = [fields[name] for name in (*_STARTS, "settings", "config_sha256")]
+        return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
 
     def update(self, **changes: Any) -> None:
         """Change fields of `sweep.json` atomically."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,13 +182,37 @@ def test_numbers_have_a_limit(board: Served) -> None:
     assert "at most 15 digits" in json.loads(said)["error"]
 
 
+def test_commands_start_in_no_folder_that_a_record_names(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A copied run's record names a folder with a package `rlctl`."""
+    evil = tmp_path / "evil"
+    (evil / "rlctl").mkdir(parents=True)
+    (evil / "rlctl" / "__main__.py").write_text("open('ran', 'w')")
+    copy = tmp_path / "copied" / "demo" / "first"
+    shutil.copytree(root / "demo" / "first", copy)
+    record = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps(record | {"cwd": str(evil)}))
+    given = []
+
+    class Started:
+        def __init__(self, words: list[str], cwd: str | None, **_: object) -> None:
+            given.append((words, cwd))
+
+    monkeypatch.setattr("rlctl.board.actions.subprocess.Popen", Started)
+    Actions().act(RunStore(copy.parents[1]).find("first"), "export", "model")
+    ((words, cwd),) = given
+    assert words[:4] == [sys.executable, "-P", "-m", "rlctl"]
+    assert cwd is None
+
+
 def test_resume_starts_the_command(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = RunStore(root).find("first")
     monkeypatch.setattr(sys, "executable", "/bin/echo")
     actions = Actions()
     started = actions.act(run, "resume", "")
     actions.jobs[started["job"]].process.wait(60)
-    assert actions.job(started["job"])["lines"] == [f"-m rlctl resume {run.path.resolve()}"]
+    assert actions.job(started["job"])["lines"] == [f"-P -m rlctl resume {run.path.resolve()}"]
     exported = actions.act(run, "export", "model")
     actions.jobs[exported["job"]].process.wait(60)
     (line,) = actions.job(exported["job"])["lines"]

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from rlctl.errors import ConfigError
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
 from rlctl.runtime.checkpoint.export import export
@@ -97,7 +98,7 @@ def test_exported_model_scores_as_the_run_did(trained: Path, folder: Path, shelf
 
 
 def test_export_of_adapter_and_of_checkpoint_without_model_folder(
-    trained: Path, folder: Path, base: Path
+    trained: Path, folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import peft
 
@@ -119,6 +120,9 @@ def test_export_of_adapter_and_of_checkpoint_without_model_folder(
         name: each for name, each in listing["files"].items() if not name.startswith("huggingface/")
     }
     manifest.write_text(json.dumps(listing))
+    with pytest.raises(ConfigError, match="was not made by you in this folder"):
+        export(found(copy), 2, folder / "rebuilt")
+    monkeypatch.setenv("RLCTL_TRUSTED", str(folder))
     export(found(copy), 2, folder / "rebuilt")
     for name, value in weights(folder / "rebuilt").items():
         torch.testing.assert_close(value, merged[name], rtol=1e-6, atol=1e-7)

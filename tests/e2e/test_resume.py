@@ -175,7 +175,7 @@ def test_damaged_checkpoint_falls_back_to_the_previous(
     with (copied / "events.jsonl").open("a") as file:
         file.write('\0\0\0\n{"kind":\n')
     (copied / "origins.json").write_text('{"trainer.seed": [{"val')
-    talk = resume(copied, folder, "trainer.total_epochs=3")
+    talk = resume(copied, folder, "trainer.total_epochs=3", "--trust")
     assert "step_000004 is damaged: actor/__0_0.distcp has changed since it was written" in talk
     assert "trainer.total_epochs: 2 → 3" in talk
     assert "resumes from step 2" in talk
@@ -224,7 +224,7 @@ def test_full_disk_keeps_earlier_checkpoints(shorter: Path, folder: Path) -> Non
     """Continue after a failed write; exit with code 7 if the last checkpoint fails too."""
     copied = copy_of(shorter, "full")
     limit = next(copied.glob("checkpoints/*/huggingface/*.safetensors")).stat().st_size - 1
-    words = ["resume", copied.name, "--inline", *given(epochs=3, save=1)]
+    words = ["resume", copied.name, "--inline", "--trust", *given(epochs=3, save=1)]
     ended = run(*words, cwd=folder, largest_file=limit)
     assert ended.code == 7, ended.talk
     assert "the checkpoint of step 5 was not written: " in ended.talk

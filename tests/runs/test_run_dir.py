@@ -188,6 +188,37 @@ def test_git_state(tmp_path):
     assert provenance.git_state(tmp_path) != changed
 
 
+def test_git_state_runs_no_program_of_the_repository(tmp_path):
+    """Hooks, monitors, filters and converters are programs that `.git/config` names."""
+    git(tmp_path, "init", "-q")
+    (tmp_path / ".gitattributes").write_text("a.txt filter=evil diff=evil\n")
+    (tmp_path / "a.txt").write_text("one\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "one")
+    before = provenance.git_state(tmp_path)
+    program = tmp_path / "program.sh"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\ncat\n")
+    program.chmod(0o755)
+    (tmp_path / "included").write_text(f'[filter "evil"]\nprocess = {program}\nrequired = true\n')
+    hooks = tmp_path / "hooks"
+    hooks.mkdir()
+    for name in ("post-index-change", "fsmonitor-watchman"):
+        shutil.copy(program, hooks / name)
+    for key in ("core.fsmonitor", "diff.external", "filter.evil.clean", "diff.evil.textconv"):
+        git(tmp_path, "config", key, str(program))
+    for key, value in {
+        "core.hooksPath": hooks,
+        "diff.evil.command": program,
+        "include.path": tmp_path / "included",
+    }.items():
+        git(tmp_path, "config", key, str(value))
+    (tmp_path / "a.txt").write_text("two\n")
+    state = provenance.git_state(tmp_path)
+    assert state is not None
+    assert (state["commit"], state["diff_sha256"] is not None) == (before["commit"], True)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_data_hashes(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     # FIPS 180-2, appendix B.1

@@ -13,7 +13,7 @@ import typer
 from rlctl import plugins
 from rlctl.cli import complete
 from rlctl.cli.console import print_json
-from rlctl.cli.options import Json, set_option
+from rlctl.cli.options import Json, Trust, set_option
 from rlctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def try_environment(
     parser: Format = None,
     timeout: Timeout = 60.0,
     config: Overrides = None,
+    trust: Trust = False,  # noqa: ARG001
     as_json: Json = False,
 ) -> None:
     """Play episodes with scripted turns or a model; print what is said, rewards and seconds.

@@ -9,7 +9,7 @@ import typer
 
 from rlctl.cli import complete
 from rlctl.cli.console import print_json, print_table, stdout
-from rlctl.cli.options import Json, Root, overrides_argument, recipe_option, set_option
+from rlctl.cli.options import Json, Root, Trust, overrides_argument, recipe_option, set_option
 from rlctl.cli.startup import announce
 from rlctl.terminal import visible
 
@@ -134,6 +134,7 @@ def evaluate(
     limit: Limit = None,
     task_dir: TaskDir = None,
     chat_template: ChatTemplate = True,
+    trust: Trust = False,  # noqa: ARG001
     as_json: Json = False,
     root: Root = None,
 ) -> None:
@@ -201,6 +202,7 @@ def generate(
     overrides: Overrides = None,
     recipe: RecipeOption = "ppo",
     step: Step = None,
+    trust: Trust = False,  # noqa: ARG001
     as_json: Json = False,
     root: Root = None,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rlctl.cli.console import notice, print_json
-from rlctl.cli.options import Json, Root, RunName
+from rlctl.cli.options import Json, Root, RunName, Trust
 from rlctl.cli.startup import announce
 from rlctl.errors import NotFoundError
 from rlctl.monitoring.text import count
@@ -70,6 +70,7 @@ def export(
     push: _Push = None,
     private: _Private = False,
     card_only: _CardOnly = False,
+    trust: Trust = False,  # noqa: ARG001
     as_json: Json = False,
     root: Root = None,
 ) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from rlctl.cli import complete
 from rlctl.cli.console import notice, print_json, print_table, stdout
-from rlctl.cli.options import Json, Root, overrides_argument, recipe_option
+from rlctl.cli.options import Json, Root, Trust, overrides_argument, recipe_option
 from rlctl.cli.startup import announce
 from rlctl.errors import ResourceError, UsageError
 from rlctl.runs.store import RunStore
@@ -89,6 +89,7 @@ def fit(
     devices: PerNode = None,
     nodes: Nodes = 1,
     trial: Try = False,
+    trust: Trust = False,  # noqa: ARG001
     as_json: Json = False,
     root: Root = None,
 ) -> None:
@@ -169,10 +170,10 @@ def _of_recipe(
 
 def _of_run(name: str, words: list[str], root: Path | None) -> tuple[Recipe, list[str]]:
     """Compose the settings of a run; return them and the command that resumes it."""
-    from rlctl.recipes.stored import recompose
+    from rlctl.runs.trust import recompose_run
 
     found = RunStore(root).find(name)
-    return recompose(found.path, words), ["rlctl", "resume", str(found.path), *words]
+    return recompose_run(found.path, words), ["rlctl", "resume", str(found.path), *words]
 
 
 def _try(search: Search, chosen: Fit, command: list[str]) -> tuple[Fit, Trial]:

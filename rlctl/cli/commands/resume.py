@@ -11,7 +11,7 @@ import typer
 from rlctl.cli import remote
 from rlctl.cli.console import notice
 from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
-from rlctl.cli.options import Root, overrides_argument, run_argument
+from rlctl.cli.options import Root, Trust, overrides_argument, run_argument
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce, until_start
 from rlctl.errors import UsageError
@@ -73,6 +73,7 @@ def resume(
     from_step: FromStep = None,
     fork: Fork = None,
     force: Force = False,
+    trust: Trust = False,
     inline: Annotated[
         bool | None,
         typer.Option(
@@ -96,7 +97,7 @@ def resume(
 
     limits = Limits(max_time, save_by, retries)
     options = _options(from_step, fork, force)
-    words = [*(overrides or []), *options]
+    words = [*(overrides or []), *options, *(["--trust"] if trust else [])]
     if address is not None:
         from rlctl.cli.remote_checks import check_resume
 
@@ -107,7 +108,7 @@ def resume(
         return
     found = _pull(run, root) if is_url(run) else api.find_run_or_sweep(run, root)
     if not isinstance(found, Run):
-        _resume_sweep(found, plain=not (words or inline or limits.words))
+        _resume_sweep(found, plain=not (overrides or options or inline or limits.words))
         return
     if inline is None:
         inline = found.record is not None and "--inline" in found.record.command

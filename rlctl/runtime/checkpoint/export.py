@@ -13,7 +13,6 @@ from pathlib import Path
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceError, cannot_write
 from rlctl.files import apply_umask, replacing, step_of
 from rlctl.recipes.roles import ACTOR, REWARD_LEARNER, Role
-from rlctl.recipes.stored import recompose
 from rlctl.runs.run import Run
 from rlctl.runtime.checkpoint.card import CARD, Kind, model_card
 from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
@@ -134,6 +133,7 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     """Write the model to `folder` from the distributed state, saved by any number of ranks."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
+    from rlctl.runs.trust import recompose_run
     from rlctl.runtime.algorithms.bradley_terry import moments
     from rlctl.runtime.data.tokenizer import tokenizer_of
     from rlctl.runtime.model.causal_lm import PolicyModel
@@ -143,7 +143,7 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     from rlctl.runtime.model.vision import copy_processor, freeze_tower
     from rlctl.runtime.workers.safe_load import load_into
 
-    config, role = quickstart.resolve(recompose(run, []).config, run), _trained(checkpoint)
+    config, role = quickstart.resolve(recompose_run(run, []).config, run), _trained(checkpoint)
     model, fsdp = role.model(config), role.fsdp(config)
     assert fsdp is not None, "roles that learn are sharded"
     hf = load_model(model, role.kind, master_dtype(fsdp), config.trainer.seed)

@@ -12,7 +12,6 @@ from rlctl.quickstart import real_path
 from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.roles import ACTOR, ROLES, Role, trained_role
 from rlctl.recipes.schema import Config
-from rlctl.recipes.stored import recompose
 from rlctl.runs.run import Run
 from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.runs.store import find_run_or_model
@@ -76,9 +75,11 @@ def no_responses() -> UsageError:
 
 def _run_config(run: Path, step: int | None, overrides: Sequence[str]) -> Config:
     """Return the config of a run with its checkpoint of `step` (None: the latest) as its model."""
+    from rlctl.runs.trust import recompose_run
+
     model = CheckpointStore(run / "checkpoints").policy(step)
-    role = _trained(recompose(run, overrides).config)
-    return _resolve(recompose(run, [*_settings(role, str(model)), *overrides]))
+    role = _trained(recompose_run(run, overrides).config)
+    return _resolve(recompose_run(run, [*_settings(role, str(model)), *overrides]))
 
 
 def _settings(role: Role, model: str) -> list[str]:

@@ -1,0 +1,213 @@
+"""A run made to be opened by others: nothing of it is code, nothing outside of it is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlctl.recipes.compose import compose
+from rlctl.recipes.layers import leaves, nested
+from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore
+from tests.board.serving import serving
+from tests.recorded import called, record
+
+ESCAPE, MARKUP = "\x1b]0;owned\x07\x1b[31m", "<script>alert(1)</script>"
+GIVEN = ("trainer.total_training_steps=2", "actor_rollout_ref.model.path=quickstart")
+
+READ = (
+    *("show x", "show x --samples", "show x --json", "runs"),
+    *("runs --json", "runs --cols +size", "compare x y", "compare x y --json", "logs x", "watch x"),
+    *("report x --output report.html", "config show x", "config diff x y", "stop x", "sweeps"),
+    *("runs prune x --dry-run", "runs tag x a", "runs note x b", "engines list x"),
+)
+USE = (
+    *("resume x", "resume x --inline", "resume x --inline --fork z", "resume x --force --inline"),
+    *("eval x", "generate x hello", "fit --run x"),
+    *("env test calculator --model x", "reward test --model x --data none.jsonl"),
+)
+
+
+@dataclass
+class Trap:
+    """Files outside of the run's folder, and what was opened and started of them."""
+
+    folder: Path
+    active: bool = False
+    touched: list[str] = field(default_factory=list)
+
+    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.active:
+            return
+        if event == "subprocess.Popen" and str(self.folder) in str(arguments[:3]):
+            self.touched.append(f"{event} {arguments[:3]}")
+        is_path = event in ("open", "os.listdir", "os.scandir", "os.rename", "os.remove")
+        if is_path and isinstance(arguments[0], str | bytes | os.PathLike):
+            path = os.path.realpath(os.fsdecode(arguments[0]))
+            if path.startswith(str(self.folder)):
+                self.touched.append(f"{event} {path}")
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        self.active = True
+        try:
+            yield
+        finally:
+            self.active = False
+
+
+@pytest.fixture(scope="module")
+def trap(tmp_path_factory: pytest.TempPathFactory) -> Trap:
+    trap = Trap(tmp_path_factory.mktemp("outside"))
+    (trap.folder / "evil.py").write_text(f"open({str(trap.folder.parent / 'ran')!r}, 'w')\n")
+    for name in ("secret.txt", "tools.yaml", "servers.json", "picture.png"):
+        (trap.folder / name).write_text("TOPSECRET\n")
+    (trap.folder / "rlctl").mkdir()
+    (trap.folder / "rlctl" / "__main__.py").write_text((trap.folder / "evil.py").read_text())
+    sys.addaudithook(trap.hook)
+    return trap
+
+
+def hostile_texts(value: Any, trap: Trap) -> Any:
+    """Replace all texts of a record by paths, markup and escapes."""
+    if isinstance(value, str):
+        return f"{trap.folder}/secret.txt{ESCAPE}{MARKUP}"
+    if isinstance(value, dict):
+        return {key: hostile_texts(item, trap) for key, item in value.items()}
+    return [hostile_texts(item, trap) for item in value] if isinstance(value, list) else value
+
+
+def hostile_settings(trap: Trap) -> dict[str, Any]:
+    """Return a valid configuration in which every key that can name code does so."""
+    values = leaves(compose("grpo", GIVEN).recorded)
+    evil = f"{trap.folder}/evil.py"
+    rollout, agent = "actor_rollout_ref.rollout", "actor_rollout_ref.rollout.agent"
+    values |= {
+        "actor_rollout_ref.model.trust_remote_code": True,
+        "actor_rollout_ref.actor.policy_loss.loss_mode": "evil:loss",
+        "actor_rollout_ref.actor.optim.optimizer_impl": "evil",
+        f"{rollout}.name": "evil:Engine",
+        f"{rollout}.multi_turn.enable": True,
+        f"{rollout}.multi_turn.format": "evil:Parser",
+        f"{rollout}.multi_turn.function_tool_path": evil,
+        f"{rollout}.multi_turn.tool_config_path": f"{trap.folder}/tools.yaml",
+        f"{agent}.environment": "evil:Environment",
+        f"{agent}.program": "evil:program",
+        f"{agent}.python": f"{trap.folder}/python",
+        "reward.functions": [f"{evil}:score"],
+        "reward.custom_reward_function.path": evil,
+        "reward.cache_path": f"{trap.folder}/cache.db",
+        "algorithm.name": "evil:Algorithm",
+        "algorithm.adv_estimator": "evil:estimator",
+        "algorithm.kl_penalty": "evil:kl",
+        "data.sampler": "evil:Sampler",
+        "trainer.logger": ["evil:Tracker"],
+        "trainer.mirror": f"file://{trap.folder}/mirror",
+        "trainer.default_local_dir": str(trap.folder),
+        "trainer.rollout_data_dir": str(trap.folder),
+        "trainer.validation_data_dir": str(trap.folder),
+        "trainer.tracking.description": ESCAPE + MARKUP,
+        "trainer.tracking.tags": [ESCAPE + MARKUP],
+        "trainer.run_dir": str(trap.folder),
+    }
+    return nested(values)
+
+
+@pytest.fixture(scope="module")
+def root(trap: Trap, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with two copies of a run, each hostile in all that it says."""
+    root = tmp_path_factory.mktemp("received") / "runs"
+    for name in ("x", "y"):
+        run = RunDir.create(root, "p", name, "ppo")
+        run.finish("stopped", 0)
+        row = {"critic/rewards/mean": 0.5, f"{ESCAPE}{MARKUP}": 1.0, f"{trap.folder}/a": 2.0}
+        record(run.path, {1: row, 2: row})
+        settings = yaml.safe_dump(hostile_settings(trap))
+        (run.path / "config.yaml").write_text(settings)
+        store = CheckpointStore(run.path / "checkpoints")
+        aside = store.begin(2)
+        (aside / "huggingface").mkdir()
+        (aside / "huggingface" / "evil.py").write_text((trap.folder / "evil.py").read_text())
+        model = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.EvilConfig"}}
+        (aside / "huggingface" / "config.json").write_text(json.dumps(model))
+        (aside / CONFIG).write_text(settings)
+        store.finish(2)
+        sample = {"prompt": MARKUP, "response": ESCAPE, "score": 1.0, "data_source": "x"}
+        sample |= {"components": {ESCAPE: 1.0}, "ground_truth": MARKUP, "length": 1}
+        sample |= {"finish": ESCAPE}
+        sample |= {"images": [f"{trap.folder}/picture.png", "../../../outside/picture.png"]}
+        (run.path / "generations" / "step_000002.jsonl").write_text(json.dumps(sample) + "\n")
+        (run.attempt / f"worker{ESCAPE}.log").write_text(f"{ESCAPE}{MARKUP}\n")
+        event = {"time": ESCAPE, "kind": MARKUP, "url": f"{trap.folder}/secret.txt"}
+        with (run.path / "events.jsonl").open("a") as file:
+            file.write(json.dumps(event) + "\n")
+        (run.path / "origins.json").write_text(
+            json.dumps({"data.seed": [{"value": MARKUP, "where": ESCAPE, "level": 1}]})
+        )
+        told = json.loads((run.path / "run.json").read_text())
+        kept = {key: told[key] for key in ("state", "created", "ended", "name", "project")}
+        kept["process"] = told["process"] | {"host": f"{trap.folder}{ESCAPE}"}
+        kept["cwd"] = str(trap.folder)
+        kept["parent"] = {"run": "../x", "step": 1, "path": str(trap.folder)}
+        (run.path / "run.json").write_text(json.dumps(hostile_texts(told, trap) | kept))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def before_and_after(
+    trap: Trap, root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[None]:
+    """Work in the folder that was received; check that nothing outside was touched."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.chdir(root.parent)
+    files = sorted(trap.folder.rglob("*"))
+    trap.touched.clear()
+    yield
+    assert trap.touched == []
+    assert sorted(trap.folder.rglob("*")) == files
+    assert not (trap.folder.parent / "ran").exists()
+
+
+@pytest.mark.parametrize("line", READ)
+def test_reading_commands(line: str, trap: Trap) -> None:
+    with trap.watching():
+        done = called(*line.split())
+    wanted = {"logs x": 4, "engines list x": 5}.get(line, 0)
+    assert done.returncode == wanted, done.stdout + done.stderr
+    assert "\x1b]" not in done.stdout + done.stderr
+    for page in Path().glob("*.html"):
+        assert "<script>alert" not in page.read_text()
+
+
+@pytest.mark.parametrize("line", USE)
+def test_commands_that_would_use_its_code(line: str, trap: Trap) -> None:
+    with trap.watching():
+        done = called(*line.split())
+    assert done.returncode in (2, 3, 4), done.stderr
+    assert "\x1b]" not in done.stdout + done.stderr
+    if line.split()[0] in ("resume", "eval", "generate", "fit"):
+        assert "was not made by you" in done.stderr
+
+
+def test_export_copies_its_model_as_data(trap: Trap, tmp_path: Path) -> None:
+    with trap.watching():
+        done = called("export", "x", str(tmp_path / "model"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "model" / "evil.py").is_file()
+
+
+def test_the_board(root: Path, trap: Trap) -> None:
+    with serving(root) as board, trap.watching():
+        for path in ("runs", "view", "samples", "logs", "report", "system", "sweeps"):
+            status, text = board.request(f"/api/{path}?run=p/x&process=worker")
+            assert status in (200, 400, 404), (path, text)
+            assert "<script>alert" not in text or path not in ("report",)
