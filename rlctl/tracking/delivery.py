@@ -351,7 +351,12 @@ def replay(run: RunInfo, steps: Collection[int]) -> Iterator[Call]:
 
     Samples that cannot be read are left out, with one warning for each file.
     """
-    for row in metric_rows(run.folder / METRICS_FILE) if steps else ():
+    if not steps:
+        return
+    from rlctl.tracking.recorded_alarms import recorded_alarms
+
+    alarms = recorded_alarms(run.folder)
+    for row in metric_rows(run.folder / METRICS_FILE):
         if (step := int(row.pop("step"))) in steps:
             try:
                 samples = read_generations(generations_file(run.folder, step))
@@ -359,6 +364,7 @@ def replay(run: RunInfo, steps: Collection[int]) -> Iterator[Call]:
             except (ConfigError, OSError) as error:
                 warn_once(f"the samples of step {step} are not replayed: {error}")
             yield log_call(step, row)
+            yield from (Call("alarm", (alarm,), step) for alarm in alarms.get(step, ()))
 
 
 def was_offline(run: Path, logger: str) -> bool:

@@ -220,3 +220,24 @@ def test_a_logger_learns_which_of_its_runs_were_killed(run, tmp_path):
     RunDir.create(tmp_path / "runs", "house", "third", "ppo").update(process=dead)
     config = yaml.safe_load((run.path / "config.yaml").read_text())
     assert run_info(run.record, run.path, config, 9).lost(NAME) == ["s"]
+
+
+ALERTS = (
+    NOTES.replace("class Notes", "class Alerts")
+    + """
+    def alarm(self, alarm): self.say(f"{alarm.name}{'-' if alarm.over else '+'}{alarm.step}")
+"""
+)
+
+
+def test_replayed_steps_have_their_alarms_once(run, tmp_path):
+    (tmp_path / "alerting.py").write_text(ALERTS)
+    fields = {"value": 1.0, "limit": 0.5, "message": "high", "hint": "lower it"}
+    run.event("alarm", name="kl", step=2, **fields)
+    run.event("alarm", name="length", step=6, **fields)  # of an attempt that was killed
+    run.event("resume", step=5)
+    run.event("alarm_over", name="kl", step=7, **fields)
+    run.finish("finished", 0)
+    sync(RunStore(run.path.parent.parent).find("first"), "alerting:Alerts")
+    said = (run.path / "notes").read_text().split()
+    assert said == ["start", *"012", "kl+2", *"34567", "kl-7", *"89", "finished"]
