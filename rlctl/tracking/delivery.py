@@ -138,6 +138,7 @@ class ThreadedDelivery(Delivery):
     full_replay: bool = field(default=False, init=False)
     sent: set[int] = field(default_factory=set[int], init=False)
     num_received: int | None = field(default=None, init=False)
+    is_late: bool = field(default=False, init=False)  # disabled because it did not start
     _is_finished: bool = field(default=False, init=False)  # `finish` returned, and is confirmed
     _current: tuple[str, float] | None = field(default=None, init=False)  # method, and its start
 
@@ -157,22 +158,37 @@ class ThreadedDelivery(Delivery):
         """Return the id that the tracker gave the run.
 
         Raises the RlctlError of its `start`, an RlctlError for any other exception, and
-        ResourceError after `start_s` seconds.
+        ResourceError after `start_s` seconds. A tracker whose server was not requested (its
+        attribute `requested` is false) is disabled instead.
         """
+        error = self._start_error()
+        if error is None:
+            return self._started.result()
+        if getattr(self.tracker, "requested", True) or isinstance(error, Terminated | TimeUp):
+            raise error
+        self.is_late = True
+        self.disable(error.problems[0].message)
+        return None
+
+    def _start_error(self) -> RlctlError | None:
         limit, mode = self.timeouts.start_s, f"set trainer.tracking.modes.{self.name} to a mode"
         hint = f"remove {self.name} from trainer.logger, or {mode} that needs no network"
         try:
             error = self._started.exception(limit)
         except TimeoutError:
-            self.disable("it did not start")
             late = f"did not start within {limit:g} s (trainer.tracking.start_s)"
-            raise ResourceError(f"logger {self.name} {late}", hint=hint) from None
-        if isinstance(error, Exception) and not isinstance(error, RlctlError):
-            message = f"logger {self.name} failed to start: {type(error).__name__}: {error}"
-            place = users_place(error, plugin_packages)
-            kind = RlctlError if place is None else ConfigError
-            raise kind(message, where=place, hint=hint) from error
-        return self._started.result()
+            self.disable("it did not start")
+            return ResourceError(f"logger {self.name} {late}", hint=hint)
+        if error is None or isinstance(error, RlctlError):
+            return error
+        if not isinstance(error, Exception):
+            raise error
+        message = f"logger {self.name} failed to start: {type(error).__name__}: {error}"
+        place = users_place(error, plugin_packages)
+        kind = RlctlError if place is None else ConfigError
+        found = kind(message, where=place, hint=hint)
+        found.__cause__ = error
+        return found
 
     def send(self, call: Call) -> None:
         """Queue a call without waiting; disable the tracker if it hangs or its queue is full.
@@ -230,10 +246,10 @@ class ThreadedDelivery(Delivery):
 
     @property
     def is_stuck(self) -> bool:
-        """True if the tracker was disabled during a call that has not returned."""
+        """True if the tracker was disabled during its start or a call that has not returned."""
         is_off = self.disabled_reason is not None
         is_stuck = is_off and self._current is not None and self._thread.is_alive()
-        return is_stuck or (self.apart is not None and self.apart.is_stuck)
+        return is_stuck or self.is_late or (self.apart is not None and self.apart.is_stuck)
 
     def _check_time(self, deadline: float = math.inf) -> None:
         """Disable the tracker if a call takes too long, or the thread runs after `deadline`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +91,7 @@ class Trackers:
             self.trackers[RECORD].start(run)
         recorded = metric_rows(run.folder / METRICS_FILE) if run.resume_step else ()
         past = [int(row["step"]) for row in recorded if row["step"] <= run.resume_step]
-        with contextlib.redirect_stdout(sys.stderr):  # SDKs print banners; stdout is for data
+        with self._captured_output():
             for name, tracker in self.trackers.items():
                 if name not in self.direct:
                     first = first_missing_step(run.folder, name, run.resume_step + 1) if past else 0
@@ -100,10 +99,14 @@ class Trackers:
                         name, tracker, self.timeouts, run, past, first
                     )
             ids = {name: delivery.wait_for_start() for name, delivery in self.threaded.items()}
+        self._warn_once()
         if self.threaded:
             from rlctl.tracking.destination import announce
 
-            announce(self.trackers, self._record_event)
+            started = [
+                name for name in self.threaded if self.threaded[name].disabled_reason is None
+            ]
+            announce({name: self.trackers[name] for name in started}, self._record_event)
         return {name: run_id for name, run_id in ids.items() if run_id is not None}
 
     def begin(self) -> None:
@@ -159,7 +162,7 @@ class Trackers:
         self._send(Call("finish", (state,)), self.direct)
         deadline = time.monotonic() + self.timeouts.finish_s
         started = [delivery for delivery in self.threaded.values() if delivery.has_started]
-        with contextlib.redirect_stdout(sys.stderr):
+        with self._captured_output():
             for delivery in started:
                 if failure is not None:
                     delivery.send(Call("failure", (failure,)))
@@ -167,7 +170,7 @@ class Trackers:
             for delivery in started:
                 delivery.wait_for_end(deadline)
         self._warn_once()
-        stuck = [delivery.tracker for delivery in started if delivery.is_stuck]
+        stuck = [delivery.tracker for delivery in self.threaded.values() if delivery.is_stuck]
         if stuck and exit_code is not None:
             force_exit_after_main(exit_code, stuck)
         if complete := [delivery for delivery in started if delivery.is_complete]:
@@ -178,6 +181,14 @@ class Trackers:
         for delivery in started:
             if not delivery.is_complete:
                 self._record_event(MISSED, **delivery.shortfall())
+
+    def _captured_output(self) -> contextlib.AbstractContextManager[None]:
+        """Keep what SDKs print from stdout, which is for data, and from the console."""
+        if not self.threaded and all(name in self.direct for name in self.trackers):
+            return contextlib.nullcontext()
+        from rlctl.tracking.sdk_output import captured
+
+        return captured(self.run)
 
     def _send(self, call: Call, deliveries: Mapping[str, Delivery]) -> None:
         for delivery in deliveries.values():

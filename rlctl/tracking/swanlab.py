@@ -8,7 +8,6 @@ shows all runs of one folder. `SWANLAB_LOG_DIR` moves both.
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -28,8 +27,6 @@ from rlctl.tracking.settings import SwanLabParams
 from rlctl.tracking.shown import SampleTable, flat_config, important_first, notes
 from rlctl.tracking.swanlab_local import close, hide, rename_attempt
 from rlctl.tracking.tracker import SAMPLES, RunInfo, Sample
-
-log = logging.getLogger(__name__)
 
 _Mode = Literal["online", "local", "offline", "disabled"]
 _MODES: dict[str, _Mode] = {
@@ -63,6 +60,7 @@ class SwanLabTracker:
     run: swanlab.Run  # from `start` on, like `mode`
     mode: _Mode
     reason: str  # for the mode
+    requested = True  # False in `start` if no mode was requested
     server: SwanLabRun | None = None  # online
     known: Mapping[str, Collection[int]] = {}  # steps that the server has, by metric
     error: str | None = None  # that ended the run
@@ -81,16 +79,16 @@ class SwanLabTracker:
         Raises the errors of `_choose_mode`, and RlctlError if SwanLab refuses.
         """
         params = self.params
-        requested = run.modes.get("swanlab") or os.environ.get("SWANLAB_MODE")
+        asked = run.modes.get("swanlab") or os.environ.get("SWANLAB_MODE")
+        self.requested = asked is not None
         self.mode, self.reason = _choose_mode(run.modes.get("swanlab"), params.base_url)
         try:
             self._open(run)
         except (RuntimeError, ValueError, OSError) as error:
-            if requested is not None or self.mode != "online":
+            if self.requested or self.mode != "online":
                 raise RlctlError(f"SwanLab failed to start: {error}", hint=_NO_NETWORK) from error
             self.mode = "offline"
             self.reason = f"SwanLab failed to start ({error}); `swanlab sync` sends the files later"
-            log.warning("swanlab: %s", self.reason)
             self._open(run)
         if self.mode == "online":
             settings = _settings(params.base_url)

@@ -7,13 +7,15 @@ the recipe, or `WANDB_MODE`; else online if there is a key and the server respon
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+# W&B prints at its exit, and before it reads other settings; its log is in the run's folder.
+os.environ.setdefault("WANDB_SILENT", "true")
 
 import wandb
 from wandb.errors import AuthenticationError, CommError, UsageError
@@ -34,8 +36,6 @@ from rlctl.tracking.shown import (
     notes,
 )
 from rlctl.tracking.tracker import RunInfo, Sample
-
-log = logging.getLogger(__name__)
 
 _Mode = Literal["online", "offline", "disabled"]
 _MODES: dict[str, _Mode] = {"online": "online", "offline": "offline", "disabled": "disabled"}
@@ -59,6 +59,7 @@ class WandbTracker:
     run: wandb.Run  # from `start` on, like `mode`
     mode: _Mode
     reason: str  # for the mode
+    requested = True  # False in `start` if no mode was requested
     server: WandbRun | None = None  # online
     table: wandb.Table | None = None
     columns = SampleTable(())  # of `table`
@@ -79,18 +80,18 @@ class WandbTracker:
         offline steps. If W&B refuses to start, an unrequested online mode becomes offline. Raises
         the errors of `_choose_mode`, and RlctlError if W&B refuses a requested mode.
         """
-        requested = run.modes.get("wandb") or os.environ.get("WANDB_MODE")
+        asked = run.modes.get("wandb") or os.environ.get("WANDB_MODE")
+        self.requested = asked is not None
         self.mode, self.reason = _choose_mode(run.modes.get("wandb"), self.params.base_url)
         _remove_empty_files(run)
         try:
             self.run = _init(run, self.mode, self.params)
         except (AuthenticationError, CommError, UsageError) as error:
-            if requested is not None or self.mode != "online":
+            if self.requested or self.mode != "online":
                 raise RlctlError(f"W&B failed to start: {error}", hint=_NO_NETWORK) from error
             wandb.teardown(exit_code=1)  # else the id is in use
             self.mode = "offline"
             self.reason = f"W&B failed to start ({error}); `wandb sync` sends the files later"
-            log.warning("wandb: %s", self.reason)
             self.run = _init(run, self.mode, self.params)
         if self.mode == "online":
             self.server = _server(self.run)
