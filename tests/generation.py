@@ -12,9 +12,12 @@ from transformers import PreTrainedModel
 
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, Responses, RolloutEngine, SamplingParams
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
+from tests.tolerance import assert_as_exact, in_float64
 
 STOP = 2
 
@@ -64,6 +67,36 @@ def recomputed(
     return torch.cat([full_forward(policy, prompts[i // n], ids, temperature) for i, ids in rows])
 
 
+def with_kept_cache(
+    old: PreTrainedModel, new: PreTrainedModel, prompt: Tensor, response: Tensor, num_old: int
+) -> Tensor:
+    """Return log-probs of the tokens from `num_old` on: `new` reads the keys and values of `old`.
+
+    The last of the old tokens was sampled, but not yet computed.
+    """
+    with torch.no_grad():
+        context = torch.cat([prompt, response[: num_old - 1]])
+        cache = old(context[None], use_cache=True).past_key_values
+        rest = response[num_old - 1 : -1]
+        logits = new(rest[None], past_key_values=cache, use_cache=True).logits[0]
+    return logits.log_softmax(-1).gather(1, response[num_old:, None]).squeeze(1)
+
+
+def references(
+    policy: PreTrainedModel, prompt_ids: Ragged, found: Responses, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return `recomputed` in float32 and in float64, for `assert_as_exact`."""
+    second = recomputed(policy, prompt_ids, found, temperature)
+    return second, recomputed(in_float64(policy), prompt_ids, found, temperature)
+
+
+@torch.no_grad()
+def exact_log_probs(policy: PreTrainedModel, batch: Rollouts, temperature: float = 1.0) -> Tensor:
+    """Return the log-probs (T,) of all responses in float64."""
+    sequences = Sequences.from_ragged(batch.prompt_ids, batch.response_ids)
+    return PolicyModel(in_float64(policy), temperature)(sequences).log_probs
+
+
 def full_log_probs(
     policy: PreTrainedModel, prompt: Tensor, response: Tensor, temperature: float
 ) -> Tensor:
@@ -74,9 +107,13 @@ def full_log_probs(
 
 
 def assert_most_probable(
-    policy: PreTrainedModel, engine: RolloutEngine, temperature: float, atol: float
+    policy: PreTrainedModel, engine: RolloutEngine, temperature: float, atol: float | None = None
 ) -> None:
-    """Ask for the 3, 0 and 20 most probable tokens, and compare them with those of `policy`."""
+    """Ask for the 3, 0 and 20 most probable tokens, and compare them with those of `policy`.
+
+    `atol` is for engines whose own kernels are less exact than transformers in float32.
+    """
+    exact_policy = in_float64(policy)
     decoding = Decoding(temperature, 0.9, 9, ())
     asked = {
         key: Request(key, ids, decoding, (6, 4), (1, 2), num_top=num_top)
@@ -93,14 +130,19 @@ def assert_most_probable(
         if not request.num_top:
             assert found.top == ()
             continue
-        expected = full_log_probs(
-            policy, request.context_ids, found.response_ids, temperature or 1.0
+        expected, exact = (
+            full_log_probs(model, request.context_ids, found.response_ids, temperature or 1.0)
+            for model in (policy, exact_policy)
         )
         ids, numbers = (torch.tensor(part) for part in zip(*map(_columns, found.top), strict=True))
         assert ids.shape == (len(found.response_ids), request.num_top)
-        torch.testing.assert_close(expected.gather(1, ids), numbers, atol=atol, rtol=0)
-        best = expected.topk(request.num_top).values
-        torch.testing.assert_close(numbers, best, atol=atol, rtol=0)
+        best, exact_best = (each.topk(request.num_top).values for each in (expected, exact))
+        if atol is None:
+            assert_as_exact(numbers, expected.gather(1, ids), exact.gather(1, ids))
+            assert_as_exact(numbers, best, exact_best)
+        else:
+            torch.testing.assert_close(expected.gather(1, ids), numbers, atol=atol, rtol=0)
+            torch.testing.assert_close(numbers, best, atol=atol, rtol=0)
 
 
 def _columns(top: tuple[tuple[int, float], ...]) -> tuple[tuple[int, ...], tuple[float, ...]]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
-from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
-from rlctl.runtime.model import load
 from rlctl.runtime.model.adapter_names import merged_parameters
 from rlctl.runtime.rank_info import RankInfo
 from tests.distributed.ranks import rank_info
 from tests.distributed.test_gradient import gradient
 from tests.models import MIXTURES, mixture_model, tiny_tokenizer, write_tiny_model
 from tests.numerics.test_reward_model import gradient as reward_gradient
+from tests.tolerance import PASSES, float64
 from tests.workers import actor, save, update, weights
 
 NUM_RANKS = 4
@@ -50,20 +48,6 @@ def stages(number: int, schedule: str = "1f1b", **sizes: int) -> tuple[str, ...]
         for section in SECTIONS
         for each in (*kinds, f"pipeline_schedule={schedule}")
     )
-
-
-@contextmanager
-def float64() -> Iterator[None]:
-    """Give models weights and passes in float64 where settings say float32."""
-    names = ("fp32", "float32")
-    with patch.dict(load._DTYPES, dict.fromkeys(names, torch.float64)):
-        yield
-
-
-PASSES = tuple(
-    f"{model}.dtype=float32"
-    for model in ("actor_rollout_ref.model", "critic.model", "reward.reward_model.model")
-)
 
 
 LORA = ("actor_rollout_ref.model.lora_rank=4",)

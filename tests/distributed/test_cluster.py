@@ -40,10 +40,12 @@ from tests.distributed.ranks import rank_info
 from tests.e2e.command import environment, metrics, rlctl, train
 from tests.e2e.conftest import small, write_shelf
 from tests.forks import ONE_MACHINE, read_ray_variables
+from tests.generation import full_forward
 from tests.models import tiny_model, write_tiny_model
 from tests.ports import free_port
 from tests.progress import wait_until
 from tests.settings import given
+from tests.tolerance import assert_as_exact, in_float64
 from tests.tracking.real import tensorboard_curves
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -167,11 +169,11 @@ def test_an_engine_is_divided_over_both_nodes(
     assert events[-1] == "engine_restarted"
     assert len(events) == 2 or lost == "node", "Ray may place a process on a node that is lost"
     assert torch.equal(rollouts.rollout_log_probs.values, again.rollout_log_probs.values)
-    ids = torch.cat([rows.rows()[0], rollouts.response_ids.rows()[0]])
-    with torch.no_grad():
-        logits = tiny_model(seed=5, vocab_size=259)(ids[None]).logits[0, 2:-1]
-    found = logits.log_softmax(-1).gather(1, ids[3:, None])[:, 0]
-    torch.testing.assert_close(rollouts.rollout_log_probs.rows()[0], found, atol=1e-4, rtol=0)
+    policy, row = tiny_model(seed=5, vocab_size=259), rollouts.response_ids.rows()[0]
+    second, exact = (
+        full_forward(model, rows.rows()[0], row, 1.0) for model in (policy, in_float64(policy))
+    )
+    assert_as_exact(rollouts.rollout_log_probs.rows()[0], second, exact)
 
 
 def _send_weights(channel: WeightChannel[Any]) -> list[Any]:

@@ -24,6 +24,7 @@ from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.tracking.metrics import to_floats
 from tests.distributed.ranks import on_ranks, rank_info
+from tests.tolerance import PASSES, assert_as_exact, float64
 from tests.workers import LOSS, actor_of, experience
 
 COMPILE = f"{compiled.KEY}=true"
@@ -62,6 +63,8 @@ def test_compiled_layers_learn_as_plain_ones_do(model: Path) -> None:
     rows = [[0, 1, 2, 3], [1, 3, 5], [2, 3, 4, 5, 6], [4, 6, 7]]  # with shared prompts, and without
     batches = [experience().select(torch.tensor(each)) for each in rows]
     plain = steps(actor(rank_info(), model, *settings, PLAIN), batches)
+    with float64():
+        exact = steps(actor(rank_info(), model, *settings, PLAIN, *PASSES), batches)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     worker, of_graphs = (
@@ -72,8 +75,8 @@ def test_compiled_layers_learn_as_plain_ones_do(model: Path) -> None:
     num_graphs = of_graphs["unique_graphs"]
     found += steps(worker, batches[2:])
     assert 0 < num_graphs == of_graphs["unique_graphs"]
-    for each, expected in zip(found, plain, strict=True):
-        assert torch.allclose(each, expected, rtol=1e-4, atol=1e-5)
+    for each, expected, reference in zip(found, plain, exact, strict=True):
+        assert_as_exact(each, expected, reference.double())
 
 
 def norm(where: RankInfo, model: str) -> float:
@@ -86,8 +89,12 @@ def norm(where: RankInfo, model: str) -> float:
 
 @pytest.mark.soak
 def test_compiled_layers_are_sharded(model: Path) -> None:
-    plain = to_floats(actor(rank_info(), model, PLAIN).update(experience(), lr=1e-2))
-    assert on_ranks(2, norm, str(model)) == pytest.approx([plain["actor/grad_norm"]] * 2, rel=1e-4)
+    batches = [experience()]
+    plain = steps(actor(rank_info(), model, PLAIN), batches)[-1]
+    with float64():
+        exact = steps(actor(rank_info(), model, PLAIN, *PASSES), batches)[-1]
+    for found in on_ranks(2, norm, str(model)):
+        assert_as_exact(torch.tensor(found), plain, exact.double())
 
 
 def test_the_engine_decodes_with_plain_layers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from rlctl.errors import RlctlError
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runs.engines import EngineRequest, PoolStatus, RequestStatus, send
-from rlctl.runtime.algorithms.importance_weights import SampledTokens, mismatch
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster import membership
@@ -31,9 +30,10 @@ from rlctl.runtime.rollout.weight_sync import Bucket, Part, to_buckets
 from rlctl.runtime.workers import weight_sending
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.rollout import RolloutSpec
-from rlctl.tracking.metrics import to_floats
 from tests.distributed.ranks import rank_info
+from tests.generation import exact_log_probs
 from tests.models import write_tiny_model
+from tests.tolerance import assert_as_exact
 from tests.warm_workers import warm_workers
 from tests.workers import learnable
 
@@ -204,18 +204,18 @@ def experience(rollouts: Rollouts, old: Ragged) -> Experience:
     return learnable(rollouts, old, scores)
 
 
-def same(first: Rollouts, second: Rollouts) -> bool:
+def assert_same(stage: Stage, first: Rollouts, second: Rollouts) -> None:
     """Compare responses; log-probs have other roundings in another batch of an engine."""
-    return torch.equal(first.response_ids.values, second.response_ids.values) and torch.allclose(
-        first.rollout_log_probs.values, second.rollout_log_probs.values, atol=1e-5, rtol=0
-    )
+    assert torch.equal(first.response_ids.values, second.response_ids.values)
+    exact = exact_log_probs(stage.trainer.policy.hf, first)
+    assert_as_exact(first.rollout_log_probs.values, second.rollout_log_probs.values, exact)
 
 
-def largest_difference(rollouts: Rollouts, old: LogProbs) -> float:
-    """Return max |π_engine − π_trainer| over the sampled tokens."""
-    return to_floats(mismatch(SampledTokens.from_rollouts(rollouts, old.log_probs.values)))[
-        "training/rollout_probs_diff_max"
-    ]
+def assert_current(stage: Stage, rollouts: Rollouts, old: LogProbs | None = None) -> None:
+    """Check that engines had the trainer's weights, whose own log-probs may be `old`."""
+    old = old or stage.actor.compute_log_probs(rollouts)
+    exact = exact_log_probs(stage.trainer.policy.hf, rollouts)
+    assert_as_exact(rollouts.rollout_log_probs.values, old.log_probs.values, exact)
 
 
 def test_engines_generate_with_current_weights(stage: Stage) -> None:
@@ -225,7 +225,7 @@ def test_engines_generate_with_current_weights(stage: Stage) -> None:
         rollouts = stage.generate(seed=step)
         addresses.add(stage.engines.group._address)
         old = stage.actor.compute_log_probs(rollouts)
-        assert largest_difference(rollouts, old) < 1e-4
+        assert_current(stage, rollouts, old)
         if step < 4:
             stage.actor.update(experience(rollouts, old.log_probs), lr=1e-2)
     plain = compose("grpo", [*OVERRIDES, f"{MODEL}{stage.folder}/model"]).config
@@ -270,15 +270,15 @@ def test_engine_lost_during_generation_does_not_change_responses(
             stage.pool.engines, "spec", replace(stage.pool.engines.spec, call_timeout_s=15.0)
         )
     stage.request(what)
-    assert same(stage.generate(seed=3), undisturbed)
+    assert_same(stage, stage.generate(seed=3), undisturbed)
     assert stage.kinds()[0] == "engine_lost"
     assert stage.events[0][1]["requests"] >= 1
     assert "is lost" in caplog.text
-    assert same(stage.wait_for_restart(), undisturbed)
+    assert_same(stage, stage.wait_for_restart(), undisturbed)
     stage.actor.update(experience(undisturbed, undisturbed.rollout_log_probs), lr=1e-2)
     rollouts = stage.generate(seed=4)
     assert {engine.version for engine in stage.pool.engines.engines} == {stage.engines.version}
-    assert largest_difference(rollouts, stage.actor.compute_log_probs(rollouts)) < 1e-4
+    assert_current(stage, rollouts)
     assert stage.kinds() == ["engine_lost", "engine_restarted"]
 
 
@@ -301,9 +301,9 @@ def test_engines_join_and_leave_without_a_change_of_responses(
     monkeypatch.setattr(membership, "_POLL_S", 0.1)
     undisturbed = stage.generate(seed=3)
     assert ask(stage, EngineRequest("add", count=1)).message == "added engine 2"
-    assert same(stage.generate(seed=3), undisturbed)
+    assert_same(stage, stage.generate(seed=3), undisturbed)
     assert ask(stage, EngineRequest("drain", engines=[0])).message == "drained engine 0"
-    assert same(stage.generate(seed=3), undisturbed)
+    assert_same(stage, stage.generate(seed=3), undisturbed)
     assert [each.number for each in stage.pool.engines.engines] == [1, 2]
     assert stage.kinds() == ["engine_request", "engine_added", "engine_request", "engine_drained"]
     refused = ask(stage, EngineRequest("drain", count=2))
@@ -352,8 +352,8 @@ def test_engine_lost_during_weight_sync_gets_a_new_group(
         monkeypatch.setattr(WeightGroup, "send", send_late)
     rollouts = stage.generate(seed=3)
     assert stage.kinds()[0] == "engine_lost"
-    assert largest_difference(rollouts, stage.actor.compute_log_probs(rollouts)) < 1e-4
-    assert same(stage.wait_for_restart(), rollouts)
+    assert_current(stage, rollouts)
+    assert_same(stage, stage.wait_for_restart(), rollouts)
     assert {engine.version for engine in stage.pool.engines.engines} == {stage.engines.version}
 
 

@@ -27,6 +27,7 @@ from rlctl.runtime.workers.dispatch import split
 from rlctl.tracking.metrics import to_floats
 from tests.configs import configured
 from tests.distributed.ranks import on_ranks, rank_info
+from tests.tolerance import PASSES, assert_all_as_exact, assert_as_exact, float64
 from tests.vlm import CHATS, prompts_of, write_vlm
 from tests.workers import LOSS, ROWS, actor_of, critic_of, experience, gradients
 
@@ -104,6 +105,19 @@ def gradient(
     return torch.cat([each.flatten() for each in found.values()]), metrics
 
 
+def exact_gradient(
+    model: str,
+    role: str,
+    mode: str = "token-mean",
+    overrides: tuple[str, ...] = (),
+    num_micro_batches: int = 1,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Return `gradient` of one process in float64."""
+    with float64():
+        settings = (*overrides, *PASSES)
+        return gradient(rank_info(), model, role, mode, num_micro_batches, settings)
+
+
 @pytest.mark.parametrize(
     ("mode", "loss"),
     [
@@ -118,11 +132,15 @@ def gradient(
 def test_micro_batches_do_not_change_the_gradient(
     model: Path, mode: str, loss: tuple[str, ...]
 ) -> None:
-    whole, metrics = gradient(rank_info(), str(model), "actor", mode, 1, loss)
-    cut, cut_metrics = gradient(rank_info(), str(model), "actor", mode, 4, loss)
+    whole, _ = gradient(rank_info(), str(model), "actor", mode, 1, loss)
+    cut, _ = gradient(rank_info(), str(model), "actor", mode, 4, loss)
+    exact, exact_metrics = exact_gradient(str(model), "actor", mode, loss)
+    _, cut_metrics = exact_gradient(str(model), "actor", mode, loss, 4)
     assert whole.norm() > 1e-3
-    assert (whole - cut).norm() <= 1e-6 * whole.norm()
-    assert cut_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-7)
+    assert_as_exact(cut, whole, exact)
+
+    # Losses are exact; the sums of their metrics are float32.
+    assert cut_metrics == pytest.approx(exact_metrics, rel=1e-6, abs=1e-12)
 
 
 CUTS = [
@@ -141,11 +159,12 @@ def test_two_ranks_do_not_change_the_gradient(model: Path) -> None:
     """FSDP2 on two gloo ranks against one process, with one and with several micro-batches."""
     whole = {role: gradient(rank_info(), str(model), role, "token-mean", 1)[0] for role, _ in CUTS}
     whole["apart"] = gradient(rank_info(), str(model), "actor", "token-mean", 1, APART)[0]
+    exact = {role: exact_gradient(str(model), role)[0] for role, _ in CUTS}
+    exact["apart"] = exact_gradient(str(model), "actor", overrides=APART)[0]
     assert min(expected.norm() for expected in whole.values()) > 1e-3
     for of_rank in on_ranks(2, gradients_of_cuts, str(model)):
         for (role, number), cut in zip([*CUTS, ("apart", 4)], of_rank, strict=True):
-            expected = whole[role]
-            assert (expected - cut).norm() <= 1e-6 * expected.norm(), (role, number)
+            assert_as_exact(cut, whole[role], exact[role], f"{role} {number}")
 
 
 def test_an_update_returns_the_log_probs_before_it(model: Path) -> None:
@@ -159,7 +178,10 @@ def test_an_update_returns_the_log_probs_before_it(model: Path) -> None:
     found, metrics = worker.update_with_log_probs(batch, lr=1e-2)
     after = worker.compute_log_probs(batch).log_probs
     assert torch.equal(found.log_probs.lengths, before.lengths)
-    assert torch.allclose(found.log_probs.values, before.values, atol=1e-5)
+    with float64():
+        exact = actor_of(rank_info(), configured("ppo", [*sizes, *LOSS], PASSES))
+        exact_log_probs = exact.compute_log_probs(batch).log_probs.values.double()
+    assert_as_exact(found.log_probs.values, before.values, exact_log_probs)
     assert not torch.allclose(after.values, before.values, atol=1e-3)
     assert to_floats(metrics)["actor/skipped_updates"] == 0
 
@@ -218,13 +240,13 @@ def test_ranks_and_micro_batches_change_nothing(folder: Path, frozen: str) -> No
     whole = image_gradients(rank_info(), str(folder), frozen, "8")
     cut = image_gradients(rank_info(), str(folder), frozen, "2")
     (first, second) = on_ranks(2, image_gradients, str(folder), frozen, "2")
+    with float64():
+        exact = image_gradients(rank_info(), str(folder), frozen, "8", *PASSES)
     assert any("visual" in name for name in whole) is (frozen == "false")
     recompute = "actor_rollout_ref.model.enable_gradient_checkpointing=true"
     recomputed = image_gradients(rank_info(), str(folder), frozen, "8", recompute)
     for other in (cut, recomputed, first, second):
-        assert other.keys() == whole.keys()
-        for name, gradient in whole.items():
-            assert float((other[name] - gradient).norm()) <= 1e-5 * float(gradient.norm()) + 1e-7
+        assert_all_as_exact(other, whole, exact)
 
 
 ROLES = ("actor", "critic", "sft")
@@ -232,7 +254,7 @@ Metrics = dict[str, float]
 
 
 def build(where: RankInfo, model: str, role: str) -> ActorWorker | CriticWorker:
-    overrides = [f"actor_rollout_ref.model.path={model}", *LOSS]
+    overrides = [f"actor_rollout_ref.model.path={model}", *LOSS, *PASSES]
     config = compose("sft" if role == "sft" else "ppo", overrides).config
     return (critic_of if role == "critic" else actor_of)(where, config)
 
@@ -300,6 +322,8 @@ def of_all_roles(where: RankInfo, model: str) -> list[tuple[Any, list[torch.Tens
 @pytest.mark.soak
 def test_mini_batches_without_tokens_take_no_step_and_ranks_may_lack_rows(model: Path) -> None:
     alone = of_all_roles(rank_info(), str(model))
+    with float64():
+        exact = of_all_roles(rank_info(), str(model))
     ranks = on_ranks(2, of_all_roles, str(model))
     for number, role in enumerate(ROLES):
         counter = f"{'critic' if role == 'critic' else 'actor'}/empty_mini_batches"
@@ -311,5 +335,5 @@ def test_mini_batches_without_tokens_take_no_step_and_ranks_may_lack_rows(model:
             assert not stuck
             assert counter not in half
             assert not any(map(math.isnan, half.values()))
-            for one, other in zip(weights, alone[number][1], strict=True):
-                torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+            for each in zip(weights, alone[number][1], exact[number][1], strict=True):
+                assert_as_exact(*each)

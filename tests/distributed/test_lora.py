@@ -32,6 +32,7 @@ from rlctl.runtime.workers.background import await_written, begin_writing
 from tests.distributed.ranks import rank_info
 from tests.miniatures import miniature
 from tests.models import write_tiny_model
+from tests.tolerance import assert_all_as_exact, assert_as_exact, in_float64
 from tests.workers import LOSS, actor_of, experience, update
 
 LORA = ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora_alpha=8"]
@@ -56,6 +57,21 @@ def sequences() -> Sequences:
     return Sequences.from_ragged(batch.prompt_ids, batch.response_ids)
 
 
+def row_by_row(hf: Any) -> torch.Tensor:
+    """Return the log-probs (T,) that a model computes for each row alone."""
+    batch, found = experience(), list[torch.Tensor]()
+    for prompt, response in zip(batch.prompt_ids.rows(), batch.response_ids.rows(), strict=True):
+        logits = hf(torch.cat([prompt, response])[None]).logits[0]
+        log_probs = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        found.append(log_probs.gather(1, response[:, None])[:, 0])
+    return torch.cat(found)
+
+
+def gradients_of(hf: Any) -> dict[str, torch.Tensor]:
+    """Return the gradients of the trained parameters."""
+    return {name: each.grad for name, each in hf.named_parameters() if each.requires_grad}
+
+
 @pytest.mark.parametrize("kind", [{}, {"use_rslora": True}, {"use_dora": True}])
 def test_log_probs_and_gradients_are_those_of_peft(model: Path, kind: dict[str, Any]) -> None:
     more = [f"actor_rollout_ref.model.{name}=true" for name in kind]
@@ -78,20 +94,15 @@ def test_log_probs_and_gradients_are_those_of_peft(model: Path, kind: dict[str, 
     mine, theirs = (sum("lora_" in name for name in each) for each in names)
     assert mine == theirs > 0
 
-    batch, log_probs = experience(), log_probs_of(injected)
-    expected = []
-    for prompt, response in zip(batch.prompt_ids.rows(), batch.response_ids.rows(), strict=True):
-        logits = reference(torch.cat([prompt, response])[None]).logits[0].float()
-        found = logits.log_softmax(-1)[len(prompt) - 1 : -1]
-        expected.append(found.gather(1, response[:, None])[:, 0])
-    torch.testing.assert_close(log_probs, torch.cat(expected), rtol=1e-4, atol=1e-5)
-    log_probs.sum().backward()
-    torch.cat(expected).sum().backward()
+    log_probs, exact_reference = log_probs_of(injected), in_float64(reference)
+    expected, exact = row_by_row(reference), row_by_row(exact_reference)
+    assert_as_exact(log_probs, expected, exact)
+    for each in (log_probs, expected, exact):
+        each.sum().backward()
     for name, parameter in injected.named_parameters():
         assert parameter.requires_grad == ("lora_" in name)
-        if parameter.requires_grad:
-            wanted = reference.get_parameter(f"base_model.model.{name}").grad
-            torch.testing.assert_close(parameter.grad, wanted, rtol=1e-3, atol=1e-4)
+    found = {f"base_model.model.{name}": grad for name, grad in gradients_of(injected).items()}
+    assert_all_as_exact(found, gradients_of(reference), gradients_of(exact_reference))
 
     with torch.no_grad():
         with without_adapters(injected):
@@ -99,7 +110,7 @@ def test_log_probs_and_gradients_are_those_of_peft(model: Path, kind: dict[str, 
         plain = load_model(spec, "policy", torch.float32, 0)
         assert dict(plain.named_parameters()).keys() == dict(merged_parameters(injected)).keys()
         plain.load_state_dict(dict(merged_parameters(injected)), strict=False)
-        torch.testing.assert_close(log_probs_of(plain), log_probs, rtol=1e-4, atol=1e-4)
+        assert_as_exact(log_probs_of(plain), log_probs, exact)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "deepseek_v3", "qwen3_5_moe_text"])
@@ -120,10 +131,11 @@ def test_experts_are_refused_and_the_other_layers_are_exact(kind: str, tmp_path:
     assert any("lora_" in name for name, _ in hf.named_parameters())
     with torch.no_grad():
         before, after = log_probs_of(plain), log_probs_of(hf)
+        exact = log_probs_of(in_float64(hf))
         plain.load_state_dict(dict(merged_parameters(hf)), strict=False)
         merged = log_probs_of(plain)
     assert (before - after).abs().max() > 1e-3
-    torch.testing.assert_close(merged, after, rtol=0, atol=1e-5)
+    assert_as_exact(merged, after, exact)
 
 
 def test_unknown_or_nonlinear_target_modules_are_an_error(model: Path) -> None:

@@ -24,6 +24,7 @@ from rlctl.runtime.workers.process_memory import MMAP_THRESHOLD, TOP_PAD, TRIM_T
 from tests import workers
 from tests.distributed.ranks import in_a_process
 from tests.models import write_tiny_model
+from tests.tolerance import PASSES, assert_as_exact, float64
 from tests.workers import LOSS, actor_of
 
 pytestmark = pytest.mark.soak
@@ -76,6 +77,13 @@ def return_freed_memory() -> None:
         libc.mallopt(parameter, value)
 
 
+def exact_passes(where: RankInfo, model: str) -> dict[str, Any]:
+    """Run passes with enough memory in float64."""
+    with float64():
+        worker = actor(where, model, *PASSES)
+        return {"log_probs": worker.compute_log_probs(experience()), "enough": update(worker)}
+
+
 def passes_with_limits(where: RankInfo, model: str) -> dict[str, Any]:
     """Run passes with enough memory, with memory for half of a batch, and with too little."""
     return_freed_memory()
@@ -100,7 +108,8 @@ def passes_with_limits(where: RankInfo, model: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def seen(model: str) -> dict[str, Any]:
-    return in_a_process(passes_with_limits, model)
+    exact = in_a_process(exact_passes, model)
+    return in_a_process(passes_with_limits, model) | {"exact": exact}
 
 
 def test_gradient_is_unchanged_by_oom_retries(seen: dict[str, Any]) -> None:
@@ -110,15 +119,14 @@ def test_gradient_is_unchanged_by_oom_retries(seen: dict[str, Any]) -> None:
     assert retries == [OomRetry(KEY, TOKENS, TOKENS // 2, "tokens")]
     assert none == seen["again"][1] == []
     assert expected.norm() > 1e-3
-    assert (gradient - expected).norm() <= 1e-6 * expected.norm()
+    assert_as_exact(gradient, expected, seen["exact"]["enough"][0])
 
 
 def test_log_probs_are_unchanged_by_oom_retries(seen: dict[str, Any]) -> None:
     expected, (found, retries) = seen["log_probs"], seen["scored"]
     assert [each.key for each in retries] == [INFER_KEY]
-    torch.testing.assert_close(
-        found.log_probs.values, expected.log_probs.values, rtol=1e-6, atol=1e-6
-    )
+    exact = seen["exact"]["log_probs"].log_probs.values.double()
+    assert_as_exact(found.log_probs.values, expected.log_probs.values, exact)
 
 
 def test_single_row_that_does_not_fit_is_an_error(seen: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
 from rlctl.runtime.workers.dispatch import split
 from tests.distributed.ranks import on_ranks, rank_info
+from tests.tolerance import PASSES, assert_as_exact, float64
 from tests.workers import actor, experience, save, update, weights
 
 
@@ -28,6 +29,16 @@ def load_update_and_save(where: RankInfo, model: str, folder: Path) -> list[torc
     update(worker)
     save(worker, folder / f"on-{where.world_size}")
     return [*found, weights(worker)]
+
+
+def exact_weights(model: Path, num_updates: int) -> list[Tensor]:
+    """Return the weights after each update in float64."""
+    with float64():
+        worker, found = actor(rank_info(), str(model), PASSES), list[Tensor]()
+        for _ in range(num_updates):
+            update(worker)
+            found.append(weights(worker))
+    return found
 
 
 def test_state_moves_from_one_rank_to_two_and_back(model: Path, tmp_path: Path) -> None:
@@ -42,18 +53,19 @@ def test_state_moves_from_one_rank_to_two_and_back(model: Path, tmp_path: Path) 
     await_written([tmp_path / "one"], timeout_s=60)
     expected = weights(first)
     assert not torch.equal(untrained, saved)
+    exact = exact_weights(model, num_updates=3)
     loaded, updated = load_update_and_save(rank_info(), str(model), tmp_path)
     assert torch.equal(loaded, saved)
     assert torch.equal(updated, expected)
     for loaded, updated in on_ranks(2, load_update_and_save, str(model), tmp_path):
         assert torch.equal(loaded, saved)
-        assert (updated - expected).norm() <= 1e-5 * expected.norm()
+        assert_as_exact(updated, expected, exact[1])
     back = actor(rank_info(), str(model))
     back.load(tmp_path / "on-2")
     for worker in (first, back):
         update(worker)
     assert not torch.equal(weights(back), updated)
-    assert (weights(back) - weights(first)).norm() <= 1e-5 * weights(first).norm()
+    assert_as_exact(weights(back), weights(first), exact[2])
 
 
 def test_saving_before_the_first_update_changes_nothing(model: Path, tmp_path: Path) -> None:
@@ -165,10 +177,12 @@ def test_the_average_equals_a_loop_and_is_restored(model: Path, tmp_path: Path) 
     alone = follow(rank_info(), str(model), tmp_path / "one")
     for steps, averages in (alone, *(result for result, _ in ranks)):
         expected = steps[0]
+        exact = expected.double()
         assert torch.equal(averages[0], expected)
         for decay, step, average in zip(DECAYS, steps[1:], averages[1:], strict=False):
             expected = decay * expected + (1 - decay) * step
-            torch.testing.assert_close(average, expected, rtol=0, atol=2e-7)
+            exact = decay * exact + (1 - decay) * step.double()
+            assert_as_exact(average, expected, exact)
         assert torch.equal(averages[-1], averages[-2])
 
 

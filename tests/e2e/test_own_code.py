@@ -15,8 +15,9 @@ from rlctl.__main__ import main
 from rlctl.runtime.rollout.hf import HFEngine
 from tests import own_code
 from tests.e2e.command import metrics
-from tests.generation import engine_spec, prompts, recomputed, sampling
+from tests.generation import engine_spec, prompts, references, sampling
 from tests.models import tiny_tokenizer
+from tests.tolerance import assert_as_exact
 
 TRUST = "actor_rollout_ref.model.trust_remote_code"
 FILES = ("configuration_own.py", "modeling_own.py")
@@ -80,5 +81,4 @@ def test_an_engine_with_its_own_copy_decodes_as_the_model(own_model: Path) -> No
     engine = HFEngine.from_spec(engine_spec(own_model, *words), None)
     prompt_ids = prompts(5, 9, 5)
     found = engine.generate(prompt_ids, sampling(n=2, max_tokens=6))
-    expected = recomputed(engine.model, prompt_ids, found)
-    torch.testing.assert_close(found.log_probs.values, expected, atol=1e-4, rtol=0)
+    assert_as_exact(found.log_probs.values, *references(engine.model, prompt_ids, found))

@@ -18,6 +18,7 @@ from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.sequences import Sequences
 from tests.interpreted import interpreted
 from tests.models import tiny_model
+from tests.tolerance import assert_as_exact, in_float64
 
 pytestmark = pytest.mark.extra("triton")
 SHAPES = [(5, 7), (2, 5000)]  # the last has two blocks
@@ -51,6 +52,13 @@ def exact(targets: Tensor, temperature: float, logits: Tensor) -> tuple[Tensor, 
     return found, entropy
 
 
+def by_torch(targets: Tensor, temperature: float, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log-probs and entropies (T,) in float32 by torch's own operations."""
+    found, entropy = ops.log_probs_and_entropy(logits.float(), targets, temperature, True)
+    assert entropy is not None
+    return found.double(), entropy.double()
+
+
 def by_kernel(
     targets: Tensor, temperature: float, overwrite: bool, logits: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -59,7 +67,8 @@ def by_kernel(
 
     log_probs, entropy, squares = FusedScore.apply(logits, targets, temperature, overwrite)
     expected = ops.sum_of_squared_probs(logits.detach().double(), temperature)
-    torch.testing.assert_close(squares.double(), expected, rtol=1e-6, atol=1e-6)
+    second = ops.sum_of_squared_probs(logits.detach().float(), temperature)
+    assert_as_exact(squares, second, expected)
     assert log_probs.dtype == entropy.dtype == torch.float32
     return log_probs.double(), entropy.double()
 
@@ -73,16 +82,13 @@ def compare() -> None:
     )
     for shape, (dtype, temperature, with_entropy) in product(SHAPES, cases):
         logits, targets = logits_of(*shape, dtype)
-        expected = graded(partial(exact, targets, temperature), logits, with_entropy)
+        expected = graded(partial(exact, targets, temperature), logits.double(), with_entropy)
+        second = graded(partial(by_torch, targets, temperature), logits, with_entropy)
         for overwrite in (False, True):
             kernel = partial(by_kernel, targets, temperature, overwrite)
             found = graded(kernel, logits, with_entropy)
-            for x, y in zip(found[:2], expected[:2], strict=True):
-                torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-6)
-            close = {"rtol": 1e-6, "atol": 1e-6}
-            if dtype == torch.bfloat16:  # in which the gradient is rounded
-                close = {"rtol": 1e-2, "atol": 1e-4}
-            torch.testing.assert_close(found[2], expected[2], **close)
+            for each in zip(found, second, expected, strict=True):
+                assert_as_exact(*each)
 
 
 def train() -> None:
@@ -98,9 +104,9 @@ def train() -> None:
         return fused(*args)
 
     score_kernels.FusedScore.apply = recorded
-    for usable in (False, True):
+    plain = tiny_model()
+    for usable, hf in ((False, in_float64(plain)), (False, plain), (True, tiny_model())):
         causal_lm.has_score_kernel = lambda _, usable=usable: usable
-        hf = tiny_model()
         use_rlctl_attention(hf)
         model = causal_lm.PolicyModel(hf, 0.8)
         given = ([[5, 6, 7], [8, 9]], [[3, 4, 5, 6], [7, 8]])
@@ -110,8 +116,8 @@ def train() -> None:
         gradient = torch.cat([x.grad.flatten() for x in hf.parameters() if x.grad is not None])
         results.append((outputs.log_probs, outputs.entropy, outputs.sum_pi_squared, gradient))
     assert written == [True]  # the gradient takes the place of the logits
-    for expected, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for expected, second, found in zip(*results, strict=True):
+        assert_as_exact(found, second, expected)
 
 
 def overwrite() -> None:

@@ -155,15 +155,20 @@ def test_flex_attention_computes_the_same(
     leaves = [torch.randn(total, heads, 16, generator=draw) for heads in (4, 2, 2)]
     leaves.append(torch.randn(4, generator=draw))
     results = []
-    for attend in (packing.attend, lambda _, *args: packing.token_map.attend(*args)):
-        query, key, value, sinks = (each.clone().requires_grad_() for each in leaves)
+    exact = [each.double() for each in leaves]
+
+    def by_token_map(_: int, *args: Any) -> Tensor:
+        return packing.token_map.attend(*args)
+
+    for attend, given in ((packing.attend, leaves), (by_token_map, leaves), (by_token_map, exact)):
+        query, key, value, sinks = (each.clone().requires_grad_() for each in given)
         reach = Reach(0.3, window, sinks if with_sinks else None, softcap)
         out = attend(0, query, key, value, reach)
         inputs = [query, key, value, *([sinks] if with_sinks else [])]
         weights = torch.linspace(-1, 1, out.numel()).view_as(out)
         results.append([out, *torch.autograd.grad((out * weights).sum(), inputs)])
-    for expected, found in zip(*results, strict=True):
-        assert relative(found, expected) < 1e-5
+    for each in zip(*results, strict=True):
+        assert_as_exact(*each)
 
 
 def test_kernels_are_chosen_by_what_they_compute(monkeypatch: pytest.MonkeyPatch) -> None:

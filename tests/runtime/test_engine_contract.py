@@ -43,11 +43,13 @@ from tests.generation import (
     engine_spec,
     full_forward,
     prompts,
-    recomputed,
+    references,
     sampling,
+    with_kept_cache,
 )
 from tests.models import mixture_model, tiny_model
 from tests.runtime.test_weights import Arrived
+from tests.tolerance import assert_as_exact, in_float64
 
 MAX_LENGTH = 192
 CHOOSES = {"auto", "vllm_server", "sglang"}  # delegates to one of the others, or needs a server
@@ -130,9 +132,8 @@ def assert_agree(
     responses: Responses, prompt_ids: Ragged, policy: PreTrainedModel, temperature: float = 1.0
 ) -> None:
     """Compare log-probs with a full forward of the current policy."""
-    expected = recomputed(plain_copy(policy), prompt_ids, responses, temperature)
-    # Of numbers down to -20, in float32.
-    torch.testing.assert_close(responses.log_probs.values, expected, atol=1e-4, rtol=0)
+    second, exact = references(plain_copy(policy), prompt_ids, responses, temperature)
+    assert_as_exact(responses.log_probs.values, second, exact)
 
 
 def own_experts(policy: PreTrainedModel, prompt: Tensor, response: Tensor) -> Tensor:
@@ -209,7 +210,7 @@ def test_log_probs_cover_the_entire_vocabulary(shared: Shared, temperature: floa
 
 @pytest.mark.parametrize("temperature", [0.6, 0.0])
 def test_the_most_probable_tokens(shared: Shared, temperature: float) -> None:
-    assert_most_probable(plain_copy(shared.policy), shared.engine, temperature, atol=1e-4)
+    assert_most_probable(plain_copy(shared.policy), shared.engine, temperature)
 
 
 def test_greedy_decoding_matches_a_naive_loop(shared: Shared) -> None:
@@ -424,23 +425,9 @@ def worker(kind: Kind) -> Iterator[RolloutWorker]:
     built.close()
 
 
-def with_kept_cache(
-    old: PreTrainedModel, new: PreTrainedModel, prompt: Tensor, response: Tensor, num_old: int
-) -> Tensor:
-    """Return log-probs of the tokens from `num_old` on: `new` reads the keys and values of `old`.
-
-    The last of the old tokens was sampled, but not yet computed.
-    """
-    with torch.no_grad():
-        context = torch.cat([prompt, response[: num_old - 1]])
-        cache = old(context[None], use_cache=True).past_key_values
-        rest = response[num_old - 1 : -1]
-        logits = new(rest[None], past_key_values=cache, use_cache=True).logits[0]
-    return logits.log_softmax(-1).gather(1, response[num_old:, None]).squeeze(1)
-
-
 def test_responses_continue_under_the_new_weights(worker: RolloutWorker) -> None:
     old, new = changed(1), changed(2)
+    exact_old, exact_new = in_float64(old), in_float64(new)
     worker.load_weights(Arrived(buckets(old), 3))
     alone = Run(worker)
     alone.exchange(requests(*LENGTHS), TO_END)
@@ -464,14 +451,20 @@ def test_responses_continue_under_the_new_weights(worker: RolloutWorker) -> None
         assert not torch.equal(ids, before.response_ids)
         prompt = run.asked[row[0]].context_ids
         if isinstance(worker.engine, HFEngine):
-            expected = with_kept_cache(old, new, prompt, ids, num_old)
+            second = with_kept_cache(old, new, prompt, ids, num_old)
+            exact = with_kept_cache(exact_old, exact_new, prompt, ids, num_old)
         else:
-            expected = full_forward(new, prompt, ids, 1.0)[num_old:]
-        torch.testing.assert_close(log_probs[num_old:], expected, atol=1e-4, rtol=0)
+            second, exact = (
+                full_forward(model, prompt, ids, 1.0)[num_old:] for model in (new, exact_new)
+            )
+        assert_as_exact(log_probs[num_old:], second, exact)
     last = run.found[len(LENGTHS), 0]
     assert last.spans == ((5, 12),)
-    expected = full_forward(new, run.asked[-1].context_ids, last.response_ids, 1.0)
-    torch.testing.assert_close(last.log_probs, expected, atol=1e-4, rtol=0)
+    second, exact = (
+        full_forward(model, run.asked[-1].context_ids, last.response_ids, 1.0)
+        for model in (new, exact_new)
+    )
+    assert_as_exact(last.log_probs, second, exact)
 
 
 def test_several_loads_and_a_cancelled_request(worker: RolloutWorker) -> None:

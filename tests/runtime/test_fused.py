@@ -18,6 +18,7 @@ from rlctl.runtime.rollout.fused import FusedModel, Passes
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request
 from tests.models import ARCHS, limited_model, mixture_model, tiny_model
+from tests.tolerance import assert_as_exact, in_float64
 
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}
 KNOWN: dict[str, Any] = {
@@ -40,7 +41,7 @@ def passes_of(model: PreTrainedModel) -> Passes:
 @pytest.mark.parametrize("name", KNOWN)
 def test_logits_equal_those_of_the_modules(name: str) -> None:
     model = KNOWN[name]().eval()
-    passes = passes_of(model)
+    passes, exact_model = passes_of(model), in_float64(model)
     assert passes.is_fused
     ids = torch.randint(3, 64, (43,), generator=torch.Generator().manual_seed(1))
     packing = Packing.from_lengths(torch.tensor([20, 1, 22]), "cpu")
@@ -49,26 +50,25 @@ def test_logits_equal_those_of_the_modules(name: str) -> None:
         found = passes.logits(ids, packing.position_ids, packing, kept)
         expected = next_logits(model, ids, packing.position_ids, packing, kept)
         assert not torch.equal(found, expected)  # two ways to compute them
-        torch.testing.assert_close(
-            found.log_softmax(-1), expected.log_softmax(-1), atol=1e-5, rtol=0
-        )
+        exact = next_logits(exact_model, ids, packing.position_ids, packing, kept)
+        assert_as_exact(*(each.log_softmax(-1) for each in (found, expected, exact)))
 
 
 def test_new_weights_are_used_while_responses_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    def generate() -> list[Completion]:
-        engine = HFEngine(tiny_model(), None, owned=True)
+    def generate(dtype: torch.dtype = torch.float32) -> list[Completion]:
+        engine = HFEngine(tiny_model().to(dtype), None, owned=True)
         greedy = Decoding(temperature=0.0, top_p=1.0, top_k=-1, stop_token_ids=())
         engine.submit([Request(0, torch.arange(3, 9), greedy, (20, 20), (1, 2))])
         for _ in range(5):
             engine.step()
-        engine.load_weights(tiny_model(seed=1).named_parameters())
+        engine.load_weights(tiny_model(seed=1).to(dtype).named_parameters())
         return [each for _ in range(15) for each in engine.step()]
 
     fused = generate()
     monkeypatch.setattr(FusedModel, "is_exact_for", lambda _: False)
-    for one, other in zip(fused, generate(), strict=True):
+    for one, other, exact in zip(fused, generate(), generate(torch.float64), strict=True):
         assert torch.equal(one.response_ids, other.response_ids)
-        torch.testing.assert_close(one.log_probs, other.log_probs, atol=1e-5, rtol=0)
+        assert_as_exact(one.log_probs, other.log_probs, exact.log_probs.double())
 
 
 def with_adapters() -> PreTrainedModel:

@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_flatten
 from transformers import PreTrainedModel
 
 from rlctl.runtime.rollout.hf import HFEngine, Steps
-from tests.generation import prompts, recomputed, sampling
+from tests.generation import prompts, references, sampling
 from tests.models import ARCHS, LIMITED, Arch, limited_model, tiny_model
 from tests.skips import sampled
+from tests.tolerance import assert_as_exact
 
 
 class Tape(TorchDispatchMode):
@@ -81,7 +82,8 @@ def test_replayed_steps_are_the_steps_of_exact_shapes(arch: Arch, max_num_seqs: 
     expected, found = (generate(tiny_model(arch), max_num_seqs, each) for each in (None, tapes))
     assert torch.equal(found.response_ids.values, expected.response_ids.values)
     assert found.finish == expected.finish
-    torch.testing.assert_close(found.log_probs.values, expected.log_probs.values, atol=1e-5, rtol=0)
+    _, exact = references(tiny_model(arch), prompts(9, 1, 40, 17), expected)
+    assert_as_exact(found.log_probs.values, expected.log_probs.values, exact)
     assert 0 < tapes.num_captured <= int(LIMITS.max()) // 3
 
 
@@ -94,8 +96,7 @@ def test_windows_and_sinks(kind: str, tapes: Tapes | None) -> None:
     model = limited_model(kind)
     reference = copy.deepcopy(model)
     found = generate(model, 5, tapes)
-    expected = recomputed(reference, prompts(9, 1, 40, 17), found)
-    torch.testing.assert_close(found.log_probs.values, expected, atol=1e-4, rtol=0)
+    assert_as_exact(found.log_probs.values, *references(reference, prompts(9, 1, 40, 17), found))
 
 
 def test_steps_are_recorded_once_for_many_batches() -> None:

@@ -21,8 +21,9 @@ from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.runtime.rollout.running import RunningRows
 from rlctl.runtime.rollout.sampling import sample
-from tests.generation import prompts, sampling
+from tests.generation import full_forward, prompts, references, sampling
 from tests.models import tiny_model
+from tests.tolerance import assert_as_exact, in_float64
 
 
 def test_waves_match_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +42,8 @@ def test_waves_match_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     waves = HFEngine(tiny_model(), 6).generate(prompt_ids, params)
     assert torch.equal(whole.response_ids.values, waves.response_ids.values)
-    torch.testing.assert_close(whole.log_probs.values, waves.log_probs.values, atol=1e-5, rtol=0)
+    _, exact = references(tiny_model(), prompt_ids, whole)
+    assert_as_exact(waves.log_probs.values, whole.log_probs.values, exact)
 
 
 @pytest.fixture
@@ -205,10 +207,17 @@ def alone(each: Request) -> Completion:
     return drain(engine)[each.key, 0]
 
 
-def assert_same(actual: Completion, expected: Completion) -> None:
+def assert_same(
+    actual: Completion, expected: Completion, asked: Request, model: PreTrainedModel | None = None
+) -> None:
+    """Compare completions of a request; `model` is the policy, without it the usual one."""
     assert actual.response_ids.tolist() == expected.response_ids.tolist()
     assert actual.finish == expected.finish
-    torch.testing.assert_close(actual.log_probs, expected.log_probs, atol=1e-5, rtol=0)
+    temperature = asked.decoding.temperature or 1.0
+    exact = full_forward(
+        in_float64(model or tiny_model()), asked.context_ids, expected.response_ids, temperature
+    )
+    assert_as_exact(actual.log_probs, expected.log_probs, exact)
 
 
 @pytest.mark.parametrize("max_num_seqs", [None, 3])
@@ -223,7 +232,7 @@ def test_responses_do_not_depend_on_when_they_join(max_num_seqs: int | None) -> 
     done |= {key: completion for (key, _), completion in drain(engine).items()}
     assert len({len(completion.response_ids) for completion in done.values()}) > 1
     for each in requests:
-        assert_same(done[each.key], alone(each))
+        assert_same(done[each.key], alone(each), each)
 
 
 def test_responses_with_different_decoding_share_a_batch() -> None:
@@ -237,17 +246,21 @@ def test_responses_with_different_decoding_share_a_batch() -> None:
     engine.submit(requests)
     done = drain(engine)
     for each in requests:
-        assert_same(done[each.key, 0], alone(each))
+        assert_same(done[each.key, 0], alone(each), each)
 
 
-def episode(engine: HFEngine, tool_tokens: Sequence[int], *, keep: bool) -> list[Completion]:
+def episode(
+    engine: HFEngine, tool_tokens: Sequence[int], *, keep: bool
+) -> list[tuple[Request, Completion]]:
     """Run one episode in which tool results of `tool_tokens` tokens follow the responses."""
-    ids, turns = context(20), list[Completion]()
+    ids, turns = context(20), list[tuple[Request, Completion]]()
     for turn, size in enumerate([*tool_tokens, 0]):
         previous = turn - 1 if turn else None
-        engine.submit([request(turn, ids, max_tokens=12, previous=previous, keep=keep)])
-        turns.append(drain(engine)[turn, 0])
-        ids = torch.cat([ids, turns[-1].response_ids, context(size, seed=turn)])
+        asked = request(turn, ids, max_tokens=12, previous=previous, keep=keep)
+        engine.submit([asked])
+        found = drain(engine)[turn, 0]
+        turns.append((asked, found))
+        ids = torch.cat([ids, found.response_ids, context(size, seed=turn)])
     return turns
 
 
@@ -264,27 +277,27 @@ def test_a_kept_cache_gives_the_same_turns_and_computes_new_tokens_only() -> Non
     drain(engine)
     seen.clear()
     kept = episode(engine, tools, keep=True)
-    for actual, expected in zip(kept, recomputed, strict=True):
-        assert_same(actual, expected)
+    for (asked, actual), (_, expected) in zip(kept, recomputed, strict=True):
+        assert_same(actual, expected, asked)
     # Every token is computed once, except the last of the last response.
-    total = 20 + sum(tools) + sum(len(turn.response_ids) for turn in kept)
+    total = 20 + sum(tools) + sum(len(turn.response_ids) for _, turn in kept)
     assert sum(seen) == total - 1
 
 
 def test_new_weights_drop_kept_caches() -> None:
-    model = tiny_model()
+    model, plain = tiny_model(), tiny_model()
     engine = HFEngine(model, None)
     first = request(0, context(20), max_tokens=6, keep=True)
     engine.submit([first])
     ids = torch.cat([first.context_ids, drain(engine)[0, 0].response_ids, context(5, seed=3)])
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in (*model.parameters(), *plain.parameters()):
             parameter.mul_(1.1)
     engine.load_weights(iter(()))
     engine.submit([request(1, ids, previous=0)])
     fresh = HFEngine(model, None)
     fresh.submit([request(1, ids)])
-    assert_same(drain(engine)[1, 0], drain(fresh)[1, 0])
+    assert_same(drain(engine)[1, 0], drain(fresh)[1, 0], request(1, ids), plain)
 
 
 def test_an_error_closes_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +313,8 @@ def test_an_error_closes_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.num_open == 0
     assert all(module.training for module in model.modules())
     engine.submit([request(1, context(5))])
-    assert_same(drain(engine)[1, 0], alone(request(1, context(5))))
+    last = request(1, context(5))
+    assert_same(drain(engine)[1, 0], alone(last), last)
 
 
 @pytest.mark.parametrize("max_num_seqs", [None, 2])
@@ -318,7 +332,7 @@ def test_cancelled_requests_leave_and_others_continue(max_num_seqs: int | None) 
     done = drain(engine)
     assert sorted(key for key, _ in done) == [1, 3, 4]
     for each in (requests[1], requests[3], request(4, context(6))):
-        assert_same(done[each.key, 0], alone(each))
+        assert_same(done[each.key, 0], alone(each), each)
     engine.submit(requests[:1])
     engine.step()
     engine.cancel([0])

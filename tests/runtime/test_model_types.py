@@ -56,6 +56,7 @@ from tests.multimodal import (
     multimodal_config,
 )
 from tests.skips import sampled
+from tests.tolerance import assert_all_as_exact, assert_as_exact, in_float64
 
 # One of each mechanism; the others are tested by `make soak`.
 SAMPLE = {
@@ -89,9 +90,18 @@ def texts() -> tuple[Ragged, Ragged]:
 
 
 def own_log_probs(model: PreTrainedModel, prompt: Tensor, response: Tensor) -> Tensor:
-    """Return the log-probs (T,) that transformers computes for a row alone."""
-    logits = model(torch.cat([prompt, response])[None], use_cache=False).logits[0]
-    return logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, response[:, None])[:, 0]
+    """Return the log-probs (T,) that transformers computes for a row alone.
+
+    Some types create tensors of the default dtype, and some return logits in float32.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(model.dtype)
+    try:
+        logits = model(torch.cat([prompt, response])[None], use_cache=False).logits[0]
+    finally:
+        torch.set_default_dtype(before)
+    log_probs = logits.to(model.dtype).log_softmax(-1)
+    return log_probs[len(prompt) - 1 : -1].gather(1, response[:, None])[:, 0]
 
 
 def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -113,10 +123,14 @@ def test_log_probs_and_gradients_are_those_of_rows_alone(
     name = model.config._attn_implementation
     use_own_attention(model, "eager")
     prompts, responses = texts
-    pairs = zip(prompts.rows(), responses.rows(), strict=True)
-    alone = torch.cat([own_log_probs(model, *pair) for pair in pairs])
-    alone.square().sum().backward()
-    expected = gradients(model)
+    pairs = [*zip(prompts.rows(), responses.rows(), strict=True)]
+    exact_model = in_float64(model)
+    alone, exact = (
+        torch.cat([own_log_probs(each, *pair) for pair in pairs]) for each in (model, exact_model)
+    )
+    for each in (alone, exact):
+        each.square().sum().backward()
+    expected, exact_gradients = gradients(model), gradients(exact_model)
     use_own_attention(model, name)
     if model.supports_gradient_checkpointing:  # with the packing of the last pass
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -124,11 +138,9 @@ def test_log_probs_and_gradients_are_those_of_rows_alone(
     for of_row in (None, torch.tensor([0, 1, 0])):
         sequences = Sequences.from_ragged(prompts, responses, prompt_of_row=of_row)
         log_probs = PolicyModel(model, 1.0)(sequences).log_probs
-        torch.testing.assert_close(log_probs, alone, atol=1e-4, rtol=1e-4)
+        assert_as_exact(log_probs, alone, exact)
         log_probs.square().sum().backward()
-        for name, found in gradients(model).items():
-            tolerance = max(1e-5, 1e-3 * float(expected[name].abs().max()))
-            torch.testing.assert_close(found, expected[name], atol=tolerance, rtol=0)
+        assert_all_as_exact(gradients(model), expected, exact_gradients)
 
 
 @pytest.mark.parametrize("kind", sampled(ACCEPTED, SAMPLE))
@@ -148,11 +160,12 @@ def check_engine(model: PreTrainedModel, prompts: Ragged, decodes: bool) -> None
         return
     found = HFEngine(model, 4).generate(prompts, sampling)
     use_own_attention(model, "eager")
+    models = (model, in_float64(model))
     pairs = zip(found.response_ids.rows(), found.log_probs.rows(), strict=True)
     for number, (ids, log_probs) in enumerate(pairs):
         with torch.no_grad():
-            own = own_log_probs(model, prompts.rows()[number // 2], ids)
-        torch.testing.assert_close(log_probs, own, atol=1e-4, rtol=1e-4)
+            own = (own_log_probs(each, prompts.rows()[number // 2], ids) for each in models)
+            assert_as_exact(log_probs, *own)
 
 
 @pytest.mark.parametrize("kind", ["gemma4_text", "mpt", "qwen3_5_text"])
@@ -272,6 +285,7 @@ def test_kernels_read_packed_rows_if_they_keep_sequences_apart(
 ) -> None:
     hf = miniature("qwen3_5_text", tmp_path)
     use_rlctl_attention(hf)
+    exact_hf = in_float64(hf)
     monkeypatch.setattr(probe, "may_have_kernels", lambda: True)
     module = import_module(type(hf).__module__)
     chunk, convolve = module.torch_chunk_gated_delta_rule, module.causal_conv1d_fn
@@ -298,8 +312,7 @@ def test_kernels_read_packed_rows_if_they_keep_sequences_apart(
     layers = hf.config.layer_types.count("linear_attention")
     assert len(calls) == (layers if works else num_rectangles)
     assert num_rectangles > layers
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=2e-5, rtol=1e-3)
+    assert_all_as_exact(found, expected, gradients_of(exact_hf, packed))
 
 
 def test_sizes_that_divide_tokens_or_layers_are_refused(tmp_path: Path) -> None:

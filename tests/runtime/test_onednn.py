@@ -18,6 +18,7 @@ from rlctl.runtime.model import onednn
 from rlctl.runtime.model.attention import Packing, use_rlctl_attention
 from rlctl.runtime.rollout import fused
 from tests.models import tiny_model
+from tests.tolerance import assert_as_exact, in_float64
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN"
@@ -68,12 +69,13 @@ def test_outputs_and_gradients_are_those_of_the_layer(
     x = torch.randn(into, 1, rows).transpose(0, 2)  # (T, 1, I), not contiguous
     weights = torch.randn(rows, 1, out)
     exact = gradients(layer.double(), x.double(), weights)
-    onednn.use_onednn(layer.float())
+    second = gradients(layer.float(), x, weights)
+    onednn.use_onednn(layer)
     with Counter() as counter:
         found = gradients(layer, x, weights)
     assert counter.calls == 3  # forward, and both gradients
-    for mine, theirs in zip(found, exact, strict=True):
-        torch.testing.assert_close(mine.double(), theirs, atol=1e-4, rtol=1e-5)
+    for each in zip(found, second, exact, strict=True):
+        assert_as_exact(*each)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,8 @@ def test_other_inputs_are_left_to_torch(x: Tensor) -> None:
 @torch.no_grad()
 def test_a_model_has_the_same_log_probs_in_training_and_decoding() -> None:
     plain, model = tiny_model().eval(), tiny_model().eval()
-    for each in (plain, model):
+    exact_model = in_float64(plain)
+    for each in (plain, model, exact_model):
         use_rlctl_attention(each)
     onednn.use_onednn(model)
     ids = torch.randint(3, 64, (1, 77), generator=torch.Generator().manual_seed(1))
@@ -110,9 +113,9 @@ def test_a_model_has_the_same_log_probs_in_training_and_decoding() -> None:
         given = {"input_ids": ids, "position_ids": positions, "packing": packing}
         return of(**given, use_cache=False).logits[0].log_softmax(-1)
 
-    expected = log_probs(plain)
+    expected, exact = log_probs(plain), log_probs(exact_model)
     with Counter() as counter:
-        torch.testing.assert_close(log_probs(model), expected, atol=1e-5, rtol=0)
+        assert_as_exact(log_probs(model), expected, exact)
     assert counter.calls > 0
     passes = fused.Passes(model)
     passes.refresh()
@@ -121,13 +124,14 @@ def test_a_model_has_the_same_log_probs_in_training_and_decoding() -> None:
         found = passes.logits(ids[0], packing.position_ids, packing)
     assert counter.calls > 0
     assert found.shape == (77, 64)
-    torch.testing.assert_close(found.log_softmax(-1), expected, atol=1e-5, rtol=0)
+    assert_as_exact(found.log_softmax(-1), expected, exact)
 
 
 def test_compiled_layers_use_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 32))
     x, weights = torch.randn(48, 32), torch.randn(48, 32)
+    exact = gradients(in_float64(layer), x.double(), weights)
     expected = gradients(layer, x, weights)
     onednn.use_onednn(layer)
     monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # which vLLM's engine sets on a CPU
@@ -135,5 +139,5 @@ def test_compiled_layers_use_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch._dynamo.config.patch(disable=False), torch.profiler.profile() as profile:
         found = gradients(torch.compile(layer, backend="aot_eager"), x, weights)
     assert any(each.name == "rlctl::product" for each in profile.events() or ())
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-5)
+    for each in zip(found, expected, exact, strict=True):
+        assert_as_exact(*each)

@@ -29,6 +29,7 @@ from rlctl.runtime.workers.base import ModelWorker
 from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
 from tests.distributed.ranks import rank_info
 from tests.models import model_of, tiny_model, write_tiny_model
+from tests.tolerance import assert_as_exact, in_float64
 from tests.workers import actor_of, critic_of
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -85,7 +86,14 @@ def packed(given: list[Tensor]) -> Sequences:
     return Sequences.from_ragged(prompts, Ragged.from_rows([row[1:] for row in given]))
 
 
-@torch.no_grad()
+def gradient_of(model: PreTrainedModel, log_probs: Tensor) -> Tensor:
+    """Return the gradient of the sum of log-probs, flat, and remove it from the model."""
+    log_probs.sum().backward()
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    return found
+
+
 def row_by_row(model: PreTrainedModel, given: list[Tensor]) -> Tensor:
     """Return the log-probs (T,) that transformers computes for each row alone."""
     parts = [
@@ -97,23 +105,22 @@ def row_by_row(model: PreTrainedModel, given: list[Tensor]) -> Tensor:
 @pytest.mark.parametrize("kind", RIGHT)
 def test_log_probs_are_those_of_the_whole_model(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = miniature(kind, **RIGHT[kind])
-    expected = row_by_row(model, rows())
+    exact_model = in_float64(model)
+    expected, exact = (row_by_row(each, rows()) for each in (model, exact_model))
+    exact_gradient = gradient_of(exact_model, exact)
     policy = PolicyModel(prepared(model), 1.0)
     check_packing(policy)
     found = policy(packed(rows()), with_entropy=True, with_squares=True)
-    torch.testing.assert_close(found.log_probs, expected, atol=1e-4, rtol=0)
-    found.log_probs.sum().backward()
-    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    model.zero_grad()
+    assert_as_exact(found.log_probs, expected, exact)
+    gradient = gradient_of(model, found.log_probs)
     monkeypatch.setattr(causal_lm, "MAX_LOGITS", 5 * 64)  # chunks of 5 positions
     chunks = policy(packed(rows()), with_entropy=True, with_squares=True)
     assert found.entropy is not None
     assert chunks.entropy is not None
     torch.testing.assert_close(chunks.log_probs, found.log_probs)
     torch.testing.assert_close(chunks.entropy, found.entropy)
-    chunks.log_probs.sum().backward()
-    again = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    torch.testing.assert_close(again, gradient, atol=1e-4, rtol=1e-4)
+    again = gradient_of(model, chunks.log_probs)
+    assert_as_exact(again, gradient, exact_gradient)
 
 
 def test_models_that_are_not_causal_are_refused_by_their_class() -> None:

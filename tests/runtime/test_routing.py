@@ -15,6 +15,7 @@ from rlctl.runtime.agents.tokens import Tokens
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
+from rlctl.runtime.model.padded_rows import use_own_attention
 from rlctl.runtime.model.routing import OWN, SUPPORTED, RoutingShape
 from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.rollout.engine import Responses
@@ -22,10 +23,11 @@ from rlctl.runtime.rollout.hf import HFEngine, Steps
 from rlctl.runtime.rollout.recorded_rows import RecordedRows
 from rlctl.runtime.rollout.requests import Completion
 from rlctl.tracking.metrics import Mean
-from tests.generation import prompts, sampling
+from tests.generation import prompts, references, sampling
 from tests.miniatures import miniature
 from tests.models import MIXTURES, mixture_model
 from tests.skips import sampled
+from tests.tolerance import assert_all_as_exact, assert_as_exact, in_float64
 
 SAMPLE = {"glm4_moe", "minimax_m2"}  # groups of experts, and a router with two inputs
 NORMALIZED = {"qwen3_moe": True, "mixtral": True, "olmoe": False}
@@ -67,7 +69,7 @@ def choose(model: nn.Module, given: Tensor, normalized: bool) -> None:
 def test_recorded_experts_are_replayed(kind: str) -> None:
     """The own choice gives the same bits as no replay; another one an independent result."""
     hf, prompt_ids = mixture_model(kind), prompts(9, 1, 40)
-    plain = copy.deepcopy(hf)
+    plain, untouched = copy.deepcopy(hf), copy.deepcopy(hf)
     use_rlctl_attention(plain)
     engine = HFEngine(hf, max_num_seqs=4, steps=Steps(rows=RecordedRows))  # several join and leave
     found = engine.generate(prompt_ids, sampling(max_tokens=12))
@@ -91,7 +93,9 @@ def test_recorded_experts_are_replayed(kind: str) -> None:
     expected, expected_grads = gradients(policy, sequences(prompt_ids, found, None))
     assert torch.equal(log_probs, expected)
     assert all(torch.equal(grads[name], each) for name, each in expected_grads.items())
-    torch.testing.assert_close(log_probs, found.log_probs.values, atol=1e-4, rtol=0)
+    second, exact = references(untouched, prompt_ids, found)
+    for each in (log_probs, found.log_probs.values):
+        assert_as_exact(each, second, exact)
 
     draw = torch.Generator().manual_seed(5)
     other = torch.rand(*routing.values.shape[:2], 4, generator=draw).argsort(-1)[..., :2]
@@ -103,20 +107,24 @@ def test_recorded_experts_are_replayed(kind: str) -> None:
     packed = sequences(prompt_ids, found, routing.like(other))
     log_probs, grads = gradients(policy, packed)
     assert packed.routing.given is not None
-    choose(plain, packed.routing.given, NORMALIZED[kind])
-    apart = PolicyModel(plain, 1.0)
-    own, own_grads = gradients(apart, sequences(prompt_ids, found, None))
-    torch.testing.assert_close(log_probs, own, atol=1e-5, rtol=1e-5)
+    apart = (plain, in_float64(plain))
+    for model in apart:
+        choose(model, packed.routing.given, NORMALIZED[kind])
+    (own, own_grads), (exact, exact_grads) = (
+        gradients(PolicyModel(model, 1.0), sequences(prompt_ids, found, None)) for model in apart
+    )
+    assert_as_exact(log_probs, own, exact)
     assert (log_probs - expected).abs().max() > 0.1
-    for name, each in own_grads.items():
-        torch.testing.assert_close(grads[name], each, atol=1e-4, rtol=1e-4)
-        assert "gate" not in name or each.norm() > 0
+    assert_all_as_exact(grads, own_grads, exact_grads)
+    assert all(each.norm() > 0 for name, each in own_grads.items() if "gate" in name)
 
 
 @pytest.mark.parametrize("kind", sampled(SUPPORTED, SAMPLE))
 def test_experts_get_the_replayed_choice(kind: str, tmp_path: Path) -> None:
     """For each type of router: the engine's record gives the same bits, another one is used."""
     hf, prompt_ids = miniature(kind, tmp_path), prompts(9, 1, 40)
+    untouched = copy.deepcopy(hf)
+    use_own_attention(untouched, "eager")
     engine = HFEngine(hf, max_num_seqs=4, steps=Steps(rows=RecordedRows))
     found = engine.generate(prompt_ids, sampling(max_tokens=6))
     policy, received = PolicyModel(hf, 1.0), list[Tensor]()
@@ -130,7 +138,9 @@ def test_experts_get_the_replayed_choice(kind: str, tmp_path: Path) -> None:
     agreement = packed.routing.agreement(packed.predictors)["training/router_agreement"]
     assert isinstance(agreement, Mean)
     assert agreement.total == agreement.count > 0
-    torch.testing.assert_close(expected, found.log_probs.values, atol=1e-4, rtol=0)
+    second, exact = references(untouched, prompt_ids, found)
+    for each in (expected, found.log_probs.values):
+        assert_as_exact(each, second, exact)
 
     received.clear()
     rows = [(3 - row).where(row != OWN, row) for row in found.routing.rows()]  # of 4 experts
