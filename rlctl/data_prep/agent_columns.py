@@ -38,9 +38,13 @@ class ToolsParams(Params):
     tools: str | None = Field(
         default=None,
         description="Make each row an episode with these tools, such as `calculator`; separate "
-        "several by commas.",
+        "several by commas. The default of `--out` then ends with `_tools`.",
         json_schema_extra={"metavar": "NAMES"},
     )
+
+    def default_out(self, folder: str) -> str:
+        """Return the default folder: rows with tools do not replace the plain ones in `folder`."""
+        return f"{folder}_tools" if self.tools is not None else folder
 
     def tool_names(self) -> list[str]:
         """Return the names of the tools. Raises UsageError for a list with an empty name."""

@@ -25,6 +25,8 @@ _ANSWERS = ("answer", "ground_truth", "solution", "response", "output", "target"
 def contract_hint(path: Path, columns: Iterable[str]) -> str:
     """Return a hint for a file with other columns: the command that converts it, if it can."""
     names = {column.lower(): column for column in columns}
+    if {"chosen", "rejected"} <= names.keys():
+        return f"convert it: rlctl prep preferences {shlex.quote(str(path))} --out data/mine"
     command = f"convert it: rlctl prep jsonl {shlex.quote(str(path))} --prompt-key"
     prompt = next((names[name] for name in _QUESTIONS if name in names), None)
     answer = next((names[name] for name in _ANSWERS if name in names), None)

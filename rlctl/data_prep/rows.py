@@ -161,7 +161,7 @@ def read_batches(
     """Yield the rows of a file in parts, each after the Arrow batch that `decode` makes it from.
 
     Problems of rows are raised after the last one; see `stream_rows`. With `skip`, the first
-    `Fault` of such a row takes its place, also that of a prompt without text.
+    `Fault` of such a row takes its place.
     """
     batches = (
         _json_batches(path, skip)
@@ -175,7 +175,7 @@ def read_batches(
             faults = row_faults(record, prompt_key, reward_fn_key, image_key)
             for name in unsupported_fields(record, image_key):
                 unsupported.setdefault(name, []).append(where)
-            if skip and not faults and is_blank(record, prompt_key):
+            if not faults and is_blank(record, prompt_key):
                 faults = [Fault(f"{prompt_key} is empty", f"column {prompt_key!r} has no text")]
             if not faults:
                 rows.append(_row(record, prompt_key, reward_fn_key, image_key))

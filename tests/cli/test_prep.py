@@ -8,7 +8,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -182,3 +185,55 @@ def test_recipes_of_gsm8k_read_the_folder_that_prep_writes(
     assert f"data.val_files={tmp_path}/else/test.parquet" in done.stderr.replace("\n", "")
     tools = run("prep", "gsm8k", "--source", source, "--tools", "calculator", "--out", "~/tools")
     assert f"next: rlctl data show {tmp_path}/tools/train.parquet" in tools.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        ("gsm8k --source {source}", "data/gsm8k"),
+        ("arithmetic --train 8 --val 2", "data/arithmetic"),
+    ],
+)
+def test_rows_with_tools_do_not_replace_plain_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Path, words: str, folder: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    command = ["prep", *shlex.split(words.format(source=source))]
+    assert run(*command).exit_code == 0
+    plain = (tmp_path / folder / "train.parquet").read_bytes()
+    done = run(*command, "--tools", "calculator")
+    assert f"next: rlctl data show {folder}_tools/train.parquet" in done.stderr.replace(
+        f"{tmp_path}/", ""
+    )
+    assert (tmp_path / folder / "train.parquet").read_bytes() == plain
+    there = run(*command, "--tools", "calculator", "--out", folder)
+    assert there.exit_code == 0, "a folder that is named is used"
+    assert (tmp_path / folder / "train.parquet").read_bytes() != plain
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_error_names_the_command_that_reads_pairs_of_trl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, chat: bool
+) -> None:
+    """TRL's and UltraFeedback's columns: `prompt`, `chosen` and `rejected`, texts or chats."""
+    monkeypatch.chdir(tmp_path)
+    asked = [{"role": "user", "content": "2 + 3 ="}]
+
+    def answered(text: str) -> Any:
+        return [*asked, {"role": "assistant", "content": text}] if chat else text
+
+    record = {"prompt": "2 + 3 =", "chosen": answered("#### 5"), "rejected": answered("#### 6")}
+    if suffix == "jsonl":
+        Path("pairs.jsonl").write_text(f"{json.dumps(record)}\n" * 4)
+    else:
+        pq.write_table(pa.Table.from_pylist([record] * 4), "pairs.parquet")
+    train = ["train", "dpo", "--recipe", "dpo", "data.val_files=null", "data.train_batch_size=4"]
+    train += ["actor_rollout_ref.actor.ppo_mini_batch_size=4", "--inline", "--dry-run"]
+    refused = run(*train, f"data.train_files=pairs.{suffix}").exception
+    assert isinstance(refused, ConfigError)
+    [hint] = {problem.hint for problem in refused.problems}
+    assert run(*shlex.split(str(hint).removeprefix("convert it: rlctl "))).exit_code == 0
+    done = run(*train, "data.train_files=data/mine/train.parquet")
+    assert done.exit_code == 0, done.output

@@ -168,6 +168,24 @@ def test_all_wrong_columns_are_reported_at_once(tmp_path: Path) -> None:
     ]
 
 
+def test_prompts_without_text_are_reported(tmp_path: Path) -> None:
+    """Texts and chats; text in one message is enough."""
+    system = {"role": "system", "content": "Be brief."}
+    prompts = [CHAT, [{"role": "user", "content": ""}], [{"role": "user", "content": " \n"}]]
+    prompts.append([system, {"role": "user", "content": ""}])
+    truth = {"style": "rule", "ground_truth": "4"}
+    rows = [{"data_source": "s", "prompt": each, "reward_model": truth} for each in prompts]
+    columns = {key: [each[key] for each in rows] for key in rows[0]}
+    parquet = write(tmp_path / "x.parquet", columns)
+    assert problems(parquet) == [
+        ("column 'prompt' has no text", f"{parquet}, row {number}") for number in (1, 2)
+    ]
+    lines = tmp_path / "x.jsonl"
+    rows[0]["prompt"] = "  "
+    lines.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    assert [where for _, where in problems(lines)] == [f"{lines}:{n}" for n in (1, 2, 3)]
+
+
 def test_bad_rows_are_reported_by_number(tmp_path: Path) -> None:
     chat = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
     columns = {

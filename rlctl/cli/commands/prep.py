@@ -81,9 +81,19 @@ def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
     fields = model.model_fields if model else {}
 
     def command(
-        out: Path, model: str | None, max_prompt_length: int | None, as_json: bool, **values: Any
+        ctx: typer.Context,
+        out: Path,
+        model: str | None,
+        max_prompt_length: int | None,
+        as_json: bool,
+        **values: Any,
     ) -> None:
+        from rlctl.data_prep.agent_columns import ToolsParams
+
         params = plugins.parse_params(dataset, name, values, f"rlctl prep {name}")
+        is_default = getattr(ctx.get_parameter_source("out"), "name", None) == "DEFAULT"
+        if is_default and isinstance(params, ToolsParams):
+            out = Path(params.default_out(str(out)))
         out = out.expanduser()
         summary = _write(lambda: dataset(params), out, model, max_prompt_length, as_json)
         if not as_json:
@@ -95,6 +105,7 @@ def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
     default_out = getattr(dataset, "default_out", None)
     out = Path(default_out) if default_out else inspect.Parameter.empty
     parameters = [
+        _parameter("ctx", typer.Context, inspect.Parameter.empty),
         _parameter("out", Out, out),
         *(_field_parameter(field_name, field) for field_name, field in fields.items()),
         _parameter("model", Model, None),
