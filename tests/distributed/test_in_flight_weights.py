@@ -24,7 +24,6 @@ from tests.distributed.test_engines import (  # noqa: F401
     engine_processes,
     experience,
     folder,
-    largest_difference,
     prompts,
     ray,
     shared_stage,

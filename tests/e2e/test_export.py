@@ -19,6 +19,7 @@ from tests.e2e.command import metrics, rlctl, train
 from tests.e2e.conftest import small
 from tests.models import write_tiny_model
 from tests.settings import given
+from tests.tolerance import assert_as_exact, in_float64
 
 RUNS = Path("runs") / "quickstart"
 LORA = [
@@ -108,8 +109,9 @@ def test_export_of_adapter_and_of_checkpoint_without_model_folder(
     loaded = peft.PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(base), str(folder / "adapter")
     )
+    exact = dict(in_float64(loaded).merge_and_unload().named_parameters())
     for name, value in loaded.merge_and_unload().named_parameters():
-        torch.testing.assert_close(value, merged[name], rtol=1e-5, atol=1e-6)
+        assert_as_exact(merged[name], value, exact[name])
     checkpoint = trained / "checkpoints" / "step_000002"
     copy = folder / RUNS / "bare"
     shutil.copytree(trained, copy)
@@ -125,5 +127,5 @@ def test_export_of_adapter_and_of_checkpoint_without_model_folder(
     monkeypatch.setenv("RLCTL_TRUSTED", str(folder))
     export(found(copy), 2, folder / "rebuilt")
     for name, value in weights(folder / "rebuilt").items():
-        torch.testing.assert_close(value, merged[name], rtol=1e-6, atol=1e-7)
+        assert_as_exact(value, merged[name], exact[name])
     assert AutoTokenizer.from_pretrained(folder / "rebuilt").chat_template

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rlctl.runtime import ops
+from tests.tolerance import assert_as_exact
 
 
 def test_masked_moments_by_hand() -> None:
@@ -89,10 +90,12 @@ def test_bfloat16_logits_are_scored_in_float32() -> None:
     full = logits.detach().double().log_softmax(-1)
     assert entropy is not None
     assert log_probs.dtype == entropy.dtype == torch.float32
-    torch.testing.assert_close(
-        log_probs.double(), full[torch.arange(6), targets], rtol=1e-6, atol=1e-5
+    second = logits.detach().float().log_softmax(-1)
+    (scores, entropies), (exact_scores, exact_entropies) = (
+        (each[torch.arange(6), targets], -(each.exp() * each).sum(-1)) for each in (second, full)
     )
-    torch.testing.assert_close(entropy.double(), -(full.exp() * full).sum(-1), rtol=1e-5, atol=1e-5)
+    assert_as_exact(log_probs, scores, exact_scores)
+    assert_as_exact(entropy, entropies, exact_entropies)
     (log_probs.sum() + entropy.sum()).backward()
     assert logits.grad is not None
     assert logits.grad.dtype == torch.bfloat16
