@@ -42,10 +42,6 @@ class ToolsParams(Params):
         json_schema_extra={"metavar": "NAMES"},
     )
 
-    def default_out(self, folder: str) -> str:
-        """Return the default folder: rows with tools do not replace the plain ones in `folder`."""
-        return f"{folder}_tools" if self.tools is not None else folder
-
     def tool_names(self) -> list[str]:
         """Return the names of the tools. Raises UsageError for a list with an empty name."""
         if self.tools is None:

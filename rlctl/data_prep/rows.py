@@ -160,8 +160,7 @@ def read_batches(
 ) -> Iterator[tuple[Any, list[Any]]]:
     """Yield the rows of a file in parts, each after the Arrow batch that `decode` makes it from.
 
-    Problems of rows are raised after the last one; see `stream_rows`. With `skip`, the first
-    `Fault` of such a row takes its place.
+    Problems are raised after the last row. With `skip`, a row's first `Fault` takes its place.
     """
     batches = (
         _json_batches(path, skip)

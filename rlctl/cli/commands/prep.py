@@ -92,8 +92,8 @@ def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
 
         params = plugins.parse_params(dataset, name, values, f"rlctl prep {name}")
         is_default = getattr(ctx.get_parameter_source("out"), "name", None) == "DEFAULT"
-        if is_default and isinstance(params, ToolsParams):
-            out = Path(params.default_out(str(out)))
+        if is_default and isinstance(params, ToolsParams) and params.tools is not None:
+            out = out.with_name(f"{out.name}_tools")  # its rows do not replace the plain ones
         out = out.expanduser()
         summary = _write(lambda: dataset(params), out, model, max_prompt_length, as_json)
         if not as_json:
