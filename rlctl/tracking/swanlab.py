@@ -9,6 +9,7 @@ shows all runs of one folder. `SWANLAB_LOG_DIR` moves both.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
@@ -42,6 +43,12 @@ _STATES: dict[str, Literal["success", "aborted", "crashed"]] = {
     "stopped": "aborted",
     "failed": "crashed",
 }
+_USER_TURN = re.compile(
+    r"(?:<\|im_start\|>user\n|<\|start_header_id\|>user<\|end_header_id\|>\n\n|\[INST\]"
+    r"|<start_of_turn>user\n|<\|user\|>\n?)(.*?)"
+    r"(?:<\|im_end\|>|<\|eot_id\|>|\[/INST\]|<end_of_turn>|<\|end\|>|<\|assistant\|>)",
+    re.DOTALL,
+)
 _NO_NETWORK = (
     "SWANLAB_MODE=offline (or trainer.tracking.modes.swanlab=offline) needs no account, no network"
 )
@@ -210,8 +217,13 @@ def _config(run: RunInfo) -> dict[str, Any]:
 
 
 def _text(sample: Sample) -> str:
-    """Return the response, and then the prompt: SwanLab cuts texts after some lines."""
-    return f"{sample.response}\n\n[prompt]\n{sample.prompt}"
+    """Return the response, and then the prompt: SwanLab cuts texts after some lines.
+
+    The prompt is its last user message, if its chat template is a known one.
+    """
+    turns = _USER_TURN.findall(sample.prompt)
+    prompt = turns[-1].strip() if turns else sample.prompt
+    return f"{sample.response}\n\n[prompt]\n{prompt}"
 
 
 def _caption(sample: Sample) -> str:

@@ -16,6 +16,7 @@ import yaml
 from rlctl.tracking.shown import SampleTable
 from tests.tracking.contents import ALARM, LR, MESSAGE, attempt, info, samples, trackio_contents
 from tests.tracking.real import call, tensorboard_events, wandb_records
+from tests.tracking.swanlab_server import swanlab_server
 
 ROW = ["step", "prompt", "response", "ground_truth", "pred", "score", "right"]
 
@@ -110,7 +111,7 @@ def test_swanlab_local_shows_one_experiment_of_a_resumed_run(tmp_path):
     assert MESSAGE in (newest / "console" / "error.log").read_text()
     logs = [json.loads(path.read_text().splitlines()[0]) for path in newest.glob("logs/*/*.log")]
     texts = next(line for line in logs if "response" in str(line) or "I do not" in str(line))
-    assert texts["data"][0].startswith("It is | 5\n")
+    assert texts["data"][0] == "It is | 5\nat step 1\n\n[prompt]\nWhat is 2 + 3?"
     assert texts["more"][0]["caption"] == "score 1, acc 1, format 0.5, pred 5, truth 5"
 
 
@@ -278,3 +279,26 @@ def test_tensorboard_continues_a_run_of_an_earlier_version_in_its_folder(tmp_pat
     assert attempt("tensorboard", run, state="finished") == "tensorboard"
     assert len(list((run.folder / "tensorboard").glob("events.out.tfevents*"))) == 1
     assert not list(run.folder.glob("events.out*"))
+
+
+@pytest.mark.soak
+def test_swanlab_online_receives_tables_alarms_and_the_state(tmp_path, monkeypatch):
+    with swanlab_server() as (address, experiments):
+        for name, value in (
+            ("SWANLAB_API_HOST", address),
+            ("SWANLAB_WEB_HOST", address),
+            ("SWANLAB_API_KEY", "k" * 21),
+        ):
+            monkeypatch.setenv(name, value)
+        run = info(tmp_path, modes={"swanlab": "online"})
+        first = attempt("swanlab", run)
+        created = experiments["abc123"].created
+        assert "rlctl show house/first" in created["description"], created
+        assert (created["cluster"], created["job"]) == ("lrs", "trial"), created
+        assert experiments["abc123"].state == "CRASHED"
+        assert experiments["abc123"].media == {"val/generations": [1, 2], "alarms/kl": [2]}
+        resumed = replace(run, trackers={"swanlab": first or ""}, attempt=2, resume_step=2)
+        assert attempt("swanlab", resumed, steps=(3,), state="finished") == first
+    assert list(experiments) == ["abc123"]
+    assert experiments["abc123"].media["val/generations"] == [1, 2, 3]
+    assert experiments["abc123"].state == "FINISHED"
