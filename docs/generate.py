@@ -56,7 +56,7 @@ def errors() -> str:
     """Return a section per code."""
     sections: list[str] = []
     for entry in error_entries().values():
-        heads = "; ".join(code(each) for each in entry.messages)
+        heads = "; ".join(code(each) for each in (*entry.messages, *entry.given))
         kind = heads or f"All other errors with exit code {entry.exit}."
         more = f" More: [{entry.page.partition('#')[0]}]({entry.page})." if entry.page else ""
         sections.append(

@@ -83,10 +83,11 @@ class RlctlError(Exception):
         where: str | None = None,
         hint: str | None = None,
         fix: Fix | None = None,
+        code: str | None = None,
     ) -> None:
         self.problems: list[Problem] = [
             # A copy: secrets may have become known since the problem was found.
-            replace(p) if isinstance(p, Problem) else Problem(p, where, hint, fix)
+            replace(p) if isinstance(p, Problem) else Problem(p, where, hint, fix, code)
             for p in problems
         ]
         super().__init__("\n".join(str(p) for p in self.problems))

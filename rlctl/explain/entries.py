@@ -21,8 +21,8 @@ _PLACEHOLDER = re.compile(r"<\w+>")
 class ErrorEntry:
     """Code of an error: messages that have it, cause and fix.
 
-    `messages` are the beginnings of messages, with … for any text. An entry without messages is for
-    all other errors of its exit code.
+    `messages` are the beginnings of messages, with … for any text, and `given` those whose error
+    names the code. An entry without messages is for all other errors of its exit code.
     """
 
     code: str
@@ -31,6 +31,7 @@ class ErrorEntry:
     cause: str
     fix: str
     messages: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
     page: str = ""  # of the docs, with more about it
 
 
@@ -53,8 +54,10 @@ class MetricEntry:
 def error_entries() -> dict[str, ErrorEntry]:
     """Return all entries of errors by code."""
     return {
-        code: ErrorEntry(code, **{**fields, "messages": tuple(fields.get("messages", ()))})
-        for code, fields in read_table("errors").items()
+        code: ErrorEntry(
+            code, **{**row, **{name: tuple(row.get(name, ())) for name in ("messages", "given")}}
+        )
+        for code, row in read_table("errors").items()
     }
 
 

@@ -77,14 +77,17 @@ def _error(name: str) -> list[Explanation]:
     if entry is None:
         return []
     facts = {"remedy": entry.fix, "exit code": str(entry.exit)}
-    more = {"messages": "; ".join(entry.messages), "docs": entry.page and f"docs/{entry.page}"}
+    more = {
+        "messages": "; ".join((*entry.messages, *entry.given)),
+        "docs": entry.page and f"docs/{entry.page}",
+    }
     return [Explanation(entry.code, "error", entry.cause, facts | _given(**more))]
 
 
 def _exit_code(name: str) -> list[Explanation]:
     """Explain a number by the entry for all other errors of that exit code."""
     entries = [entry for entry in error_entries().values() if str(entry.exit) == name]
-    general = next((entry for entry in entries if not entry.messages), None)
+    general = next((entry for entry in entries if not (entry.messages or entry.given)), None)
     if general is None:
         return []
     codes = ", ".join(entry.code for entry in entries)

@@ -101,6 +101,7 @@ def load(kind: str, name: str) -> Any:
         raise ConfigError(
             f"unknown {singular(kind)} {name!r}",
             hint=suggestion(name, names(kind)) + _forms(kind, name),
+            code="E-PLUGIN",
         )
     return _import(found)
 
@@ -205,9 +206,8 @@ def _problem(model: type[Params], name: str, key: str, error: Mapping[str, Any])
     if what.startswith("Input "):
         given = error["input"]
         written = "null" if given is None else repr(given)
-        return Problem(
-            f"{field} of {name} {what[len('Input ') :]}, not {written}", where, help_text
-        )
+        message = f"{field} of {name} {what[len('Input ') :]}, not {written}"
+        return Problem(message, where, help_text, code="E-WRONG-VALUE")
     return Problem(f"{name}: {what}", where, help_text)
 
 

@@ -38,6 +38,7 @@ def check_kind(point: EntryPoint, found: Any) -> None:
             f"the {singular(kind)} {point.value!r} is no {singular(kind)}: it "
             + (f"has no {', '.join(lacking)}" if lacking else "cannot be called"),
             hint="docs/extending.md has an example of each kind",
+            code="E-PLUGIN",
         )
 
 
@@ -66,4 +67,5 @@ def import_error(point: EntryPoint, error: BaseException) -> BaseException:
         f"the {kind} {point.value!r} does not import: {type(error).__name__}: {error}",
         where=place or point.module,
         hint="`rlctl --debug …` prints the traceback",
+        code="E-REWARD-CODE" if kind == "reward" else "E-PLUGIN",
     )

@@ -144,6 +144,7 @@ def _incomplete(section: str, names: list[str], origins: Mapping[str, list[Origi
         present[0].where.rpartition(":")[0] if present else None,
         "a part sets every key of its section; include the shipped one, such as "
         "`defaults: [adamw, _self_]`",
+        code="E-WRONG-VALUE",
     )
 
 

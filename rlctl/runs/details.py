@@ -18,6 +18,8 @@ from rlctl.tracking.jsonl import TRAINED, VALIDATED, generations_file, read_gene
 from rlctl.tracking.summary import SERIES
 from rlctl.tracking.tracker import Sample
 
+_NO_SAMPLES = "E-NO-SAMPLES"
+
 
 def details(run: Run) -> dict[str, Any]:
     """Return the overview, record, changed settings, metrics, alarms, samples and checkpoints."""
@@ -113,13 +115,15 @@ def samples(
         what = "training samples"
         hint = "trainer.log_train_generations=2 keeps the responses to two prompts of each step"
     if not steps:
-        raise NotFoundError(f"this run has no {what}", where=str(run.path), hint=hint)
+        message = f"this run has no {what}"
+        raise NotFoundError(message, where=str(run.path), hint=hint, code=_NO_SAMPLES)
     chosen = steps[-1] if step is None else step
     if chosen not in steps:
         raise NotFoundError(
             f"no {what} of step {chosen}",
             where=str(run.path),
             hint=f"steps with samples: {', '.join(map(str, steps))}",
+            code=_NO_SAMPLES,
         )
     found = read_generations(generations_file(run.path, chosen, kind))
     return chosen, [

@@ -85,7 +85,7 @@ def cp(
     target = target / source.name if target.is_dir() else target
     if target.exists() and not force:
         raise ConflictError(
-            f"{target} exists", hint="choose another name, or overwrite it with --force"
+            f"{target} already exists", hint="choose another name, or overwrite it with --force"
         )
     try:
         write_text(target, source.read_text(encoding="utf-8"))

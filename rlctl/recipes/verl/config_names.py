@@ -59,4 +59,5 @@ def check_name(name: str, where: str) -> None:
     for words, needs in tables.MISSING_CONFIGURATIONS.items():
         if re.search(words, name):
             feature = tables.FEATURES[needs]
-            raise ConfigError(f"{feature.sentence} (given: {where})", hint=feature.hint)
+            message = f"{feature.sentence} (given: {where})"
+            raise ConfigError(message, hint=feature.hint, code="E-NOT-SUPPORTED")

@@ -18,6 +18,7 @@ from rlctl.recipes.verl.asynchronous import Combination
 from rlctl.recipes.verl.tables import Feature
 from rlctl.recipes.verl.translate import Kind, Translation, translate, written
 
+_CODE = "E-NOT-SUPPORTED"
 _SECTION = "distillation"
 _LOSS = f"{_SECTION}.distillation_loss"
 _ALGORITHM = "algorithm.name=distill"
@@ -51,7 +52,7 @@ class VerlSetting:
     @property
     def problem(self) -> Problem:
         """The problem of a refused setting."""
-        return Problem(self.result.text, self.where, self.result.hint)
+        return Problem(self.result.text, self.where, self.result.hint, code=_CODE)
 
 
 @dataclass
@@ -119,7 +120,7 @@ class VerlSettings:
         for feature, (first, *others) in missing.items():
             asked = f"{first.given} and {len(others)} more" if others else first.given
             message = f"{feature.sentence} (given: {asked})"
-            problems.append(Problem(message, first.where, feature.hint))
+            problems.append(Problem(message, first.where, feature.hint, code=_CODE))
         for setting in self.found:
             rule = setting.result.rule
             if rule is not None and not rule.agrees(setting.value, container):
@@ -156,7 +157,7 @@ class VerlSettings:
         if gradient is not None and mode is not None and gradient is not (mode in ("k1", "kl")):
             message = f"{_LOSS}.use_policy_gradient={str(gradient).lower()} with loss_mode={mode}"
             hint = "true belongs to loss_mode=k1, false to forward_kl_topk"
-            yield Problem(f"{message} is not supported", where, hint)
+            yield Problem(f"{message} is not supported", where, hint, code=_CODE)
 
     def notices(self) -> list[str]:
         """Return lines for the user: one per renamed key, one per reason of dropped settings."""

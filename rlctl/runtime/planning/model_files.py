@@ -109,7 +109,7 @@ def check_weights(model: schema.Model, key: str) -> list[Problem]:
         return [Problem(text + ", ".join(missing), key, _AGAIN)]
     damaged = {file: _damage(file) for file in files}
     return [
-        Problem(f"{file} is damaged: {problem}", key, _AGAIN)
+        Problem(f"{file} is damaged: {problem}", key, _AGAIN, code="E-MODEL-FOLDER")
         for file, problem in damaged.items()
         if problem
     ]

@@ -76,8 +76,8 @@ def error_text(error: BaseException) -> str:
 
 
 def error_to_json(error: RlctlError) -> list[Any]:
-    """Return the class name and the problems of `error`."""
-    problems = [[problem.message, problem.where, problem.hint] for problem in error.problems]
+    """Return the class name and the problems of `error`, without their fixes."""
+    problems = [[each.message, each.where, each.hint, None, each.code] for each in error.problems]
     return [type(error).__name__, problems]
 
 

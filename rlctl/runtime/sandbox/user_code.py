@@ -52,11 +52,16 @@ def load_named(kind: str, given: str, noun: str) -> Any:
         raise ConfigError(
             f"the {noun} path {path!r} is {'a folder' if folder.is_dir() else 'no Python file'}",
             hint=f"name the file: {path.rstrip('/')}/FILE.py",
+            code=_code(noun),
         )
     if path.endswith(".py"):
         return member(import_file(Path(path).expanduser(), noun), name, noun)
     with report_errors(f"the {noun} {given!r} does not import", given):
         return plugins.load(kind, given)
+
+
+def _code(noun: str) -> str:
+    return "E-REWARD-CODE" if noun == "reward" else "E-TOOLS"
 
 
 def import_file(path: Path, noun: str) -> ModuleType:
@@ -79,6 +84,7 @@ def import_file(path: Path, noun: str) -> ModuleType:
         raise ConfigError(
             f"the {noun} file does not import: {type(error).__name__}: {error}",
             where=user_line(error, f"{path}:"),
+            code=_code(noun),
         ) from error
     return module
 
@@ -95,6 +101,7 @@ def member(module: ModuleType, name: str, noun: str) -> Any:
             f"the {noun} file has no {name!r}",
             where=module.__file__,
             hint=plugins.suggestion(name, own),
+            code=_code(noun),
         )
     return getattr(module, name)
 
