@@ -94,11 +94,12 @@ def read(path: Path) -> Source:
         data = loader.construct_document(node) if node is not None else {}
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
+        line = text.splitlines()[mark.line :][:1] if mark else []
         raise ConfigError(
             f"invalid YAML: {error.problem}",
             where=f"{shown(path)}:{mark.line + 1}:{mark.column + 1}" if mark else shown(path),
             hint='quote a reference inside braces: {key: "${other.key}"}'
-            if "{" in (mark.get_snippet() or "" if mark else "").replace("${", "", 1)
+            if "${" in "".join(line)
             else "check indentation, colons and quotes there",
         ) from error
     except RecursionError as error:

@@ -57,6 +57,20 @@ def test_an_empty_text_is_null_in_files_and_under_names_of_verl(tmp_path: Path) 
     )
 
 
+@pytest.mark.parametrize(
+    "written", ["{entropy_coeff: ${trainer.seed}}", "{\n    entropy_coeff: ${trainer.seed}\n  }"]
+)
+def test_a_reference_inside_braces_is_to_be_quoted(written: str, tmp_path: Path) -> None:
+    text = f"defaults: [ppo, _self_]\nactor_rollout_ref:\n  actor: {written}\n"
+    hint = only(write(tmp_path, text)).hint
+    assert hint == 'quote a reference inside braces: {key: "${other.key}"}'
+    repaired = text.replace("${trainer.seed}", '"${trainer.seed}"')
+    composed = compose(write(tmp_path, repaired)).config
+    assert composed.actor_rollout_ref.actor.entropy_coeff == composed.trainer.seed
+    other = only(write(tmp_path, text.replace("${trainer.seed}", "[1")))
+    assert other.hint == "check indentation, colons and quotes there"
+
+
 # Override, message and hint.
 MISTAKES = """
 trainer.total_epoch=3

@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlctl.__main__ import main
+from rlctl.cli.usage import corrected
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
 from rlctl.runtime.rollout.engine import SamplingParams, to_requests
 from rlctl.runtime.rollout.sglang import SGLangEngine
@@ -234,6 +235,13 @@ def test_check_refuses_unsupported_settings(
 ) -> None:
     with pytest.raises(kind, match=message):
         SGLangEngine.check(engine_spec(folder, *overrides).rollout, "cpu", ranks)
+
+
+def test_the_tensor_parallelism_of_one_rank_is_corrected(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SGLangEngine.check(engine_spec(folder, URL, *given(tensor=2)).rollout, "cpu", 2)
+    words = ["train", "ppo", *given(tensor=2)]
+    assert corrected(words, caught.value.problems) == f"rlctl train ppo {given(tensor=1)[0]}"
 
 
 @pytest.mark.parametrize("served", [None, [], ["Qwen2ForCausalLM"], ["LlamaForCausalLM"]])

@@ -60,10 +60,12 @@ class SGLangEngine(HttpEngine):
         del device
         arguments = SGLangArguments.from_config(rollout)
         if rollout.tensor_model_parallel_size > 1:
+            key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
             raise ConfigError(
                 "the engine sglang runs one server per rank without tensor parallelism of its own",
-                where="actor_rollout_ref.rollout.tensor_model_parallel_size",
+                where=key,
                 hint="set it to 1, and start your own servers with --tp-size",
+                fix=(key, f"{key}=1"),
             )
         check_urls(arguments.urls, num_ranks, SGLangServer)
         if arguments.python is not None:

@@ -107,12 +107,17 @@ class VLLMEngine:
         section, size = "actor_rollout_ref.rollout", rollout.tensor_model_parallel_size
         problems: list[Problem] = []
         if num_ranks % size:
-            divisors = [str(k) for k in range(1, num_ranks + 1) if num_ranks % k == 0]
+            divisors = [k for k in range(1, num_ranks + 1) if num_ranks % k == 0]
+            largest = max(k for k in divisors if k == 1 or k < size)
             problems.append(
                 Problem(
                     f"{section}.tensor_model_parallel_size={size} does not divide the actor's "
                     f"{num_ranks} ranks",
-                    hint=f"one of {', '.join(divisors)}",
+                    hint=f"one of {', '.join(map(str, divisors))}",
+                    fix=(
+                        f"{section}.tensor_model_parallel_size",
+                        f"{section}.tensor_model_parallel_size={largest}",
+                    ),
                 )
             )
         tokens, rows = rollout.max_num_batched_tokens, rollout.max_num_seqs
