@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlctl.cores import allowed_cores
 from rlctl.runs.run_dir import Access
 
 
@@ -43,12 +44,10 @@ def default_threads(num_processes: int) -> int:
 
 def available_cores() -> int:
     """Return the number of usable cores: the CPU affinity, limited by the cgroup v2 quota."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = allowed_cores()
     quota = Path("/sys/fs/cgroup/cpu.max")
     if quota.is_file():
-        limit, period = quota.read_text().split()
+        limit, period = quota.read_text(encoding="utf-8").split()
         if limit != "max":
             cores = min(cores, max(1, int(limit) // int(period)))
     return cores

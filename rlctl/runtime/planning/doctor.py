@@ -150,7 +150,7 @@ def _packages() -> Iterator[Check]:
 def _isolation() -> Check:
     """Return what isolates programs of the python tool, or what they are not kept from."""
     missing = missing_isolation()
-    message = "bubblewrap" if missing is None else f"{missing} (apt install bubblewrap)"
+    message = "bubblewrap" if missing is None else missing
     return Check("python tool", "ok", message)
 
 
@@ -203,7 +203,7 @@ def _torch_build(gpus: list[str]) -> Check:
         return Check("gpus", "ok", "; ".join(gpus) or "no NVIDIA GPU here")
     source = Path(str(distribution("torch").locate_file("torch/version.py")))
     cuda = (
-        re.search(r"^cuda\b[^=\n]*=\s*'([\d.]+)'", source.read_text(), re.MULTILINE)
+        re.search(r"^cuda\b[^=\n]*=\s*'([\d.]+)'", source.read_text(encoding="utf-8"), re.MULTILINE)
         if source.is_file()
         else None
     )

@@ -135,6 +135,6 @@ def check_rows(
 
         missing = missing_isolation() if "python" in rollout.agent.params.get("tools", ()) else None
         if missing:
-            LOG.warning("%s (apt install bubblewrap)", missing)
+            LOG.warning("%s", missing)
         stops = stop_token_ids(tokenizer, config.actor_rollout_ref.model.path)
         check_episodes(config, tokenizer, stops, first)

@@ -25,7 +25,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
+from rlctl.network import is_loopback
 from rlctl.runtime.rewards.request_limits import Limiter, RequestSettings
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ class ChatClient:
         self.settings = settings
         self.limiter = Limiter(settings)
         self._cache = None if settings.cache is None else ReplyCache(settings.cache)
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by whether a proxy may be used
         self._open: dict[str, asyncio.Future[Any]] = {}  # requests in progress, by their hash
         self._engines = itertools.cycle(settings.engines)
 
@@ -98,8 +100,8 @@ class ChatClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
 
     async def _shared(
         self, key: str, base_url: str | None, api_key_env: str | None, body: Mapping[str, Any]
@@ -144,17 +146,20 @@ class ChatClient:
         """Send one attempt and return the reply. Raises _Passing or RequestFailed."""
         import aiohttp
 
-        if self._session is None:
+        # A proxy of the environment would look for this machine's servers on its own.
+        may_use_proxy = not is_loopback(urlsplit(url).hostname or "")
+        session = self._sessions.get(may_use_proxy)
+        if session is None:
             # The slots of the limiter limit the connections.
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), trust_env=True
-            )
+            connector = aiohttp.TCPConnector(limit=0)
+            session = aiohttp.ClientSession(connector=connector, trust_env=may_use_proxy)
+            self._sessions[may_use_proxy] = session
         limit = self.settings.timeout_s
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         try:
             async with (
                 asyncio.timeout(limit),
-                self._session.post(
+                session.post(
                     url,
                     json=body,
                     headers=headers,

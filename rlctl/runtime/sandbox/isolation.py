@@ -18,7 +18,7 @@ import subprocess
 import sys
 from functools import cache
 
-from rlctl.runtime.sandbox.limits import die_with
+from rlctl.runtime.sandbox.limits import die_with, protects_files
 
 _NEW_USER, _NEW_NET, _NEW_PID = 0x10000000, 0x40000000, 0x20000000  # flags of unshare(2)
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
@@ -67,10 +67,28 @@ def missing_isolation() -> str | None:
     """Return what programs of the python tool are not kept from here; None: nothing."""
     if has_bubblewrap():
         return None
+    if protects_files():
+        allowed = "change permissions, times and attributes of your files"
+    else:
+        allowed = "write to, change and delete your files (there is no Landlock)"
+    advice = bubblewrap_advice()
     return (
-        "bubblewrap is not installed or not allowed here: programs of the python tool can change "
-        "permissions, times and attributes of your files, and fill the disk with their own"
+        "bubblewrap is not installed or not allowed here: programs of the python tool can "
+        f"{allowed}, and fill the disk with their own" + (f" ({advice})" if advice else "")
     )
+
+
+def bubblewrap_advice() -> str | None:
+    """Return the command that installs bubblewrap with this system's installer; None: no such."""
+    installers = {
+        "apt-get": "apt install",
+        "dnf": "dnf install",
+        "zypper": "zypper install",
+        "pacman": "pacman -S",
+        "apk": "apk add",
+    }
+    found = next((words for name, words in installers.items() if shutil.which(name)), None)
+    return None if found is None else f"{found} bubblewrap"
 
 
 def enter_namespaces() -> bool:

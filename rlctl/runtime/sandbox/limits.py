@@ -21,6 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from rlctl.cores import allowed_cores
 from rlctl.runs.process import die_with_parent
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def withheld_variable(error: str, further: Iterable[str] = ()) -> str | None:
 def container_memory() -> int | None:
     """Return the memory limit of this container in bytes, or None."""
     limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
+    text = limit.read_text(encoding="utf-8").strip() if limit.is_file() else "max"
     return None if text == "max" else int(text)
 
 
@@ -145,9 +146,16 @@ def restrict(limits: Limits) -> None:
         bounds[resource.RLIMIT_DATA] = limits.memory
     for kind, bound in bounds.items():
         hard = resource.getrlimit(kind)[1]
-        lower = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
-        resource.setrlimit(kind, (lower, lower))
+        set_limit(kind, bound if hard == resource.RLIM_INFINITY else min(bound, hard))
     forbid_signals()
+
+
+def set_limit(kind: int, bound: int) -> None:
+    """Set a limit of this process. One that the system refuses is a note: macOS refuses some."""
+    try:
+        resource.setrlimit(kind, (bound, bound))
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"note: this system does not set the limit {kind} to {bound}: {error}\n")
 
 
 def limit_cpu(wall_s: float) -> None:
@@ -156,7 +164,7 @@ def limit_cpu(wall_s: float) -> None:
     The limit is `wall_s` on all cores, above what this process has used. It ends threads and
     children that compute after a call has returned; Python code in a call has a timer.
     """
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    cores = allowed_cores()
     used = resource.getrusage(resource.RUSAGE_SELF)
     bound = int(used.ru_utime + used.ru_stime + wall_s * cores) + 1
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
@@ -187,7 +195,8 @@ def kill_children(worker: int) -> None:
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(worker, signal.SIGKILL)
-    os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # its children become this process's
+    if hasattr(os, "waitid"):  # not on macOS before Python 3.13
+        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # its children become this process's
     while others := _children() - {worker}:
         for pid in others:
             os.kill(pid, signal.SIGKILL)
@@ -197,7 +206,7 @@ def kill_children(worker: int) -> None:
 def _children() -> set[int]:
     """Return the children of this single-threaded process; empty where /proc does not list them."""
     try:
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8")
         return {int(pid) for pid in children.split()}
     except OSError:
         return set()
@@ -213,9 +222,9 @@ def usage(pid: int) -> tuple[int, int]:
         process = Path(f"/proc/{waiting.pop()}")
         with suppress(OSError):
             for children in process.glob("task/*/children"):
-                waiting += [int(child) for child in children.read_text().split()]
+                waiting += [int(child) for child in children.read_text(encoding="utf-8").split()]
             number += 1
-            counted = _COUNTED.findall((process / "smaps_rollup").read_text())
+            counted = _COUNTED.findall((process / "smaps_rollup").read_text(encoding="utf-8"))
             size += 1024 * sum(map(int, counted))
     return number, size
 
@@ -242,13 +251,19 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = [("access", ctypes.c_uint64), ("parent", ctypes.c_int32)]
 
 
-def restrict_files(folder: Path) -> None:
-    """Forbid to write outside of `folder`."""
+def protects_files() -> bool:
+    """Return True if the kernel has Landlock, which keeps a process from writing to files."""
+    return _version() >= 1
+
+
+def restrict_files(folder: Path) -> bool:
+    """Forbid to write outside of `folder`; return whether the kernel does."""
     version = _version()
     writes = _WRITES + sum(right for first, right in (_REFER, _TRUNCATE) if version >= first)
     to_file = _WRITE_FILE + (_TRUNCATE[1] if version >= _TRUNCATE[0] else 0)
-    if version >= 1:
-        _restrict(_Ruleset(writes, 0, 0), [(folder, writes), (Path(os.devnull), to_file)])
+    if version < 1:
+        return False
+    return _restrict(_Ruleset(writes, 0, 0), [(folder, writes), (Path(os.devnull), to_file)])
 
 
 def forbid_signals() -> None:
@@ -265,17 +280,18 @@ def _version() -> int:
     return ctypes.CDLL(None).syscall(_CREATE_RULESET, None, 0, _VERSION)
 
 
-def _restrict(rules: _Ruleset, allowed: Iterable[tuple[Path, int]] = ()) -> None:
-    """Deny what `rules` handle, but what is `allowed` below a path."""
+def _restrict(rules: _Ruleset, allowed: Iterable[tuple[Path, int]] = ()) -> bool:
+    """Deny what `rules` handle, but what is `allowed` below a path; return whether it is denied."""
     libc = ctypes.CDLL(None)
     ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(rules), ctypes.sizeof(rules), 0)
     if ruleset < 0:
-        return
+        return False
     for path, access in allowed:
         parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rule = _PathBeneath(access, parent)
         libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0)
         os.close(parent)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    libc.syscall(_RESTRICT_SELF, ruleset, 0)
+    denied = libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0
     os.close(ruleset)
+    return denied

@@ -43,6 +43,7 @@ from rlctl.runtime.sandbox.messages import (
 DUMP_SIGNAL = signal.SIGUSR1
 PING = "ping"  # a request that every host answers
 _MAX_TRACEBACKS = 100  # in the log of one process
+_REAPED: dict[int, int] = {}  # status of children that have ended: see `_has_exited`
 
 
 class Request(NamedTuple):
@@ -225,12 +226,22 @@ def _guard(worker: int) -> int:
     while not _has_exited(worker) and signal.sigwait(_ENDINGS) == signal.SIGCHLD:
         pass
     kill_children(worker)
-    code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    status = _REAPED[worker] if worker in _REAPED else os.waitpid(worker, 0)[1]
+    code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
 def _has_exited(worker: int) -> bool:
-    """Return True if the child `worker` has exited, without reaping it; reap the others."""
+    """Return True if the child `worker` has exited, without reaping it; reap the others.
+
+    Where the system cannot leave it unreaped (macOS before Python 3.13), its status is kept.
+    """
+    if not hasattr(os, "waitid"):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            _REAPED[ended[0]] = ended[1]
+            if ended[0] == worker:
+                return True
+        return False
     while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
         if ended.si_pid == worker:
             return True

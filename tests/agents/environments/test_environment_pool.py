@@ -204,7 +204,7 @@ def test_environment_that_hangs_costs_its_deadline_and_holds_no_other(
 
 
 def test_close_that_hangs_costs_its_deadline(mine: str) -> None:
-    with Path(mine).open("a") as file:
+    with Path(mine).open("a", encoding="utf-8") as file:
         file.write("\nclass Stuck(Plain):\n    def close(self): time.sleep(3600)\n")
     with EnvironmentPool(f"{mine}:Stuck", timeouts=Timeouts(1, 1)) as pool:
         assert asyncio.run(play(pool, "ok")) == ["ok"]
@@ -324,7 +324,7 @@ def test_loop_that_ends_in_the_middle_leaves_no_episode(mine: str, tmp_path: Pat
 def test_wrong_environments_are_refused_at_the_start(
     mine: str, name: str, params: Mapping[str, Any], message: str
 ) -> None:
-    with Path(mine).open("a") as file:
+    with Path(mine).open("a", encoding="utf-8") as file:
         file.write("\nSOURCE = 'x'\n")
     with pytest.raises(ConfigError, match=message):
         load_here(name.format(mine=mine), params)

@@ -123,7 +123,7 @@ def test_class_of_skyrl_gym(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
             Step([], 1.5, True),
         ]
         assert played.score == {"turns": 2.0, "score": 0.0}
-    assert "closed 2" in Path("environment-0.log").read_text()
+    assert "closed 2" in Path("environment-0.log").read_text(encoding="utf-8")
     assert "skyrl_gym" not in sys.modules
     [step] = play_here("guess.py:Guess", {**params, "max_turns": 1}, turns[:1], row).steps
     assert step.done
@@ -193,8 +193,8 @@ def test_registered_environments_of_skyrl_gym_need_the_package(folder: Path) -> 
 def test_examples_of_the_documentation(folder: Path) -> None:
     text = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
     tool, environment = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
-    Path("tools.py").write_text(f"{tool}\nRATES = {{'USD': 1.5}}\n")
-    Path("game.py").write_text(environment)
+    Path("tools.py").write_text(f"{tool}\nRATES = {{'USD': 1.5}}\n", encoding="utf-8")
+    Path("game.py").write_text(environment, encoding="utf-8")
     turn = turn_of("convert", amount=3, currency="USD")
     played = play_here("tools", {"function_tool_path": "tools.py"}, [turn])
     assert played.tools[0]["function"]["description"] == "Convert an amount of euros."

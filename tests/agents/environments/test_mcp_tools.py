@@ -59,14 +59,15 @@ def folder(here: Path) -> Path:
 
 
 def configure(server: dict[str, Any]) -> None:
-    Path("servers.json").write_text(json.dumps({"mcpServers": {"test": server}}))
+    Path("servers.json").write_text(json.dumps({"mcpServers": {"test": server}}), encoding="utf-8")
 
 
 def test_server_that_is_a_process(folder: Path) -> None:
     """Use the tools that a configuration of verl selects; a server that has ended is started."""
     Path("tools.yaml").write_text(
         "tools: [{class_name: x.Y, config: {type: mcp}, mcp: "
-        "{mcp_servers_config_path: servers.json, tool_selected_list: [add, leave]}}]"
+        "{mcp_servers_config_path: servers.json, tool_selected_list: [add, leave]}}]",
+        encoding="utf-8",
     )
     turns = [
         turn_of("add", a=2, b=40),
@@ -100,11 +101,11 @@ def test_server_has_the_environment_of_its_worker(
 def test_server_at_a_url(folder: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/mcp"
-    with Path("server.log").open("w") as log:
+    with Path("server.log").open("w", encoding="utf-8") as log:
         server = subprocess.Popen([sys.executable, "server.py", str(port)], stdout=log, stderr=log)
     try:
         wait_until(lambda: server.poll() is not None or responds(url), server.pid, "the server")
-        assert server.poll() is None, Path("server.log").read_text()
+        assert server.poll() is None, Path("server.log").read_text(encoding="utf-8")
         configure({"url": url, "auth_token": "t"})
         params = {"mcp_config_path": "servers.json"}
         played = play_here("tools", params, [turn_of("add", a=2, b=3), turn_of("fail")])
@@ -136,6 +137,6 @@ def responds(url: str) -> bool:
     ],
 )
 def test_wrong_servers(folder: Path, text: str, message: str) -> None:
-    Path("servers.json").write_text(text)
+    Path("servers.json").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         load_here("tools", {"mcp_config_path": "servers.json"})

@@ -135,9 +135,23 @@ def test_missing_isolation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "permissions, times and attributes" in str(isolation.missing_isolation())
 
 
+def test_files_that_nothing_protects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, and on Linux without Landlock."""
+    monkeypatch.setattr(python_tool, "has_bubblewrap", lambda: False)
+    without = "from rlctl.runtime.sandbox import limits; limits._version = lambda: -1; "
+    start, end = python_tool._BOOT.split("from rlctl", 1)
+    monkeypatch.setattr(python_tool, "_BOOT", f"{start}{without}from rlctl{end}")
+    with pytest.raises(ConfigError, match="kept from writing to your files") as raised:
+        PythonTool(PythonParams())
+    assert "allow_writes=true" in str(raised.value.problems[0].hint)
+    assert "2" in call_python(PythonParams(allow_writes=True), ["1 + 1"])[0]
+
+
 def test_search(folder: Path) -> None:
     texts = ["The cat sat.", "A dog and a cat: cat!", "Dogs bark at night.", "Nothing here."]
-    Path("texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    Path("texts.jsonl").write_text(
+        "\n".join(json.dumps({"text": text}) for text in texts), encoding="utf-8"
+    )
     pq.write_table(pa.table({"contents": texts, "id": [1, 2, 3, 4]}), "texts.parquet")
     turns = [turn_of("search", query=query) for query in ("CAT", "unicorn", "bark, dog")]
     for settings in (
@@ -161,8 +175,8 @@ def test_search(folder: Path) -> None:
     ],
 )
 def test_wrong_texts(settings: dict[str, Any], message: str) -> None:
-    Path("wrong.jsonl").write_text('"a"\n{"txt": "b"}\n')
-    Path("broken.jsonl").write_text("{")
+    Path("wrong.jsonl").write_text('"a"\n{"txt": "b"}\n', encoding="utf-8")
+    Path("broken.jsonl").write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         load_here("tools", settings_of("search", **settings))
 

@@ -169,7 +169,7 @@ def test_classes_of_both_generations(folder: Path) -> None:
     }
     assert played.steps[-1].done
     assert played.score == {"submit": 1.0}  # of `calc_reward`; the run's reward functions score
-    assert "released, left: 0" in Path("environment-0.log").read_text()
+    assert "released, left: 0" in Path("environment-0.log").read_text(encoding="utf-8")
 
 
 def test_gsm8k_tool_of_verl_by_its_name(folder: Path) -> None:
@@ -210,7 +210,7 @@ def test_interactions(folder: Path) -> None:
         f"and? {[*roles, 'user', 'assistant']}",
     ]
     assert steps[3] == Step([], None, True, (), {"turn_scores": [0.5], "interaction": {"a": 1}})
-    assert "finalized True" in Path("environment-0.log").read_text()
+    assert "finalized True" in Path("environment-0.log").read_text(encoding="utf-8")
     row["extra_info"] = {"interaction_kwargs": {"name": "gsm8"}}
     with pytest.raises(ValueError, match="did you mean 'gsm8k'"):
         play_here("tools", params, row=row)

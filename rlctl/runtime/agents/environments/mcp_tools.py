@@ -13,9 +13,11 @@ from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rlctl import plugins
 from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.network import is_loopback
 from rlctl.runtime.agents.environments.protocol import to_schema
 from rlctl.runtime.agents.environments.tool import StatelessTool, Tool, ToolResult
 from rlctl.runtime.sandbox.calls import call_limit, limited
@@ -145,7 +147,10 @@ def _new_client(config: Mapping[str, Any]) -> Any:
     headers = dict(config.get("headers") or {})
     if token := config.get("auth_token"):
         headers["Authorization"] = f"Bearer {token}"
-    http = httpx2.AsyncClient(headers=headers, follow_redirects=True, timeout=None)
+    may_use_proxy = not is_loopback(urlsplit(config["url"]).hostname or "")
+    http = httpx2.AsyncClient(
+        headers=headers, follow_redirects=True, timeout=None, trust_env=may_use_proxy
+    )
     transport = streamable_http_client(config["url"], http_client=http)
     return Client(transport)
 
@@ -154,7 +159,7 @@ def _servers(path: Path) -> dict[str, dict[str, Any]]:
     """Return the servers of a JSON file by name. Raises ConfigError."""
     check_file(path, "the file of MCP servers does not exist")
     try:
-        servers = json.loads(path.read_text())["mcpServers"]
+        servers = json.loads(path.read_text(encoding="utf-8"))["mcpServers"]
         wrong = [name for name, server in servers.items() if not {"command", "url"} & set(server)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError("no list of MCP servers", where=str(path), hint=_HINT) from error

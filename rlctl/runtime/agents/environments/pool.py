@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from rlctl import plugins
+from rlctl.cores import allowed_cores
 from rlctl.errors import RlctlError
 from rlctl.recipes import schema
 from rlctl.runtime.agents.environments.host import EnvironmentHost
@@ -162,7 +162,7 @@ class EnvironmentPool:
         unless `agent.params` sets them. Raises as the constructor.
         """
         agent = rollout.agent
-        number = agent.num_workers or len(os.sched_getaffinity(0))
+        number = agent.num_workers or allowed_cores()
         environment, params = agent.environment or DEFAULT_ENVIRONMENT, agent.params
         if agent.program is not None:
             program = agent.program

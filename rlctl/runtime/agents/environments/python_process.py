@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.runtime.sandbox.isolation import enter_namespaces, restrict_calls
-from rlctl.runtime.sandbox.limits import restrict_files
+from rlctl.runtime.sandbox.limits import restrict_files, set_limit
 
 CANNOT_DENY = 97  # exit status: the network cannot be denied
+CANNOT_PROTECT = 98  # exit status: files cannot be protected
 _FILE = "<code>"
 
 
@@ -25,7 +26,8 @@ def main() -> None:
     deny, is_isolated = options["deny_network"], options["is_isolated"]
     if not is_isolated:
         is_isolated = deny and enter_namespaces()
-        restrict_files(folder)
+        if not restrict_files(folder) and not options["allow_writes"]:
+            sys.exit(CANNOT_PROTECT)
     if not restrict_calls(deny_network=deny) and deny and not is_isolated:
         sys.exit(CANNOT_DENY)
     for kind, bound in (
@@ -34,7 +36,7 @@ def main() -> None:
         (resource.RLIMIT_NOFILE, 64),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(kind, (bound, bound))
+        set_limit(kind, bound)
     source = sys.stdin.read()
     sys.argv, sys.stderr = [_FILE], sys.stdout  # in the order in which they are written
     status = run(source)

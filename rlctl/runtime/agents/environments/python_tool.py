@@ -23,9 +23,9 @@ from pydantic import Field
 from rlctl import plugins
 from rlctl.errors import ConfigError
 from rlctl.runtime.agents.environments.protocol import to_schema
-from rlctl.runtime.agents.environments.python_process import CANNOT_DENY
+from rlctl.runtime.agents.environments.python_process import CANNOT_DENY, CANNOT_PROTECT
 from rlctl.runtime.agents.environments.tool import StatelessTool, ToolResult
-from rlctl.runtime.sandbox.isolation import bubblewrap, has_bubblewrap
+from rlctl.runtime.sandbox.isolation import bubblewrap, bubblewrap_advice, has_bubblewrap
 from rlctl.runtime.sandbox.limits import usage
 
 _BOOT = (
@@ -45,6 +45,9 @@ class PythonParams(plugins.Params):
     file_mb: int = Field(64, ge=0, description="size of the files that it writes, in MiB")
     output_chars: int = Field(10_000, ge=1, description="characters of output that are kept")
     allow_network: bool = Field(False, description="let programs use the network")
+    allow_writes: bool = Field(
+        False, description="run programs where nothing keeps them from writing to your files"
+    )
 
 
 class PythonTool(StatelessTool):
@@ -63,7 +66,7 @@ class PythonTool(StatelessTool):
     )
 
     def __init__(self, params: PythonParams) -> None:
-        """Run an empty program. Raises ConfigError if the network cannot be denied."""
+        """Run an empty program. Raises ConfigError if network or files cannot be denied."""
         self._params = params
         with tempfile.TemporaryDirectory(prefix="rlctl-python-") as folder:
             done = subprocess.run(
@@ -74,6 +77,14 @@ class PythonTool(StatelessTool):
                 "programs of the python tool cannot be kept from the network: this system has "
                 "neither user namespaces nor seccomp",
                 hint="tool_params.python.allow_network=true runs them with the network",
+            )
+        if done.returncode == CANNOT_PROTECT:
+            advice = bubblewrap_advice()
+            raise ConfigError(
+                "programs of the python tool cannot be kept from writing to your files: this "
+                "system has neither bubblewrap nor Landlock (Linux 5.13)",
+                hint=(f"{advice}, or " if advice else "")
+                + "tool_params.python.allow_writes=true runs them all the same",
             )
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
@@ -112,6 +123,7 @@ class PythonTool(StatelessTool):
         options = {
             "folder": folder,
             "deny_network": not self._params.allow_network,
+            "allow_writes": self._params.allow_writes,
             "memory": self._params.memory_mb * _MIB,
             "file_size": self._params.file_mb * _MIB,
             "is_isolated": has_bubblewrap(),

@@ -90,7 +90,7 @@ def read_script(path: Path) -> list[list[Any]]:
     if not path.is_file():
         raise NotFoundError("the file does not exist", where=str(path))
     blocks: list[list[Any]] = [[]]
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             blocks.append([])
             continue

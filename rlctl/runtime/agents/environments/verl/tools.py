@@ -55,7 +55,7 @@ def entries_of(file: Path, key: str, noun: str) -> list[dict[str, Any]]:
 
     check_file(file, f"the {noun} does not exist")
     try:
-        content = yaml.safe_load(file.read_text())
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ConfigError(f"the {noun} is no YAML: {error}", where=str(file)) from error
     entries = content.get(key) if isinstance(content, dict) else None
