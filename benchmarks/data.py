@@ -83,7 +83,7 @@ def start(path: str | None, cache: str) -> Row:
         ).config.data
         prompts = PromptSet.load_train(data, tokenizer)
         prompts.batch(range(0, len(prompts), -(-len(prompts) // 512)))
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     return {
         "seconds": time.perf_counter() - seconds,
         "CPU seconds": time.process_time() - cpu,

@@ -61,7 +61,7 @@ class Version:
         path = os.pathsep.join([str(root)])
         script = (root / "benchmarks" / Path(__file__).name).resolve()
         if not script.exists():
-            script.write_text(Path(__file__).read_text())
+            script.write_text(Path(__file__).read_text(encoding="utf-8"))
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             cwd=root,

@@ -63,4 +63,4 @@ def write_line_chart(
             f'<polyline points="{path_of}" fill="none" stroke="{color}" stroke-width="2"/>',
             text(right + 12, y, name, f'fill="{color}"'),
         ]
-    path.write_text("\n".join([*parts, "</svg>"]) + "\n")
+    path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")

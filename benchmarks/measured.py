@@ -17,7 +17,7 @@ from rlctl.runtime.workers.dispatch import dispatch
 
 def private_bytes() -> int:
     """Return the memory of this process that it shares with no other."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return int(next(each for each in lines if each.startswith("RssAnon")).split()[1]) * 1024
 
 

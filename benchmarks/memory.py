@@ -226,7 +226,7 @@ def run(rank_info: RankInfo, case: Case, folder: str, rows: int) -> dict[str, in
             for _ in range(UPDATES):
                 metrics = to_floats(worker.update(batch, lr=1e-4))
                 found["peak"] = max(found.get("peak", 0), int(metrics.get(PEAK_METRIC, 0) * 2**30))
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     line = next(each for each in status.splitlines() if each.startswith("VmHWM"))
     digest = sum(_checksum(local_part(each)) for each in worker.learner.model.parameters())
     return found | {"resident": int(line.split()[1]) * 1024, "digest": digest}

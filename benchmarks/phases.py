@@ -73,7 +73,8 @@ def write_plot(path: Path, found: Mapping[str, Mapping[str, float]]) -> None:
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>\n'
         f'<text x="{LEFT}" y="20" font-weight="bold">Share of a step by phase</text>\n'
         + "\n".join(parts)
-        + "\n</svg>\n"
+        + "\n</svg>\n",
+        encoding="utf-8",
     )
 
 

@@ -15,7 +15,7 @@ Better = Literal["higher", "lower"]
 def record(name: str, ratio: float, better: Better) -> None:
     """Append a ratio to the file that `make bench` names; nothing without one."""
     if file := os.environ.get(FILE):
-        with Path(file).open("a") as lines:
+        with Path(file).open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({"name": name, "ratio": ratio, "better": better}) + "\n")
 
 

@@ -68,9 +68,9 @@ def _main(argv: Sequence[str]) -> int:
 def _open_closed_streams() -> None:
     """Open /dev/null in place of a closed stdout or stderr, which Python sets to None."""
     if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -175,7 +175,7 @@ def _bug(error: Exception) -> Problem:
     if _debug():
         return Problem(message)
     with tempfile.NamedTemporaryFile(
-        "w", prefix="rlctl-traceback-", suffix=".txt", delete=False
+        "w", encoding="utf-8", prefix="rlctl-traceback-", suffix=".txt", delete=False
     ) as file:
         file.write(redact(traceback.format_exc()))
     return Problem(

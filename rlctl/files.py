@@ -47,8 +47,12 @@ def put_in_place(aside: Path, target: Path, *, sync: bool = True) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file `path` by UTF-8 `text`: atomic, also across a power failure."""
-    write_bytes(path, text.encode())
+    """Replace the file `path` by UTF-8 `text`: atomic, also across a power failure.
+
+    Where the locale is not UTF-8, Python has surrogates for the bytes of a path. They are written
+    as those bytes, and as � if these are not UTF-8.
+    """
+    write_bytes(path, text.encode("utf-8", "surrogateescape").decode("utf-8", "replace").encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:

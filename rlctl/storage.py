@@ -224,7 +224,7 @@ def _locked(folder: Path, url: str) -> Iterator[None]:
     """Hold a lock on the cache folder; other processes of this machine wait and then reuse it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = (folder / ".lock").open("wb")
     except OSError as error:
         raise ResourceError(
             f"cannot write into the cache: {error}",

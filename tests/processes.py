@@ -27,7 +27,10 @@ def run_python(
 def gone(pid: int) -> bool:
     """Return True if the process has ended. A zombie has."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            == "Z"
+        )
     except (FileNotFoundError, ProcessLookupError):  # it may end between open and read
         return True
 
@@ -35,7 +38,7 @@ def gone(pid: int) -> bool:
 def words_of(pid: int) -> list[str]:
     """Return the command line of a process; nothing if it has ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
     except (FileNotFoundError, ProcessLookupError):
         return []
 

@@ -81,7 +81,7 @@ def device_name(device: str) -> str:
     if device == "cuda":
         return torch.cuda.get_device_name()
     lines = Path("/proc/cpuinfo")
-    names = lines.read_text().splitlines() if lines.exists() else []
+    names = lines.read_text(encoding="utf-8").splitlines() if lines.exists() else []
     model = next((line.partition(":")[2].strip() for line in names if "model name" in line), "")
     return model or platform.machine()
 

@@ -74,5 +74,5 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the complete rows of a file; a process that was killed may have cut the last one."""
     if not path.exists():
         return []
-    lines = path.read_text().splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]

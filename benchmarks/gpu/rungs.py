@@ -101,11 +101,11 @@ def _work(rung: Rung, settings: Settings, seconds: float, rows: Path, log: Path)
     os.dup2(output, 1)
     os.dup2(output, 2)
     module, _, name = rung.function.partition(":")
-    with rows.open("a") as file:
+    with rows.open("a", encoding="utf-8") as file:
         getattr(import_module(module), name)(settings, Recorder(rung.name, file, deadline))
 
 
 def _tail(log: Path) -> str:
-    text = log.read_text(errors="replace") if log.exists() else ""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "no output"

@@ -38,7 +38,7 @@ class Job:
 
     def state(self) -> dict[str, Any]:
         """Return the exit code, None while the command runs, and its last lines of output."""
-        text = self.log.read_text(errors="replace") if self.log.is_file() else ""
+        text = self.log.read_text(errors="replace", encoding="utf-8") if self.log.is_file() else ""
         lines = [redact(visible(line)) for line in text.splitlines()[-_TAIL:]]
         fields = {"job": self.number, "action": self.action, "run": self.run}
         return fields | {"exit_code": self.process.poll(), "lines": lines}

@@ -97,7 +97,7 @@ def print_model_scores(
 def _print_scores(parts: Iterable[Scored], as_json: bool) -> _Totals:
     """Print what `parts` have, after the last one."""
     totals = _Totals()
-    with tempfile.TemporaryFile("w+") as entries:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as entries:
         for rows, texts, report in parts:
             for row, text, result in zip(rows, texts, report.results, strict=True):
                 entry = {

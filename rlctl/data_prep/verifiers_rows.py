@@ -84,7 +84,7 @@ def verifiers(params: VerifiersParams) -> dict[str, list[PromptRow]]:
                 hint="`rlctl env ls --python PATH` lists the installed ones",
             ) from error
         found: dict[str, list[PromptRow]] = defaultdict(list)
-        for line in file.read_text().splitlines():
+        for line in file.read_text(encoding="utf-8").splitlines():
             split, row = json.loads(line)
             found[split].append(_row(params.environment, split, len(found[split]), row))
     return found

@@ -118,7 +118,7 @@ def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
         raise NotFoundError(f"{folder.name} has no configuration", where=str(stored), hint=hint)
     stored_chains = stored_origins(folder)
     values = stored_values(folder) | _following(stored_chains, overrides)
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file:
 
         def renamed(where: str) -> str:
             """Name the stored file instead of the temporary one, whose lines differ."""

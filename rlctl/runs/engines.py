@@ -72,13 +72,13 @@ class PoolStatus:
     def write(self, folder: Path) -> None:
         """Replace the file in the attempt `folder`, without waiting for the disk."""
         with replacing(folder / STATUS_FILE, sync=False) as aside:
-            aside.write_text(json.dumps(asdict(self)) + "\n")
+            aside.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> PoolStatus | None:
         """Read the file in the attempt `folder`; None if there is none."""
         try:
-            data: dict[str, Any] = json.loads((folder / STATUS_FILE).read_text())
+            data: dict[str, Any] = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         return cls(
@@ -140,7 +140,7 @@ def send(attempt: Path, request: EngineRequest) -> None:
     folder = attempt / REQUESTS
     folder.mkdir(exist_ok=True)
     with replacing(folder / f"{request.id}.json") as aside:
-        aside.write_text(json.dumps(asdict(request)))
+        aside.write_text(json.dumps(asdict(request)), encoding="utf-8")
 
 
 def received(attempt: Path) -> Iterator[EngineRequest]:
@@ -149,7 +149,7 @@ def received(attempt: Path) -> Iterator[EngineRequest]:
     Raises ValueError or TypeError for a file without a request, which leaves later ones there.
     """
     for path in sorted((attempt / REQUESTS).glob("[!.]*.json")):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         path.unlink()
         yield EngineRequest(**json.loads(text))
 

@@ -140,7 +140,11 @@ def format_tails(logs: Sequence[Path], num_lines: int = 15) -> str:
     """Return the path and last lines of each log."""
     parts: list[str] = []
     for log in logs:
-        lines = log.read_text(errors="replace").splitlines()[-num_lines:] if log.is_file() else []
+        lines = (
+            log.read_text(errors="replace", encoding="utf-8").splitlines()[-num_lines:]
+            if log.is_file()
+            else []
+        )
         parts.append(f"{log}" + "".join(f"\n    {line}" for line in lines))
     return "\n".join(parts)
 

@@ -168,7 +168,7 @@ def _started(pid: int) -> float | None:
         try:
             # proc(5): field 2, the command, is in parentheses and may contain any character;
             # field 3 is the state, field 22 the start time.
-            with open(f"/proc/{pid}/stat", errors="replace") as file:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
                 fields = file.read().rpartition(")")[2].split()
         except OSError:
             return None
@@ -197,7 +197,7 @@ def _has_proc() -> bool:
 def _boot_id() -> str:
     path = Path("/proc/sys/kernel/random/boot_id")
     if path.exists():
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     import psutil
 
     return str(int(psutil.boot_time()))

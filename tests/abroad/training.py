@@ -36,7 +36,7 @@ class Caller:
     """
 
     def __init__(self) -> None:
-        self._calls = json.loads(CALL.read_text())
+        self._calls = json.loads(CALL.read_text(encoding="utf-8"))
 
     def parse(self, text: str, tools: Sequence[ToolSchema], offset: int = 0) -> Turn:
         """Return the call of this turn; the text itself after the last one."""

@@ -44,7 +44,7 @@ _parse = cache(ast.parse)
 
 def parsed(path: Path) -> ast.Module:
     """Return the syntax tree of a file, which is parsed once."""
-    return _parse(path.read_text())
+    return _parse(path.read_text(encoding="utf-8"))
 
 
 @cache

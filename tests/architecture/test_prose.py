@@ -49,7 +49,7 @@ SHAPE = re.compile(
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line and text of every string and comment of a Python file."""
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
         if token.type in (tokenize.STRING, tokenize.COMMENT):
             yield token.start[0], token.string
 
@@ -70,9 +70,13 @@ def is_property(node: ast.AST) -> bool:
 
 
 def private_phrases(path: Path) -> list[str]:
-    if not PRIVATE.search(path.read_text()):
+    if not PRIVATE.search(path.read_text(encoding="utf-8")):
         return []
-    lines = texts(path) if path.suffix == ".py" else enumerate(path.read_text().splitlines(), 1)
+    lines = (
+        texts(path)
+        if path.suffix == ".py"
+        else enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    )
     found = ((line, match[0]) for line, text in lines for match in PRIVATE.finditer(text))
     return [f"{name_of(path)}:{line}: {phrase}" for line, phrase in found]
 

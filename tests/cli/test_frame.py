@@ -196,7 +196,7 @@ def test_an_internal_error_is_one_line_with_its_traceback_in_a_file(tmp_path, mo
     assert first == "error: internal error: ValueError: a secret bug"
     file = Path(where.removeprefix("  at: "))
     assert file.parent == tmp_path
-    assert "in defect" in file.read_text()
+    assert "in defect" in file.read_text(encoding="utf-8")
     assert hint.startswith("  help: ")
     file.unlink()
     for arguments, changes in ((["--debug"], {}), ([], {"RLCTL_DEBUG": "1"})):

@@ -229,7 +229,7 @@ def on_a_terminal(typed: str, *words: str) -> tuple[int, str]:
     reader.start()
     with os.fdopen(theirs, "r+b", buffering=0) as file, pytest.MonkeyPatch.context() as patch:
         for name in ("stdin", "stdout", "stderr"):
-            patch.setattr(sys, name, io.TextIOWrapper(file, write_through=True))
+            patch.setattr(sys, name, io.TextIOWrapper(file, encoding="utf-8", write_through=True))
         for console in (stdout, stderr):
             console.cache_clear()
         code = main(words)
@@ -295,7 +295,7 @@ def test_the_command_quotes_the_name_of_the_folder() -> None:
     assert done.exit_code == 0, done.output
     command = "rlctl train grpo --recipe 'my sums/my sums.yaml'"
     assert f"start      {command}" in done.stdout
-    assert f"# Start: {command}\n" in Path("my sums/my sums.yaml").read_text()
+    assert f"# Start: {command}\n" in Path("my sums/my sums.yaml").read_text(encoding="utf-8")
 
 
 def test_a_table_of_excel_makes_a_project(here: Path) -> None:
@@ -342,7 +342,7 @@ def test_the_model_is_tried_before_training() -> None:
     assert (trial["rows"], trial["responses"], trial["skipped"]) == (4, 16, None)
     assert f"16 responses to 4 rows score {trial['mean_score']:.3g} on average" in done.stderr
     hopeless = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-    Path("mine/reward.py").write_text(f"{hopeless}    return 0.0\n")
+    Path("mine/reward.py").write_text(f"{hopeless}    return 0.0\n", encoding="utf-8")
     trial = run_trial(Path("mine/mine.yaml"))
     assert (trial.mean_score, trial.rows_with_score) == (0.0, 0)
 
@@ -381,7 +381,10 @@ def test_a_trial_that_cannot_be_made_is_one_line(
     with monkeypatch.context() as patch:
         patch.setattr(model_trial, "MAX_BYTES", 1)
         assert "too slow on a CPU" in (run_trial(recipe).skipped or "")
-    recipe.write_text(recipe.read_text().replace('path: "quickstart"', 'path: "no/model"'))
+    recipe.write_text(
+        recipe.read_text(encoding="utf-8").replace('path: "quickstart"', 'path: "no/model"'),
+        encoding="utf-8",
+    )
     assert run_trial(recipe).skipped == "no/model is not on this machine"
     assert "note: not tried: no/model is not on this machine\n" in capsys.readouterr().err
 

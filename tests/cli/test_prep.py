@@ -149,7 +149,7 @@ def test_the_next_command_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.jsonl").write_text('{"q": "2 + 3?", "a": "5"}\n')
+    Path("mine.jsonl").write_text('{"q": "2 + 3?", "a": "5"}\n', encoding="utf-8")
     done = run("prep", *shlex.split(words))
     (line,) = re.findall(r"^next: rlctl (.*)$", done.stderr, re.MULTILINE)
     command = shlex.split(line)

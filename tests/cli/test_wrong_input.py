@@ -27,13 +27,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run = RunDir.create(Path("runs"), "p", "r", "ppo")
     record(run.path, {1: {"critic/score/mean": 0.5}})
     run.update(state="finished", exit_code=0)
-    Path("cyclic.yaml").write_text("defaults: [ppo_trainer, _self_]\ndata: &data {x: *data}\n")
-    Path("good.sh").write_text(f"{VERL} data.train_batch_size=8\n")
+    Path("cyclic.yaml").write_text(
+        "defaults: [ppo_trainer, _self_]\ndata: &data {x: *data}\n", encoding="utf-8"
+    )
+    Path("good.sh").write_text(f"{VERL} data.train_batch_size=8\n", encoding="utf-8")
     lines = [f"a{number}=" + f"${{a{number - 1}}}" * 10 for number in range(1, 12)]
-    Path("expanding.sh").write_text("\n".join(["a0=xxxxxxxxxx", *lines, f"{VERL} x=$a11"]))
-    Path("repeating.sh").write_text(f"a={'x' * 50_000}\n{VERL} x={'$a' * 100_000}")
-    Path("many.sh").write_text(f"{VERL} {'x= ' * 100_000}")
-    Path("nested.sh").write_text(f"{VERL} x={'${a:-' * 20_000}{'}' * 20_000}")
+    Path("expanding.sh").write_text(
+        "\n".join(["a0=xxxxxxxxxx", *lines, f"{VERL} x=$a11"]), encoding="utf-8"
+    )
+    Path("repeating.sh").write_text(
+        f"a={'x' * 50_000}\n{VERL} x={'$a' * 100_000}", encoding="utf-8"
+    )
+    Path("many.sh").write_text(f"{VERL} {'x= ' * 100_000}", encoding="utf-8")
+    Path("nested.sh").write_text(f"{VERL} x={'${a:-' * 20_000}{'}' * 20_000}", encoding="utf-8")
     return tmp_path
 
 

@@ -21,7 +21,7 @@ def cluster():
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_a_program_is_short(path: Path):
-    assert len(path.read_text().splitlines()) <= 120
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 120
 
 
 @pytest.mark.soak

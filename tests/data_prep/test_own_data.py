@@ -23,7 +23,7 @@ PLAIN = Fields(prompt_key="q", answer_key="a", data_source="mine", system=None, 
 
 
 def write(path: Path, *records: Any) -> Path:
-    path.write_text("\n".join(json.dumps(record) for record in records))
+    path.write_text("\n".join(json.dumps(record) for record in records), encoding="utf-8")
     return path
 
 

@@ -66,4 +66,4 @@ def _address(process: Process, file: Path) -> str:
         file.with_suffix(".new").rename(file)
     while not file.exists():  # the first rank that fails ends the others
         time.sleep(0.01)
-    return file.read_text()
+    return file.read_text(encoding="utf-8")

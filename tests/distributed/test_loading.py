@@ -49,7 +49,7 @@ def load(path: Path, info: RankInfo, *overrides: str) -> PolicyModel:
 def anonymous_bytes() -> int:
     """Return the private memory of this process that no file holds, without freed memory."""
     ctypes.CDLL(None).malloc_trim(0)
-    text = Path("/proc/self/smaps_rollup").read_text()
+    text = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8")
     line = next(line for line in text.splitlines() if line.startswith("Anonymous:"))
     return int(line.split()[1]) * 1024
 

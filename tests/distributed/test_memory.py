@@ -57,7 +57,10 @@ def actor(where: RankInfo, model: str, *overrides: str) -> ActorWorker:
 def leave(mebibytes: int | None) -> None:
     """Limit this process to its current memory plus `mebibytes`, or remove the limit (None)."""
     gc.collect()  # garbage would be free memory later
-    current = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    current = (
+        int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+        * resource.getpagesize()
+    )
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(
         resource.RLIMIT_AS, (hard if mebibytes is None else current + mebibytes * 2**20, hard)

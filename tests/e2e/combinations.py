@@ -225,7 +225,9 @@ def _left(folder: Path, before: set[Path]) -> list[str]:
             if process.pid != os.getpid() and any(str(folder) in name for name in names):
                 found.append(f"{process.pid} {process.name()}")
             if shared:  # of another command on this machine?
-                used = "\n".join([*names, Path(f"/proc/{process.pid}/maps").read_text()])
+                used = "\n".join(
+                    [*names, Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8")]
+                )
                 shared -= {each for each in shared if str(each) in used}
     return [*found, *(str(each) for each in shared if each.exists())]
 

@@ -102,7 +102,7 @@ class Killer:
     def _kill(self) -> None:
         if file := os.environ.get(KILLED_FILE):
             writing = " while writing a checkpoint" if self._is_writing() else ""
-            Path(file).write_text(self.doing + writing)
+            Path(file).write_text(self.doing + writing, encoding="utf-8")
         os.kill(os.getpid(), self.signal)
 
     def _is_writing(self) -> bool:

@@ -90,7 +90,7 @@ def vllm_server(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.P
         )
 
     def ready() -> bool:
-        assert process.poll() is None, Path(log.name).read_text()[-3000:]
+        assert process.poll() is None, Path(log.name).read_text(encoding="utf-8")[-3000:]
         try:
             return urllib.request.urlopen(f"{url}/health", timeout=5).status == 200
         except (urllib.error.URLError, TimeoutError):

@@ -138,7 +138,7 @@ def test_recipes_ls_show_and_cp(
     assert run(capsys, "recipes show gsm8k_ppo") == text
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "recipes cp gsm8k_ppo").strip() == "gsm8k_ppo.yaml"
-    assert Path("gsm8k_ppo.yaml").read_text() == text
+    assert Path("gsm8k_ppo.yaml").read_text(encoding="utf-8") == text
     assert main(["recipes", "cp", "gsm8k_ppo"]) == 5
     assert main(["recipes", "cp", "grpo", "gsm8k_ppo.yaml", "--force"]) == 0
     assert compose("gsm8k_ppo.yaml").container == compose("grpo").container

@@ -163,5 +163,11 @@ def test_origins_list_every_setting_of_a_key() -> None:
     for origin, file in zip(chain, ["actor/dp_actor.yaml", "gsm8k_grpo_lora.yaml"], strict=False):
         path, _, line = origin.where.rpartition(":")
         assert Path(path).resolve() == LIBRARY / file
-        assert Path(path).read_text().splitlines()[int(line) - 1].strip().startswith("lr:")
+        assert (
+            Path(path)
+            .read_text(encoding="utf-8")
+            .splitlines()[int(line) - 1]
+            .strip()
+            .startswith("lr:")
+        )
     assert chain[-1].where == "override +actor_rollout_ref.actor.optim.lr=5e-5"

@@ -41,7 +41,7 @@ def load(
     name: str = "compute_score",
     kwargs: Mapping[str, object] | None = None,
 ) -> RewardFunction:
-    path.write_text(source)
+    path.write_text(source, encoding="utf-8")
     return load_reward(RewardSpec(f"{path}:{name}", 1.0, kwargs or {})).function
 
 

@@ -26,7 +26,7 @@ from tests.small_disk import fill, small_disk
 
 
 def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_new_run_has_folders_record_and_attempt(tmp_path):

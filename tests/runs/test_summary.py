@@ -37,7 +37,7 @@ def rows(first: int, end: int) -> list[dict[str, float | None]]:
 
 
 def append(path: Path, what: list[dict[str, float | None]]) -> None:
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write("".join(json.dumps(row) + "\n" for row in what))
 
 

@@ -43,7 +43,7 @@ def as_json_text(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def as_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    path.write_text("\n".join(map(json.dumps, records)))
+    path.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
 
 
 def with_text_type(kind: pa.DataType) -> Callable[[Path, list[dict[str, Any]]], None]:

@@ -82,7 +82,7 @@ def lines(path: Path) -> None:
         for row in made(11)
     ]
     text = json.dumps(found) if path.suffix == ".json" else "\n\n".join(map(json.dumps, found))
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def write(path: Path, records: list[Any]) -> None:
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(records), path)
     else:
-        path.write_text("\n\n".join(map(json.dumps, records)))
+        path.write_text("\n\n".join(map(json.dumps, records)), encoding="utf-8")
 
 
 def load(path: Path, *settings: str, **kwargs: Any) -> PromptSet:

@@ -228,7 +228,9 @@ def test_mlflow_shows_a_table_the_sweep_the_source_and_the_end_of_killed_runs(tm
     assert "mlflow.parentRunId" not in client.get_run(killed).data.tags
     (shown,) = json.loads(data.tags["mlflow.loggedArtifacts"])
     assert shown["type"] == "table"
-    table = json.loads(Path(client.download_artifacts(first, shown["path"])).read_text())
+    table = json.loads(
+        Path(client.download_artifacts(first, shown["path"])).read_text(encoding="utf-8")
+    )
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     assert [row["step"] for row in rows] == [1, 1, 2, 2]  # step 3 is that of the first attempt
     assert (rows[0]["acc"], rows[0]["pred"], rows[1]["brevity"]) == (1.0, "5", 0.25)

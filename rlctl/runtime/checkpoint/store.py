@@ -63,13 +63,13 @@ class ControllerState:
         state = asdict(self) | {"metrics": finite(self.metrics)}
         if self.ahead is not None:
             state["ahead"] = self.ahead | {"metrics": finite(self.ahead["metrics"])}
-        (folder / STATE).write_text(json.dumps(state, allow_nan=False) + "\n")
+        (folder / STATE).write_text(json.dumps(state, allow_nan=False) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read `state.json`; raise `ConfigError` if `folder` is not a checkpoint of this format."""
         try:
-            state = cls(**json.loads((folder / STATE).read_text()))
+            state = cls(**json.loads((folder / STATE).read_text(encoding="utf-8")))
             if state.ahead is not None:  # they are logged with the next step
                 metrics = state.ahead["metrics"].items()
                 state.ahead["metrics"] = {k: math.nan if v is None else v for k, v in metrics}
@@ -128,7 +128,7 @@ class CheckpointStore:
             "versions": installed_versions(),
             "files": listing,
         }
-        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         if final.exists():
             shutil.rmtree(final)
         put_in_place(aside, final)
@@ -220,7 +220,9 @@ def damage(folder: Path) -> str | None:
     if not (folder / MANIFEST).exists():
         return f"{folder.name} is damaged: {MANIFEST} is missing"
     try:
-        listing: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())["files"]
+        listing: dict[str, dict[str, Any]] = json.loads(
+            (folder / MANIFEST).read_text(encoding="utf-8")
+        )["files"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         return f"{folder.name} is damaged: {MANIFEST} cannot be read ({type(error).__name__})"
     for name, wanted in listing.items():

@@ -62,7 +62,7 @@ def write_rollouts(folder: Path, rollouts: Rollouts, numbers: Sequence[int]) -> 
     folder.mkdir()
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / _TENSORS)
     apply_umask(folder / _TENSORS)
-    (folder / _REST).write_text(json.dumps(rest))
+    (folder / _REST).write_text(json.dumps(rest), encoding="utf-8")
 
 
 def read_rollouts(folder: Path, prompts: Sequence[PromptRow], kind: type[R]) -> R:
@@ -72,7 +72,7 @@ def read_rollouts(folder: Path, prompts: Sequence[PromptRow], kind: type[R]) -> 
     """
     try:
         tensors = load_file(folder / _TENSORS)
-        rest: dict[str, Any] = json.loads((folder / _REST).read_text())
+        rest: dict[str, Any] = json.loads((folder / _REST).read_text(encoding="utf-8"))
         _check_prompts(rest.pop(_PROMPTS, {}), prompts, folder)
         numbers = tensors.pop(_ROW).tolist()
         images = {i: tuple(map(content_of, prompts[i].images)) for i in set(numbers)}

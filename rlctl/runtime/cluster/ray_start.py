@@ -129,7 +129,7 @@ def _first_fatal_line(log: Path) -> str | None:
 
 
 def _lines(log: Path) -> Iterator[str]:
-    with log.open(errors="replace") as file:
+    with log.open(encoding="utf-8", errors="replace") as file:
         for _, line in zip(range(_ENOUGH_LINES), file, strict=False):
             yield line.rstrip("\n")
 

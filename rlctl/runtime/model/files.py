@@ -52,7 +52,7 @@ def weight_files(model: schema.Model) -> list[Path]:
         return [folder / SINGLE_FILE]
     if not (folder / INDEX).is_file():
         return []
-    names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+    names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
     return [folder / name for name in sorted(names)]
 
 

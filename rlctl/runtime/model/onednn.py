@@ -37,7 +37,7 @@ def is_faster() -> bool:
         return False
     if not all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS) or not _CPU_INFO.exists():
         return False
-    text = _CPU_INFO.read_text()
+    text = _CPU_INFO.read_text(encoding="utf-8")
     return "AuthenticAMD" in text and re.search(r"\bavx512f\b", text) is not None
 
 

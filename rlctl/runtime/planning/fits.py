@@ -111,7 +111,7 @@ def try_step(words: Sequence[str], *, cuda: bool) -> Trial:
         if process.returncode in _OUT_OF_MEMORY:
             return Trial(None, seconds)
         if process.returncode != 0:
-            tail = path.read_text(errors="replace").splitlines()[-12:]
+            tail = path.read_text(errors="replace", encoding="utf-8").splitlines()[-12:]
             raise RlctlError(
                 f"the trial failed with exit code {process.returncode}",
                 where="\n    ".join(["its output ends with", *tail]),
@@ -126,7 +126,9 @@ def _resident(pid: int) -> int:
     """Return the largest resident memory of a process so far; where unknown, the present one."""
     status = Path(f"/proc/{pid}/status")
     with suppress(OSError):
-        if match := re.search(r"^VmHWM:\s+(\d+) kB", status.read_text(), re.MULTILINE):
+        if match := re.search(
+            r"^VmHWM:\s+(\d+) kB", status.read_text(encoding="utf-8"), re.MULTILINE
+        ):
             return int(match[1]) * 1024
     with suppress(psutil.Error):
         return psutil.Process(pid).memory_info().rss

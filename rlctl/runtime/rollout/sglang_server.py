@@ -87,7 +87,7 @@ class SGLangServer(HttpServer):
         """Return the end of the log for use as a hint; None unless the server was started here."""
         if self.log is None or not self.log.exists():
             return None
-        lines = self.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        lines = self.log.read_text(errors="replace", encoding="utf-8").splitlines()[-_LOG_LINES:]
         return f"last lines of its log {self.log}:\n" + "\n".join(f"    {line}" for line in lines)
 
     def close(self) -> None:

@@ -239,7 +239,7 @@ class Watchdog:
                 self._expire()
 
     def _expire(self) -> None:
-        with self.stacks.open("w") as file:
+        with self.stacks.open("w", encoding="utf-8") as file:
             faulthandler.dump_traceback(file)
         error = RlctlError(
             f"{self._phase} did not finish within {self.limit_s:g} s",

@@ -58,7 +58,7 @@ def _guarded(folder: Path, write: Callable[[], None]) -> None:
     except BaseException as error:
         if marker.exists():
             with suppress(OSError):
-                (folder / FAILED).write_text(_reason(error))
+                (folder / FAILED).write_text(_reason(error), encoding="utf-8")
             with suppress(OSError):
                 marker.unlink(missing_ok=True)
             return
@@ -107,6 +107,6 @@ def await_written(folders: Sequence[Path], timeout_s: float) -> None:
 
 def _reported(parent: Path) -> str:
     """Return the reason of the failure that a rank reported."""
-    reasons = (file.read_text() for file in sorted(parent.glob(f"*/{FAILED}")))
+    reasons = (file.read_text(encoding="utf-8") for file in sorted(parent.glob(f"*/{FAILED}")))
     cause = "the disk may be full" if parent.exists() else "its folder has been removed"
     return next(filter(None, reasons), f"a rank could not write its part: {cause}")

@@ -49,7 +49,7 @@ def save_state(
     def write() -> None:
         warnings.filterwarnings("ignore", message=_NO_DIST_WARNING)
         folder.mkdir(exist_ok=True)
-        _rng_file(folder, rank_info).write_text(random_state)
+        _rng_file(folder, rank_info).write_text(random_state, encoding="utf-8")
         save(
             state,
             storage_writer=_writer(folder),
@@ -119,7 +119,7 @@ def load_state(
     set_model_state_dict(model, state["model"], options=partial)
     rng_file = _rng_file(folder, rank_info)
     if rng_file.exists():
-        set_rng_state(json.loads(rng_file.read_text()))
+        set_rng_state(json.loads(rng_file.read_text(encoding="utf-8")))
     return has_average
 
 

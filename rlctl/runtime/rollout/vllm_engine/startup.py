@@ -225,7 +225,7 @@ def _executor(spec: EngineSpec) -> type:
     rank_info = spec.rank_info
     boot = Path("/proc/sys/kernel/random/boot_id")
     if rank_info.device == "cpu" and boot.exists():
-        name[0] += f"-{boot.read_text().strip()}-{os.stat(_SHARED_MEMORY).st_dev}"
+        name[0] += f"-{boot.read_text(encoding='utf-8').strip()}-{os.stat(_SHARED_MEMORY).st_dev}"
 
     class ActorRanksExecutor(ExecutorWithExternalLauncher):
         def _distributed_args(self) -> tuple[str, int, int]:
