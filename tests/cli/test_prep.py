@@ -226,7 +226,7 @@ def test_the_error_names_the_command_that_reads_pairs_of_trl(
 
     record = {"prompt": "2 + 3 =", "chosen": answered("#### 5"), "rejected": answered("#### 6")}
     if suffix == "jsonl":
-        Path("pairs.jsonl").write_text(f"{json.dumps(record)}\n" * 4)
+        Path("pairs.jsonl").write_text(f"{json.dumps(record)}\n" * 4, encoding="utf-8")
     else:
         pq.write_table(pa.Table.from_pylist([record] * 4), "pairs.parquet")
     train = ["train", "dpo", "--recipe", "dpo", "data.val_files=null", "data.train_batch_size=4"]

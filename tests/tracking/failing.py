@@ -20,7 +20,6 @@ from typing import Any
 import yaml
 from wandb.sdk.data_types._private import MEDIA_TMP  # each process removes it at its end
 
-import rlctl.tracking.swanlab
 import rlctl.tracking.wandb  # noqa: F401
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
@@ -75,7 +74,7 @@ def forked(log: Path, work: Callable[[], None]) -> int:
     """Call `work` in a process of its own, whose output goes to `log`; return its pid."""
     if pid := os.fork():
         return pid
-    with log.open("a") as file:
+    with log.open("a", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     MEDIA_TMP.name = tempfile.mkdtemp(dir=log.parent)

@@ -43,7 +43,7 @@ def attempt(run: RunDir, logger: str, mode: str, first: int, report: Path) -> No
     for step in (first, first + 1) if not code else ():
         trackers.generations(step, samples(step))
         trackers.log(step, row(step))
-    with report.open("a") as file:
+    with report.open("a", encoding="utf-8") as file:
         file.write(json.dumps([result, seconds]) + "\n")
     trackers.finish("failed" if code else "finished", code)
 
