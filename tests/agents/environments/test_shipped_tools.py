@@ -136,7 +136,6 @@ def test_missing_isolation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files_that_nothing_protects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS, and on Linux without Landlock."""
     monkeypatch.setattr(python_tool, "has_bubblewrap", lambda: False)
     without = "from rlctl.runtime.sandbox import limits; limits._version = lambda: -1; "
     start, end = python_tool._BOOT.split("from rlctl", 1)
