@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rlctl.causes import raising_rlctl_errors
+
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
     from rlctl.runs.compare import Comparison
@@ -45,6 +47,7 @@ def compose(recipe: str | Path = "ppo", overrides: Sequence[str] = ()) -> Recipe
     return compose(recipe, overrides)
 
 
+@raising_rlctl_errors()
 def train(
     recipe: str | Path | Recipe = "ppo",
     overrides: Sequence[str] = (),
@@ -77,6 +80,7 @@ def train(
     return _run(planned, folder, progress, end_by, on_end)
 
 
+@raising_rlctl_errors()
 def resume(
     run: str | Path | Run = "@last",
     overrides: Sequence[str] = (),
@@ -107,6 +111,7 @@ def resume(
     return _run(planned, folder, progress, end_by, on_end)
 
 
+@raising_rlctl_errors()
 def evaluate(
     target: str | Path | Run = "@last",
     overrides: Sequence[str] = (),
@@ -129,6 +134,7 @@ def evaluate(
     return evaluate(target_config(target, overrides, recipe, step, root))
 
 
+@raising_rlctl_errors()
 def generate(
     target: str | Path | Run,
     prompts: Sequence[str],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rlctl.code_places import plugin_packages, users_place
 from rlctl.errors import (
     FULL_DISK,
@@ -51,6 +54,18 @@ def as_rlctl_error(error: BaseException) -> RlctlError | None:
             hint="`rlctl fit` finds settings that fit; `--dry-run` prints the memory of each role",
         )
     return error if isinstance(error, RlctlError) else _error_of_users_code(error)
+
+
+@contextmanager
+def raising_rlctl_errors() -> Iterator[None]:
+    """Raise the `as_rlctl_error` of an exception of the block, if it has one, in its place."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        known = as_rlctl_error(error)
+        if known is None or known is error:
+            raise
+        raise known from error
 
 
 def is_cpu_oom(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ from rlctl.__main__ import main
 from rlctl.cli.console import stderr, stdout
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore
+from rlctl.runtime.training.stopping import restored_process
 from rlctl.tracking.jsonl import JsonlTracker
 from rlctl.tracking.tracker import RunInfo, Sample
 
@@ -80,6 +81,7 @@ def called(
         chdir(cwd or Path.cwd()),
         redirect_stdout(out),
         redirect_stderr(err),
+        restored_process(),
     ):
         for console in (stdout, stderr):
             console.cache_clear()

@@ -27,6 +27,7 @@ from rlctl.monitoring.run_summary import (
 )
 from rlctl.monitoring.safe_console import SafeConsole
 from rlctl.monitoring.text import count, counted, duration, percent_or_number, plural, sparkline
+from rlctl.owner import command
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
@@ -52,7 +53,7 @@ def compose_with_notices(source: str, overrides: Sequence[str]) -> Recipe:
 
 @contextmanager
 def until_start() -> Iterator[OnEnd]:
-    """Yield the `on_end` of a run; report Ctrl-C that comes before the run exists."""
+    """Yield the `on_end` of a run of a command; report Ctrl-C that comes before the run exists."""
     ended = False
 
     def on_end(run: RunDir, state: str, seconds: float) -> None:
@@ -61,7 +62,8 @@ def until_start() -> Iterator[OnEnd]:
         print_end(run, state, seconds)
 
     try:
-        yield on_end
+        with command():
+            yield on_end
     except KeyboardInterrupt:
         if not ended:
             print("interrupted before the start: nothing was written", file=sys.stderr)

@@ -32,7 +32,7 @@ from rlctl.runtime.training.generation import Generation, with_generation
 from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.restore import ResumePoint, restore
 from rlctl.runtime.training.run_folder import input_hashes, open_run
-from rlctl.runtime.training.stopping import Watchdog, deferred_signals
+from rlctl.runtime.training.stopping import Watchdog, deferred_signals, restored_process
 from rlctl.runtime.training.trainer import RunContext, Trainer
 from rlctl.runtime.workers.rng import seed_all
 from rlctl.tracking.delivery import TrackerTimeouts
@@ -49,6 +49,7 @@ JUDGE_POOL = "judge-engines"
 _WATCHDOG_MARGIN_S = 10.0  # a call to workers times out first, and then the run ends in order
 
 
+@restored_process()
 def train(
     plan: Plan,
     start: ResumePoint | None = None,

@@ -15,6 +15,7 @@ from rlctl.cli.options import Root, Trust, overrides_argument, run_argument
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce, until_start
 from rlctl.errors import UsageError
+from rlctl.owner import command
 from rlctl.runs.store import RunStore
 
 if TYPE_CHECKING:
@@ -162,6 +163,6 @@ def _resume_sweep(sweep: SweepDir, plain: bool) -> None:
     if sweep.state == "finished":
         notice(f"{name} has finished all of its trials")
         return
-    with sweep_view.live() as view:
+    with command(), sweep_view.live() as view:
         done = api.resume_sweep(sweep, view=view)
     sweep_view.print_sweep(done.sweep)

@@ -22,6 +22,7 @@ from rlctl.cli.options import DryRunJson, Json, Root, overrides_argument
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce
 from rlctl.errors import UsageError
+from rlctl.owner import command
 from rlctl.recipes.search_path import DEFAULT, MODEL, verbs
 from rlctl.runs.store import DEFAULT_ROOT
 
@@ -219,7 +220,7 @@ def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: 
     if dry_run:
         sweep_view.print_plan(make_sweep_plan(verb, source, settings), as_json)
         return
-    with sweep_view.live() as view:
+    with command(), sweep_view.live() as view:
         done = api.sweep(source, settings, verb=verb, view=view)
     sweep_view.print_sweep(done.sweep)
 

@@ -42,14 +42,16 @@ def episode_settings(
     Raises ConfigError for an environment or a tool that cannot be loaded.
     """
     rollout = config.actor_rollout_ref.rollout
-    pool = EnvironmentPool.from_config(rollout, logs)
     bridge = _chat_bridge(config, tokenizer, sampling.stop_token_ids)
+    parser = plugins.load("tool_parsers", rollout.multi_turn.format)()
+    kept = None if rollout.agent.program is None else kept_roles(bridge)
     schedule = rollout.agent.schedule
     return EpisodeSettings(
         tokenizer=tokenizer,
         bridge=bridge,
-        parser=plugins.load("tool_parsers", rollout.multi_turn.format)(),
-        environments=pool,
+        parser=parser,
+        # Last: an error after the start of its processes would leave them.
+        environments=EnvironmentPool.from_config(rollout, logs),
         multi_turn=rollout.multi_turn,
         timeouts=rollout.agent.timeouts,
         default_agent=rollout.agent.default_agent_loop,
@@ -59,7 +61,7 @@ def episode_settings(
         fixed=rank_info.device == "cpu" if schedule == "auto" else schedule == "fixed",
         num_threads=rank_info.num_threads,
         max_failed_share=rollout.agent.max_failed_share,
-        kept_roles=None if rollout.agent.program is None else kept_roles(bridge),
+        kept_roles=kept,
     )
 
 

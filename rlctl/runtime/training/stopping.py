@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from rlctl.debugging import on_breakpoint, reached_breakpoint
 from rlctl.errors import RlctlError, Terminated, TimeUp
+from rlctl.owner import is_command
 from rlctl.runs.process import kill_and_exit
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 
@@ -50,6 +51,33 @@ def deferred_signals() -> Iterator[None]:
             signal.raise_signal(arrived[0])
 
 
+@contextmanager
+def restored_process() -> Iterator[None]:
+    """Give a program its signal handlers and its timer back after a run.
+
+    A command keeps the handlers: after a request to stop it ignores further ones until it exits.
+    No-op outside the main thread.
+    """
+    if is_command() or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    Terminated.latest = None  # of an earlier run
+    numbers = (*_SIGNALS, signal.SIGALRM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    began = time.monotonic()
+    left_s, interval_s = signal.getitimer(signal.ITIMER_REAL)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # else it is no handler of Python
+                signal.signal(number, handler)
+        if left_s:
+            left_s = max(_MIN_TIMER_S, left_s - (time.monotonic() - began))
+        signal.setitimer(signal.ITIMER_REAL, left_s, interval_s)
+        INTERRUPTS.reset()
+
+
 @dataclass
 class Stopping:
     """Context in which requests to stop set `asked` and interrupt an open window of `INTERRUPTS`.
@@ -77,6 +105,7 @@ class Stopping:
     _longest_s: float = 0.0
     _checked_at: float | None = None
     _before: dict[int, Any] = field(default_factory=dict)
+    _watcher: threading.Thread | None = None
 
     @property
     def asked(self) -> bool:
@@ -134,11 +163,14 @@ class Stopping:
             if self.end_by is not None:
                 left = self.end_by - time.monotonic()
                 signal.setitimer(signal.ITIMER_REAL, max(_MIN_TIMER_S, left))
-            threading.Thread(target=self._watch, name="stop-request", daemon=True).start()
+            self._watcher = threading.Thread(target=self._watch, name="stop-request", daemon=True)
+            self._watcher.start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._ended.set()
+        self._ended.set()  # from here on, no handler raises or sets the timer
+        if self._watcher is not None:
+            self._watcher.join()  # a signal that it sends would find the handler of the caller
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, before in self._before.items():
@@ -149,7 +181,9 @@ class Stopping:
             raise self.error() from error
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if not self.asked:
+        if self._ended.is_set():
+            self._number = self._number or number
+        elif not self.asked:
             name = "stop requested" if self.request.exists() else signal.Signals(number).name
             self._ask(number, name)
             self._interrupt()
@@ -181,6 +215,8 @@ class Stopping:
         INTERRUPTS.request()
 
     def _on_timer(self, _number: int, _frame: FrameType | None) -> None:
+        if self._ended.is_set():
+            return
         if not self.asked:
             self._ask(signal.SIGALRM, "time limit reached")
             self._interrupt()
@@ -203,9 +239,10 @@ class Watchdog:
 
     When a phase exceeds `limit_s`, it writes the stacks of all threads to the file `stacks`, calls
     `on_expiry` with the error, and kills the process and its children with exit code 1, because no
-    exception can interrupt a hung thread. Calls to other processes have earlier deadlines of their
-    own, which end the run with an exception. After a breakpoint in this process, or in one whose
-    log is in the folder of `stacks`, phases have no limit.
+    exception can interrupt a hung thread. A program that calls the API is not killed. Calls to
+    other processes have earlier deadlines of their own, which end the run with an exception. After
+    a breakpoint in this process, or in one whose log is in the folder of `stacks`, phases have no
+    limit.
     """
 
     def __init__(
@@ -225,11 +262,13 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         self._breakpoints.__enter__()
-        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._watcher.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._over.set()
+        self._watcher.join()
         self._breakpoints.__exit__(None, None, None)
 
     def _watch(self) -> None:
@@ -237,6 +276,7 @@ class Watchdog:
             expired = time.monotonic() - self._since > self.limit_s
             if expired and not self._paused.is_set() and not reached_breakpoint(self.stacks.parent):
                 self._expire()
+                return
 
     def _expire(self) -> None:
         with self.stacks.open("w", encoding="utf-8") as file:
@@ -249,4 +289,5 @@ class Watchdog:
         self.on_expiry(error)
         # Printed, not logged: the process exits below, and the hung thread may hold a logging lock.
         print(f"error: {error}", file=sys.stderr, flush=True)
-        kill_and_exit()
+        if is_command():
+            kill_and_exit()

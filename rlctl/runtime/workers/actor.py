@@ -296,5 +296,6 @@ class ActorWorker(LearningWorker, Actor):
 
     def close(self) -> None:
         """Close the engine."""
+        super().close()
         if self.engine is not None:
             self.engine.close()

@@ -49,6 +49,10 @@ class BackgroundWriter:
         """Wait until all jobs have ended."""
         self._thread.submit(lambda: None).result()
 
+    def close(self) -> None:
+        """End the thread after its jobs; those of several ranks are not waited for."""
+        self._thread.shutdown(wait=self.group is None)
+
 
 def _guarded(folder: Path, write: Callable[[], None]) -> None:
     marker = folder.parent / WRITING

@@ -100,6 +100,11 @@ class LearningWorker(ModelWorker, LearningRole):
                 hint="give a folder that all machines of the run share (docs/cluster.md)",
             )
 
+    def close(self) -> None:
+        """End the thread that writes checkpoints."""
+        if self.learner.optimizer is not None:
+            self.learner.writer.close()
+
     @dispatch(Dispatch.BROADCAST, reads=True)
     def mark_step(self) -> None:
         """See `LearningRole`."""
