@@ -43,6 +43,19 @@ def _answers(endpoint: str) -> bool:
     return bool(answered)
 
 
+def not_downloaded(model: str, where: str) -> ResourceError:
+    """Return the error of a hub's model without a copy in the cache while the hub is silent."""
+    from huggingface_hub import constants
+
+    return ResourceError(
+        f"the model {model!r} is not in the local cache and cannot be downloaded: "
+        f"{constants.ENDPOINT} does not respond, or HF_HUB_OFFLINE is set",
+        where=where,
+        hint="no folder of that name exists, so it was looked up on the hub; without a network, "
+        "give a local folder; HF_ENDPOINT=URL selects a mirror of the hub",
+    )
+
+
 def hub_parquet(name: str, split: str, config: str | None) -> list[Path]:
     """Return the parquet files of a split of the hub's data set `name`, downloaded if necessary.
 

@@ -175,6 +175,7 @@ E-STORAGE storage.py
 E-TOKENIZER runtime/agents runtime/data runtime/planning
 E-TOOLS data_prep runtime/agents
 E-TRACKER tracking
+E-TRUST runs
 E-UNKNOWN-KEY plugins recipes
 E-URL storage.py
 E-WORKER-LOST runtime/cluster runtime/training

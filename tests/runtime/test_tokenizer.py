@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.errors import ConfigError
+from rlctl.__main__ import main
+from rlctl.errors import ConfigError, ResourceError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.agents.chat_bridge import ChatBridge
 from rlctl.runtime.data.tokenizer import (
@@ -105,16 +106,23 @@ def test_stop_token_ids(folder: Path) -> None:
         stop_token_ids(tokenizer, str(folder))
 
 
-def test_unreachable_hub_fails_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+MODEL = "actor_rollout_ref.model.path=nobody-at-all/no-such-model"
+
+
+def test_unreachable_hub_fails_quickly(
+    monkeypatch: pytest.MonkeyPatch, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(
         "huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"
     )  # the discard port: connections are refused
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)  # between attempts
-    with pytest.raises(ConfigError, match="cannot be loaded") as caught:
+    with pytest.raises(ResourceError, match="cannot be downloaded") as caught:
         load_tokenizer("nobody-at-all/no-such-model")
     assert sum(slept) < 10
     assert "looked up on the hub" in str(caught.value.problems[0].hint)
+    assert main(["train", "ppo", "--recipe", "ppo", "--dry-run", "--inline", MODEL]) == 7
+    assert "see: rlctl explain E-HUB\n" in capsys.readouterr().err
 
 
 def test_a_custom_chat_template_replaces_the_tokenizers(folder: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from rlctl.data_prep.chats import ASSISTANT
-from rlctl.data_prep.hub import hub_answers
+from rlctl.data_prep.hub import hub_answers, not_downloaded
 from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
 from rlctl.recipes import schema
@@ -44,7 +44,7 @@ def load_tokenizer(
 
     `chat_template`, the text of a template, replaces the tokenizer's.
     Raises ConfigError if the folder is missing or has no tokenizer, the tokenizer cannot be loaded,
-    or it has no chat template.
+    or it has no chat template; ResourceError if the hub does not respond and has no cached copy.
     """
     folder = Path(local(real_path(path))).expanduser()
     if folder.is_dir():
@@ -65,13 +65,15 @@ def load_tokenizer(
             where=str(folder),
             hint="give a folder in transformers' format, or owner/name on the hub",
         )
+    offline = not folder.is_dir() and not hub_answers()
     try:
-        offline = not folder.is_dir() and not hub_answers()
         tokenizer = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust_remote_code, local_files_only=offline
         )
     except Exception as error:  # tokenizers raises this class itself for a broken tokenizer.json
         check_own_code(error, source)
+        if offline:
+            raise not_downloaded(path, source) from error
         hint = (
             None
             if folder.is_dir()

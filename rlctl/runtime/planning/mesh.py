@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from transformers import PretrainedConfig
 
-from rlctl.errors import ConfigError, Problem
+from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.recipes import schema
 from rlctl.recipes.roles import Role, built_roles
 from rlctl.runtime.algorithms.base import Needs
@@ -186,7 +186,7 @@ def _text_config(role: Role, config: schema.Config) -> PretrainedConfig | None:
     """Return the config of the role's model; None if it cannot be read."""
     try:
         loaded = read_model_config(role.model(config), f"{role.model_key}.path")
-    except ConfigError:
+    except (ConfigError, ResourceError):
         return None  # reported by the checks of the model
     return loaded.get_text_config()
 

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from rlctl import quickstart
-from rlctl.data_prep.hub import hub_answers
+from rlctl.data_prep.hub import hub_answers, not_downloaded
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import existing_parent, free_space
 from rlctl.monitoring.text import plural
@@ -85,7 +85,11 @@ def is_missing(model_path: str) -> bool:
 
 
 def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
-    """Return the model's config.json; raise `ConfigError`, at `key`, where it cannot be read."""
+    """Return the model's config.json.
+
+    Raises `ConfigError`, at `key`, where it cannot be read, and `ResourceError` for a model of the
+    hub that is not cached while the hub does not respond.
+    """
     if is_missing(model.path) and "/" in model.path:  # the hub has short names, too
         raise ConfigError(
             f"there is no model folder {model.path!r}",
@@ -93,22 +97,26 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
             hint="a folder with config.json, or ORGANIZATION/NAME of a model on the hub",
         )
     path = local(model.path)
+    is_offline = not Path(path).exists() and not hub_answers()
     try:
         return AutoConfig.from_pretrained(
             path,
             trust_remote_code=model.trust_remote_code,
-            local_files_only=not Path(path).exists() and not hub_answers(),
+            local_files_only=is_offline,
             **model.override_config,
         )
     except (OSError, ValueError) as error:
         check_own_code(error, model.path, key.rpartition(".")[0])
         reason = str(error).strip().splitlines()[0]
+        near = did_you_mean(model.path, quickstart.FOLDERS)
+        if is_offline and not near:
+            raise not_downloaded(model.path, key) from error
         raise ConfigError(
             f"the model {model.path!r} has no readable config.json: {reason}",
             where=key,
             hint=None
             if Path(path).exists()
-            else did_you_mean(model.path, quickstart.FOLDERS)
+            else near
             or "without a network, give a local folder, or set HF_HUB_OFFLINE=1 to use the hub's "
             "cache; HF_ENDPOINT=URL selects a mirror of the hub",
         ) from error
@@ -188,7 +196,7 @@ def check_vocabulary(
     """
     try:
         text = read_model_config(model, f"{key}.path").get_text_config()
-    except ConfigError:  # `check_model` reports it
+    except (ConfigError, ResourceError):  # `check_model` reports it
         return {}
     size = getattr(text, "vocab_size", None)
     if not isinstance(size, int):

@@ -7,7 +7,7 @@ from enum import Flag
 from typing import Any
 
 from rlctl.data_prep.rows import PromptRow
-from rlctl.errors import ConfigError, Problem, raise_problems
+from rlctl.errors import ConfigError, Problem, ResourceError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, REFERENCE, REWARD_MODEL, Role, needed_roles
 from rlctl.runtime.algorithms.base import Algorithm, Needs
@@ -197,7 +197,7 @@ def _of_model(config: schema.Config) -> Iterator[tuple[str, str]]:
     try:
         loaded = read_model_config(model, f"{ACTOR.model_key}.path")
         shape = routing_shape(build_on_meta(loaded, model, "policy"))
-    except (ConfigError, UnknownSizeError):
+    except (ConfigError, ResourceError, UnknownSizeError):
         return  # reported by the checks of the model
     if shape is None:
         yield (
