@@ -79,7 +79,7 @@ def train(
         num_ranks, first = next(iter(plan.pool_sizes.values())), _first_rank(plan)
         generation = Generation(config, plan.tokenizer, num_ranks, first, logs, show, reward)
         roles, stream = stack.enter_context(with_generation(generation, roles))
-        collector = Collector.from_config(plan.loader, plan.algorithm, config)
+        collector = Collector.from_config(plan.loader, plan.algorithm, config, reward)
         trained = trained_role(config, plan.algorithm.needs)
         state = restore(start, plan.algorithm, collector, roles, on_phase)
         _begin_trackers(trackers, plan, pools, stack)

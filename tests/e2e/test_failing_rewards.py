@@ -100,3 +100,19 @@ def test_a_run_without_checkpoints_says_what_a_kill_loses(
 ) -> None:
     done = rlctl("train", "grpo", "--inline", *settings, *given(steps=1), cwd=tmp_path)
     assert done.stderr.count("no checkpoints are written, so a kill or crash loses every step") == 1
+
+
+@pytest.mark.parametrize("how", ["score", "drop"])
+def test_dynamic_sampling_without_rewards_ends_with_their_error(
+    how: str, settings: list[str], here: Path
+) -> None:
+    filters = ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score"]
+    more = ["algorithm.filter_groups.max_num_gen_batches=2", "data.val_files=null"]
+    if how == "drop":  # without a filter
+        filters, more = ["reward.failed=drop"], ["data.val_files=null"]
+    words = failing(settings, here, SCORE, *filters, *more)
+    done = rlctl("train", "grpo", "--inline", *words, cwd=here, code=1)
+    assert f"the first error: LookupError: no entry for this truth ({here}/score.py:9)" in (
+        done.stderr
+    )
+    assert ("reward of every response failed" in done.stderr) == (how == "score")

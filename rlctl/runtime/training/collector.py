@@ -24,6 +24,7 @@ from rlctl.runtime.algorithms.stats import spread
 from rlctl.runtime.batch import Batch, Prompts, Rollouts, Scored
 from rlctl.runtime.data.loader import PromptLoader
 from rlctl.runtime.ops import first_rows, group_stats
+from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import to_floats
 
@@ -44,15 +45,23 @@ class Collector:
     filter: schema.FilterGroups | None  # None: one batch of prompts per step
     gen_batch_size: int | None = None  # prompts generated at a time with a filter; None: a batch
     drop_failed: bool = False  # leave out responses whose reward call failed
+    reward: RuleReward | None = None  # has the first error of calls that failed
     position: int = 0
     waiting: list[int] = field(default_factory=list)
 
     @classmethod
-    def from_config(cls, loader: PromptLoader, algorithm: Algorithm, config: schema.Config) -> Self:
+    def from_config(
+        cls,
+        loader: PromptLoader,
+        algorithm: Algorithm,
+        config: schema.Config,
+        reward: RuleReward | None = None,
+    ) -> Self:
         """Build a collector that filters groups if enabled and if the algorithm needs groups."""
         groups, size = config.algorithm.filter_groups, config.data.gen_batch_size
         filters = groups if groups.enable and Needs.GROUPS in algorithm.needs else None
-        return cls(loader, algorithm, filters, size, drop_failed=config.reward.failed == "drop")
+        drops = config.reward.failed == "drop"
+        return cls(loader, algorithm, filters, size, drop_failed=drops, reward=reward)
 
     def collect(self, roles: Roles, step: int) -> tuple[Scored, dict[str, float]]:
         """Return the responses that `step` learns from, with group numbers from 0, and metrics.
@@ -71,7 +80,7 @@ class Collector:
         played: list[Scored] = []  # with failed episodes, for metrics
         while len(indices) < size:
             if len(all_scores) == self.filter.max_num_gen_batches:
-                raise self._too_few(len(indices), step)
+                raise self._too_few(len(indices), step, played)
             drawn = self._next_indices(indices)
             prompts = self.loader.at(drawn)
             seen.append(prompts)
@@ -176,7 +185,7 @@ class Collector:
         if not failed:
             return RlctlError(
                 f"step {step}: nothing to learn from, because no group has two responses whose "
-                "reward did not fail; the log has the first error",
+                f"reward did not fail{self._first_error()}",
                 where="reward.failed=drop",
                 hint="`rlctl reward test` scores stored responses",
             )
@@ -191,16 +200,32 @@ class Collector:
             "actor_rollout_ref.rollout.n=8 leaves groups larger",
         )
 
-    def _too_few(self, num_groups: int, step: int) -> RlctlError:
+    def _too_few(self, num_groups: int, step: int, played: Sequence[Scored]) -> RlctlError:
         assert self.filter is not None
         size, most = self._drawn_size, self.filter.max_num_gen_batches
+        failed = torch.cat([scored.failed for scored in played])
+        few = f"step {step}: {most} batches of {size} prompts gave only {num_groups} groups"
+        if failed.any():
+            number = "every response" if failed.all() else f"{int(failed.sum())} of {len(failed)}"
+            return RlctlError(
+                f"{few}, and the reward of {number} failed{self._first_error(played)}",
+                where=f"{_SECTION}.max_num_gen_batches={most}",
+                hint="`rlctl logs RUN` has the first tracebacks, and `rlctl reward test` scores "
+                "stored responses",
+            )
         return RlctlError(
-            f"step {step}: {most} batches of {size} prompts gave only {num_groups} groups "
-            f"with different values of {self.filter.metric}",
+            f"{few} with different values of {self.filter.metric}",
             where=f"{_SECTION}.max_num_gen_batches={most}",
             hint="use prompts that are neither too easy nor too hard, a larger rollout.n, "
             "a smaller data.train_batch_size, or more batches",
         )
+
+    def _first_error(self, played: Sequence[Scored] = ()) -> str:
+        """Return the end of a message: the first error of a reward or of an episode."""
+        errors = [episode.error for scored in played for episode in scored.episodes]
+        known = [self.reward.first_error if self.reward else None, *errors]
+        first = next(filter(None, known), None)
+        return f"; the first error: {first}" if first else "; the log has the first error"
 
 
 def _usable(scored: Scored, drop_failed: bool) -> Scored:
