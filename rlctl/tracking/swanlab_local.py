@@ -18,17 +18,21 @@ _TIMEOUT_S = 10.0
 
 
 def rename_attempt(folder: Path, run_id: str, name: str) -> None:
-    """Name the experiment of an earlier attempt `NAME (attempt N)`, so that `name` is free.
+    """Name the experiments of earlier attempts `NAME (attempt N)`, so that `name` is free.
 
-    If it is still running because its process was killed, it is closed. `run_id` is SwanLab's, and
-    `folder` the one that `swanlab watch` shows.
+    Earlier versions left the first one under `name`, and called the last one `NAME-2`. One that is
+    still running because its process was killed is closed. `run_id` is SwanLab's, and `folder` the
+    one that `swanlab watch` shows.
     """
     with _connected(folder) as database:
         taken = {row[0] for row in database.execute("SELECT name FROM experiment")}
         free = (f"{name} (attempt {number})" for number in count(1))
-        new = next(text for text in free if text not in taken)
-        change = "UPDATE experiment SET name = ? WHERE name = ? AND run_id LIKE ?"
-        database.execute(change, (new, name, f"%-{run_id}"))
+        unused = (text for text in free if text not in taken)
+        query = "SELECT run_id, name FROM experiment WHERE name = ? OR run_id LIKE ? ORDER BY rowid"
+        for folder_name, old in database.execute(query, (name, f"%-{run_id}")).fetchall():
+            if not old.startswith(f"{name} (attempt "):
+                change = "UPDATE experiment SET name = ? WHERE run_id = ?"
+                database.execute(change, (next(unused), folder_name))
     close(folder, [run_id])
 
 

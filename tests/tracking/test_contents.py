@@ -115,6 +115,20 @@ def test_swanlab_local_shows_one_experiment_of_a_resumed_run(tmp_path):
     assert texts["more"][0]["caption"] == "score 1, acc 1, format 0.5, pred 5, truth 5"
 
 
+def test_swanlab_local_renames_the_attempts_of_earlier_versions(tmp_path):
+    modes = {"swanlab": "local"}
+    attempt("swanlab", info(tmp_path, modes=modes), steps=[1], state="finished")
+    second = attempt("swanlab", info(tmp_path, modes=modes), steps=[1], state="finished")
+    run = info(tmp_path, modes=modes, trackers={"swanlab": second}, attempt=3)
+    assert [name for name, _, _ in experiments(run.folder)] == ["first", "first-2"]
+    attempt("swanlab", run, steps=[1], state="finished")
+    assert experiments(run.folder) == [
+        ("first (attempt 1)", 1, 1),
+        ("first (attempt 2)", 1, 0),
+        ("first", 1, 1),
+    ]
+
+
 def test_swanlab_local_closes_experiments_of_killed_runs_and_orders_charts(tmp_path):
     modes = {"swanlab": "local"}
     killed = attempt("swanlab", info(tmp_path, modes=modes), state="finished")
