@@ -254,7 +254,7 @@ def _choose_mode(recipe_mode: str | None, base_url: str | None = None) -> tuple[
     if mode == "local" and find_spec("swanboard") is None:
         raise MissingExtraError(
             "SwanLab's local mode needs its dashboard",
-            hint="pip install 'rlctl[swanlab]', or use another mode",
+            hint="pip install 'rlctl[swanlab-local]', or use another mode",
         )
     if mode is not None:
         return mode, "as requested"

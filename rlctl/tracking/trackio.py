@@ -16,7 +16,6 @@ import trackio
 import trackio.run
 from trackio.run import Run
 from trackio.sqlite_storage import SQLiteStorage
-from trackio.utils import TRACKIO_DIR
 
 from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.destination import Destination, folder
@@ -75,8 +74,9 @@ class TrackioTracker:
             return Destination("server", place=server.partition("?")[0])  # a token may follow
         own = os.environ.get("TRACKIO_DIR")
         database = f"TRACKIO_DIR={shlex.quote(own)} " if own else ""
+        file = SQLiteStorage.get_project_db_path(self.project)
         look = f"{database}trackio show --project {shlex.quote(self.project)}"
-        return Destination("local", place=folder(TRACKIO_DIR), look=look)
+        return Destination("local", place=folder(file), look=look)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step; those of the system have a tab of their own, over time."""

@@ -19,12 +19,12 @@ os.environ.setdefault("WANDB_SILENT", "true")
 
 import wandb
 from wandb.errors import AuthenticationError, CommError, UsageError
-from wandb.sdk.lib.wbauth import read_netrc_auth
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
 from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.child_processes import end_children, silent_children
 from rlctl.tracking.destination import Destination, choices, folder, no_key
+from rlctl.tracking.netrc_key import netrc_key
 from rlctl.tracking.server_api import WandbRun, wandb_problem
 from rlctl.tracking.settings import WandbParams
 from rlctl.tracking.shown import (
@@ -249,7 +249,7 @@ def _choose_mode(recipe_mode: str | None, base_url: str | None = None) -> tuple[
     settings = wandb.Settings()
     settings.update_from_env_vars(dict(os.environ))
     settings.base_url = base_url or settings.base_url
-    key = settings.api_key or read_netrc_auth(host=settings.base_url)
+    key = settings.api_key or netrc_key(settings.base_url)
     if key is None:
         if given is None:
             return "offline", no_key("wandb")

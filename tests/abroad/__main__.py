@@ -2,6 +2,7 @@
 
     python -m tests.abroad                   # all, in about half an hour
     python -m tests.abroad skyrl-gym mcp
+    python -m tests.abroad trackers          # the group: trackers-newest and trackers-oldest
     python -m tests.abroad mcp --keep DIR    # makes an environment in DIR unless it is there
 
 An environment has the wheel of this checkout, the packages that `packages.py` names, and pytest.
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.abroad.packages import TRIALS, Trial
+from tests.abroad.packages import GROUPS, TRIALS, Trial
 from tests.e2e.wheel import ROOT, TIMEOUT_S, UV, build, install, install_packages, run
 
 # What the tests themselves import.
@@ -112,9 +113,12 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help=f"{', '.join(names)}; default: all")
     parser.add_argument("--keep", type=Path, help="folder of the environments, used again")
     options = parser.parse_args()
-    if unknown := set(options.names) - set(names):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(names)}")
-    chosen = [trial for trial in TRIALS if trial.name in (options.names or names)]
+    groups = {name: [name] for name in names}
+    groups |= {name: [each for each in names if each.startswith(f"{name}-")] for name in GROUPS}
+    if unknown := set(options.names) - set(groups):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(groups)}")
+    wanted = {each for name in options.names or names for each in groups[name]}
+    chosen = [trial for trial in TRIALS if trial.name in wanted]
     passed = failed = 0
     with tempfile.TemporaryDirectory(prefix="abroad-") as temporary:
         wheel = build(Path(temporary))

@@ -19,8 +19,15 @@ class Trial:
 
 
 HERE = "tests/abroad"
+GROUPS = ("trackers", "verifiers")  # trials whose names begin so
 
-TRACKERS = "swanlab,wandb,tensorboard,mlflow,trackio"
+TRACKERS = "swanlab-local,wandb,tensorboard,mlflow,trackio"
+REAL_TRACKERS = (
+    "tests/tracking/test_real_trackers.py",
+    "tests/tracking/test_tracker_settings.py",
+    "tests/tracking/test_destination.py",
+    "tests/tracking/test_contents.py",
+)
 QUICKSTART = (f"{HERE}/on_quickstart.py", "tests/runtime/test_engine_contract.py")
 VERL = (f"{HERE}/on_verl.py", f"{HERE}/on_verl_gsm8k.py")
 VLLM = (
@@ -78,14 +85,23 @@ TRIALS = (
             *("swanlab==0.10.3", "wandb==0.31.0", "tensorboardX==2.6.5", "trackio==0.43.0"),
             "mlflow-skinny==3.17.2",
         ),
-        ("tests/tracking/test_real_trackers.py",),
+        REAL_TRACKERS,
         TRACKERS,
     ),
-    Trial(  # the ranges of the others have one release
+    Trial(
         "trackers-oldest",
-        ("mlflow-skinny==3.17.0", "sqlalchemy==2.0.0", "alembic==1.13.0", "sqlparse==0.5.0"),
-        ("tests/tracking/test_real_trackers.py",),
+        (
+            *("swanlab==0.9.3", "wandb==0.26.0", "tensorboardX==2.6.1", "trackio==0.40.0"),
+            *("mlflow-skinny==3.0.0", "sqlalchemy==2.0.0", "alembic==1.13.0", "sqlparse==0.5.0"),
+        ),
+        REAL_TRACKERS,
         TRACKERS,
+    ),
+    Trial(  # needs an older protobuf than SwanLab
+        "trackers-tensorboard",
+        ("tensorboardX==2.6",),
+        ("tests/tracking/test_tracker_settings.py::test_tensorboard",),
+        "tensorboard",
     ),
     Trial("newest", ("ray[default]==2.60.0", "transformers==5.19.0"), QUICKSTART),
     Trial("oldest", ("transformers==5.5.3",), QUICKSTART[1:]),
