@@ -207,17 +207,17 @@ def test_trackio_has_one_run(kept):
         (
             ["wandb"],
             {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"},
-            "offline: http://127.0.0.1:9 does not respond",
+            "offline: 127.0.0.1:9 cannot be reached",
         ),
         (
             ["wandb", "online"],
             {"WANDB_API_KEY": "k" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"},
-            "ResourceError the W&B server",
+            "ResourceError W&B: 127.0.0.1:9 cannot be reached",
         ),
         (
             ["swanlab"],
             {"SWANLAB_API_KEY": "k" * 21, "SWANLAB_API_HOST": "http://127.0.0.1:9"},
-            "offline: http://127.0.0.1:9",
+            "offline: 127.0.0.1:9 cannot be reached",
         ),
         (["swanlab"], {"SWANLAB_MODE": "cloud"}, "ConfigError SwanLab's online mode needs a key"),
         (["swanlab", "local"], {}, "local: as requested"),

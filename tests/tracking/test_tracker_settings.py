@@ -53,7 +53,7 @@ def test_the_address_of_the_server_decides_about_the_mode(
 ) -> None:
     params = {logger: {"base_url": "http://127.0.0.1:9"}}
     mode = call(mode_of, logger, None, params, home=tmp_path, **{key: "k" * 40})
-    assert mode.startswith("offline: http://127.0.0.1:9 does not respond")
+    assert mode.startswith("offline: 127.0.0.1:9 cannot be reached")
 
 
 def test_swanlab(tmp_path: Path) -> None:
