@@ -184,11 +184,12 @@ class Trackers:
 
     def _captured_output(self) -> contextlib.AbstractContextManager[None]:
         """Keep what SDKs print from stdout, which is for data, and from the console."""
-        if not self.threaded and all(name in self.direct for name in self.trackers):
+        others = {name: each for name, each in self.trackers.items() if name not in self.direct}
+        if not others:
             return contextlib.nullcontext()
         from rlctl.tracking.sdk_output import captured
 
-        return captured(self.run)
+        return captured(self.run, others)
 
     def _send(self, call: Call, deliveries: Mapping[str, Delivery]) -> None:
         for delivery in deliveries.values():

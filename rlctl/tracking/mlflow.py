@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -33,9 +33,10 @@ from rlctl.errors import ConfigError, MissingExtraError, ResourceError
 from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.destination import Destination
 from rlctl.tracking.reachable import reachable
+from rlctl.tracking.server_api import mlflow_problem
 from rlctl.tracking.settings import MlflowParams
 from rlctl.tracking.shown import SampleTable, leaves, link, notes
-from rlctl.tracking.tracker import RunInfo, Sample
+from rlctl.tracking.tracker import SAMPLES, RunInfo, Sample
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _MAX_METRICS, _MAX_PARAMS = 1000, 100  # per request
@@ -53,6 +54,7 @@ class MlflowTracker:
     """
 
     shows_samples = True
+    confirms = False  # its calls return after the data is stored
     Params = MlflowParams
     address: str  # from `start` on, like `client`
     client: MlflowClient  # from `start` on, like `id` and `rows`
@@ -82,6 +84,11 @@ class MlflowTracker:
                 f"the MLflow server {server.scheme}://{server.hostname} does not respond",
                 hint=hint,
             )
+        if server.scheme in ("http", "https") and (problem := mlflow_problem(self.uri or "")):
+            hint = (
+                "correct MLFLOW_TRACKING_TOKEN, or unset MLFLOW_TRACKING_URI for a local database"
+            )
+            raise ResourceError(f"MLflow: {problem}", hint=hint)
         if server.scheme.startswith("sqlite") and not (
             find_spec("sqlalchemy") and find_spec("alembic")
         ):
@@ -170,6 +177,16 @@ class MlflowTracker:
     def failure(self, message: str) -> None:
         """Set the tag `failure` to the error that ended the run."""
         self.client.set_tag(self.id, "failure", message[:_MAX_TAG_LENGTH])
+
+    def received(self, names: Collection[str]) -> Mapping[str, Collection[int]]:
+        """Return what the server or database has."""
+        found: dict[str, Collection[int]] = {}
+        for name in names:
+            history = self.client.get_metric_history(self.id, _legal(name))
+            found[name] = {metric.step for metric in history}
+        files = self.client.list_artifacts(self.id, "generations")
+        found[SAMPLES] = {int(re.sub(r"\D", "", Path(file.path).stem)) for file in files}
+        return found
 
     def finish(self, state: str) -> None:
         """End the run with MLflow's name of the state."""

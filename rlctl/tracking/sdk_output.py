@@ -5,25 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
 
-from rlctl.tracking.tracker import RunInfo
+from rlctl.tracking.tracker import RunInfo, Tracker
 
 LOG = "trackers.log"
-_LOGGERS = (
-    "alembic",
-    "gradio_client",
-    "httpx",
-    "huggingface_hub",
-    "mlflow",
-    "requests",
-    "swanlab",
-    "trackio",
-    "urllib3",
-    "wandb",
-)
+_LOGGERS = ("alembic", "gradio_client", "httpx", "huggingface_hub", "requests", "urllib3")
 
 
 def log_of(run: RunInfo) -> Path | None:
@@ -33,10 +21,11 @@ def log_of(run: RunInfo) -> Path | None:
 
 
 @contextlib.contextmanager
-def captured(run: RunInfo | None) -> Iterator[None]:
-    """Write what SDKs print and log to the file of the attempt; stderr if there is none.
+def captured(run: RunInfo | None, trackers: Mapping[str, Tracker]) -> Iterator[None]:
+    """Write what the SDKs of trackers print and log to the file of the attempt.
 
-    Only the block captures stdout, which is for data. Loggers stay captured after it.
+    Without that file, what they print goes to stderr. Only the block captures stdout, which is for
+    data; loggers, and the method `capture_output` of trackers that have it, stay so after it.
     """
     path = log_of(run) if run is not None else None
     if path is None:
@@ -44,25 +33,13 @@ def captured(run: RunInfo | None) -> Iterator[None]:
             yield
         return
     file = path.open("a", encoding="utf-8", errors="replace", buffering=1)
-    _capture_loggers(file)
-    with contextlib.redirect_stdout(file):
-        yield
-    _capture_console_of_swanlab(file)
-
-
-def _capture_loggers(file: TextIO) -> None:
     handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
-    for name in _LOGGERS:
+    for name in (*_LOGGERS, *(name for name in trackers if ":" not in name)):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.propagate = False
-
-
-def _capture_console_of_swanlab(file: TextIO) -> None:
-    """Give SwanLab's console the file: its threads print while the run trains."""
-    module = sys.modules.get("swanlab.sdk.internal.pkg.console")
-    console = getattr(module, "c", None)
-    if console is not None:
-        with contextlib.suppress(AttributeError):
-            console.file = file
+    for tracker in trackers.values():
+        getattr(tracker, "capture_output", lambda _: None)(file)
+    with contextlib.redirect_stdout(file):
+        yield

@@ -9,6 +9,7 @@ import base64
 import csv
 import http.client
 import json
+import os
 import ssl
 import urllib.error
 import urllib.request
@@ -84,8 +85,25 @@ def swanlab_problem(api_host: str, key: str) -> str | None:
     return problem(f"{_root(api_host)}/login/api_key", {}, {"authorization": key})
 
 
-def _basic(key: str) -> dict[str, str]:
-    return {"Authorization": "Basic " + base64.b64encode(f"api:{key}".encode()).decode()}
+def mlflow_problem(uri: str) -> str | None:
+    """Return the reason why an MLflow server cannot be used, None if it can.
+
+    The account is that of MLflow's environment variables.
+    """
+    token, user = (
+        os.environ.get("MLFLOW_TRACKING_TOKEN"),
+        os.environ.get("MLFLOW_TRACKING_USERNAME"),
+    )
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    if user:
+        headers = _basic(os.environ.get("MLFLOW_TRACKING_PASSWORD", ""), user)
+    return problem(
+        f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/get?experiment_id=0", None, headers
+    )
+
+
+def _basic(key: str, user: str = "api") -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{key}".encode()).decode()}
 
 
 def _root(api_host: str) -> str:

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import swanlab
 from pydantic import ValidationError
@@ -79,6 +79,12 @@ class SwanLabTracker:
         """Return the mode and its reason; raise the errors of `_choose_mode`."""
         chosen, reason = _choose_mode(mode, self.params.base_url)
         return f"{chosen}: {reason}"
+
+    def capture_output(self, file: TextIO) -> None:
+        """Let SwanLab's threads print to a file: they print while the run trains."""
+        console = getattr(sys.modules.get("swanlab.sdk.internal.pkg.console"), "c", None)
+        if console is not None:
+            console.file = file
 
     def start(self, run: RunInfo) -> str | None:
         """Open the experiment and return its id.

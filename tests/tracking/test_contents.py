@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from rlctl.tracking.loggers import make_tracker
 from rlctl.tracking.shown import SampleTable
+from rlctl.tracking.tracker import SAMPLES
 from tests.tracking.contents import ALARM, LR, MESSAGE, attempt, info, samples, trackio_contents
 from tests.tracking.real import call, tensorboard_events, wandb_records
 from tests.tracking.swanlab_server import swanlab_server
@@ -318,3 +320,14 @@ def test_swanlab_online_receives_tables_alarms_and_the_state(tmp_path, monkeypat
     assert list(experiments) == ["abc123"]
     assert experiments["abc123"].media["val/generations"] == [1, 2, 3]
     assert experiments["abc123"].state == "FINISHED"
+
+
+@pytest.mark.soak
+def test_mlflow_reads_back_what_it_has(tmp_path):
+    run = info(tmp_path)
+    first = attempt("mlflow", run, steps=(2,), state="finished")
+    tracker: Any = make_tracker("mlflow", {})
+    tracker.start(replace(run, trackers={"mlflow": first}))
+    name = "val-core/sums/acc/mean@1"
+    found = tracker.received({"actor/lr", name, "new", SAMPLES})
+    assert found == {"actor/lr": {2}, name: {2}, "new": set(), SAMPLES: {2}}

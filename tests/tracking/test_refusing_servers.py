@@ -62,6 +62,16 @@ def test_a_server_that_refuses_is_no_reason_to_end_a_run(switch, monkeypatch, lo
         switch.set("")
 
 
+@pytest.mark.parametrize("fault", [fault for fault in REASONS if fault != "unreachable"])
+def test_an_address_of_mlflow_counts_as_requested(switch, monkeypatch, fault):
+    with wandb_server(switch) as (address, _):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        switch.set(fault)
+        with pytest.raises(ResourceError, match=f"MLflow: .*{REASONS[fault]}"):
+            preflight("mlflow", None)
+        switch.set("")
+
+
 @pytest.mark.parametrize("logger", SERVERS)
 def test_a_slow_server_is_used(switch, monkeypatch, logger):
     monkeypatch.setattr(server_api, "PROBE_S", 60.0)
