@@ -105,6 +105,8 @@ def play(root: Path, case: Case, address: str, finish_s: float) -> None:
         again = RunDir(run.path)
         os.waitpid(forked(log, lambda: attempt(again, case, address, NUM_STEPS // 2 + 1)), 0)
     control(address, kind="")
+    patient = (run.path / "config.yaml").read_text().replace(f"_s: {finish_s}", "_s: 300.0")
+    RunDir(run.path).write_config(patient, {})
     RunDir(run.path).finish("finished" if case.end != "killed" else "stopped", 0)
     os.waitpid(forked(log, sync_once), 0)
 
