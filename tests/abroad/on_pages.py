@@ -116,7 +116,9 @@ def found(page: Page, what: str, *places: Locator) -> None:
     """Wait until each place is visible, and print what was found where."""
     for place in places:
         expect(place.first).to_be_visible()
-    print(f"\n{page.url.split('?token')[0]} | {what} | {places[-1].first.inner_text()[:60]!r}")
+    text = (places[-1].first.text_content() or "").strip()
+    address = page.url.partition("?token")[0]
+    print(f"\n{address} | {what} | {text[:60]!r}")
 
 
 def picture(page: Page, name: str) -> None:
