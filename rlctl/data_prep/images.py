@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -23,6 +24,10 @@ from rlctl.storage import local
 
 IMAGE_KEY = "images"  # default column
 PLACEHOLDER = "<image>"
+# Formats that are decoded: others run programs (EPS) or are seldom tried against bad files.
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_MAX_PIXELS = 64_000_000  # 192 MB in RGB; a camera's are below
+_MAX_BYTES = 128 * 2**20  # of a file
 _ORIENTATION, _TURNED = 0x0112, range(5, 9)  # tag of EXIF, and its values for a quarter turn
 
 Image = bytes | str  # content of a file, or its path or address
@@ -157,12 +162,21 @@ def _decoded(address: str) -> bytes:
 def content_of(image: Image, folder: str | Path = "") -> bytes:
     """Return the bytes of an image's file. Raises ConfigError if it cannot be read.
 
-    Its path may be relative to `folder`, by default the current one.
+    Its path may be relative to `folder`, by default the current one. Devices and pipes, which may
+    have no end, are not read.
     """
     if isinstance(image, bytes):
         return image
     try:
-        return Path(folder, Path(local(image)).expanduser()).read_bytes()
+        path = Path(folder, Path(local(image)).expanduser())
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError("an image cannot be read: it is no regular file", where=image)
+        if status.st_size > _MAX_BYTES:
+            raise ConfigError(
+                f"an image has {status.st_size} bytes, and {_MAX_BYTES} are allowed", where=image
+            )
+        return path.read_bytes()
     except OSError as error:
         hint = "paths are relative to the current folder"
         raise ConfigError(f"an image cannot be read: {error}", where=image, hint=hint) from error
@@ -194,14 +208,28 @@ def opened(content: bytes) -> Any:
     from PIL import ImageOps
 
     with _decoding(content) as image:
-        return ImageOps.exif_transpose(image).convert("RGB")
+        is_upright = _orientation(image) == 1
+        return (image if is_upright else ImageOps.exif_transpose(image)).convert("RGB")
 
 
 def size_of(content: bytes) -> tuple[int, int]:
     """Return width and height of an image, upright, from its header. Raises ConfigError."""
     with _decoding(content) as image:
         width, height = image.size
-        return (height, width) if image.getexif().get(_ORIENTATION, 1) in _TURNED else image.size
+        return (height, width) if _orientation(image) in _TURNED else image.size
+
+
+def _orientation(image: Any) -> int:
+    """Return the orientation in the EXIF data of an image, 1 for none, without decoding it."""
+    if image.format == "TIFF":  # Pillow turns it itself
+        return 1
+    if image.format != "PNG":
+        return image.getexif().get(_ORIENTATION, 1)
+    from PIL.Image import Exif
+
+    found = Exif()  # `getexif` decodes a PNG to look behind its pixels
+    found.load(image.info.get("exif") or b"")
+    return found.get(_ORIENTATION, 1)
 
 
 @contextmanager
@@ -209,7 +237,11 @@ def _decoding(content: bytes) -> Iterator[Any]:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            if image.width * image.height > _MAX_PIXELS:
+                raise ValueError(
+                    f"it has {image.width} x {image.height} pixels, and {_MAX_PIXELS} are allowed"
+                )
             yield image
     except Exception as error:  # decoders raise errors of any class
         where = f"the image with SHA-256 {hashlib.sha256(content).hexdigest()[:12]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,72 @@ def test_parts_of_a_text() -> None:
 def test_a_shown_row_names_its_images() -> None:
     row = PromptRow("source", [], "truth", images=(b"abc", "a.png"))
     assert row_entry(0, row, None)["images"] == [f"3 bytes, SHA-256 {digest_of(b'abc')}", "a.png"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "cannot identify image file"),
+        (b"P6 2 2 255 " + bytes(12), "cannot identify image file"),
+        (b"", "cannot identify image file"),
+    ],
+    ids=["EPS runs Ghostscript", "PPM", "empty"],
+)
+def test_only_common_formats_are_decoded(
+    content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for read in (opened, size_of):
+        with pytest.raises(ConfigError, match=message):
+            read(content)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_common_formats_are_decoded(kind: str) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 6), "red").save(buffer, kind)
+    assert size_of(buffer.getvalue()) == opened(buffer.getvalue()).size == (8, 6)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF"])
+def test_turned_images_are_upright(kind: str) -> None:
+    buffer, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (8, 6), "red").save(buffer, kind, exif=exif)
+    assert size_of(buffer.getvalue()) == opened(buffer.getvalue()).size == (6, 8)
+
+
+@pytest.mark.filterwarnings("ignore:Image size")
+def test_too_many_pixels_are_refused_before_they_are_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pixels of a PNG of 20 kB would take 500 MB."""
+    buffer = io.BytesIO()
+    Image.new("1", (13000, 13000)).save(buffer, "PNG")
+
+    def load(*_: object) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
+    for read in (opened, size_of):
+        with pytest.raises(ConfigError, match="it has 13000 x 13000 pixels"):
+            read(buffer.getvalue())
+    small = io.BytesIO(picture())
+    size_of(small.getvalue())  # from the header
+
+
+def test_only_regular_files_within_the_limit_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", str(tmp_path / "pipe"), str(tmp_path)):
+        with pytest.raises(ConfigError, match="no regular file"):
+            content_of(path)
+    (tmp_path / "large.png").write_bytes(picture())
+    monkeypatch.setattr("rlctl.data_prep.images._MAX_BYTES", 10)
+    with pytest.raises(ConfigError, match="bytes, and 10 are allowed"):
+        content_of(str(tmp_path / "large.png"))
