@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from rlctl.errors import ConfigError
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
-from rlctl.runtime.checkpoint.export import export
+from rlctl.runtime.checkpoint.export import MARKER, export, exported_files
 from tests.e2e.command import metrics, rlctl, train
 from tests.e2e.conftest import small
 from tests.models import write_tiny_model
@@ -96,6 +97,31 @@ def test_exported_model_scores_as_the_run_did(trained: Path, folder: Path, shelf
     assert "actor_rollout_ref.model.lora_rank | 8" in card
     GenerationConfig.from_pretrained(folder / "model")
     assert AutoTokenizer.from_pretrained(folder / "model").chat_template
+
+
+def test_export_copies_what_the_manifest_lists(trained: Path, folder: Path, tmp_path: Path) -> None:
+    """Leave out links and other files that somebody put into the checkpoint."""
+    (tmp_path / "secret.txt").write_text("TOPSECRET")
+    copy = tmp_path / "runs" / "p" / "links"
+    shutil.copytree(trained, copy, symlinks=True)
+    checkpoint = copy / "checkpoints" / "step_000002"
+    (checkpoint / "huggingface" / "notes.txt").symlink_to(tmp_path / "secret.txt")
+    (checkpoint / "huggingface" / "more").symlink_to(tmp_path)
+    export(found(copy), 2, tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").rglob("*")}
+    assert {"config.json", "model.safetensors"} <= names
+    assert not names & {"notes.txt", "more", "secret.txt"}
+    assert set(exported_files(tmp_path / "out")) == names - {MARKER}
+    (tmp_path / "out" / "notes.txt").symlink_to(tmp_path / "secret.txt")
+    assert "notes.txt" not in exported_files(tmp_path / "out")
+    manifest = checkpoint / "manifest.json"
+    listing = json.loads(manifest.read_text())
+    for name in ("huggingface/notes.txt", "../../../../secret.txt"):
+        sha256 = hashlib.sha256(b"TOPSECRET").hexdigest()
+        files = listing["files"] | {name: {"bytes": 9, "sha256": sha256}}
+        manifest.write_text(json.dumps(listing | {"files": files}))
+        with pytest.raises(ConfigError, match="is a link or a path to another folder"):
+            export(found(copy), 2, tmp_path / "again")
 
 
 def test_export_of_adapter_and_of_checkpoint_without_model_folder(

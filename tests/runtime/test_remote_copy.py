@@ -10,6 +10,7 @@ import pytest
 
 from rlctl import storage
 from rlctl.errors import ConflictError, ResourceError
+from rlctl.runs.folders_elsewhere import place
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.remote_copy import RemoteCopy, _plain_files, check_remote_copy
 from rlctl.runtime.checkpoint.remote_fetch import pull
@@ -85,6 +86,21 @@ def test_a_folder_whose_copy_was_resumed_elsewhere_is_refused(tmp_path: Path) ->
     copied(second, url, EVERYTHING)
     with pytest.raises(ConflictError, match="was resumed from its copy on"):
         check_remote_copy(f"file://{tmp_path}/copies", "p", "r", run.path)
+
+
+def test_a_remote_copy_follows_no_link_but_parts_elsewhere(tmp_path: Path) -> None:
+    run, disk = RunDir.create(tmp_path / "runs", "p", "r", "ppo"), tmp_path / "disk"
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "secret.txt").write_text("TOPSECRET")
+    place(run, "rollouts", str(disk))
+    (run.path / "rollouts" / "step_000001.jsonl").write_text("{}\n")
+    (run.path / "note.txt").symlink_to(tmp_path / "private" / "secret.txt")
+    save(run, 1)
+    (run.path / "checkpoints" / "step_000001" / "more").symlink_to(tmp_path / "private")
+    copied(run, f"file://{tmp_path}/copy", EVERYTHING)
+    names = [path.name for path in (tmp_path / "copy").rglob("*")]
+    assert "step_000001.jsonl" in names
+    assert not {"secret.txt", "note.txt", "more"} & set(names)
 
 
 def test_a_copied_folder_does_not_take_over_the_copy_of_a_later_original(tmp_path: Path) -> None:

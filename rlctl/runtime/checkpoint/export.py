@@ -8,14 +8,14 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceError, cannot_write
 from rlctl.files import apply_umask, replacing, step_of
 from rlctl.recipes.roles import ACTOR, REWARD_LEARNER, Role
 from rlctl.runs.run import Run
 from rlctl.runtime.checkpoint.card import CARD, Kind, model_card
-from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, damage
+from rlctl.runtime.checkpoint.store import MANIFEST, CheckpointStore, ControllerState, damage
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.model.adapter_names import merged_parameters
 from rlctl.runtime.model.lora import add_adapters
@@ -56,7 +56,7 @@ def export(
                 hint="the run did not train adapters (lora_rank > 0)",
             )
         if source.is_dir() and not card_only:
-            shutil.copytree(source, folder, dirs_exist_ok=True)
+            _copy_listed(checkpoint, source.name, folder)
         elif not card_only:
             rebuild(run.path, checkpoint, folder)
         card = model_card(run, number, _trained(checkpoint), kind)
@@ -64,6 +64,20 @@ def export(
         marker = {"run": run.key, "step": number, "files": sorted(_files(folder))}
         (folder / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
     return number
+
+
+def _copy_listed(checkpoint: Path, part: str, folder: Path) -> None:
+    """Copy the files of a checkpoint's subfolder that its manifest lists, which `damage` checked.
+
+    Links, and what else somebody put there, are left out.
+    """
+    listing = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+    for name in listing:
+        inner = PurePosixPath(name)
+        if inner.parts[0] == part and not (checkpoint / inner).is_symlink():
+            target = folder / inner.relative_to(part)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(checkpoint / inner, target)
 
 
 @contextmanager
@@ -118,6 +132,12 @@ def _not_exported(folder: Path) -> str | None:
         return f"it has no {MARKER}"
     others = sorted(_files(folder) - known - {MARKER})
     return f"it also has {', '.join(others[:3])}" if others else None
+
+
+def exported_files(folder: Path) -> list[str]:
+    """Return the names of the files of an export that may be pushed: those that it wrote."""
+    names = json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"]
+    return [name for name in names if not (folder / name).is_symlink()]
 
 
 def _files(folder: Path) -> set[str]:

@@ -19,7 +19,7 @@ from rlctl.data_prep.hub import TIMEOUT_S, hub_answers
 from rlctl.errors import ConflictError, ResourceError, UsageError
 from rlctl.redaction import redact, register
 from rlctl.runtime.checkpoint.card import CARD
-from rlctl.runtime.checkpoint.export import MARKER
+from rlctl.runtime.checkpoint.export import MARKER, exported_files
 
 _TOKEN_HINT = (
     "create a token with write access, set HF_TOKEN=… or log in with `hf auth login`: "
@@ -103,7 +103,7 @@ def push(repo: HubRepo, folder: Path, message: str, card_only: bool = False) -> 
             repo_id=repo.name,
             folder_path=folder,
             commit_message=redact(message),
-            allow_patterns=[CARD] if card_only else None,
+            allow_patterns=[CARD] if card_only else exported_files(folder),
             ignore_patterns=[MARKER],
         )
     return commit.oid

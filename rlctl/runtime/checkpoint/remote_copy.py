@@ -270,6 +270,8 @@ def _plain_files(run: Path) -> dict[str, Path]:
     for part in run.iterdir():
         if part.name.startswith(".") or part.name == CHECKPOINTS:
             continue
+        if part.is_symlink() and part.is_file():
+            continue
         for file in [part] if part.is_file() else part.resolve().rglob("*"):
             name = part.name
             if file != part:
@@ -288,7 +290,7 @@ def _send_checkpoint(fs: Any, target: str, folder: Path) -> int:
     """
     held = folder.with_name(f".mirrored_{folder.name}")
     try:
-        shutil.copytree(folder, held, copy_function=os.link)
+        shutil.copytree(folder, held, symlinks=True, copy_function=os.link)
     except (OSError, shutil.Error):  # a file system without hard links
         shutil.rmtree(held, ignore_errors=True)
         held = folder
@@ -296,7 +298,7 @@ def _send_checkpoint(fs: Any, target: str, folder: Path) -> int:
         files = {
             file: f"{target}/{file.relative_to(held).as_posix()}"
             for file in held.rglob("*")
-            if file.is_file()
+            if file.is_file() and not file.is_symlink()
         }
         last = {held / MANIFEST: files.pop(held / MANIFEST)}
         storage.put(fs, files)
