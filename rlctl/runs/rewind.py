@@ -30,10 +30,26 @@ class Rewound:
     lost: Sequence[int]
 
 
-def rewind(run: RunDir, step: int | None, reported: int | None = None) -> Rewound:
+@dataclass(frozen=True)
+class Reported:
+    """First and last step with metrics that a run has reported, and spare rows.
+
+    `first` None: the first one found; `last` None: the step that the run is rewound to. `spare`
+    are rows of a checkpoint, which replace those that are missing.
+    """
+
+    first: int | None = None
+    last: int | None = None
+    spare: bytes = b""
+
+
+_ALL = Reported()
+
+
+def rewind(run: RunDir, step: int | None, reported: Reported = _ALL) -> Rewound:
     """Remove metrics and samples of all steps after `step` (None: of all steps).
 
-    `reported` is the last step whose metrics are complete, if that is not `step`.
+    Steps between those of `reported` that have no row are reported as lost.
     They are moved to `taken_back/` in the folder of the current attempt. So are broken lines; those
     in the place of an earlier step are reported as a warning. An incomplete last line, left by a
     killed process, is dropped.
@@ -41,7 +57,7 @@ def rewind(run: RunDir, step: int | None, reported: int | None = None) -> Rewoun
     last = -1 if step is None else step
     _remove_unfinished(run.path)
     folder = run.attempt / TAKEN_BACK
-    last_row = last if reported is None else reported
+    last_row = last if reported.last is None else reported.last
     lines = _Lines.split(run.metrics, last_row)
     for part in _BY_STEP:
         for number, file in by_step(run.path / part, ".jsonl").items():
@@ -51,9 +67,12 @@ def rewind(run: RunDir, step: int | None, reported: int | None = None) -> Rewoun
     if lines.taken:
         folder.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / run.metrics.name, b"".join(lines.taken))
-    if run.metrics.exists():
+    found = min(lines.steps, default=last_row + 1)
+    first = found if reported.first is None else reported.first
+    lines.restore(reported.spare, first, last_row)
+    if run.metrics.exists() or lines.kept:
         write_bytes(run.metrics, b"".join(lines.kept))
-    lost = sorted(set(range(min(lines.steps, default=last_row + 1), last_row + 1)) - lines.steps)
+    lost = sorted(set(range(first, last_row + 1)) - lines.steps)
     if lines.broken or lost:
         log.warning("%s", _damage(run.metrics, lines, lost))
     return Rewound(len(lines.taken), lost)
@@ -74,10 +93,31 @@ def _damage(metrics: Path, lines: _Lines, lost: Sequence[int]) -> str:
     if len(lines.broken) > _MAX_NAMED:
         parts.append(f"and {len(lines.broken) - _MAX_NAMED} more")
     if lost:
-        parts.append(f"the metrics of these steps are lost: {', '.join(map(str, lost))}")
+        parts.append(f"the metrics of these steps are lost: {_ranges(lost)}")
     elif lines.broken and lines.broken[0] == 1 and lines.steps:
         parts.append(f"metrics before step {min(lines.steps)} are lost")
     return ", ".join(parts)
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """Return sorted numbers as text, long sequences as their ends: 1, 2, 5 to 90."""
+    groups: list[list[int]] = []
+    for step in steps:
+        if groups and step == groups[-1][-1] + 1:
+            groups[-1].append(step)
+        else:
+            groups.append([step])
+    texts = [
+        f"{group[0]} to {group[-1]}" if len(group) > _MAX_NAMED else ", ".join(map(str, group))
+        for group in groups
+    ]
+    return ", ".join(texts)
+
+
+def _step_of(line: bytes) -> int | None:
+    """Return the step of a line of metrics, None for a broken one."""
+    step = (json_object(line) or {}).get("step")
+    return step if isinstance(step, int) else None
 
 
 @dataclass
@@ -89,6 +129,15 @@ class _Lines:
     steps: set[int] = field(default_factory=set)
     broken: list[int] = field(default_factory=list)
 
+    def restore(self, spare: bytes, first: int, last: int) -> None:
+        """Insert the `spare` rows of steps between `first` and `last` that are missing."""
+        for line in spare.splitlines(keepends=True):
+            step = _step_of(line)
+            if step is not None and first <= step <= last and step not in self.steps:
+                before = [number for number in map(_step_of, self.kept) if (number or 0) < step]
+                self.kept.insert(len(before), line)
+                self.steps.add(step)
+
     @classmethod
     def split(cls, metrics: Path, last: int) -> Self:
         """Split the complete lines of a file, which may be missing."""
@@ -97,11 +146,10 @@ class _Lines:
             return found
         *lines, _incomplete = metrics.read_bytes().split(b"\n")
         for number, line in enumerate(lines, start=1):
-            row = json_object(line)
-            step = row.get("step") if row is not None else None
-            if not isinstance(step, int):
+            step = _step_of(line)
+            if step is None:
                 found.broken.append(number)
-            if isinstance(step, int) and step <= last:
+            if step is not None and step <= last:
                 found.kept.append(line + b"\n")
                 found.steps.add(step)
             else:

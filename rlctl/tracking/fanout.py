@@ -28,7 +28,7 @@ from rlctl.tracking.delivery import (
     log_call,
     sample_calls,
 )
-from rlctl.tracking.jsonl import METRICS_FILE, metric_rows
+from rlctl.tracking.jsonl import METRICS_FILE, RESPONSES, metric_rows
 from rlctl.tracking.loggers import make_tracker
 from rlctl.tracking.tracker import Event, RunInfo, Sample, ShowsPhases, Tracker
 
@@ -145,6 +145,17 @@ class Trackers:
         if RECORD in self.direct:
             self.direct[RECORD].send(Call("trained_on", (step, samples), step))
 
+    def responses(self, step: int, samples: Sequence[Sample]) -> None:
+        """Record all responses that a step has learned from."""
+        if RECORD in self.direct:
+            self.direct[RECORD].send(Call("responses", (step, samples), step))
+            self._warn_once()
+
+    @property
+    def not_certain(self) -> bytes:
+        """Rows of metrics that may not be on disk, for the checkpoint of their step."""
+        return getattr(self.trackers.get(RECORD), "not_certain", b"")
+
     def generations(self, step: int, samples: Sequence[Sample]) -> None:
         """Record all validation samples of a step; send the selected few to threaded trackers."""
         self._send(Call("generations", (step, samples), step), self.direct)
@@ -160,6 +171,7 @@ class Trackers:
         if self.num_non_finite:
             self._record_event("non_finite_total", metrics=dict(self.num_non_finite))
         self._send(Call("finish", (state,)), self.direct)
+        self._report_lost()
         deadline = time.monotonic() + self.timeouts.finish_s
         started = [delivery for delivery in self.threaded.values() if delivery.has_started]
         with self._captured_output():
@@ -190,6 +202,13 @@ class Trackers:
         from rlctl.tracking.sdk_output import captured
 
         return captured(self.run, others)
+
+    def _report_lost(self) -> None:
+        """Report the training responses that were never written."""
+        for (kind, step), reason in getattr(self.trackers.get(RECORD), "lost", {}).items():
+            if kind == RESPONSES:
+                log.warning("the responses of step %d are not written: %s", step, reason)
+                self._record_event("rollouts_not_written", step=step, reason=reason)
 
     def _send(self, call: Call, deliveries: Mapping[str, Delivery]) -> None:
         for delivery in deliveries.values():

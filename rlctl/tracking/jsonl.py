@@ -31,10 +31,11 @@ from rlctl.tracking.json_lines import (
 from rlctl.tracking.summary import write_summary
 from rlctl.tracking.tracker import RunInfo, Sample
 
-MAX_PENDING = 20_000  # samples kept in memory: about 40 MB of 2 kB each
+MAX_PENDING = 20_000  # samples of a kind kept in memory: about 40 MB of 2 kB each
 
-
-VALIDATED, TRAINED = "generations", "generations_train"  # folders of samples
+# Folders of samples.
+VALIDATED, TRAINED, RESPONSES = "generations", "generations_train", "rollouts"
+_NAMES = {VALIDATED: "validation samples", RESPONSES: "training responses"}
 _MAX_TRAINED = 1000  # steps whose training samples are kept
 
 
@@ -51,7 +52,7 @@ class JsonlTracker:
 
     Floats read back as the same bits; NaN and infinities are written as null. A row that cannot be
     written stays in memory, leaves no partial line in the file, and is written with the next row;
-    so do samples, up to `MAX_PENDING` of them.
+    so do validation samples and training responses, up to `MAX_PENDING` of each.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,9 @@ class JsonlTracker:
         self.file: FileIO | None = None
         self.end = 0  # end of the last complete row in the file, in bytes
         self.pending = b""
-        self.pending_samples: dict[int, Sequence[Sample]] = {}
+        self.last_row = b""
+        self.pending_samples: dict[tuple[str, int], Sequence[Sample]] = {}
+        self.lost: dict[tuple[str, int], str] = {}  # kind and step of samples, and the reason
         self.trained: tuple[int, Sequence[Sample]] | None = None  # written with the step's row
 
     def start(self, run: RunInfo) -> None:
@@ -73,7 +76,8 @@ class JsonlTracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of a step as one row; raise OSError if the disk refuses."""
         row = {"step": step} | {name: _number(value) for name, value in metrics.items()}
-        self.pending += json.dumps(row, allow_nan=False).encode() + b"\n"
+        self.last_row = json.dumps(row, allow_nan=False).encode() + b"\n"
+        self.pending += self.last_row
         self._write()
         with suppress(OSError):  # readers complete the summary from the row
             write_summary(self.folder)
@@ -89,8 +93,18 @@ class JsonlTracker:
 
         Raises OSError if the disk refuses, also when older samples are dropped from memory.
         """
-        self.pending_samples[step] = samples
+        self.pending_samples[VALIDATED, step] = samples
         self._write_samples()
+
+    def responses(self, step: int, samples: Sequence[Sample]) -> None:
+        """Write all training responses of a step to `rollouts/step_N.jsonl`, as `generations`."""
+        self.pending_samples[RESPONSES, step] = samples
+        self._write_samples()
+
+    @property
+    def not_certain(self) -> bytes:
+        """Rows that are in memory alone, or else the last row, which a power failure may cut."""
+        return self.pending or self.last_row
 
     def finish(self, state: str) -> None:  # noqa: ARG002
         """Write pending rows and samples, and close the file."""
@@ -99,19 +113,26 @@ class JsonlTracker:
                 self._write()
                 self._write_samples()
                 self._write_trained()
+            except OSError as error:
+                self.lost |= dict.fromkeys(self.pending_samples, str(error))
+                raise
             finally:
                 self.file.close()
 
     def _write_samples(self) -> None:
-        for step, samples in list(self.pending_samples.items()):
+        failure: OSError | None = None
+        for (kind, step), samples in list(self.pending_samples.items()):
             try:
-                write_samples(generations_file(self.folder, step), samples)
-            except OSError:
-                self._drop_oldest_samples()
-                raise
+                write_samples(generations_file(self.folder, step, kind), samples)
+            except OSError as error:
+                failure = failure or error
+                continue
             except (TypeError, ValueError) as error:  # they will never be JSON
-                log.warning("the validation samples of step %d are not written: %s", step, error)
-            del self.pending_samples[step]
+                log.warning("the %s of step %d are not written: %s", _NAMES[kind], step, error)
+            del self.pending_samples[kind, step]
+        if failure is not None:
+            self._drop_oldest_samples()
+            raise failure
 
     def _write_trained(self) -> None:
         """Write the training samples of the step; those of an old one make room for them."""
@@ -126,14 +147,17 @@ class JsonlTracker:
             log.warning("the training samples of step %d are not written: %s", step, error)
 
     def _drop_oldest_samples(self) -> None:
-        """Keep at most `MAX_PENDING` samples, but always those of the last step."""
-        while (
-            len(self.pending_samples) > 1
-            and sum(map(len, self.pending_samples.values())) > MAX_PENDING
-        ):
-            step = next(iter(self.pending_samples))
-            del self.pending_samples[step]
-            log.warning("the disk is full: the validation samples of step %d are lost", step)
+        """Keep at most `MAX_PENDING` samples of a kind, but always those of its last step."""
+        for kind, name in _NAMES.items():
+            waiting = [key for key in self.pending_samples if key[0] == kind]
+            while (
+                len(waiting) > 1
+                and sum(len(self.pending_samples[key]) for key in waiting) > MAX_PENDING
+            ):
+                oldest = waiting.pop(0)
+                del self.pending_samples[oldest]
+                self.lost[oldest] = "too many wait for a full disk"
+                log.warning("the disk is full: the %s of step %d are lost", name, oldest[1])
 
     def _write(self) -> None:
         """Write pending rows after the last complete one, over any partial row; raise OSError."""

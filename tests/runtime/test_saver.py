@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from rlctl.errors import ResourceError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.saver import Saver
-from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, Retention, damage
+from rlctl.runtime.checkpoint.store import ROWS, CheckpointStore, ControllerState, Retention, damage
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.background import FAILED, WRITING, WRITTEN, BackgroundWriter
@@ -88,6 +88,18 @@ class Case:
     @property
     def steps(self) -> list[int]:
         return self.saver.store.steps()
+
+
+def test_a_checkpoint_has_the_rows_that_may_not_be_on_disk(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.begin(1)
+    case.saver.commit(b'{"step": 1}\n')
+    case.saver._wait()
+    folder = case.saver.store.path(1)
+    assert (folder / ROWS).read_bytes() == b'{"step": 1}\n'
+    assert damage(folder) is None
+    (folder / ROWS).unlink()
+    assert "is missing" in (damage(folder) or "")
 
 
 def test_failed_write_is_reported_and_leaves_earlier_checkpoints(

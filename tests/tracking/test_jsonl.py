@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlctl.runs.rewind import rewind
+from rlctl.runs.rewind import Reported, rewind
 from rlctl.runs.run_dir import RunDir
 from rlctl.tracking import jsonl
-from rlctl.tracking.delivery import first_missing_step
+from rlctl.tracking.delivery import TrackerTimeouts, first_missing_step
+from rlctl.tracking.fanout import RECORD, Trackers
 from rlctl.tracking.jsonl import (
     JsonlTracker,
     generations_file,
@@ -126,7 +127,7 @@ def test_samples_in_memory_are_bounded(tmp_path, monkeypatch, caplog):
     for step in (1, 2, 3):
         with pytest.raises(OSError, match="No space left"):
             tracker.generations(step, one("x"))
-    assert list(tracker.pending_samples) == [2, 3]
+    assert list(tracker.pending_samples) == [("generations", 2), ("generations", 3)]
     assert "the validation samples of step 1 are lost" in caplog.text
     monkeypatch.undo()
     tracker.finish("finished")
@@ -226,6 +227,61 @@ def test_broken_lines_are_removed_and_lost_rows_named(
     assert [each.message for each in caplog.records] == [message.format(run.metrics)]
     taken = (run.attempt / "taken_back" / "metrics.jsonl").read_text()
     assert sorted(taken + run.metrics.read_text()) == sorted("".join(lines))
+
+
+@pytest.mark.parametrize("left", [[], [2], [2, 3], None])
+def test_rows_missing_at_the_front_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, left: list[int] | None
+) -> None:
+    """The file was cut at its front, emptied or removed."""
+    run = run_with(tmp_path, rows(*(left or ())))
+    if left is None:
+        run.metrics.unlink()
+    lost = [step for step in range(4) if step not in (left or ())]
+    assert rewind(run, 3, Reported(first=0)).lost == lost
+    assert f"the metrics of these steps are lost: {'0 to 3' if len(lost) > 3 else '0, 1'}" in (
+        caplog.text
+    )
+
+
+def test_missing_rows_are_restored_from_the_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = run_with(tmp_path, [*rows(0, 1, 4), '{"step": 5, "x'])
+    spare = "".join(rows(1, 2, 3, 6)).encode()
+    assert rewind(run, 5, Reported(0, None, spare)).lost == [5]
+    assert run.metrics.read_text() == "".join(rows(0, 1, 2, 3, 4))
+    assert "lost: 5" in caplog.text
+    run.metrics.unlink()
+    assert rewind(run, 2, Reported(1, None, spare)).lost == []
+    assert run.metrics.read_text() == "".join(rows(1, 2))
+
+
+def test_training_responses_wait_for_a_full_disk(tmp_path: Path) -> None:
+    """They are written when there is room again; what is never written is reported."""
+    with small_disk(tmp_path / "disk", "size=64k") as disk:
+        run = RunDir.create(disk, "p", "r", "ppo")
+        found: list[tuple[str, int]] = []
+        tracker = started(run.path)
+        timeouts = TrackerTimeouts(1, 1.0, 1.0, 1.0)
+        report = lambda kind, **fields: found.append((kind, fields["step"]))  # noqa: E731
+        trackers = Trackers({RECORD: tracker}, report, timeouts)
+        trackers.log(1, {"a": 1.0})
+        assert json.loads(tracker.not_certain)["step"] == 1
+        filler = fill(disk)
+        trackers.responses(2, one("x" * 9000))
+        trackers.log(2, {"a" * 9000: 1.0})
+        trackers.log(3, {"a": 2.0})
+        assert [json.loads(row)["step"] for row in tracker.not_certain.splitlines()] == [2, 3]
+        filler.unlink()
+        trackers.log(4, {"a": 1.0})
+        assert run.rollouts(2).is_file()
+        assert len(read_metrics(run.metrics)) == 4
+        filler = fill(disk)
+        trackers.responses(5, one("x" * 9000))
+        trackers.finish("finished")
+        assert found == [("rollouts_not_written", 5)]
+        filler.unlink()
 
 
 def test_broken_event_makes_a_tracker_count_as_behind(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.store import (
     CONFIG,
+    ROWS,
     CheckpointStore,
     ControllerState,
     Retention,
@@ -106,12 +107,15 @@ class Saver:
                 "so this checkpoint cannot be one of the best"
             )
 
-    def commit(self) -> None:
-        """Complete the checkpoint in the background, now that the step's metrics are written."""
+    def commit(self, rows: bytes = b"") -> None:
+        """Complete the checkpoint in the background, now that the step's metrics are reported.
+
+        It gets the `rows` of `metrics.jsonl` that may not be on disk: a resumed run restores them.
+        """
         if self._pending is None:
             return
         self._thread = threading.Thread(
-            target=self._write, args=(self._pending,), name="checkpoint-commit", daemon=True
+            target=self._write, args=(self._pending, rows), name="checkpoint-commit", daemon=True
         )
         self._pending = None
         self._thread.start()
@@ -161,12 +165,14 @@ class Saver:
             self._thread.join()  # its own waits have timeouts
             self._thread = None
 
-    def _write(self, step: int) -> None:
+    def _write(self, step: int, rows: bytes = b"") -> None:
         aside = self.store.folder / f".{self.store.path(step).name}.partial"
         try:
             for name, write in self._rollouts.items():
                 write(aside / name)
             await_written([aside / role.name for role in self.roles.learning()], self.timeout_s)
+            if rows:
+                (aside / ROWS).write_bytes(rows)
             fsync(self.run.metrics)  # after a power failure no checkpoint is ahead of the metrics
             folder = self.store.finish(step)
             self.run.event("checkpoint", step=step, path=str(folder.relative_to(self.run.path)))

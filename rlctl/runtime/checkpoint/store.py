@@ -26,6 +26,7 @@ from rlctl.runtime.workers.background import WRITING, begin_writing
 from rlctl.tracking.jsonl import finite
 
 MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.yaml"
+ROWS = "metrics_rows.jsonl"  # rows of metrics.jsonl that were not certainly on disk
 # Folders of `stored_rollouts`, if any: of the next step, and of groups of later ones.
 ROLLOUTS, GROUPS = "rollouts", "groups"
 
@@ -225,8 +226,11 @@ def damage(folder: Path) -> str | None:
         )["files"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         return f"{folder.name} is damaged: {MANIFEST} cannot be read ({type(error).__name__})"
+    inside = folder.resolve()
     for name, wanted in listing.items():
         file = folder / name
+        if not file.resolve().is_relative_to(inside):
+            return f"{folder.name} is damaged: {name} is a link or a path to another folder"
         if not file.is_file():
             return f"{folder.name} is damaged: {name} is missing"
         if file.stat().st_size != wanted["bytes"]:

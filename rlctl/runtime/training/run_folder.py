@@ -22,9 +22,9 @@ from rlctl.recipes.roles import ROLES
 from rlctl.recipes.stored import Change, changes, edits
 from rlctl.runs.provenance import data_hashes, installed_versions, named_files
 from rlctl.runs.record import Last, RunRecord, recorded_end
-from rlctl.runs.rewind import rewind
+from rlctl.runs.rewind import Reported, rewind
 from rlctl.runs.run_dir import CONFIG_FILE, RunDir
-from rlctl.runtime.checkpoint.store import CheckpointStore, config_hash
+from rlctl.runtime.checkpoint.store import ROWS, CheckpointStore, config_hash
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.model.files import model_hashes
@@ -48,7 +48,7 @@ def open_run(
         run = RunDir.reopen(start.run, start.force)
         with recorded_end(partial(_finish_failed, run)):
             _place_parts(run, config.trainer)
-            _rewind(run, start)
+            _rewind(run, start, config.trainer.val_before_train)
             _write_config(run, recipe, config, None, inputs)
         return run
     trainer = config.trainer
@@ -143,7 +143,7 @@ def _may_have(path: Path, key: str) -> bool:
         return any(key.encode() in line for line in file)
 
 
-def _rewind(run: RunDir, start: ResumePoint) -> None:
+def _rewind(run: RunDir, start: ResumePoint, validated_first: bool) -> None:
     """Remove what the run recorded after the step that it resumes from.
 
     The checkpoints go first: one that stayed after an interruption would lack rows before it.
@@ -151,11 +151,13 @@ def _rewind(run: RunDir, start: ResumePoint) -> None:
     later = CheckpointStore(run.path / "checkpoints").set_aside_after(
         start.step, f"before_attempt_{run.record.attempts}"
     )
-    rewound = (
-        rewind(run, None)
-        if start.checkpoint is None
-        else rewind(run, start.step, start.resume_step)
-    )
+    if start.checkpoint is None:
+        rewound = rewind(run, None)
+    else:
+        parent, spare = run.record.parent, start.checkpoint / ROWS
+        first = int(not validated_first) if parent is None else parent["step"] + 1
+        rows = spare.read_bytes() if spare.is_file() else b""
+        rewound = rewind(run, start.step, Reported(first, start.resume_step, rows))
     run.update(versions=installed_versions())
     run.event(
         "resume",

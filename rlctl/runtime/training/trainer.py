@@ -52,7 +52,6 @@ from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.rng import rng_state
 from rlctl.tracking.clock import Clock
 from rlctl.tracking.fanout import Trackers
-from rlctl.tracking.jsonl import write_samples
 from rlctl.tracking.metrics import to_floats
 
 if TYPE_CHECKING:
@@ -187,7 +186,7 @@ class Trainer:
             return
         try:
             self._save()
-            self.saver.commit()
+            self.saver.commit(self.context.trackers.not_certain)
             self.saver.close()
         except RlctlError as error:
             logger.warning("step %d is not saved: %s", self.finished[0].step, error)
@@ -220,10 +219,10 @@ class Trainer:
         if self._due(self.config.save_freq, step) or self._due_by_clock(step) or stops:
             metrics |= self._save()
         self.context.trackers.log(step, metrics)
-        self.saver.commit()
+        self.saver.commit(self.context.trackers.not_certain)
         if self.stopping.asked and not is_last:
             self._save()  # if the request came after the check above
-            self.saver.commit()
+            self.saver.commit(self.context.trackers.not_certain)
             self.saver.close()
             raise self.stopping.error()
 
@@ -346,12 +345,7 @@ class Trainer:
         if self.config.rollout_data_dir is None:
             return {}
         begin = time.perf_counter()
-        try:
-            samples = to_samples(scored, self.context.tokenizer)
-            write_samples(self.context.run.rollouts(step), samples)
-        except (OSError, TypeError, ValueError) as error:  # a full disk, or no JSON
-            logger.warning("the responses of step %d are not written: %s", step, error)
-            self.context.run.event("rollouts_not_written", step=step, reason=str(error))
+        self.context.trackers.responses(step, to_samples(scored, self.context.tokenizer))
         return {"timing_s/dump_rollout_generations": time.perf_counter() - begin}
 
     def _stop_on_skipped_updates(
