@@ -270,11 +270,12 @@ def _run(
     planned: ResumePlan, folder: Path, progress: bool, end_by: float | None, on_end: OnEnd | None
 ) -> Run:
     """Log where the run starts from, train it, and return it as the registry shows it."""
+    from rlctl.runs.run import read_run
     from rlctl.runtime.launch import train
 
     start, num_steps = planned.start, planned.plan.num_steps
     if planned.finished:
-        run = open_run(folder)
+        run = read_run(folder)
         step = (run.record and run.record.total_steps) or num_steps
         state = f"has already finished its {num_steps} step{'s' * (num_steps != 1)}"
         if step > num_steps:
@@ -293,7 +294,7 @@ def _run(
         name = planned.plan.config.trainer.experiment_name or "the new run"
         LOG.info("%s %s from %s", name, "resumes" if resumed else "starts", where)
     plan = planned.plan if progress else _without_console(planned.plan)
-    return open_run(train(plan, start, end_by, on_end).path)
+    return read_run(train(plan, start, end_by, on_end).path)
 
 
 def _without_console(plan: Plan) -> Plan:

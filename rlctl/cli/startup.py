@@ -137,7 +137,7 @@ def _resumed_from(run: RunDir) -> str | None:
 
 def _selector(run: RunDir) -> str:
     """Return the run's name, or its folder where other commands would not find the name."""
-    from rlctl.runs.store import DEFAULT_ROOT
+    from rlctl.runs.naming import DEFAULT_ROOT
 
     name, root = run.record.name, run.path.parent.parent
     usual = Path(os.environ.get(RUNS_VARIABLE) or DEFAULT_ROOT)

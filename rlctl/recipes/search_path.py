@@ -183,3 +183,11 @@ def _environment(match: re.Match[str], where: str) -> str:
         message = f"the environment variable {name} is not set"
         raise ConfigError(message, where=where, hint=f"export {name}=…")
     return default
+
+
+def place(where: str) -> str:
+    """Return where a setting was made for a table: a shipped recipe by its name, not its folder."""
+    if where.startswith("override "):
+        return "command line"
+    folder = f"{LIBRARY}/"
+    return f"recipes/{where.removeprefix(folder)}" if where.startswith(folder) else where

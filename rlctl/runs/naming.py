@@ -17,6 +17,8 @@ from rlctl.errors import ConflictError, ResourceError, UsageError
 from rlctl.files import existing_parent
 from rlctl.runs.process import is_locked
 
+DEFAULT_ROOT = Path("runs")
+
 _ABANDONED_S = 86400.0
 _LONGEST_NAME = 200  # bytes: file systems allow 255, and temporary names are longer
 

@@ -15,13 +15,12 @@ from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.quickstart import FOLDERS
 from rlctl.runs.labels import LABELS_FILE, Labels
 from rlctl.runs.listing import value_of
+from rlctl.runs.naming import DEFAULT_ROOT
 from rlctl.runs.query import Query
 from rlctl.runs.run import ACTIVE, Run, Stamp, build_run, is_run, read_run, stamp
 from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.storage import is_url
 from rlctl.suggest import closest, did_you_mean
-
-DEFAULT_ROOT = Path("runs")
 
 
 class RunStore:

@@ -50,6 +50,7 @@ ELSEWHERE = {
     "data.rejected_key": "likewise",
     "*.checkpoint_engine.update_weights_bucket_megabytes": "read by the weight sync",
     "*.checkpoint_engine.only_changes": "likewise",
+    "*.checkpoint_engine.backend": "likewise",
     "*.rollout.gpu_memory_utilization": "read by other engines; reported as unused with hf",
     "actor_rollout_ref.rollout.max_num_batched_tokens": "likewise",
     "actor_rollout_ref.rollout.enforce_eager": "likewise",

@@ -11,7 +11,8 @@ from rlctl.cli.commands import runs_manage, runs_prune
 from rlctl.cli.console import notice, print_json
 from rlctl.cli.options import Json, Root, RunName
 from rlctl.errors import UsageError
-from rlctl.runs.store import DEFAULT_ROOT, RunStore
+from rlctl.runs.naming import DEFAULT_ROOT
+from rlctl.runs.store import RunStore
 
 app = typer.Typer()
 registry = typer.Typer(invoke_without_command=True)

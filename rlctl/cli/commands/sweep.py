@@ -24,7 +24,7 @@ from rlctl.cli.startup import announce
 from rlctl.errors import UsageError
 from rlctl.owner import command
 from rlctl.recipes.search_path import DEFAULT, MODEL, verbs
-from rlctl.runs.store import DEFAULT_ROOT
+from rlctl.runs.naming import DEFAULT_ROOT
 
 if TYPE_CHECKING:
     from rlctl.recipes.compose import Recipe

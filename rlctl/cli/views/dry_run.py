@@ -9,9 +9,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rlctl.cli.console import notice, print_json, print_table, stdout, warn
-from rlctl.cli.views.runs import place
 from rlctl.errors import RlctlError
 from rlctl.monitoring.text import counted, plural, size
+from rlctl.recipes.search_path import place
 
 if TYPE_CHECKING:
     from rlctl.recipes.compose import Recipe

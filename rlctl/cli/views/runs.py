@@ -18,7 +18,7 @@ from rlctl.errors import UsageError
 from rlctl.files import by_step
 from rlctl.monitoring.run_summary import RunSummary
 from rlctl.monitoring.text import ago, count, duration, percent_or_number, size, sparkline
-from rlctl.recipes.search_path import LIBRARY
+from rlctl.recipes.search_path import place
 from rlctl.runs.listing import RunPage, RunQuery
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run import Run
@@ -204,14 +204,6 @@ def print_run(run: Run) -> None:
             for key, change in changed.items()
         ]
         print_table(["setting", "value", "base", "from"], rows)
-
-
-def place(where: str) -> str:
-    """Return where a setting was made for a table: a shipped recipe by its name, not its folder."""
-    if where.startswith("override "):
-        return "command line"
-    folder = f"{LIBRARY}/"
-    return f"recipes/{where.removeprefix(folder)}" if where.startswith(folder) else where
 
 
 def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:

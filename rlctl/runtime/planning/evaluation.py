@@ -14,7 +14,6 @@ from rlctl.recipes.roles import ACTOR, ROLES, Role, trained_role
 from rlctl.recipes.schema import Config
 from rlctl.runs.run import Run
 from rlctl.runs.run_dir import RECORD_FILE
-from rlctl.runs.store import find_run_or_model
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.store import CheckpointStore
 from rlctl.runtime.data import quickstart
@@ -46,6 +45,8 @@ def target_config(
     """
     if isinstance(target, Run):
         return _run_config(target.path, step, overrides)
+    from rlctl.runs.store import find_run_or_model
+
     found = find_run_or_model(str(target), root)
     if isinstance(found, str):
         return _model_config(found, recipe, overrides)
