@@ -26,12 +26,15 @@ import ray
 import torch
 from ray.cluster_utils import Cluster
 
+from rlctl.monitoring.system import Sampler, sample_machine
 from rlctl.recipes.compose import compose
+from rlctl.runs.events import read_events
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.engine_group import EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import RAY_SETTINGS
+from rlctl.runtime.cluster.system_probes import other_machines
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import WHOLE, WeightChannel, to_buckets, whole
 from rlctl.runtime.workers.rollout import RolloutSpec
@@ -46,7 +49,6 @@ from tests.ports import free_port
 from tests.progress import wait_until
 from tests.settings import given
 from tests.tolerance import assert_as_exact, in_float64
-from tests.tracking.real import tensorboard_curves
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 NODE_SETTINGS = TOKEN | RAY_SETTINGS
@@ -104,8 +106,8 @@ def test_run_uses_both_nodes(settings: list[str], tmp_path: Path) -> None:
     wide = (*settings, *given(nodes=2, ranks=1), *sampled)
     run = train("sft", "wide", *wide, cwd=tmp_path, **WITH_TOKEN)
     assert len(nodes(run)) == 2
-    shown = tensorboard_curves(run / "tensorboard")["scalars"]
-    assert {"system/node0/cpu_percent", "system/node1/memory_gib"} <= set(shown)
+    [sampled_nodes] = [each for each in read_events(run) if each["kind"] == "system_nodes"]
+    assert len(sampled_nodes["nodes"]) == 2
     assert metrics(run)[-1]["actor/grad_norm"] > 0
 
 
@@ -115,6 +117,16 @@ class Where(Worker):
     @dispatch(collect_fn=lambda _group, nodes: nodes)
     def node(self) -> str:
         return ray.get_runtime_context().get_node_id()
+
+
+@pytest.mark.soak
+def test_the_use_of_the_other_node_is_sampled(address: str) -> None:
+    with session(address):
+        addresses = [node["NodeManagerAddress"] for node in ray.nodes()]
+        with other_machines(addresses) as machines:
+            [machine] = machines.values()
+            with Sampler(0.01, [sample_machine, machine]) as sampler:
+                wait_until(lambda: "system/node1/cpu_percent" in sampler.read(), os.getpid(), "use")
 
 
 @pytest.mark.slow

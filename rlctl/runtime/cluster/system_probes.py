@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import ray
@@ -12,7 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlctl.monitoring.system import Machine, Sample, sample_machine
 
-_ANSWER_S = 10.0
+_ANSWER_S = 2.0
 
 
 class Probe:
@@ -40,11 +39,21 @@ def other_machines(addresses: Sequence[str]) -> Iterator[dict[str, Machine]]:
         for address in sorted(nodes)
     }
     try:
-        yield {address: partial(_ask, probe) for address, probe in probes.items()}
+        yield {address: _Remote(probe) for address, probe in probes.items()}
     finally:
         for probe in probes.values():
             ray.kill(probe)
 
 
-def _ask(probe: Any) -> Sample:
-    return ray.get(probe.sample.remote(), timeout=_ANSWER_S)
+class _Remote:
+    """Machine whose probe is asked; an answer that is late, as at its start, comes next time."""
+
+    def __init__(self, probe: Any) -> None:
+        self.probe = probe
+        self.pending: Any = None
+
+    def __call__(self) -> Sample:
+        asked = self.probe.sample.remote() if self.pending is None else self.pending
+        ready, _ = ray.wait([asked], timeout=_ANSWER_S)
+        self.pending = None if ready else asked
+        return ray.get(asked) if ready else {}
