@@ -81,7 +81,10 @@ def test_programs_of_a_batch(tmp_path: Path) -> None:
     assert len(validated) == 1, "validation has one row an episode"
     assert outcomes(played_by(batch, "refused")) == {("done", None)}
     for name, error in (
-        ("fails", "RuntimeError: the agent is broken"),
+        (
+            "fails",
+            f"RuntimeError: the agent is broken ({Path(__file__).with_name('programs.py')}:379)",
+        ),
         ("silent", "the program ended without a response of the policy"),
     ):
         failed = played_by(batch, name)

@@ -131,7 +131,8 @@ def test_failures_exit_with_one(tmp_path: Path) -> None:
     options = ["--scripted", str(tmp_path / "script"), "--data", str(tmp_path / "rows.parquet")]
     [episode] = run("test", f"{tmp_path}/mine.py:Mine", *options, code=1)
     assert episode["messages"][0]["content"] == "prompt\nmore"
-    assert (episode["outcome"], episode["error"]) == ("failed", "error: step: LookupError: broken")
+    error = f"error: step: LookupError: broken ({tmp_path}/mine.py:9)"
+    assert (episode["outcome"], episode["error"]) == ("failed", error)
     result = CliRunner().invoke(env.app, ["test", f"{tmp_path}/mine.py:Mine", *options])
     assert result.exit_code == 1
     assert "LookupError: broken" in result.output

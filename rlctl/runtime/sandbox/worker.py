@@ -28,6 +28,7 @@ from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import Any, NamedTuple
 
+from rlctl.code_places import plugin_packages, users_place
 from rlctl.errors import RlctlError
 from rlctl.runtime.sandbox import calls
 from rlctl.runtime.sandbox.limits import adopt_orphans, die_with, kill_children, restrict
@@ -146,7 +147,8 @@ class _Server:
         if self._num_tracebacks <= _MAX_TRACEBACKS:
             traceback.print_exception(error)
             sys.stderr.flush()
-        return {"error": error_text(error)}
+        place = users_place(error, plugin_packages)
+        return {"error": error_text(error) + (f" ({place})" if place else "")}
 
 
 @contextmanager
