@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rlctl import __version__
-from rlctl.data_prep.sources import data_files
 from rlctl.redaction import redact
 from rlctl.storage import local
 
@@ -118,6 +117,8 @@ def data_hashes(files: Iterable[str], split: str) -> dict[str, str]:
 
 def named_files(files: Iterable[str], split: str) -> Iterator[tuple[str, Path]]:
     """Yield name and path of each file; see `data_hashes`."""
+    from rlctl.data_prep.sources import data_files
+
     for source in files:
         paths = data_files(source, split)
         single = paths == [Path(local(source)).expanduser()]

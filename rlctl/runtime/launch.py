@@ -17,7 +17,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.roles import trained_role
 from rlctl.runs.record import Last, message_of, recorded_end
 from rlctl.runs.run_dir import RunDir, relaxed_umask
-from rlctl.runs.sync import run_info
+from rlctl.runs.tracked import run_info
 from rlctl.runtime.algorithms.base import Needs, sampling_seed
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.cluster.access import address_of

@@ -26,7 +26,7 @@ PLACES = {
     "recipes/params.py:_load": "advantages",
     "recipes/reference.py:setting_rows": "advantages",
     "recipes/unused_keys.py:_declared_by_plugins": "advantages",
-    "runs/sync.py:_num_samples": "loggers",
+    "runs/tracked.py:_num_samples": "loggers",
     "runs/sync.py:sync": "loggers",
     "runtime/agents/build.py:episode_settings": "tool_parsers",
     "runtime/agents/environments/function_tools.py:tools_of_file": "tools",

@@ -12,7 +12,8 @@ import yaml
 from rlctl.errors import ConflictError, RlctlError, UsageError
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
-from rlctl.runs.sync import run_info, sync
+from rlctl.runs.sync import sync
+from rlctl.runs.tracked import run_info
 from rlctl.tracking.json_lines import read_lines
 from rlctl.tracking.jsonl import generations_file, metric_rows
 from rlctl.tracking.tensorboard import TensorBoardTracker

@@ -23,7 +23,8 @@ from wandb.sdk.data_types._private import MEDIA_TMP  # each process removes it a
 import rlctl.tracking.wandb  # noqa: F401
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
-from rlctl.runs.sync import run_info, sync
+from rlctl.runs.sync import sync
+from rlctl.runs.tracked import run_info
 from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
 from tests.tracking.failing_cases import NUM_STEPS, Case, row, samples

@@ -12,7 +12,7 @@ from typing import Any
 from rlctl.errors import RlctlError
 from rlctl.log import log_to_stderr
 from rlctl.runs.run_dir import RunDir
-from rlctl.runs.sync import run_info
+from rlctl.runs.tracked import run_info
 from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
 from tests.tracking.failing import control, create, forked
