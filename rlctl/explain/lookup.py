@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from rlctl import plugins
@@ -21,6 +22,7 @@ from rlctl.recipes.verl.translate import aliases, translate
 from rlctl.suggest import nearest, question
 
 _LONGEST = 200  # characters of a name
+_MOST_NAMES = 8  # that a hint lists
 LIBRARIES = {"trl": "TRL", "openrlhf": "OpenRLHF"}
 
 
@@ -37,7 +39,7 @@ class Explanation:
 def explain(name: str) -> list[Explanation]:
     """Return the explanations of a name: one, or those of the keys and metrics that it is part of.
 
-    Raises NotFoundError with the nearest names.
+    Raises NotFoundError with the nearest names, else those whose description has the word.
     """
     if len(name) > _LONGEST:
         raise NotFoundError(
@@ -48,12 +50,26 @@ def explain(name: str) -> list[Explanation]:
         if found := source(name):
             # The end of a key may be an option of another library with another meaning.
             return found + (_option(name) if source is _keys and "." not in name else [])
-    raise NotFoundError(
-        f"nothing is named {name!r}",
-        hint=question(_nearest(name))
-        or "give a code (E-OOM), a metric (actor/entropy) or a key (optim.lr): "
-        "`rlctl config keys WORD` searches keys",
-    )
+    raise NotFoundError(f"nothing is named {name!r}", hint=question(_nearest(name)) or _about(name))
+
+
+_SEARCHED = "codes, alarms, metrics, keys, plug-ins, options of TRL and OpenRLHF"
+
+
+def _about(word: str) -> str:
+    """Return the names whose description has the word, else what was searched."""
+    errors = error_entries().values()
+    texts = {entry.code: f"{entry.title} {entry.cause} {entry.fix}" for entry in errors}
+    texts |= {rule.name: f"{rule.message} {rule.hint}" for rule in RULES}
+    texts |= {name: entry.means for entry in metric_entries() for name in entry.names()}
+    texts |= {key.name: key.help for key in schema_keys().values() if key.kind != "section"}
+    pattern = re.compile(rf"\b{re.escape(word)}", re.IGNORECASE)
+    found = [name for name, text in texts.items() if pattern.search(text)]
+    if not found:
+        return f"no description has the word, either; searched are {_SEARCHED}"
+    shown = found[:_MOST_NAMES]
+    more = len(found) - len(shown)
+    return f"described with it: {', '.join(shown)}" + (f" and {more} more" if more else "")
 
 
 def _nearest(name: str) -> list[str]:

@@ -168,6 +168,23 @@ def test_a_near_name_is_suggested(given: str, capsys: pytest.CaptureFixture[str]
     assert "did you mean actor/entropy?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("slack", "no description has the word, either; searched are codes, alarms, metrics, keys"),
+        ("checkpoints", "described with it: E-NO-CHECKPOINT, E-DISK, trainer.save_freq"),
+    ],
+)
+def test_a_word_that_is_no_name_is_searched_in_descriptions(
+    word: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", word]) == 4
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"nothing is named '{word}'" in captured.err
+    assert hint in captured.err
+
+
 def test_json_and_completion(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--json", "E-DISK", "actor/lr"]) == 0
     found = json.loads(capsys.readouterr().out)
