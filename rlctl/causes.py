@@ -50,7 +50,7 @@ def as_rlctl_error(error: BaseException) -> RlctlError | None:
         )
     if type(error).__name__ == "OutOfMemoryError" or is_cpu_oom(error):
         return DeviceMemoryError(
-            f"out of memory: {str(error).partition(chr(10))[0]}",
+            f"out of memory: {(str(error) or type(error).__name__).partition(chr(10))[0]}",
             hint="`rlctl fit` finds settings that fit; `--dry-run` prints the memory of each role",
         )
     return error if isinstance(error, RlctlError) else _error_of_users_code(error)
@@ -69,7 +69,9 @@ def raising_rlctl_errors() -> Iterator[None]:
 
 
 def is_cpu_oom(error: BaseException) -> bool:
-    """Return True for a failed allocation of host memory by torch, oneDNN or C++."""
+    """Return True for a failed allocation of host memory by Python, torch, oneDNN or C++."""
+    if isinstance(error, MemoryError):  # also that of NumPy, and of C++ behind pybind11
+        return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _CPU_OOM)
 
 

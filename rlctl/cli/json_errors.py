@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlctl.errors import RlctlError
@@ -40,6 +40,12 @@ def error_document(error: RlctlError) -> dict[str, Any]:
         "error": {**first, "exit": error.exit_code},
         "problems": problems,
     }
+
+
+def document_with_error(document: Mapping[str, Any], error: RlctlError) -> dict[str, Any]:
+    """Return the document of a command with that of its error; it is not printed once more."""
+    mark_reported(error)
+    return {**document, **error_document(error)}
 
 
 def mark_reported(error: RlctlError) -> None:

@@ -48,15 +48,17 @@ class _Totals:
         self.num_failed += sum(result.error is not None for result in report.results)
         self.first_error = self.first_error or report.first_error
 
-    def check(self, max_failed_share: float) -> None:
-        """Raise RlctlError if all responses failed, or more than would end a run."""
+    def error(self, max_failed_share: float) -> RlctlError | None:
+        """Return the error if all responses failed, or more than would end a run."""
         from rlctl.runtime.rewards.report import exceeds
 
-        if self.num_failed == self.count or exceeds(self.num_failed, self.count, max_failed_share):
-            raise RlctlError(
-                f"the reward of {self.num_failed} of {self.count} responses failed; the first: "
-                f"{self.first_error}"
-            )
+        failed, share = self.num_failed, max_failed_share
+        if failed < self.count and not exceeds(failed, self.count, share):
+            return None
+        return RlctlError(
+            f"the reward of {failed} of {self.count} responses failed; the first: "
+            f"{self.first_error}"
+        )
 
 
 Scored = tuple[Sequence[PromptRow], Sequence[str], "RewardReport"]  # rows, their responses
@@ -84,7 +86,7 @@ def print_function_scores(config: Config, data: Path, responses: Path, as_json: 
     repeated = chain.from_iterable(repeat(row, size) for row in rows())
     pairs = zip(repeated, read_texts(responses), strict=True)
     scored = _score_with_functions(config, list(sources), pairs, num_responses, size)
-    _print_scores(scored, as_json).check(config.reward.max_failed_share)
+    _print_scores(scored, as_json, config.reward.max_failed_share)
 
 
 def print_model_scores(
@@ -94,8 +96,13 @@ def print_model_scores(
     _print_scores([(rows, texts, _score_with_model(config, rows, texts))], as_json)
 
 
-def _print_scores(parts: Iterable[Scored], as_json: bool) -> _Totals:
-    """Print what `parts` have, after the last one."""
+def _print_scores(
+    parts: Iterable[Scored], as_json: bool, max_failed_share: float | None = None
+) -> None:
+    """Print what `parts` have, after the last one.
+
+    Raises RlctlError if all responses failed, or more than the share that is given.
+    """
     totals = _Totals()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as entries:
         for rows, texts, report in parts:
@@ -113,16 +120,23 @@ def _print_scores(parts: Iterable[Scored], as_json: bool) -> _Totals:
                 totals.count += 1
             totals.add(report)
         entries.seek(0)
+        error = None if max_failed_share is None else totals.error(max_failed_share)
         if as_json:
-            _print_json(totals, entries)
-            return totals
-        while part := [json.loads(line) for line in islice(entries, _PART)]:
-            print_scores(part)
+            _print_json(totals, entries, error)
+        else:
+            _print_table(totals, entries)
+    if error is not None:
+        raise error
+
+
+def _print_table(totals: _Totals, scores: TextIO) -> None:
+    """Print a table of scores from lines of JSON, and the totals."""
+    while part := [json.loads(line) for line in islice(scores, _PART)]:
+        print_scores(part)
     notice(
         f"{plural(totals.count, 'response')}, mean score {totals.score / totals.count:.4g}, "
         f"{totals.num_errors} errors, {totals.num_timeouts} timeouts"
     )
-    return totals
 
 
 def print_pair_scores(config: Config, rows: Sequence[PromptRow], data: Path, as_json: bool) -> None:
@@ -273,8 +287,10 @@ def _score_with_model(config: Config, rows: list[PromptRow], texts: list[str]) -
         )
 
 
-def _print_json(totals: _Totals, scores: TextIO) -> None:
+def _print_json(totals: _Totals, scores: TextIO, error: RlctlError | None) -> None:
     """Print one document, in the layout of `print_json`, from lines of JSON."""
+    from rlctl.cli.json_errors import document_with_error
+
     head = {
         "mean": totals.score / totals.count,
         "num_errors": totals.num_errors,
@@ -285,4 +301,5 @@ def _print_json(totals: _Totals, scores: TextIO) -> None:
     for number, line in enumerate(scores):
         entry = dumps(json.loads(line)).replace("\n", "\n    ")
         sys.stdout.write(("," if number else "") + "\n    " + entry)
-    sys.stdout.write("\n  ]\n}\n")
+    end = "\n}" if error is None else dumps(document_with_error({}, error)).replace("{", ",", 1)
+    sys.stdout.write(f"\n  ]{end}\n")

@@ -34,6 +34,14 @@ class StreamedRows:
         return self.read()
 
 
+class Splits(dict[str, RowSource]):
+    """Rows by split, and how many records of the files were left out because they are invalid."""
+
+    def __init__(self, rows: Mapping[str, RowSource], num_skipped: int) -> None:
+        super().__init__(rows)
+        self.num_skipped = num_skipped
+
+
 def dataset(
     params: type[Params],
     example: str,

@@ -22,7 +22,7 @@ from rlctl.data_prep.chats import (
     shortened,
     split_response,
 )
-from rlctl.data_prep.datasets import StreamedRows, dataset, option
+from rlctl.data_prep.datasets import Splits, StreamedRows, dataset, option
 from rlctl.data_prep.duplicates import keep_equal_together
 from rlctl.data_prep.images import (
     PLACEHOLDER,
@@ -133,9 +133,10 @@ def jsonl(params: JsonlParams) -> dict[str, RowSource]:
     report_skipped(skipped or (), count + len(skipped or ()))
     if not count:
         raise_capped(skipped or [], files[0])
-    return split_source(
+    rows = split_source(
         lambda: read([] if skips else None), params.val_fraction, params.seed, count
     )
+    return Splits(rows, len(skipped or ()))
 
 
 def split_source(

@@ -18,7 +18,7 @@ from pydantic import Field
 from rlctl.data_prep.arithmetic import NAME as ARITHMETIC
 from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
 from rlctl.data_prep.chats import FORMS, Chat, is_chat, read_chat, shortened
-from rlctl.data_prep.datasets import dataset, option
+from rlctl.data_prep.datasets import Splits, dataset, option
 from rlctl.data_prep.images import require_pillow, with_text
 from rlctl.data_prep.jsonl import split_source, with_images
 from rlctl.data_prep.records import convert, value_at
@@ -103,7 +103,8 @@ def preferences(params: PreferencesParams) -> Mapping[str, RowSource]:
     report_skipped(skipped or (), len(rows) + len(skipped or ()))
     if not rows:
         raise ConfigError("no pairs are left", where=params.source)
-    return split_source(lambda: iter(rows), params.val_fraction, params.seed, len(rows))
+    splits = split_source(lambda: iter(rows), params.val_fraction, params.seed, len(rows))
+    return Splits(splits, len(skipped or ()))
 
 
 def pair_of(record: Any, params: PreferencesParams) -> tuple[Chat, str, str]:

@@ -53,7 +53,9 @@ ERROR = record(
     problems=rows(PROBLEM),
 )
 
-_SPLIT = record(file="s", num_rows="i", num_dropped="i", prompt_tokens="o?", sha256="s")
+_SPLIT = record(
+    file="s", num_rows="i", num_dropped="i", num_skipped="i", prompt_tokens="o?", sha256="s"
+)
 _ROW = record(
     row="i", data_source="s", prompt="l", images="l", ground_truth=ANY, style="s", extra_info="o"
 )
@@ -80,6 +82,22 @@ _PLAN = record(
     prompt="s",
 )
 _PATHS = rows(record(path="s"))
+_EPISODE = record(messages="l", outcome="s", error="s?", seconds="n", score=ANY)
+_TRIAL = record(
+    **dict.fromkeys(("value", "error", "best"), "n?"),
+    number="i",
+    step="i?",
+    overrides=rows("s"),
+    state="s",
+    runs="l",
+    reason="s",
+)
+_IMPORT = record(
+    **dict.fromkeys(("verb", "base", "recipe"), "s"),
+    settings=rows(record(kind="s", key="s", value=ANY, text="s")),
+    not_expanded="l",
+    notes="l",
+)
 _ENGINE_CHANGE = record(run="s", done="b", message="s?")
 
 
@@ -92,7 +110,8 @@ class Example:
     is_error: bool = False  # the line fails: its document is that of an error
 
 
-# By the command's path. Lines run in this order, in a folder with one run, data and a recipe.
+# By the command's path. `tests/cli/test_json_documents.py` has the documents of those whose line
+# fails here. Lines run in this order, in a folder with one run, data and a recipe.
 EXAMPLES: dict[str, Example] = {
     "prep arithmetic": Example(table(_SPLIT), "--out data --train 64 --val 8"),
     "data show": Example(rows(_ROW), "data/train.parquet -n 1"),
@@ -102,12 +121,12 @@ EXAMPLES: dict[str, Example] = {
     ),
     "env ls": Example(rows(record(name="s", kind="s", description="s")), ""),
     "env show": Example(record(name="s", description="s", settings="l", tools="l"), "gridworld"),
-    "env test": Example(rows(record(prompt="s")), "gridworld --data missing", is_error=True),
+    "env test": Example(rows(_EPISODE), "gridworld --data missing", is_error=True),
     "recipes ls": Example(rows(record(name="s", about="s", on="l", path="s")), ""),
     "recipes show": Example(record(path="s", text="s"), "grpo"),
     "recipes cp": Example(record(path="s"), "grpo copy.yaml"),
     "recipes check": Example(rows(record(recipe="s", ok="b", problems="l", no_effect="l")), "grpo"),
-    "import verl": Example(rows(record(key="s")), "verl.sh", is_error=True),
+    "import verl": Example(_IMPORT, "verl.sh", is_error=True),
     "config show": Example(table("o"), ""),
     "config why": Example(
         record(key="s", value=ANY, origins=rows("o"), no_effect="s?"), "data.seed"
@@ -117,7 +136,13 @@ EXAMPLES: dict[str, Example] = {
     "explain": Example(rows(record(name="s", kind="s", text="s", facts="o")), "E-OOM"),
     "train ppo": Example(record(ok="b", problems="l", **_PLAN["properties"]), "--dry-run"),
     "fit": Example(record(device="o", fits=rows("o"), cheapest="i?", command="s?"), "ppo"),
-    "engines list": Example(rows(record(engine="i", node="s", state="s")), "one", is_error=True),
+    "engines list": Example(
+        rows(
+            record(engine="i", node="s", state="s", devices="o", responses="i", tokens_per_s="n?")
+        ),
+        "one",
+        is_error=True,
+    ),
     "engines add": Example(_ENGINE_CHANGE, "one", is_error=True),
     "engines drain": Example(_ENGINE_CHANGE, "one 1", is_error=True),
     "eval": Example(table("n"), "one data.val_max_samples=2"),
@@ -129,7 +154,7 @@ EXAMPLES: dict[str, Example] = {
         record(recipe="s", fixed="l", axes="l", runs="i", steps="i", settings="o", trials="l"),
         "data.seed=1,2 --dry-run",
     ),
-    "sweep best": Example(record(overrides="l"), "none", is_error=True),
+    "sweep best": Example(_TRIAL, "none", is_error=True),
     "sweeps": Example({"type": "array"}, ""),
     "runs": Example(rows(_RUN), ""),
     "runs tag": Example(_LABELS, "one a ^b"),
@@ -154,8 +179,12 @@ EXAMPLES: dict[str, Example] = {
         "one",
     ),
     "logs": Example(record(process="s", line="s"), "one", is_error=True),
-    "debug": Example(rows(record(name="s", pid="i")), "nothing", is_error=True),
-    "board": Example(record(url="s"), "--host nowhere.invalid", is_error=True),
+    "debug": Example(
+        rows(record(pid="i", name="s", status="s", cpu_s="n")), "nothing", is_error=True
+    ),
+    "board": Example(
+        record(url="s", port="i", root="s", token="s"), "--host nowhere.invalid", is_error=True
+    ),
     "loggers": Example(rows(record(name="s", package="s", state="s", message="s")), ""),
     "doctor": Example(rows(record(check="s", state="s", message="s", remedy="s?")), ""),
     "version": Example(record(rlctl="s", python="s", json="i"), ""),

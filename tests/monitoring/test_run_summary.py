@@ -97,6 +97,23 @@ def test_kl_is_that_to_the_reference() -> None:
     assert panel.line() == "step 2  kl 0.25"
 
 
+@pytest.mark.parametrize(
+    ("row", "first", "line"),
+    [
+        ({REWARD: 1.07}, {REWARD: 0.444}, "val reward 1.07 (first 0.444)"),
+        ({ACC: 0.75}, {ACC: 0.25}, "val acc 75.0 % (first 25.0 %)"),
+        ({"val/loss": 0.5}, {"val/loss": 2.0}, "val loss 0.5 (first 2)"),
+    ],
+)
+def test_the_validation_has_the_name_of_its_metric(
+    row: dict[str, float], first: dict[str, float], line: str
+) -> None:
+    panel = Panel()
+    panel.add(0, first, at=0.0)
+    panel.add(1, row, at=1.0)
+    assert line in panel.line()
+
+
 def test_line_has_turns_and_outcomes_of_episodes():
     panel = Panel()
     row = {"agent/turns/mean": 3.25, "agent/outcome/length": 0.25, "agent/outcome/done": 0.75}

@@ -130,6 +130,24 @@ def test_a_shard_that_the_index_names_and_nobody_has(model: Path) -> None:
     assert "cannot be read as an index" in faults(model)[0]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "response", "fixes"),
+    [
+        # A prompt within half of the context keeps its length; else both shrink in proportion.
+        (24, 480, ["data.max_response_length=232"]),
+        (300, 300, ["data.max_response_length=128", "data.max_prompt_length=128"]),
+        (600, 200, ["data.max_response_length=64", "data.max_prompt_length=192"]),
+    ],
+)
+def test_lengths_beyond_the_context_get_useful_ones(
+    model: Path, prompt: int, response: int, fixes: list[str]
+) -> None:
+    edit(model, max_position_embeddings=256)
+    lengths = (f"data.max_prompt_length={prompt}", f"data.max_response_length={response}")
+    found = [said.fix for said in check_model(config(model, *lengths))]
+    assert found == [(fix.partition("=")[0], fix) for fix in fixes]
+
+
 def test_heads_are_shared_out_evenly(model: Path) -> None:
     [said] = check_model(config(model, "actor_rollout_ref.rollout.tensor_model_parallel_size=3"))
     assert said.message.endswith(

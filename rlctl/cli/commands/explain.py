@@ -61,7 +61,8 @@ def explain(
         except NotFoundError as error:
             problems += [] if found and found[-1].name == name else error.problems
     if as_json:
-        print_json(found)
+        if not problems:
+            print_json(found)
         found = []
     width = max((len(label) for entry in found for label in entry.facts), default=0)
     for number, entry in enumerate(found):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rlctl.cli.console import notice
+from rlctl.cli.console import notice, print_json
 from rlctl.cli.options import Json
-from rlctl.errors import ConflictError, cannot_write, raise_problems
+from rlctl.errors import ConfigError, ConflictError, cannot_write
 from rlctl.files import write_text
 
 app = typer.Typer()
@@ -41,9 +40,11 @@ def import_verl(
 
     Refused settings are left out of the recipe and named in its comments, and the exit code is 3.
     """
+    from rlctl.cli.json_errors import document_with_error
     from rlctl.recipes.verl.script import import_script
 
     imported = import_script(script)
+    error = ConfigError(*imported.problems) if imported.problems else None
     if output is not None:
         if output.exists() and not force:
             raise ConflictError(f"{output} exists already", hint="overwrite it with --force")
@@ -56,17 +57,17 @@ def import_verl(
             {"kind": setting.kind, "key": setting.key, "value": setting.value, "text": setting.text}
             for setting in imported.settings
         ]
-        shown = {"verb": imported.verb, "base": imported.base, "recipe": imported.text()}
-        typer.echo(
-            json.dumps(
-                {
-                    **shown,
-                    "settings": rows,
-                    "not_expanded": imported.unread,
-                    "notes": imported.notes,
-                }
-            )
-        )
+        document = {
+            "verb": imported.verb,
+            "base": imported.base,
+            "recipe": imported.text(),
+            "settings": rows,
+            "not_expanded": imported.unread,
+            "notes": imported.notes,
+        }
+        if error is not None:
+            document = document_with_error(document, error)
+        print_json(document)
     else:
         if output is None:
             typer.echo(imported.text(), nl=False)
@@ -79,4 +80,5 @@ def import_verl(
             notice(text)
         if output is not None:
             notice(f"next: rlctl train {imported.verb} --recipe {output} --dry-run")
-    raise_problems(imported.problems)
+    if error is not None:
+        raise error

@@ -162,6 +162,7 @@ def _write(
         )
     num_tokens = _token_counter(model) if model else None  # before load(): it may download
     splits = load()
+    num_skipped = getattr(splits, "num_skipped", 0)
     lengths: dict[str, Lengths] = {}
     if num_tokens:
         splits, lengths = _drop_overlong(splits, num_tokens, max_prompt_length)
@@ -171,6 +172,7 @@ def _write(
         split: _summary(out / f"{split}.parquet", rows, lengths.get(split))
         for split, rows in splits.items()
     }
+    next(iter(summary.values()))["num_skipped"] = num_skipped  # before the rows were divided
     if as_json:
         print_json(summary)
     else:
@@ -258,6 +260,7 @@ def _summary(path: Path, rows: RowSource, lengths: Lengths | None) -> dict[str, 
         "file": str(path),
         "num_rows": len(rows),
         "num_dropped": lengths.num_dropped if lengths else 0,
+        "num_skipped": 0,
         "prompt_tokens": tokens,
         "sha256": digest,
     }
@@ -273,9 +276,11 @@ def print_summary(
 ) -> None:
     """Print one line per written file, and the histogram of prompt lengths where counted."""
     for split, entry in summary.items():
+        skipped = f", {plural(entry['num_skipped'], 'invalid record')} left out"
         dropped = f", {entry['num_dropped']} longer than {max_prompt_length} tokens dropped"
         stderr().print(
             f"{entry['file']}: {plural(entry['num_rows'], 'row')}"
+            f"{skipped if entry['num_skipped'] else ''}"
             f"{dropped if max_prompt_length else ''}, sha256 {entry['sha256'][:12]}",
         )
         if split in lengths:

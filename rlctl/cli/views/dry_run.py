@@ -25,10 +25,9 @@ def problems_as_json(enabled: bool) -> Iterator[None]:
         yield
     except RlctlError as error:
         if enabled:
-            from rlctl.cli.json_errors import error_document, mark_reported
+            from rlctl.cli.json_errors import document_with_error
 
-            print_json({"ok": False, **error_document(error)})
-            mark_reported(error)
+            print_json(document_with_error({"ok": False}, error))
         raise
 
 
