@@ -246,10 +246,13 @@ class ThreadedDelivery(Delivery):
 
     @property
     def is_stuck(self) -> bool:
-        """True if the tracker was disabled during its start or a call that has not returned."""
-        is_off = self.disabled_reason is not None
-        is_stuck = is_off and self._current is not None and self._thread.is_alive()
-        return is_stuck or self.is_late or (self.apart is not None and self.apart.is_stuck)
+        """True if the SDK may wait for its server when the process exits.
+
+        So it is if the tracker did not start, its `finish` did not return, or a call has not.
+        """
+        has_finished = (None, "finish") not in self.undelivered and not self._thread.is_alive()
+        is_stuck = self.is_late or (self.has_started and not has_finished)
+        return is_stuck or (self.apart is not None and self.apart.is_stuck)
 
     def _check_time(self, deadline: float = math.inf) -> None:
         """Disable the tracker if a call takes too long, or the thread runs after `deadline`."""

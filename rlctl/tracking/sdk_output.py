@@ -11,7 +11,15 @@ from pathlib import Path
 from rlctl.tracking.tracker import RunInfo, Tracker
 
 LOG = "trackers.log"
-_LOGGERS = ("alembic", "gradio_client", "httpx", "huggingface_hub", "requests", "urllib3")
+_LOGGERS = (
+    "alembic",
+    "gradio_client",
+    "httpx",
+    "huggingface_hub",
+    "opentelemetry",
+    "requests",
+    "urllib3",
+)
 
 
 def log_of(run: RunInfo) -> Path | None:

@@ -20,6 +20,7 @@ from typing import Any, Literal, TextIO
 import swanlab
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
+from swanlab.exceptions import AuthenticationError
 
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
 from rlctl.monitoring.alarms import Alarm
@@ -98,11 +99,16 @@ class SwanLabTracker:
         self.mode, self.reason = _choose_mode(run.modes.get("swanlab"), params.base_url)
         try:
             self._open(run)
-        except (RuntimeError, ValueError, OSError) as error:
+        except (RuntimeError, ValueError, OSError, AuthenticationError) as error:
+            mode, reason = _choose_mode(
+                run.modes.get("swanlab"), params.base_url
+            )  # names the cause
             if self.requested or self.mode != "online":
                 raise RlctlError(f"SwanLab failed to start: {error}", hint=_NO_NETWORK) from error
-            self.mode = "offline"
-            self.reason = f"SwanLab failed to start ({error}); `swanlab sync` sends the files later"
+            if mode == "online":
+                text = " ".join(str(error).split())
+                reason = f"SwanLab failed to start: {text}"
+            self.mode, self.reason = "offline", reason
             self._open(run)
         if self.mode == "online":
             settings = _settings(params.base_url)

@@ -87,11 +87,16 @@ class WandbTracker:
         try:
             self.run = _init(run, self.mode, self.params)
         except (AuthenticationError, CommError, UsageError) as error:
+            mode, reason = _choose_mode(
+                run.modes.get("wandb"), self.params.base_url
+            )  # names the cause
             if self.requested or self.mode != "online":
                 raise RlctlError(f"W&B failed to start: {error}", hint=_NO_NETWORK) from error
             wandb.teardown(exit_code=1)  # else the id is in use
-            self.mode = "offline"
-            self.reason = f"W&B failed to start ({error}); `wandb sync` sends the files later"
+            if mode == "online":
+                text = " ".join(str(error).split())
+                reason = f"W&B failed to start: {text}"
+            self.mode, self.reason = "offline", reason
             self.run = _init(run, self.mode, self.params)
         if self.mode == "online":
             self.server = _server(self.run)

@@ -88,11 +88,11 @@ def forked(log: Path, work: Callable[[], None]) -> int:
     sys.exit(code)
 
 
-def play(root: Path, case: Case, address: str, finish_s: float) -> None:
+def play(run: RunDir, case: Case, address: str, finish_s: float) -> None:
     """Make the attempts of a case and one sync, each in its process; write `result.json`."""
     host = {"wandb": "WANDB_BASE_URL", "swanlab": "SWANLAB_API_HOST"}[case.logger]
     os.environ |= {host: address, "SWANLAB_WEB_HOST": address}
-    run = create(root, case, finish_s)
+    root = run.path.parent.parent
     log = run.path / "log.txt"
 
     def sync_once() -> None:
@@ -121,7 +121,8 @@ def main() -> None:
             running.discard(os.wait()[0])
         case = Case.draw(seed)
         log = Path(root) / f"{seed}.log"
-        running.add(forked(log, lambda: play(Path(root) / "runs", case, address, finish_s)))  # noqa: B023
+        run = create(Path(root) / "runs", case, finish_s)
+        running.add(forked(log, lambda: play(run, case, address, finish_s)))  # noqa: B023
     while running:
         running.discard(os.wait()[0])
 

@@ -48,12 +48,11 @@ def attempt(run: RunDir, logger: str, mode: str, first: int, report: Path) -> No
     trackers.finish("failed" if code else "finished", code)
 
 
-def play(root: Path, number: int, case: list[Any]) -> None:
+def play(run: RunDir, case: list[Any]) -> None:
     """Make one attempt, or a good one and then another, while the server fails."""
     logger, fault, after, when, mode, address = case
     name = {"wandb": "WANDB_BASE_URL", "swanlab": "SWANLAB_API_HOST"}[logger]
     os.environ |= {name: address, "SWANLAB_WEB_HOST": address}
-    run = create(root / "runs", Case(number, logger, fault, after, 0, ""), 5.0)
     console, report = run.path / "console.txt", run.path / "report.jsonl"
     if when == "resume":
         os.waitpid(forked(console, lambda: attempt(run, logger, mode, 1, report)), 0)
@@ -73,7 +72,8 @@ def main() -> None:
         while len(running) >= AT_ONCE:
             running.discard(os.wait()[0])
         log = Path(root) / f"{number}.log"
-        running.add(forked(log, lambda: play(Path(root), number, case)))  # noqa: B023
+        run = create(Path(root) / "runs", Case(number, case[0], case[1], case[2], 0, ""), 5.0)
+        running.add(forked(log, lambda: play(run, case)))  # noqa: B023
     while running:
         running.discard(os.wait()[0])
     results: list[Any] = []

@@ -50,15 +50,17 @@ def play(root: Path, seeds: Sequence[int], finish_s: float, at_once: int) -> dic
 def wandb_content(runs: dict[str, Any], files: dict[str, bytes]) -> Counter[tuple[int, str]]:
     """Count the rows of the history by step and metric, and the tables that it names by step.
 
-    W&B shows no table that the history does not name, and none whose file is missing.
+    W&B shows no table that the history does not name, and none whose artifact is incomplete.
     """
     found: Counter[tuple[int, str]] = Counter()
     for line in (line for lines in runs.values() for line in lines.values()):
         for name in line.keys() - {STEP, SAMPLES}:
             if not name.startswith("_"):
                 found[int(line[STEP]), name] += 1
-        if (content := files.get(line.get(SAMPLES, {}).get("path"))) is not None:
-            table = json.loads(content)
+        shown = line.get(SAMPLES, {})
+        artifact = shown.get("artifact_path", "//").split("/")[2]
+        if shown.get("path") in files and f"committed/{artifact}" in files:
+            table = json.loads(files[shown["path"]])
             place = table["columns"].index("step")
             for step in {each[place] for each in table["data"]}:
                 found[step, SAMPLES] += 1

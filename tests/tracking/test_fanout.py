@@ -140,6 +140,31 @@ def test_tracker_is_disabled_after_three_failures_with_one_warning(tmp_path, cap
     assert "rlctl runs sync name --logger weak" in warning
 
 
+def test_a_tracker_that_was_not_finished_is_stuck(tmp_path):
+    """Its SDK may wait at exit for its server, although no call is being made."""
+    release = threading.Event()
+
+    class Confirms(Notebook):
+        confirms = True
+
+        def received(self, names: Sequence[str]) -> dict[str, set[int]]:
+            release.wait()
+            return {}
+
+    weak, slow = Notebook(fails_at=(1, 2, 3)), Confirms()
+    timeouts = TrackerTimeouts(100, start_s=300, call_s=300, finish_s=0.2)
+    trackers = trackers_of({"weak": weak, "slow": slow}, timeouts=timeouts)
+    trackers.start(info(tmp_path))
+    for step in (1, 2, 3):
+        trackers.log(step, {"x": 1.0})
+    trackers.threaded["weak"].wait_for_end(math.inf)
+    trackers.finish("finished")
+    stuck = {name: delivery.is_stuck for name, delivery in trackers.threaded.items()}
+    release.set()
+    assert stuck["weak"]
+    assert stuck["slow"]
+
+
 @pytest.mark.parametrize("hangs_in", ["log", "finish"])
 def test_hanging_tracker_neither_stops_nor_blocks_the_run(tmp_path, caplog, hangs_in):
     class Hangs(Notebook):

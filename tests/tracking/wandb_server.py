@@ -160,6 +160,7 @@ class _Handler(FaultyHandler):
             return {"createArtifactFiles": {"files": {"edges": edges}}}
         if name == "CommitArtifact":
             self.artifacts[artifact]["state"] = "COMMITTED"
+            self.files[f"committed/{self.artifacts[artifact]['client']}"] = b"yes"
             return {"commitArtifact": {"artifact": {"id": artifact, "digest": "d"}}}
         return None
 
@@ -177,7 +178,7 @@ def wandb_server(
 ) -> Iterator[tuple[str, dict[str, dict[int, dict[str, Any]]]]]:
     """Serve, and yield the address and the received history lines by run and offset.
 
-    `files` receives the uploaded files by path.
+    `files` receives the uploaded files by path, and `committed/ID` for an artifact of a client.
     """
     kept = {} if files is None else files
     fields = {"runs": {}, "files": kept, "artifacts": {}, "switch": switch or Switch()}
