@@ -27,20 +27,33 @@ class RunWatcher:
         self.panel = Panel(run.name, began=began, doing=self._status)
         # Training time according to the metrics: a clock for steps done before the watching began.
         self.seconds = 0.0
+        self.ended = False
 
     def follow(self) -> Iterator[Alarm | None]:
         """Yield what `read` yields until the run has ended."""
         while True:
-            now = reread(self.run)  # before reading, so that nothing written until the end is lost
-            ended = now.state not in ACTIVE
-            self.panel.total_steps = (now.record.total_steps if now.record else None) or 0
-            yield from self.read()
-            if ended:
-                self.run = now
-                self.panel.stamps.clear()  # no ETA
-                self.panel.began = time.monotonic() - (now.seconds or 0.0)
+            yield from self.look()
+            if self.ended:
                 return
             time.sleep(POLL_S)
+
+    def look(self) -> Iterator[Alarm | None]:
+        """Yield what `read` yields once, and set `ended`."""
+        now = reread(self.run)  # before reading, so that nothing written until the end is lost
+        self.panel.total_steps = (now.record.total_steps if now.record else None) or 0
+        yield from self.read()
+        self.ended = now.state not in ACTIVE
+        if self.ended:
+            self.run = now
+            self.panel.stamps.clear()  # no ETA
+            self.panel.began = time.monotonic() - (now.seconds or 0.0)
+
+    def line(self, alarm: Alarm | None) -> str:
+        """Return what `read` has yielded as one line."""
+        if alarm is None:
+            return self.panel.line()
+        kind = "alarm over" if alarm.over else "alarm"
+        return f"{kind}: {alarm}"
 
     def read(self) -> Iterator[Alarm | None]:
         """Read what is new; yield None after each step added to the panel, and each alarm."""

@@ -27,8 +27,8 @@ State = Literal["waiting", "running", "finished", "failed", "stopped"]
 class Child:
     """Run of `trial` with one seed.
 
-    `need` are its Ray resources, `state` is that of the process, and `rows` are the metrics read so
-    far.
+    `need` are its Ray resources, `state` is that of the process, `rows` are the metrics read so
+    far, and `total_steps` is the number of steps to train, 0 until the run has recorded it.
     """
 
     trial: Trial
@@ -40,6 +40,7 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     stop_requested_at: float | None = None  # time.monotonic
     rows: list[dict[str, float]] = field(default_factory=list)
+    total_steps: int = 0
     _stamp: Stamp | None = None  # of the file that was read
 
     @property
@@ -112,6 +113,8 @@ class Child:
         if now is None or now == self._stamp:
             return False
         self._stamp, self.rows = now, read_metrics(path)
+        record = self.record
+        self.total_steps = (record.total_steps if record else None) or self.total_steps
         return True
 
     def values(self, metric: str) -> dict[int, float]:

@@ -36,6 +36,10 @@ Examples:
   rlctl compare a b --metric critic/score/mean        one metric, step by step
 
   rlctl compare seed-1 seed-2 seed-3 --format markdown
+
+  rlctl compare my-sweep 0 3                          two trials of a sweep
+
+  rlctl compare my-sweep other-sweep                  the best trial of each
 """
 
 
@@ -65,16 +69,19 @@ def compare(
     """Compare the settings of runs, and their metrics at the same step.
 
     Runs that differ only in their seeds get a column with mean and standard deviation. Given one
-    sweep, show its trials, best first, and the importance of each parameter.
+    sweep, show its trials, best first, and the importance of each parameter. `SWEEP NUMBER…` and
+    `SWEEP-NUMBER` are the runs of trials, and a sweep among several names is its best trial.
     """
     from rlctl import api
     from rlctl.cli.views.sweep import show_sweep
-    from rlctl.sweeps.record import SweepDir
+    from rlctl.runs.store import RunStore
+    from rlctl.sweeps.selection import find_compared, whole_sweep
 
-    if len(runs) == 1 and isinstance(sweep := api.find_run_or_sweep(runs[0], root), SweepDir):
+    store = RunStore(root)
+    if len(runs) == 1 and (sweep := whole_sweep(store, runs[0])) is not None:
         show_sweep(sweep, as_json)
         return
-    comparison = api.compare(runs, changed=changed, root=root)
+    comparison = api.compare(find_compared(store, runs), changed=changed)
     for name in metrics or []:
         if name not in comparison.curves:
             raise NotFoundError(

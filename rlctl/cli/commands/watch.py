@@ -37,16 +37,35 @@ JsonLines = Annotated[
 ]
 
 
-@app.command(epilog="\nExamples:\n\n  rlctl watch @last\n\n  rlctl watch ppo-a | grep val\n")
+_WATCH_EXAMPLES = """
+Examples:
+
+  rlctl watch @last
+
+  rlctl watch ppo-a | grep val
+
+  rlctl watch my-sweep               all trials, step by step
+
+  rlctl watch my-sweep-3             trial 3, all seeds
+"""
+
+
+@app.command(epilog=_WATCH_EXAMPLES)
 def watch(run: RunName, root: Root = None) -> None:
-    """Watch a run until it ends, including one that another process started.
+    """Watch a run, a sweep or one of its trials until it ends, from any shell.
 
     Shows a live panel on a terminal, else one line per step. Ctrl-C does not stop the run.
     """
+    from rlctl.cli.views.sweep_watch import watch_sweep
     from rlctl.runs.watch import RunWatcher
+    from rlctl.sweeps.selection import find_watched
     from rlctl.tracking.console import is_terminal, live_display
 
-    watched = RunWatcher(RunStore(root).find(run))
+    found = find_watched(RunStore(root), run)
+    if not isinstance(found, Run):
+        watch_sweep(*found)
+        return
+    watched = RunWatcher(found)
     if is_terminal(stdout()):
         with live_display(stdout(), watched.panel):
             for _ in watched.follow():
@@ -54,8 +73,7 @@ def watch(run: RunName, root: Root = None) -> None:
         stdout().print(watched.panel)
     else:
         for alarm in watched.follow():
-            kind = "alarm over" if alarm and alarm.over else "alarm"
-            typer.echo(visible(f"{kind}: {alarm}") if alarm else watched.panel.line())
+            typer.echo(visible(watched.line(alarm)))
     name = watched.run.name
     notice(
         f"{name} is {watched.run.state}; `rlctl show {name}` and `rlctl report {name}` show details"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from rlctl.sweeps.results import TrialResult
     from rlctl.sweeps.study import Study
 
+log = logging.getLogger(__name__)
+
 _TRIAL_COLUMNS = ("trial", "parameters", "value", "best", "step", "state", "runs")
 _SAMPLED = re.compile(r"^-?\d+\.\d{5,}(e[+-]?\d+)?$")
 _COLOURS = {
@@ -37,46 +40,87 @@ _COLOURS = {
 
 @contextmanager
 def live() -> Iterator[View]:
-    """Show a live table of the sweep on a terminal; log lines appear above it."""
+    """Show a live table of the sweep on a terminal, with log lines above it.
+
+    Elsewhere log the step of each trial, at most ten times a trial.
+    """
     if not stderr().is_terminal:
-        yield lambda _study, _children: None
+        lines = _ProgressLines()
+        yield lambda _study, children: lines.update(children)
         return
     with Live(console=stderr(), refresh_per_second=2, transient=True) as panel:
         yield lambda study, children: panel.update(_follow(study, children))
 
 
+class _ProgressLines:
+    """Log of the steps of trials: a line whenever another tenth of the steps is done."""
+
+    def __init__(self) -> None:
+        self.tenths: dict[int, int] = {}  # by number of the trial
+
+    def update(self, children: Sequence[Child]) -> None:
+        for number, (step, total) in _progress(children).items():
+            tenth = 10 * step // total if total else 0
+            if tenth > self.tenths.get(number, 0) and step < total:
+                log.info("trial %d: step %d of %d", number, step, total)
+            self.tenths[number] = tenth
+
+
+def _progress(children: Sequence[Child]) -> dict[int, tuple[int, int]]:
+    """Return step and number of steps of each trial with a step: those of its slowest run."""
+    steps: dict[int, tuple[int, int]] = {}
+    for child in children:
+        if child.rows:
+            now = int(child.rows[-1]["step"]), child.total_steps
+            steps[child.trial.number] = min(now, steps.get(child.trial.number, now))
+    return steps
+
+
 def _follow(study: Study, children: Sequence[Child]) -> Table:
-    rows = [
-        _trial_row(
-            outcome, [child for child in children if child.trial.number == outcome.trial.number]
-        )
-        for outcome in study.outcomes()
-    ]
-    built = table(
-        ("trial", "parameters", "step", "value", "best", "state"),
-        rows,
-        right=("trial", "step", "value", "best"),
-    )
+    started = {child.trial.number for child in children if child.state != "waiting"}
+    built = trials_table(study.outcomes(), _progress(children), started, study.settings.mode)
     ended = sum(outcome.state in ("finished", "pruned", "failed") for outcome in study.outcomes())
     built.title = f"{ended} of {plural(study.num_trials, 'trial')} ended"
     built.title_justify = "left"
     return built
 
 
-def _trial_row(outcome: Outcome, children: Sequence[Child]) -> list[str | Text]:
-    steps = [int(child.rows[-1]["step"]) for child in children if child.rows]
-    values = list(outcome.values.values())
-    state = outcome.state
-    if state == "running" and all(child.state == "waiting" for child in children):
-        state = "waiting"
-    return [
-        str(outcome.trial.number),
-        short(outcome.trial.overrides),
-        str(min(steps)) if steps else "",
-        _number(outcome.values[max(outcome.values)] if values else None),
-        _number(outcome.value if outcome.value is not None else max(values, default=None)),
-        _coloured(state),
-    ]
+def trials_table(
+    outcomes: Sequence[Outcome],
+    progress: Mapping[int, tuple[int, int]],
+    started: Set[int],
+    mode: str,
+) -> Table:
+    """Return the live table of trials.
+
+    `progress` has step and number of steps by trial, `started` the trials with a run; `mode` is
+    that of the sweep.
+    """
+    choose = max if mode == "max" else min
+    rows: list[list[str | Text]] = []
+    for outcome in outcomes:
+        number, values = outcome.trial.number, list(outcome.values.values())
+        is_queued = outcome.state == "running" and number not in started
+        state = "waiting" if is_queued else outcome.state
+        rows.append(
+            [
+                str(number),
+                short(outcome.trial.overrides),
+                step_of(*progress[number]) if number in progress else "",
+                _number(outcome.values[max(outcome.values)] if values else None),
+                _number(
+                    outcome.value if outcome.value is not None else choose(values, default=None)
+                ),
+                _coloured(state),
+            ]
+        )
+    columns = ("trial", "parameters", "step", "value", "best", "state")
+    return table(columns, rows, right=("trial", "step", "value", "best"))
+
+
+def step_of(step: int, total: int) -> str:
+    """Return `k of n`, or only the step while the number of steps is not known."""
+    return f"{step} of {total}" if total else str(step)
 
 
 def print_plan(plan: SweepPlan, as_json: bool) -> None:
