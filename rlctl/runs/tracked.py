@@ -1,4 +1,4 @@
-"""What trackers learn about a run when they start."""
+"""Description of a run for trackers."""
 
 from __future__ import annotations
 
