@@ -248,4 +248,5 @@ def _resolve(key: str, found: ConfigTarget) -> str:
         raise NotFoundError(
             f"{key} matches {len(ending)} keys", hint=f"give one of them: {' or '.join(ending)}"
         )
-    raise NotFoundError(f"no key {key}", hint=did_you_mean(key, names))
+    hint = did_you_mean(key, names) or f"`rlctl config keys {key}` searches the names of keys"
+    raise NotFoundError(f"no key {key}", hint=hint)

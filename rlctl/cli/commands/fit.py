@@ -16,7 +16,7 @@ from rlctl.cli.options import Json, Root, Trust, overrides_argument, recipe_opti
 from rlctl.cli.startup import announce
 from rlctl.errors import ResourceError, UsageError
 from rlctl.runs.store import RunStore
-from rlctl.suggest import hydra_text
+from rlctl.suggest import did_you_mean, hydra_text
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
@@ -153,7 +153,14 @@ def _of_recipe(
     """Compose the settings of `rlctl train`; return them and that command."""
     from rlctl.cli.commands.train import check_algorithm, starting_recipe
     from rlctl.recipes.compose import compose
+    from rlctl.recipes.search_path import verbs
 
+    if verb not in verbs():
+        raise UsageError(
+            f"no algorithm is named {verb!r}",
+            hint=did_you_mean(verb, verbs())
+            or f"one of {', '.join(verbs())}; --run RUN uses the settings of a run",
+        )
     given = list(words)
     if model is not None:
         is_plain = re.fullmatch(r"[\w./:-]+", model, re.ASCII)
