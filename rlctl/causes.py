@@ -70,9 +70,8 @@ def raising_rlctl_errors() -> Iterator[None]:
 
 def is_cpu_oom(error: BaseException) -> bool:
     """Return True for a failed allocation of host memory by Python, torch, oneDNN or C++."""
-    if isinstance(error, MemoryError):  # also that of NumPy, and of C++ behind pybind11
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _CPU_OOM)
+    has_text = any(text in str(error) for text in _CPU_OOM)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and has_text)
 
 
 def _error_of_users_code(error: BaseException) -> ConfigError | None:

@@ -198,8 +198,12 @@ EXAMPLES: dict[str, Example] = {
     "runs restore": Example(_PATHS, "two"),
     "runs pull": Example(record(path="s"), "missing/run", is_error=True),
     "new": Example(
-        record(command="s", recipe="s", reward="s", train="s", val="s", rows=rows(_ROW))
-        | {"properties": {"dry_run": _PLAN, "trial": of("o?")}},
+        record(
+            **dict.fromkeys(("command", "recipe", "reward", "train", "val"), "s"),
+            rows=rows(_ROW),
+            dry_run=_PLAN,
+            trial="o?",
+        ),
         "proj --data data/train.parquet --yes --no-try",
     ),
 }

@@ -9,6 +9,7 @@ import pytest
 
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.runs.run_dir import RunDir
+from tests.cli.test_json_documents import made_sweep
 from tests.recorded import called
 
 _SECRET = "hf_abcdefghijklmnopqrstuvwxyzabcdefgh"
@@ -50,6 +51,7 @@ COMMANDS = {
     _REWARD: "--responses FILE; only a reward model",
     f"{_REWARD} --responses three.jsonl --model x --reward gsm8k": "score with each in a command",
     f"{_REWARD} --responses none.jsonl --reward gsm8k": "give one response per row, or the same",
+    "resume s data.seed=3": "its runs, named SWEEP-NNN, take overrides and options",
     "runs --state finished trash": "rlctl runs trash … --state …",
     "runs --watch": "list the runs once without it",
     "show r --wrong --right": "leave out both to see all",
@@ -84,6 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a run, rows, responses and a script."""
     here = tmp_path_factory.mktemp("hints")
     RunDir.create(here / "runs", "p", "r", "ppo").write_config("trainer: {}\n", {})
+    made_sweep(here)
     write_rows(here / "rows.parquet", [PromptRow("s", [{"role": "user", "content": "a"}], "1")])
     (here / "none.jsonl").write_text("")
     (here / "three.jsonl").write_text('"1"\n' * 3)

@@ -87,7 +87,15 @@ def import_verl(here: Path) -> Any:
 
 
 def sweep_best(here: Path) -> Any:
-    """The better one of two trials; the recipe is exported, too."""
+    """The better one of two trials."""
+    made_sweep(here)
+    found = document("sweep best s")
+    assert (found["number"], found["overrides"], found["value"]) == (1, ["data.seed=2"], 0.5)
+    return found
+
+
+def made_sweep(here: Path) -> SweepDir:
+    """Return a sweep with two finished trials, of which the second is better."""
     process = DriverProcess.current()
     settings = {"seeds": 1, "mode": "max"}
     record = SweepRecord(
@@ -114,9 +122,7 @@ def sweep_best(here: Path) -> Any:
         for number, value in values
     ]
     sweep.write_table(TrialTable(outcomes, {}))
-    found = document("sweep best s")
-    assert (found["number"], found["overrides"], found["value"]) == (1, ["data.seed=2"], 0.5)
-    return found
+    return sweep
 
 
 def logs(here: Path) -> Any:

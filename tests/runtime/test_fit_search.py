@@ -203,7 +203,7 @@ def test_the_command_prints_a_table_and_overrides(
     assert main(["fit", "grpo", "-m", str(seven_b), "--device", "T4", "--devices", "1"]) == 7
     assert "nothing fits" in capsys.readouterr().err
     assert main([*words, "--try"]) == 7
-    assert "leave out --try" in capsys.readouterr().err
+    assert "  help: leave out --try for the estimate\n" in capsys.readouterr().err
 
 
 STEP = """

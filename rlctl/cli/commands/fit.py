@@ -219,7 +219,7 @@ def _check_present(search: Search, chosen: Fit) -> None:
     if wanted > found:
         raise ResourceError(
             f"a trial needs {wanted} devices ({search.device.name}), and this machine has {found}",
-            hint="leave out --try for the estimate, or --devices 1",
+            hint="leave out --try for the estimate" + (f", or --devices {found}" if found else ""),
         )
 
 
