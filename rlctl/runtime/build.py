@@ -37,11 +37,6 @@ from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
 from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
-from rlctl.runtime.workers.reward_model import (
-    RewardLearnerWorker,
-    RewardModelSpec,
-    RewardModelWorker,
-)
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.engine_group import EngineGroup
@@ -120,6 +115,8 @@ def build_roles(
     needed, engine_host = needed_roles(config, needs), engine_role(config, needs)
     if REWARD_LEARNER in needed:
         on_phase("building the reward model")
+        from rlctl.runtime.workers.reward_model import RewardLearnerWorker, RewardModelSpec
+
         loss = cast(ScoreLoss, algorithm)
         own = RewardModelSpec(config.reward.reward_model, config.trainer.seed, loss)
         learner = _spawn(REWARD_LEARNER, RewardLearnerWorker, placement, pools, own)
@@ -147,10 +144,11 @@ def build_roles(
     scorer: RewardModel | None = None
     if REWARD_MODEL in needed:
         on_phase("building the reward model")
+        from rlctl.runtime.rewards.model_reward import ModelReward
+        from rlctl.runtime.workers.reward_model import RewardModelSpec, RewardModelWorker
+
         frozen = RewardModelSpec(config.reward.reward_model, config.trainer.seed)
         scorer = _spawn(REWARD_MODEL, RewardModelWorker, placement, pools, frozen)
-        from rlctl.runtime.rewards.model_reward import ModelReward
-
         reward = ModelReward.from_config(config.reward, tokenizer, reward, scorer)
     if engines is not None:
         from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
