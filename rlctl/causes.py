@@ -19,8 +19,7 @@ from rlctl.errors import (
 
 # Texts of torch's and oneDNN's RuntimeErrors for an allocation of host memory that fails.
 _CPU_OOM = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
+    "DefaultCPUAllocator: ",  # cannot allocate memory, or has not enough
     "could not create a primitive",
     "could not create a memory",
     "could not create a scratchpad",
