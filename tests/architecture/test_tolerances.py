@@ -56,7 +56,9 @@ ALLOWED: dict[str, tuple[int, str]] = {
 
 
 def is_small(node: ast.expr) -> bool:
-    """Return whether a node is a number that is a tolerance."""
+    """Return whether a node is a number that is a tolerance, or a product with one."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return is_small(node.left) or is_small(node.right)
     value = node.value if isinstance(node, ast.Constant) else None
     return isinstance(value, float) and 0 < value <= SMALL
 

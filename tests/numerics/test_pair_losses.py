@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -124,13 +125,23 @@ def test_coefficients_give_the_gradient_of_the_loss(name: str) -> None:
         kept = mask.rows()[row] > 0
         own = own[kept] if reference is None else (own - reference.rows()[row])[kept]
         h.append(own.mean() if name == "simpo" else own.sum())
-    index = torch.tensor(PAIRS)
-    losses = params.losses(torch.stack(h)[index[:, 0]], torch.stack(h)[index[:, 1]])
-    expected = torch.autograd.grad(losses.sum(), weights)
+    index, whole = torch.tensor(PAIRS), torch.stack(h)
+    losses = params.losses(whole[index[:, 0]], whole[index[:, 1]])
+
+    def flat(gradient: Sequence[Tensor]) -> Tensor:
+        return torch.cat([each.flatten() for each in gradient])
+
+    def derived(value: Tensor) -> Tensor:
+        return flat(torch.autograd.grad(value, weights, retain_graph=True))
+
+    (slopes,) = torch.autograd.grad(losses.sum(), whole, retain_graph=True)
+    parts = [slope.abs() * derived(each).norm() for slope, each in zip(slopes, h, strict=True)]
+    expected = derived(losses.sum())
     assert total.item() == pytest.approx(losses.sum().item(), abs=1e-5)
-    flat, flat_expected = (torch.cat([g.flatten() for g in each]) for each in (gradient, expected))
-    assert flat_expected.norm() > 1e-2
-    assert (flat - flat_expected).norm() <= 1e-6 * flat_expected.norm()
+    assert expected.norm() > 1e-2
+    # The model computes in float64, and each row's coefficient is rounded to float32.
+    rounding = 2 * torch.finfo(torch.float32).eps * float(sum(parts))
+    assert (flat(gradient) - expected).norm() <= rounding
 
 
 def test_no_pair_gives_a_loss_without_count() -> None:
