@@ -44,6 +44,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "numerics/test_losses.py": (1, _FORMULA),
     "numerics/test_pair_losses.py": (1, _FORMULA),
     "numerics/test_replies.py": (1, _FORMULA),
+    "runtime/test_optimizers.py": (2, "moments in 8 bits have no model in float64"),
     "runtime/test_rollout_correction.py": (1, _FORMULA),
     "runtime/test_second_device.py": (1, "the same kernels twice, under another device's name"),
     "runtime/test_sglang_engine.py": (4, _OTHERS),
@@ -80,7 +81,8 @@ def fixed_tolerances(source: str) -> list[int]:
 
 def test_fixed_tolerances_are_found() -> None:
     source = "close(x, y, atol=1e-5)\nassert (x - y).norm() <= 1e-6\nclose(x, y, atol=0)\nx < 3.0\n"
-    assert fixed_tolerances(source) == [1, 2]
+    source += "assert (x - y).norm() <= 1e-6 * y.norm()\nassert x < 3.0 * y\n"
+    assert fixed_tolerances(source) == [1, 2, 5]
 
 
 def test_tensors_have_no_fixed_tolerance() -> None:
