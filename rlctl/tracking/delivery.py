@@ -177,7 +177,7 @@ class ThreadedDelivery(Delivery):
             error = self._started.exception(limit)
         except TimeoutError:
             late = f"did not start within {limit:g} s (trainer.tracking.start_s)"
-            self.disable("it did not start")
+            self.disable(f"it {late}")
             return ResourceError(f"logger {self.name} {late}", hint=hint)
         if error is None or isinstance(error, RlctlError):
             return error

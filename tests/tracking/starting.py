@@ -18,7 +18,7 @@ from rlctl.tracking.fanout import Trackers
 from tests.tracking.failing import control, create, forked
 from tests.tracking.failing_cases import Case, row, samples
 
-TIMEOUTS = TrackerTimeouts(1000, 300.0, 5.0, 10.0)
+TIMEOUTS = TrackerTimeouts(1000, 120.0, 5.0, 10.0)
 AT_ONCE = 6
 
 
