@@ -158,7 +158,7 @@ def unused_keys(plugin: Any, config: Any) -> dict[str, Unused]:
     """Return the config keys, or fnmatch patterns, that the plug-in does not use, with reasons."""
     declared: Any = getattr(plugin, "unused_keys", ())
     if callable(declared):
-        declared = declared(config)
+        declared = declared(config) or ()
     reasons = declared if isinstance(declared, Mapping) else dict.fromkeys(declared, "")
     return {
         key: reason if isinstance(reason, Unused) else Unused(reason)
@@ -251,7 +251,8 @@ def _import(point: EntryPoint) -> Any:
             )
         found = getattr(found, part)
     if package != "rlctl":
-        from rlctl.plugins.faults import check_kind
+        from rlctl.plugins.faults import check_attributes, check_kind
 
         check_kind(point, found)
+        check_attributes(point, found)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -12,6 +13,11 @@ from rlctl.plugins import singular
 
 # Methods of the kinds that are classes; a plug-in of any other of these kinds is called.
 _METHODS = {"algorithms": ("from_config",), "engines": ("check", "from_spec")}
+# Methods of objects, if the plug-in is their class: a function may return objects of another.
+_OF_OBJECTS = {
+    "samplers": ("draw", "observe", "metrics", "state_dict", "load_state_dict"),
+    "tool_parsers": ("parse",),
+}
 _CALLED = ("advantages", "policy_losses", "kl_estimators", "samplers", "datasets", "loggers")
 
 
@@ -32,7 +38,10 @@ def check_result(plugin: Any, is_right: bool, result: Any, expected: str) -> Non
 def check_kind(point: EntryPoint, found: Any) -> None:
     """Raise ConfigError unless `found` has what rlctl uses of a plug-in of its kind."""
     kind = point.group.removeprefix("rlctl.")
-    lacking = [name for name in _METHODS.get(kind, ()) if not hasattr(found, name)]
+    wanted = _METHODS.get(kind, ())
+    if isinstance(found, type):
+        wanted += _OF_OBJECTS.get(kind, ())
+    lacking = [name for name in wanted if not hasattr(found, name)]
     if lacking or (kind in _CALLED and not callable(found)):
         raise ConfigError(
             f"the {singular(kind)} {point.value!r} is no {singular(kind)}: it "
@@ -40,6 +49,19 @@ def check_kind(point: EntryPoint, found: Any) -> None:
             hint="docs/extending.md has an example of each kind",
             code="E-PLUGIN",
         )
+
+
+def check_attributes(point: EntryPoint, found: Any) -> None:
+    """Raise ConfigError if `Params` or `unused_keys` of a plug-in are of another type."""
+    params, unused = getattr(found, "Params", None), getattr(found, "unused_keys", ())
+    wrong = None
+    if params is not None and not hasattr(params, "model_validate_json"):
+        wrong = f"its Params are {params!r:.60}, not a class of rlctl.plugins.Params"
+    elif not callable(unused) and not isinstance(unused, Collection):
+        wrong = f"its unused_keys are {unused!r:.60}, neither keys nor a function"
+    if wrong is not None:
+        kind = singular(point.group.removeprefix("rlctl."))
+        raise ConfigError(f"the {kind} {point.value!r} is wrong: {wrong}", code="E-PLUGIN")
 
 
 def import_error(point: EntryPoint, error: BaseException) -> BaseException:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.plugins import load, parse_params
+from rlctl.plugins.faults import check_result
 from rlctl.recipes import schema
 from rlctl.recipes.roles import (
     ACTOR,
@@ -53,9 +54,11 @@ def load_algorithm(config: schema.Config, num_steps: int) -> Algorithm:
     name = config.algorithm.name
     found = load("algorithms", name)
     params = parse_params(found, name, config.algorithm.params, "algorithm.params")
-    if params is None:
-        return found.from_config(config, num_steps)
-    return found.from_config(config, num_steps, params=params)
+    more = {} if params is None else {"params": params}
+    built = found.from_config(config, num_steps, **more)
+    is_right = isinstance(getattr(built, "needs", None), Needs)
+    check_result(found.from_config, is_right, built, "an algorithm whose `needs` are Needs")
+    return built
 
 
 @contextmanager

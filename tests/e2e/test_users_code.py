@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rlctl import plugins
 from rlctl.errors import ConfigError, RlctlError
+from rlctl.runtime.rewards.functions import RewardSpec
+from rlctl.runtime.rewards.loading import load_reward
 from rlctl.runtime.sandbox.user_code import load_named
 from tests.e2e.command import rlctl
 from tests.recorded import called
@@ -34,12 +39,34 @@ IMPORTS = {
 }
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 CODE = """
+from rlctl.plugins import Params, declare
+from rlctl.runtime.algorithms.sft import SFT
+from rlctl.runtime.rollout.hf import HFEngine
+
+class Settings(Params):
+    def model_post_init(self, context): raise KeyError("settings")
+
+@declare(Params=Settings)
+def settle(*arguments, params): ...
+
+def prepare(): raise KeyError("prepare")
+
+@declare(prepare=prepare)
+def prepared(**call): ...
 class Sampler:
     def __init__(self, num_prompts, seed): self.fail = seed
     def draw(self, count, avoid=()): raise KeyError("draw")
+    def observe(self, prompts, scores): ...
+    def metrics(self): return {}
+    def state_dict(self): return {}
+    def load_state_dict(self, state): ...
 
-class NoSampler:
+class NoSampler(Sampler):
     def __init__(self, num_prompts, seed): raise KeyError("built")
+
+class TextSampler(Sampler):
+    def draw(self, count, avoid=()): return list(range(count))
+    def metrics(self): return {"level": "high"}
 
 def order(num_prompts, epoch, seed): return [0]
 
@@ -74,27 +101,199 @@ class Engine:
     def check(cls, rollout, device, num_ranks): raise KeyError("engine")
     from_spec = check
 
+class NoEngine(HFEngine):
+    @classmethod  # engine
+    def from_spec(cls, spec, policy): return None
+
+class PoorEngine(HFEngine):
+    def generate(self, prompt_ids, sampling): return None
+
+class NoAlgorithm:
+    @classmethod  # algorithm
+    def from_config(cls, config, num_steps): return None
+
+class NoResponses(SFT):
+    def collect(self, prompts, roles, step): return None
+
+class NoMetrics(SFT):
+    def learn(self, scored, roles, step): return None
+
+class NoLoss(SFT):
+    def loss(self, outputs, batch): return None
+
 class Parser:
+    parse = None
     def __init__(self): raise KeyError("parser")
+
+def data(params): raise KeyError("data")
+
+def no_data(params): return None
+
+import typer
+
+app = typer.Typer()
+
+@app.command()
+def main(): raise KeyError("command")
+
+no_app = 5
 """
-FAILURES = {  # settings, with the text of the message and of the line that raises it
-    "sampler is built": ("data.sampler={}:NoSampler", "KeyError: 'built'", '"built"'),
-    "sampler draws": ("data.sampler={}:Sampler", "KeyError: 'draw'", '"draw"'),
-    "order is no tensor": ("data.sampler={}:order", "returned [0], not a tensor", "def order"),
-    "logger is built": ("trainer.logger=[{}:Logger]", "KeyError: 'logger'", '"logger"'),
-    "logger starts": ("trainer.logger=[{}:LateLogger]", "KeyError: 'start'", '"start"'),
-    "estimator": ("algorithm.adv_estimator={}:estimate", "NameError: name 'undef", "undefined"),
-    "estimator exits": ("algorithm.adv_estimator={}:leave", "SystemExit: 5", "SystemExit(5)"),
-    "no advantages": ("algorithm.adv_estimator={}:nothing", "returned None, not", "def nothing"),
-    "policy loss": (f"{ACTOR}.policy_loss.loss_mode={{}}:lose", "TypeError: ", "/ []"),
-    "KL of one number": (f"{ACTOR}.kl_loss_type={{}}:kl", "returned a tensor of ()", "def kl"),
-    "algorithm": ("algorithm.name={}:Algorithm", "KeyError: 'algorithm'", '"algorithm"'),
-    "engine": (f"{ROLLOUT}.name={{}}:Engine", "KeyError: 'engine'", '"engine"'),
-    "parser": (
+# By kind, moment and case: settings, the text of the message, and of the line that raises it.
+FAILURES = {
+    ("samplers", "build", "raises"): ("data.sampler={}:NoSampler", "KeyError: 'built'", '"built"'),
+    ("samplers", "call", "raises"): ("data.sampler={}:Sampler", "KeyError: 'draw'", '"draw"'),
+    ("samplers", "call", "no tensor"): (
+        "data.sampler={}:order",
+        "returned [0], not a tensor",
+        "def order",
+    ),
+    ("loggers", "build", "raises"): (
+        "trainer.logger=[{}:Logger]",
+        "KeyError: 'logger'",
+        '"logger"',
+    ),
+    ("loggers", "call", "start"): (
+        "trainer.logger=[{}:LateLogger]",
+        "KeyError: 'start'",
+        '"start"',
+    ),
+    ("advantages", "build", "settings"): (
+        "algorithm.adv_estimator={}:settle",
+        "KeyError: 'settings'",
+        '"settings"',
+    ),
+    ("advantages", "call", "raises"): (
+        "algorithm.adv_estimator={}:estimate",
+        "NameError: name 'undef",
+        "undefined",
+    ),
+    ("advantages", "call", "exits"): (
+        "algorithm.adv_estimator={}:leave",
+        "SystemExit: 5",
+        "SystemExit(5)",
+    ),
+    ("advantages", "call", "no tensors"): (
+        "algorithm.adv_estimator={}:nothing",
+        "returned None, not",
+        "def nothing",
+    ),
+    ("policy_losses", "build", "settings"): (
+        f"{ACTOR}.policy_loss.loss_mode={{}}:settle",
+        "KeyError: 'settings'",
+        '"settings"',
+    ),
+    ("policy_losses", "call", "raises"): (
+        f"{ACTOR}.policy_loss.loss_mode={{}}:lose",
+        "TypeError: ",
+        "/ []",
+    ),
+    ("kl_estimators", "call", "one number"): (
+        f"{ACTOR}.kl_loss_type={{}}:kl",
+        "returned a tensor of ()",
+        "def kl",
+    ),
+    ("algorithms", "build", "raises"): (
+        "algorithm.name={}:Algorithm",
+        "KeyError: 'algorithm'",
+        '"algorithm"',
+    ),
+    ("algorithms", "build", "none"): (
+        "algorithm.name={}:NoAlgorithm",
+        "from_config returned None, not an algorithm",
+        "@classmethod  # algorithm",
+    ),
+    ("algorithms", "call", "no responses"): (
+        "algorithm.name={}:NoResponses",
+        "collect returned None, not Scored",
+        "def collect",
+    ),
+    ("engines", "build", "raises"): (
+        f"{ROLLOUT}.name={{}}:Engine",
+        "KeyError: 'engine'",
+        '"engine"',
+    ),
+    ("engines", "build", "none"): (
+        f"{ROLLOUT}.name={{}}:NoEngine",
+        "from_spec returned None, not an engine",
+        "@classmethod  # engine",
+    ),
+    ("tool_parsers", "build", "raises"): (
         f"{ROLLOUT}.multi_turn.enable=true {ROLLOUT}.multi_turn.format={{}}:Parser",
         "KeyError: 'parser'",
         '"parser"',
     ),
+}
+# Slower ones: another process, or a step of training.
+LATER = {
+    ("rewards", "build", "settings"): (
+        "reward.functions=[{}:settle] --dry-run",
+        "KeyError: 'settings'",
+        '"settings"',
+    ),
+    ("rewards", "build", "prepare"): (
+        "reward.functions=[{}:prepared] --dry-run",
+        "KeyError: 'prepare'",
+        '"prepare"',
+    ),
+    ("samplers", "call", "no numbers"): (
+        "data.sampler={}:TextSampler",
+        "metrics returned {'level': 'high'}, not numbers",
+        '"high"',
+    ),
+    ("algorithms", "call", "no metrics"): (
+        "algorithm.name={}:NoMetrics",
+        "learn returned None, not metrics",
+        "def learn",
+    ),
+    ("algorithms", "call", "no loss"): (
+        "algorithm.name={}:NoLoss",
+        "loss returned None, not a Loss",
+        "def loss",
+    ),
+    ("engines", "call", "none"): (
+        f"{ROLLOUT}.name={{}}:PoorEngine",
+        "generate returned None, not Responses",
+        "def generate",
+    ),
+}
+PREP = "prep failing --out x"
+COMMANDS = {  # of installed packages: name in the module, words, message, text of the line
+    ("commands", "build", "no app"): (
+        "no_app",
+        "failing",
+        "the command 'failing' is of type int",
+        "",
+    ),
+    ("commands", "call", "raises"): ("app", "failing", "KeyError: 'command'", '"command"'),
+    ("datasets", "build", "settings"): (
+        "settle",
+        PREP,
+        "KeyError: 'settings'",
+        '"settings"',
+    ),
+    ("datasets", "call", "raises"): ("data", PREP, "KeyError: 'data'", '"data"'),
+    ("datasets", "call", "none"): (
+        "no_data",
+        PREP,
+        "your function no_data returned None, not rows",
+        "def no_data",
+    ),
+}
+# Tests of other files: their calls are in other processes, or their failures are no errors.
+ELSEWHERE = {
+    ("rewards", "call"): "e2e/test_failing_rewards.py:test_each_file_is_scored_before_the_start",
+    ("environments", "build"): "agents/environments/test_environment_pool.py:"
+    "test_wrong_environments_are_refused_at_the_start",
+    ("environments", "call"): "cli/test_env.py:test_failures_exit_with_one",
+    ("tools", "build"): "agents/environments/test_tools_environment.py:test_wrong_configurations",
+    ("tools", "call"): "agents/environments/test_tools_environment.py:"
+    "test_every_call_gets_a_message_in_order",
+    ("programs", "call"): "agents/test_programs.py:test_programs_of_a_batch",
+}
+REASONS = {
+    ("kl_estimators", "build"): "they are functions without settings",
+    ("programs", "build"): "it is the `prepare` of an environment",
+    ("tool_parsers", "call"): "docs/decisions.md: the results of parsers are not checked",
 }
 
 
@@ -152,25 +351,119 @@ def test_a_recipe_that_selects_broken_code_is_reported(here: Path) -> None:
     assert f"at: {here}/broken_part.py:1" in done.stderr
 
 
-@pytest.mark.parametrize("what", FAILURES)
+@pytest.mark.parametrize(
+    "what",
+    [
+        *(pytest.param(case, id=" ".join(case)) for case in FAILURES),
+        *(pytest.param(case, id=" ".join(case), marks=pytest.mark.soak) for case in LATER),
+    ],
+)
 def test_code_that_fails_is_named_with_its_line(
-    what: str, here: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
+    what: tuple[str, str, str],
+    here: Path,
+    settings: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    given, message, text = FAILURES[what]
-    module = f"failing_{what.replace(' ', '_')}"
+    given, message, text = (FAILURES | LATER)[what]
+    module = f"failing_{'_'.join(what).replace(' ', '_')}"
     (here / f"{module}.py").write_text(CODE)
-    line = next(n for n, found in enumerate(CODE.splitlines(), 1) if text in found)
     words = [*settings, f"{ACTOR}.use_kl_loss=true", *given.format(module).split()]
     command = ("train", "grpo", "--inline", "--name", "x", *words)
     # Users' code may end the process: not that of the tests.
     done = rlctl(*command, cwd=here, code=3, fork=True)
     assert message in done.stderr
-    assert f"at: {here}/{module}.py:{line}" in done.stderr
-    assert "explain E-PLUGIN" in done.stderr
+    assert f"at: {here}/{module}.py:{line_of(text)}" in done.stderr
+    code = "E-REWARD-CODE" if what[0] == "rewards" else "E-PLUGIN"
+    assert f"explain {code}" in done.stderr
     if (here / "runs").exists():
         shown = called("show", "x", cwd=here).stdout
-        assert "E-PLUGIN" in shown
+        assert code in shown
+
+
+def line_of(text: str) -> int:
+    return next(n for n, found in enumerate(CODE.splitlines(), 1) if text in found)
+
+
+@pytest.mark.parametrize("what", [pytest.param(case, id=" ".join(case)) for case in COMMANDS])
+def test_code_of_a_package_that_fails_is_named_with_its_line(
+    what: tuple[str, str, str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, words, message, text = COMMANDS[what]
+    module = f"package_{'_'.join(what).replace(' ', '_')}"
+    info = here / "site" / "failing-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Name: failing\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[rlctl.{what[0]}]\nfailing = {module}:{name}\n")
+    (here / "site" / f"{module}.py").write_text(CODE)
+    monkeypatch.syspath_prepend(here / "site")
+    done = called(*words.split(), cwd=here)
+    assert done.returncode == 3, done.stderr
+    assert message in done.stderr
+    if text:
+        assert f"at: {here}/site/{module}.py:{line_of(text)}" in done.stderr
+
+
+ATTRIBUTES = {
+    "Params = 5": "its Params are 5, not a class of rlctl.plugins.Params",
+    "unused_keys = 5": "its unused_keys are 5, neither keys nor a function",
+}
+
+
+@pytest.mark.parametrize("given", ATTRIBUTES)
+def test_attributes_of_another_type_are_refused_for_every_kind(
+    given: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    names = ("check", "from_spec", "from_config", "draw", "observe", "metrics", "parse")
+    methods = "".join(f"    {name} = None\n" for name in (*names, "state_dict", "load_state_dict"))
+    module = f"attributes_{given.partition(' ')[0]}"
+    (here / f"{module}.py").write_text(f"class Thing:\n    {given}\n{methods}")
+    for kind in KINDS:
+        with pytest.raises(ConfigError, match=re.escape(ATTRIBUTES[given])):
+            plugins.load(kind, f"{module}:Thing")
+
+
+@pytest.mark.parametrize("kind", ["samplers", "tool_parsers"])
+def test_a_class_without_the_methods_of_its_kind_is_refused(
+    kind: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (here / "lacking.py").write_text("class Thing:\n    def draw(self, count, avoid=()): ...\n")
+    with pytest.raises(ConfigError, match=r"is no .*: it has no .*(observe|parse)"):
+        plugins.load(kind, "lacking:Thing")
+
+
+@pytest.mark.parametrize(("name", "text"), [("settle", '"settings"'), ("prepared", '"prepare"')])
+def test_a_reward_that_cannot_be_built_is_named_with_its_line(
+    name: str, text: str, here: Path
+) -> None:
+    (here / "built.py").write_text(CODE)
+    with pytest.raises(ConfigError, match=rf"built.py:{name}' cannot be built: KeyError") as caught:
+        load_reward(RewardSpec(f"{here}/built.py:{name}", 1.0))
+    assert caught.value.problems[0].where == f"{here}/built.py:{line_of(text)}"
+
+
+def test_keys_of_no_plugin_are_none() -> None:
+    assert plugins.unused_keys(SimpleNamespace(unused_keys=lambda _: None), None) == {}
+
+
+def test_each_kind_fails_at_each_moment() -> None:
+    """Imports are those of one function: `test_code_that_does_not_import_…` has all kinds."""
+    path = Path(__file__).parents[2] / "pyproject.toml"
+    project = tomllib.loads(path.read_text(encoding="utf-8"))
+    groups = {group.removeprefix("rlctl.") for group in project["project"]["entry-points"]}
+    of_rewards = {"reward_sources"}  # other names of plug-ins
+    of_advantages = {"other_names.advantages"}
+    assert groups - of_rewards - of_advantages | {"commands"} == KINDS
+    tried = {case[:2] for case in (*FAILURES, *LATER, *COMMANDS)}
+    assert tried.isdisjoint(REASONS)
+    expected = {(kind, moment) for kind in KINDS for moment in ("build", "call")}
+    assert tried | ELSEWHERE.keys() | REASONS.keys() == expected
+    for place in ELSEWHERE.values():
+        file, _, name = place.partition(":")
+        path = Path(__file__).parents[1] / file
+        assert f"def {name}(" in path.read_text(encoding="utf-8")
 
 
 def test_a_logger_that_fails_late_is_named_and_costs_nothing(

@@ -95,7 +95,15 @@ def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
         if is_default and isinstance(params, ToolsParams) and params.tools is not None:
             out = out.with_name(f"{out.name}_tools")  # its rows do not replace the plain ones
         out = out.expanduser()
-        summary = _write(lambda: dataset(params), out, model, max_prompt_length, as_json)
+
+        def load() -> Mapping[str, RowSource]:
+            from rlctl.plugins.faults import check_result
+
+            splits = dataset(params)
+            check_result(dataset, isinstance(splits, Mapping), splits, "rows by split")
+            return splits
+
+        summary = _write(load, out, model, max_prompt_length, as_json)
         if not as_json:
             words = getattr(dataset, "train", lambda _: None)(params)
             files = {split: Path(entry["file"]) for split, entry in summary.items()}

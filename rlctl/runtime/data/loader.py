@@ -332,7 +332,13 @@ class PromptLoader:
 
         Data of one source has no shares. A sampler's metric without a section is in `sampler/`.
         """
-        reported = {} if self.stateful is None else self.stateful.metrics()
+        reported: Mapping[str, float] = {}
+        if self.stateful is not None:
+            reported = self.stateful.metrics()
+            is_right = isinstance(reported, Mapping) and all(
+                hasattr(value, "__float__") for value in reported.values()
+            )
+            check_result(type(self.stateful).metrics, is_right, reported, "numbers by name")
         found = {key if "/" in key else f"sampler/{key}": value for key, value in reported.items()}
         sources = sorted(self.prompts.rows.count_sources())
         if len(sources) > 1:

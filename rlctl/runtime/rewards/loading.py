@@ -15,7 +15,7 @@ from rlctl.runtime.rewards.functions import (
     Traits,
     is_user_code,
 )
-from rlctl.runtime.sandbox.user_code import line_of, load_named
+from rlctl.runtime.sandbox.user_code import line_of, load_named, report_errors
 
 
 def find_reward(given: str) -> RewardFunction:
@@ -43,7 +43,9 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
     Raises ConfigError for wrong settings, or if the function cannot be called with them.
     """
     function = find_reward(spec.function)
-    params = _params(spec, function)
+    failure = f"the reward {spec.function!r} cannot be built"
+    with report_errors(failure, spec.function, code="E-REWARD-CODE"):
+        params = _params(spec, function)
     kwargs = dict(spec.kwargs) if params is None else params.model_dump()
     reward = LoadedReward(function, kwargs, Traits.of(function))
     arguments = reward.arguments([Call("", "", "", {})])
@@ -57,7 +59,8 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
         ) from error
     prepare = getattr(function, "prepare", None)
     if prepare is not None:
-        prepare()
+        with report_errors(failure, spec.function, code="E-REWARD-CODE"):
+            prepare()
     return reward
 
 

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from transformers import PreTrainedModel
 
+from rlctl.plugins.faults import check_result
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 
 E = TypeVar("E")
@@ -30,7 +31,9 @@ def start_in_phases(
     """Build an engine, yielding its startup phases if it reports any."""
     if isinstance(engine, PhasedStartup):
         return (yield from engine.startup_phases(spec, policy))
-    return engine.from_spec(spec, policy)
+    built = engine.from_spec(spec, policy)
+    check_result(engine.from_spec, hasattr(built, "generate"), built, "an engine")
+    return built
 
 
 def run_startup(phases: Generator[str, None, E]) -> E:

@@ -108,7 +108,12 @@ def member(module: ModuleType, name: str, noun: str) -> Any:
 
 @contextmanager
 def report_errors(
-    what: str, given: str = "", *, where: str | None = None, hint: str | None = None
+    what: str,
+    given: str = "",
+    *,
+    where: str | None = None,
+    hint: str | None = None,
+    code: str | None = None,
 ) -> Iterator[None]:
     """Turn what users' code raises in the block into a ConfigError that begins with `what`.
 
@@ -121,7 +126,10 @@ def report_errors(
     except (Exception, SystemExit) as error:
         place = user_line(error, given) if given else None
         raise ConfigError(
-            f"{what}: {type(error).__name__}: {error}", where=place or where, hint=hint
+            f"{what}: {type(error).__name__}: {error}",
+            where=place or where,
+            hint=hint,
+            code=code,
         ) from error
 
 

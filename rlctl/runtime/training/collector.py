@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import ConfigError, RlctlError
+from rlctl.plugins.faults import check_result
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.stats import spread
@@ -85,9 +86,7 @@ class Collector:
             prompts = self.loader.at(drawn)
             seen.append(prompts)
             first = len(all_scores) * drawn_size  # each group of a step has its own random stream
-            scored = self.algorithm.collect(
-                replace(prompts, group=prompts.group + first), roles, step
-            )
+            scored = self._responses(replace(prompts, group=prompts.group + first), roles, step)
             played.append(scored)
             scored = _usable(scored, self.drop_failed)
             self._observe(drawn, scored, first)
@@ -115,12 +114,17 @@ class Collector:
     ) -> tuple[Scored, dict[str, float]]:
         """Return the responses to drawn prompts that `step` learns from, and metrics."""
         prompts = self.loader.at(drawn)
-        scored = self.algorithm.collect(prompts, roles, step)
+        scored = self._responses(prompts, roles, step)
         usable = _usable(scored, self.drop_failed)
         if not len(usable):
             raise self._none_usable(scored, step)
         self._observe(drawn, usable, 0)
         return usable, self._metrics(scored) | self.loader.metrics(prompts)
+
+    def _responses(self, prompts: Prompts, roles: Roles, step: int) -> Scored:
+        scored = self.algorithm.collect(prompts, roles, step)
+        check_result(self.algorithm.collect, isinstance(scored, Scored), scored, "Scored")
+        return scored
 
     def _metrics(self, scored: Scored) -> dict[str, float]:
         """Return metrics of all responses, also of those that are left out."""

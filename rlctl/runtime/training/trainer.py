@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.errors import RlctlError
+from rlctl.plugins.faults import check_result
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.thumbnails import write_thumbnails
@@ -235,7 +236,9 @@ class Trainer:
             profiled = self.context.profiler.step(step)
             with profiled, self.clock.phase("adv"), INTERRUPTS.window():
                 scored, filter_metrics = self.source.take(step)
-                learned = self.context.algorithm.learn(scored, self.roles, step)
+                learn = self.context.algorithm.learn
+                learned = learn(scored, self.roles, step)
+                check_result(learn, isinstance(learned, Mapping), learned, "metrics by name")
             filter_metrics = filter_metrics | self.source.end_step()
         except RolloutMismatch as error:
             raise record_mismatch(error, step, self.context.run) from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rlctl.errors import InternalError
 from rlctl.plugins import load
+from rlctl.plugins.faults import check_result
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLLOUT
 from rlctl.runtime.algorithms.aggregate import with_sizes
@@ -178,6 +179,8 @@ class ActorWorker(LearningWorker, Actor):
         ids = prompts.prompt_ids.to(self.rank_info.device)
         with self._interruptible():
             responses = engine.generate(ids, sampling)
+            is_right = hasattr(responses, "response_ids")
+            check_result(engine.generate, is_right, responses, "Responses")
         self._let_sleep()
         return to_rollouts(prompts, sampling.n, responses)
 
@@ -271,7 +274,9 @@ class ActorWorker(LearningWorker, Actor):
 
         def loss(sequences: Sequences, part: Rollouts) -> Loss:
             outputs = self.policy(sequences, with_entropy=with_entropy)
-            found = with_agreement(self.spec.algorithm.loss(outputs, part), sequences)
+            found = self.spec.algorithm.loss(outputs, part)
+            check_result(self.spec.algorithm.loss, isinstance(found, Loss), found, "a Loss")
+            found = with_agreement(found, sequences)
             return replace(found, values=outputs.log_probs.detach()) if keep else found
 
         return self.learner.learn(
