@@ -112,6 +112,8 @@ class PluginCommand(LazyCommand):
                 f"the command {self.name!r} is of type {type(app).__name__}",
                 hint="its entry point names a typer.Typer",
             )
+        if not (app.registered_commands or app.registered_groups or app.registered_callback):
+            raise ConfigError(f"the command {self.name!r} is a typer.Typer without commands")
         found = get_command(app)
         found.name = self.name
         return found

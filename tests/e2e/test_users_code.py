@@ -137,6 +137,9 @@ app = typer.Typer()
 def main(): raise KeyError("command")
 
 no_app = 5
+empty_app = typer.Typer()
+
+def no_rows(params): return {"train": None}
 """
 # By kind, moment and case: settings, the text of the message, and of the line that raises it.
 FAILURES = {
@@ -264,6 +267,8 @@ COMMANDS = {  # of installed packages: name in the module, words, message, text 
         "the command 'failing' is of type int",
         "",
     ),
+    ("commands", "build", "empty"): ("empty_app", "failing", "without commands", ""),
+    ("datasets", "call", "no rows"): ("no_rows", PREP, "returned {'train': None}", "def no_rows"),
     ("commands", "call", "raises"): ("app", "failing", "KeyError: 'command'", '"command"'),
     ("datasets", "build", "settings"): (
         "settle",

@@ -100,7 +100,10 @@ def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
             from rlctl.plugins.faults import check_result
 
             splits = dataset(params)
-            check_result(dataset, isinstance(splits, Mapping), splits, "rows by split")
+            is_right = isinstance(splits, Mapping) and all(
+                hasattr(rows, "__iter__") and hasattr(rows, "__len__") for rows in splits.values()
+            )
+            check_result(dataset, is_right, splits, "rows by split")
             return splits
 
         summary = _write(load, out, model, max_prompt_length, as_json)
