@@ -67,7 +67,7 @@ _PANELS = {
         "and vLLM load.",
         "compare": "Compare the settings of runs, and their metrics at the same step.",
         "show": "Show the curves, settings and validation samples of a run.",
-        "watch": "Watch a run until it ends, including one that another process started.",
+        "watch": "Watch a run, a sweep or one of its trials until it ends, from any shell.",
         "logs": "Print the output of a run's worker processes.",
         "debug": "List the processes of a running run, or print their stacks.",
         "board": "Show all runs in the browser: live curves, comparisons, sweeps, samples, logs.",

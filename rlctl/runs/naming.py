@@ -20,6 +20,7 @@ from rlctl.runs.process import is_locked
 DEFAULT_ROOT = Path("runs")
 
 _ABANDONED_S = 86400.0
+_LOCKED_AFTER_S = 60.0  # another process may have made the folder, and not locked it yet
 _LONGEST_NAME = 200  # bytes: file systems allow 255, and temporary names are longer
 
 
@@ -77,14 +78,15 @@ def unfinished(project: Path) -> Path:
 def remove_abandoned(project: Path) -> None:
     """Remove the `unfinished` folders of processes of this host that were killed.
 
-    Their creators lock them at once; without a lock, only those of an earlier day are removed.
+    Their creators lock them within seconds; without locks, only those of an earlier day are removed.
     """
     for folder in project.glob(f"{glob.escape(_prefix())}*"):
         pid = folder.name.removeprefix(_prefix()).partition("-")[0]
         if pid == str(os.getpid()):
             continue
         locked = is_locked(folder)
-        if locked is False or (locked is None and _age_s(folder) > _ABANDONED_S):
+        limit = _ABANDONED_S if locked is None else _LOCKED_AFTER_S
+        if not locked and _age_s(folder) > limit:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -154,15 +154,21 @@ def build_roles(
         scorer = _spawn(REWARD_MODEL, RewardModelWorker, placement, pools, frozen)
         reward = ModelReward.from_config(config.reward, tokenizer, reward, scorer)
     if engines is not None:
-        from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
-
         on_phase("building the rollout engines")
-        engines.wait()
-        schedule = config.async_training
-        ahead = schedule.max_staleness > 0 and Needs.GROUPS in needs
-        in_flight = ahead and schedule.eager
-        actor = DisaggregatedActor(trainer, engines, ahead=ahead, in_flight=in_flight)
+        actor = _with_engines(trainer, engines, config.async_training, needs)
     return Roles(actor, reward, critic, reference, scorer)
+
+
+def _with_engines(
+    trainer: ActorWorker, engines: EngineGroup, schedule: schema.AsyncTraining, needs: Needs
+) -> Actor:
+    """Return the actor whose `engines` have processes of their own, once they are ready."""
+    from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
+
+    engines.wait()
+    ahead = schedule.max_staleness > 0 and Needs.GROUPS in needs
+    in_flight = ahead and schedule.eager
+    return DisaggregatedActor(trainer, engines, ahead=ahead, in_flight=in_flight)
 
 
 def _critic_spec(config: schema.Config, algorithm: Algorithm) -> CriticSpec:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,9 @@ def test_driver_in_another_container_is_alive_while_it_holds_its_lock(tmp_path, 
     driver.kill()
     driver.wait()
     wait_until(lambda: RunStore(tmp_path).find("r").state == "lost", driver.pid, "the end")
+    RunDir.create(tmp_path, "p", "soon", "ppo").finish("finished", 0)
+    (abandoned,) = (tmp_path / "p").glob(".new-*")  # perhaps not locked yet: it is too new to tell
+    os.utime(abandoned, (time.time() - 3600,) * 2)
     RunDir.create(tmp_path, "p", "another", "ppo").finish("finished", 0)
     assert list((tmp_path / "p").glob(".new-*")) == []
     RunDir.reopen(run.path).finish("finished", 0)
