@@ -78,7 +78,7 @@ def unfinished(project: Path) -> Path:
 def remove_abandoned(project: Path) -> None:
     """Remove the `unfinished` folders of processes of this host that were killed.
 
-    Their creators lock them within seconds; without locks, only those of an earlier day are removed.
+    Their creators lock them within seconds; without locks, only those of an older day are removed.
     """
     for folder in project.glob(f"{glob.escape(_prefix())}*"):
         pid = folder.name.removeprefix(_prefix()).partition("-")[0]
