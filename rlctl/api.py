@@ -292,7 +292,8 @@ def _run(
         if start.checkpoint is not None:
             where, resumed = f"step {start.step} of {num_steps}", start.run is not None
         name = planned.plan.config.trainer.experiment_name or "the new run"
-        LOG.info("%s %s from %s", name, "resumes" if resumed else "starts", where)
+        words = f"{folder.name} resumes" if resumed else f"{name} starts"
+        LOG.info("%s from %s", words, where)
     plan = planned.plan if progress else _without_console(planned.plan)
     return read_run(train(plan, start, end_by, on_end).path)
 

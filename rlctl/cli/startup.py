@@ -139,7 +139,7 @@ def _selector(run: RunDir) -> str:
     """Return the run's name, or its folder where other commands would not find the name."""
     from rlctl.runs.naming import DEFAULT_ROOT
 
-    name, root = run.record.name, run.path.parent.parent
+    name, root = run.path.name, run.path.parent.parent
     usual = Path(os.environ.get(RUNS_VARIABLE) or DEFAULT_ROOT)
     same_name = [project for project in root.iterdir() if (project / name).is_dir()]
     try:

@@ -78,6 +78,15 @@ def own_folder(place: Place, digest: str | None = None) -> str | None:
     return None
 
 
+def is_copy(place: Place) -> bool:
+    """Return True if this user started the run elsewhere, and its folder is still there."""
+    noted = list(_noted(place.run))
+    if any(place.matches(each) for each in noted):
+        return False
+    folders = {str(each.get("folder")) for each in noted} - {place.folder}
+    return any(Path(folder, LOCK_FILE).exists() for folder in folders)
+
+
 def _noted(run: str) -> Iterator[Mapping[str, Any]]:
     """Yield the entries of a run; none from a list that another user can write."""
     if not run.isalnum():

@@ -56,6 +56,9 @@ class Sent:
     def __str__(self) -> str:
         known = f" (as {self.id})" if self.id else ""
         sent = f"{self.logger}{known}: {plural(self.num_steps, 'step')} sent"
+        if self.offline is not None and not self.num_steps:
+            files = f"all {plural(self.total, 'step')} are in offline files and not on the server"
+            return f"{self.logger}{known}: {files} ({self.offline})"
         if self.offline is not None:
             return f"{sent} to offline files: {self.offline}"
         if self.num_received is not None:
@@ -93,7 +96,9 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
         first = 0 if is_new else first_missing_step(run.path, logger, max(steps) + 1)
     num_wanted = sum(step >= first for step in steps)
     if not num_wanted:
-        return Sent(logger, run.record.trackers.get(logger), 0, full_replay=False, total=len(steps))
+        known = run.record.trackers.get(logger)
+        offline = mode if was_offline(run.path, logger) else None
+        return Sent(logger, known, 0, full_replay=False, total=len(steps), offline=offline)
     total = run.record.total_steps or max(steps)
     composed = {"trainer": {**trainer, "logger": logger}}
     info = run_info(run.record, run.path, composed, total, shown=config)

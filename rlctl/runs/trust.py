@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ConfigError
+from rlctl.plugins import names
 from rlctl.recipes.layers import Recipe
 from rlctl.recipes.stored import recompose, stored_values
 from rlctl.redaction import redact
@@ -92,7 +93,11 @@ def check(run: Path, overrides: Sequence[str] = (), section: str = "") -> None:
 def _links(run: Path) -> Iterator[Path]:
     """Yield the links from a run's folder to another place, but those of its parts elsewhere."""
     parts, inside = [run / part for part in PARTS], run.resolve()
+    of_sdks = {run / name for name in names("loggers")}  # W&B's SDK links its logs there
     for folder, folders, files in os.walk(run):
+        if Path(folder) in of_sdks:
+            folders.clear()
+            continue
         for path in (Path(folder, name) for name in (*folders, *files)):
             is_other = path.is_symlink() and path not in parts
             if is_other and not path.resolve().is_relative_to(inside):

@@ -10,6 +10,7 @@ import pytest
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError
 from rlctl.runs.process import DriverProcess
+from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.resume import ResumeOptions, ResumePlan, compose_resumed, plan_resume
 from rlctl.runtime.training.run_folder import input_hashes, open_run
@@ -202,7 +203,10 @@ def test_resuming_a_copy_leaves_the_folders_of_the_original(
     copy = tmp_path / "copied" / "p" / "r"
     shutil.copytree(run, copy, symlinks=True)
     changed = [] if rollouts == "elsewhere" else ["trainer.rollout_data_dir=null"]
-    reopened(plan(copy, *changed)).finish("failed", 1)
+    resumed = reopened(plan(copy, *changed))
+    assert resumed.record.id != RunRecord.read(run / "run.json").id
+    assert (resumed.record.name, resumed.record.trackers) == ("r", {})
+    resumed.finish("failed", 1)
     assert sorted(path for path in elsewhere.rglob("*") if "-copy-" not in str(path)) == before
     assert not (copy / "rollouts" / "step_000003.jsonl").exists()
     assert (run / "rollouts" / "step_000003.jsonl").exists()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from tests.runs.test_sync import NAME, RunStore, run, sync  # noqa: F401
+from tests.runs.test_sync import RunStore, run, sync  # noqa: F401
 
 MODES = """
+from noted_down import Notes
+
 class Moded(Notes):
     apart = ()
     def start(self, run):
@@ -17,9 +19,8 @@ class Moded(Notes):
 
 
 def test_steps_in_offline_files_are_sent_once_the_server_can_be_used(run, tmp_path):  # noqa: F811
-    with (tmp_path / "noted_down.py").open("a") as file:
-        file.write(MODES)
-    name = NAME.replace("Notes", "Moded")
+    (tmp_path / "moded.py").write_text(MODES)
+    name = "moded:Moded"
     run.finish("finished", 0)
     store = RunStore(run.path.parent.parent)
     (run.path / "mode").write_text("offline")

@@ -83,6 +83,7 @@ def test_links_out_of_a_copy_need_a_word(tmp_path: Path) -> None:
     copy = copied(run, tmp_path)
     (copy / "wandb").mkdir()
     (copy / "wandb" / "latest").symlink_to("run-1")
+    (copy / "wandb" / "debug.log").symlink_to(tmp_path / "log")  # as W&B's SDK makes them
     check(copy)
     (copy / "exports").symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="the link exports"):

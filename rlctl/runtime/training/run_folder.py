@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ from rlctl.recipes.layers import leaves
 from rlctl.recipes.recorded import environment_tags
 from rlctl.recipes.roles import ROLES
 from rlctl.recipes.stored import Change, changes, edits
+from rlctl.runs.ownership import Place, is_copy
 from rlctl.runs.provenance import data_hashes, installed_versions, named_files
 from rlctl.runs.record import Last, RunRecord, recorded_end
 from rlctl.runs.rewind import Reported, rewind
@@ -31,6 +34,7 @@ from rlctl.runtime.model.files import model_hashes
 from rlctl.runtime.rewards.specs import code_hashes
 from rlctl.runtime.training.restore import ResumePoint
 
+LOG = logging.getLogger(__name__)
 _NAMES = ("trainer.experiment_name", "trainer.project_name")
 
 Hashes = Mapping[str, Mapping[str, str]]
@@ -47,6 +51,7 @@ def open_run(
     if start is not None and start.run is not None:
         run = RunDir.reopen(start.run, start.force)
         with recorded_end(partial(_finish_failed, run)):
+            _name_copy(run)
             _place_parts(run, config.trainer)
             _rewind(run, start, config.trainer.val_before_train)
             _write_config(run, recipe, config, None, inputs)
@@ -62,6 +67,15 @@ def open_run(
         _place_parts(run, trainer)
         _write_config(run, recipe, config, start.parent if start is not None else None, inputs)
     return run
+
+
+def _name_copy(run: RunDir) -> None:
+    """Give the copy of a run that is still elsewhere its name and an id, also for trackers."""
+    if not is_copy(Place.of(run.record.id, run.path)):
+        return
+    LOG.info("%s is a copy: trackers get it as a run of its own", run.path.name)
+    path = run.path.resolve()
+    run.update(id=os.urandom(4).hex(), name=path.name, project=path.parent.name, trackers={})
 
 
 def _finish_failed(run: RunDir, state: Last, code: int, error: Exception | None) -> None:
