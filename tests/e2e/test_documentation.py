@@ -53,6 +53,7 @@ NOT_RUN = {
     r"rlctl engines ": "cli/test_engines and distributed/test_engines run it",
     r"rlctl runs (-w|rm|restore|pull|trash|prune)": "tests/cli and tests/runs run it",
     r"rlctl (show|sweep best|resume|stop) .*SWEEP": "e2e/test_sweep runs it",
+    r"rlctl (watch|compare) SWEEP": "sweeps/test_selection runs it",
     r"rlctl export RUN DIR --lora": "the run has no adapter; e2e/test_export runs it",
     r"rlctl (eval|export) ": "`make strangers` runs those of the README and the tutorial",
     r"rlctl config .*mine\.yaml": "the recipe is an outline; tests/recipes runs it",
