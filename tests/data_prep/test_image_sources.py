@@ -212,7 +212,7 @@ def test_drift_covers_images_that_rows_name(tmp_path: Path) -> None:
 
 
 def row_of_images(images: Any) -> PromptRow:
-    chat = [{"role": "user", "content": "<image>" * len(images)}]
+    chat = [{"role": "user", "content": "<image>" * len(images) or "?"}]
     return PromptRow("s", chat, "1", images=tuple(images))
 
 

@@ -240,6 +240,8 @@ def test_killed_start_leaves_the_name_free(tmp_path):
     assert done.returncode == -9
     assert len(list((tmp_path / "p").iterdir())) == 1
     assert RunStore(tmp_path).runs() == []
+    (abandoned,) = (tmp_path / "p").iterdir()
+    os.utime(abandoned, (0, 0))  # a new one may be another process's
     with RunDir.creating(tmp_path, "p", "r", "ppo") as run:
         assert not (tmp_path / "p" / "r").exists()
         run.write_config("{}", {})

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 import threading
@@ -30,7 +31,7 @@ from rlctl.runs.run import Run, read_run
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.card import MAX_POINTS, model_card
 from rlctl.runtime.checkpoint.export import MARKER, export
-from rlctl.runtime.checkpoint.store import CheckpointStore
+from rlctl.runtime.checkpoint.store import MANIFEST, CheckpointStore
 from tests.ports import free_port
 from tests.recorded import exportable
 from tests.small_disk import small_disk
@@ -164,7 +165,14 @@ def test_force_keeps_a_folder_with_anything_else(run: Run, tmp_path: Path) -> No
 
 def test_a_full_disk_is_one_line(run: Run, tmp_path: Path) -> None:
     policy = CheckpointStore(run.path / "checkpoints").policy(None)
-    (policy / "model.safetensors").write_bytes(b"x" * 100_000)
+    content = b"x" * 100_000
+    (policy / "model.safetensors").write_bytes(content)
+    checkpoint = next(each for each in policy.parents if (each / MANIFEST).exists())
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    name = str((policy / "model.safetensors").relative_to(checkpoint))
+    digest = hashlib.sha256(content).hexdigest()
+    manifest["files"][name] = {"bytes": len(content), "sha256": digest}
+    (checkpoint / MANIFEST).write_text(json.dumps(manifest))
     with small_disk(tmp_path / "disk", "size=64k") as disk:
         with pytest.raises(ResourceError) as caught:
             export(run, None, disk / "model")

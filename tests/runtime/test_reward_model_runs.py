@@ -121,7 +121,10 @@ def scores_of_transformers(folder: Path, chats: list[list[dict[str, str]]]) -> l
         return [model(**render(chat)).logits.item() for chat in chats]
 
 
-def test_an_exported_model_gives_the_scores_of_the_run(root: Path, tmp_path: Path) -> None:
+def test_an_exported_model_gives_the_scores_of_the_run(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLCTL_TRUSTED", str(tmp_path))
     run = RunStore(root / "runs").find("p/rm")
     assert export(run, None, tmp_path / "rm") == 3
     assert not list((tmp_path / "rm").glob("*.bin"))
