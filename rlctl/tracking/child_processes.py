@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import psutil
 
 
 @contextmanager
@@ -35,30 +36,26 @@ def silent_children() -> Iterator[None]:
 def end_children(*names: str) -> None:
     """Kill the children of this process whose program has one of these names, and their children.
 
-    Does nothing where there is no `/proc`.
+    The children of a process are found before it is killed: then they would be those of init.
     """
-    pending = [os.getpid()]
-    seen: set[int] = set()
+    import psutil
+
+    found: list[psutil.Process] = []
+    pending = [psutil.Process()]
     while pending:
-        for pid in _children(pending.pop()) - seen:
-            seen.add(pid)
-            if _program(pid) in names:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-                pending.append(pid)
+        with suppress(psutil.Error):
+            named = [each for each in pending.pop().children() if _program(each) in names]
+            found += named
+            pending += named
+    for process in found:
+        with suppress(psutil.Error):
+            process.kill()
 
 
-def _children(pid: int) -> set[int]:
-    found: set[int] = set()
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                found |= {int(word) for word in (thread / "children").read_text().split()}
-    return found
+def _program(process: psutil.Process) -> str:
+    """Return the name of a process's program; nothing of one that has ended."""
+    import psutil
 
-
-def _program(pid: int) -> str:
-    with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return os.path.basename(words[0].decode(errors="replace"))
+    with suppress(psutil.Error):
+        return os.path.basename(next(iter(process.cmdline()), ""))
     return ""

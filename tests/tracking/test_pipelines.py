@@ -31,6 +31,11 @@ end_children("sleep")
 print(files, kept, silent.wait(), piped.wait(), Path(f"/proc/{inner}").exists(), outer.poll())
 end_children("bash", "sleep")
 print(outer.wait())
+import time
+end = time.monotonic() + 60
+while Path(f"/proc/{inner}").exists():
+    assert time.monotonic() < end, "the child of a killed child is left"
+    time.sleep(0.01)
 """
 
 
@@ -39,6 +44,7 @@ def test_services_have_no_file_of_the_console_and_are_ended():
     first, second = done.stdout.splitlines()
     assert first == "['/dev/null', '/dev/null', '/dev/null'] pipe -9 -9 True None", done.stderr
     assert second == "-9"
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.soak
