@@ -86,8 +86,8 @@ def shown(path: Path) -> str:
 
 def read(path: Path) -> Source:
     """Read one YAML file. Raises ConfigError with file:line if it is not a valid recipe or part."""
+    text = path.read_text(encoding="utf-8")
     try:
-        text = path.read_text(encoding="utf-8")
         loader = _Loader(text)
         node = loader.get_single_node()
         lines = dict(_lines(node, "", path)) if node is not None else {}
