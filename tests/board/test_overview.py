@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import Page, expect
 
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.record import SweepDir, SweepRecord, TrialTable
 from rlctl.tracking.tracker import Sample
 from tests.board.serving import Served, serving
-from tests.browser import chromium, problems_of, wait_for
+from tests.browser import wait_for
 from tests.recorded import record
 from tests.runs.test_report import ACC, EVIL, sample
 from tests.runs.test_seeds import seeded
@@ -57,30 +56,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     others = [each for each in responses(4, 2) if each.prompt != "Prompt 2"]
     record(base.path, {}, {4: others[::-1]})
     return root
-
-
-@pytest.fixture(scope="module")
-def board(root: Path) -> Iterator[Served]:
-    with serving(root) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def context() -> Iterator[BrowserContext]:
-    with chromium() as browser:
-        yield browser.new_context()
-
-
-@pytest.fixture
-def page(context: BrowserContext) -> Iterator[Page]:
-    page = context.new_page()
-    page.set_viewport_size({"width": 1300, "height": 900})
-    page.set_default_timeout(60_000)
-    expect.set_options(timeout=60_000)
-    problems = problems_of(page)
-    yield page
-    page.close()
-    assert problems == []
 
 
 def test_list_has_main_curves_of_the_runs_that_it_asks_for(board: Served) -> None:

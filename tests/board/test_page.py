@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import Page, expect
 
 from rlctl.errors import InternalError
 from rlctl.runs.labels import read_labels, set_note
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.record import SweepDir, SweepRecord, TrialTable
-from tests.board.serving import Served, serving
-from tests.browser import chromium, problems_of, wait_for
+from tests.board.serving import Served
+from tests.browser import wait_for
 from tests.recorded import record
 from tests.runs.test_report import ACC, EVIL, sample, write_run
 from tests.runs.test_thumbnails import write_run as write_seen
@@ -34,32 +33,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     log = root / "demo" / "first" / "attempts" / "latest" / "all-0.log"
     log.write_text(f"{EVIL}\n")
     return root
-
-
-@pytest.fixture(scope="module")
-def board(root: Path) -> Iterator[Served]:
-    with serving(root) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def context() -> Iterator[BrowserContext]:
-    """One for all tests: it keeps the compiled scripts."""
-    with chromium() as browser:
-        yield browser.new_context()
-
-
-@pytest.fixture
-def page(context: BrowserContext) -> Iterator[Page]:
-    """A page that must not cause an error, a warning or a dialog of the browser."""
-    page = context.new_page()
-    page.set_viewport_size({"width": 1300, "height": 900})
-    page.set_default_timeout(60_000)
-    expect.set_options(timeout=60_000)
-    problems = problems_of(page)
-    yield page
-    page.close()
-    assert problems == []
 
 
 def test_list_sorts_filters_and_opens_a_comparison(page: Page, board: Served) -> None:

@@ -11,7 +11,6 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
@@ -49,12 +48,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint.mkdir()
     (checkpoint / "weights").write_bytes(b"0" * 1000)
     return root
-
-
-@pytest.fixture(scope="module")
-def board(root: Path) -> Iterator[Served]:
-    with serving(root) as served:
-        yield served
 
 
 def test_list_filters_and_sorts_as_the_command_does(board: Served) -> None:
