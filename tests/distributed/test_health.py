@@ -18,10 +18,8 @@ BLOCKED = """
 import sys, threading
 from pathlib import Path
 import psutil
-from rlctl import owner
 from rlctl.runtime.cluster import health
 health._GRACE_S = 0.5
-owner._commands.append(True)
 others = set(psutil.Process().children(recursive=True))
 import subprocess
 for name in ("gcs_server", "raylet"):

@@ -12,7 +12,6 @@ from contextlib import closing, suppress
 import psutil
 
 from rlctl.errors import RlctlError
-from rlctl.owner import is_command
 from rlctl.runs.process import kill_and_exit
 
 _CHECK_S = 1.0
@@ -31,8 +30,7 @@ class RayHealth:
     Of a cluster that this process started it watches the processes themselves, of another one the
     port of its GCS. The main thread may wait in a call that nothing can interrupt: it gets
     `_GRACE_S` to fail by itself, and `error` is then the reason; otherwise the thread calls
-    `on_lost` with it, kills all children and exits with code 1. In a program that calls the API
-    only Ray's processes are killed.
+    `on_lost` with it, kills all children and exits with code 1.
 
     `others` are children of this process that do not belong to Ray.
     """
@@ -98,11 +96,7 @@ class RayHealth:
             self._on_lost(error)
         # Printed, not logged: the main thread may hold a logging lock.
         print(f"error: {error}", file=sys.stderr, flush=True)
-        if is_command():
-            kill_and_exit(self.processes)
-        for process in self.processes:
-            with suppress(psutil.Error):
-                process.kill()
+        kill_and_exit(self.processes)
 
 
 _HINT = "`rlctl resume` continues the run from its latest checkpoint"

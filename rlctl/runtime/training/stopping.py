@@ -239,10 +239,9 @@ class Watchdog:
 
     When a phase exceeds `limit_s`, it writes the stacks of all threads to the file `stacks`, calls
     `on_expiry` with the error, and kills the process and its children with exit code 1, because no
-    exception can interrupt a hung thread. A program that calls the API is not killed. Calls to
-    other processes have earlier deadlines of their own, which end the run with an exception. After
-    a breakpoint in this process, or in one whose log is in the folder of `stacks`, phases have no
-    limit.
+    exception can interrupt a hung thread. Calls to other processes have earlier deadlines of their
+    own, which end the run with an exception. After a breakpoint in this process, or in one whose
+    log is in the folder of `stacks`, phases have no limit.
     """
 
     def __init__(
@@ -289,5 +288,4 @@ class Watchdog:
         self.on_expiry(error)
         # Printed, not logged: the process exits below, and the hung thread may hold a logging lock.
         print(f"error: {error}", file=sys.stderr, flush=True)
-        if is_command():
-            kill_and_exit()
+        kill_and_exit()
