@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlctl.errors import Problem
+from rlctl.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from rlctl.data_prep.images import Image
@@ -81,9 +81,13 @@ def _unified(kinds: Sequence[Any]) -> Any:
 
 
 def _parts(rows: RowSource) -> Iterator[list[PromptRow]]:
+    from rlctl.data_prep.rows import PromptRow
+
     part: list[PromptRow] = []
     size = 0
     for row in rows:
+        if not isinstance(row, PromptRow):
+            raise ConfigError(f"a row of the data set is {row!r:.60}, not a PromptRow")
         part.append(row)
         size += sum(map(len, row.images))
         if len(part) == _TABLE_ROWS or size >= _TABLE_BYTES:

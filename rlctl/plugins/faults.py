@@ -1,4 +1,4 @@
-"""Faults of plug-ins: modules that do not import, objects of another kind, wrong results."""
+"""Faults of plug-ins: modules that do not import, objects of another kind."""
 
 from __future__ import annotations
 
@@ -15,24 +15,11 @@ from rlctl.plugins import singular
 _METHODS = {"algorithms": ("from_config",), "engines": ("check", "from_spec")}
 # Methods of objects, if the plug-in is their class: a function may return objects of another.
 _OF_OBJECTS = {
+    "loggers": ("start", "log", "finish"),
     "samplers": ("draw", "observe", "metrics", "state_dict", "load_state_dict"),
     "tool_parsers": ("parse",),
 }
 _CALLED = ("advantages", "policy_losses", "kl_estimators", "samplers", "datasets", "loggers")
-
-
-def check_result(plugin: Any, is_right: bool, result: Any, expected: str) -> None:
-    """Raise ConfigError, at the line of the function `plugin`, unless its `result` is right."""
-    if is_right:
-        return
-    plugin = getattr(plugin, "func", plugin)  # of a partial
-    code = getattr(plugin, "__code__", None)
-    shape = getattr(result, "shape", None)
-    given = repr(result)[:60] if shape is None else f"a tensor of {tuple(shape)}"
-    raise ConfigError(
-        f"your function {getattr(plugin, '__name__', '?')} returned {given}, not {expected}",
-        where=f"{code.co_filename}:{code.co_firstlineno}" if code else None,
-    )
 
 
 def check_kind(point: EntryPoint, found: Any) -> None:

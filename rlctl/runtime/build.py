@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.plugins import load, parse_params
-from rlctl.plugins.faults import check_result
+from rlctl.plugins.results import check_result
 from rlctl.recipes import schema
 from rlctl.recipes.roles import (
     ACTOR,

@@ -71,10 +71,15 @@ class TextSampler(Sampler):
 def order(num_prompts, epoch, seed): return [0]
 
 class Logger:
+    start = log = finish = None
     def __init__(self): raise KeyError("logger")
 
 class LateLogger:
+    log = finish = None
     def start(self, run): raise KeyError("start")
+
+class NoLogger:
+    def log(self, step, metrics): ...
 
 class PoorLogger:
     def start(self, run): ...
@@ -140,6 +145,11 @@ no_app = 5
 empty_app = typer.Typer()
 
 def no_rows(params): return {"train": None}
+
+def wrong_rows(params): return {"train": [5]}
+
+class NoTurns:
+    def parse(self, text, tools, offset=0): return text
 """
 # By kind, moment and case: settings, the text of the message, and of the line that raises it.
 FAILURES = {
@@ -159,6 +169,11 @@ FAILURES = {
         "trainer.logger=[{}:LateLogger]",
         "KeyError: 'start'",
         '"start"',
+    ),
+    ("loggers", "build", "no start"): (
+        "trainer.logger=[{}:NoLogger]",
+        "is no logger: it has no start, finish",
+        "",
     ),
     ("advantages", "build", "settings"): (
         "algorithm.adv_estimator={}:settle",
@@ -269,6 +284,7 @@ COMMANDS = {  # of installed packages: name in the module, words, message, text 
     ),
     ("commands", "build", "empty"): ("empty_app", "failing", "without commands", ""),
     ("datasets", "call", "no rows"): ("no_rows", PREP, "returned {'train': None}", "def no_rows"),
+    ("datasets", "call", "wrong rows"): ("wrong_rows", PREP, "is 5, not a PromptRow", ""),
     ("commands", "call", "raises"): ("app", "failing", "KeyError: 'command'", '"command"'),
     ("datasets", "build", "settings"): (
         "settle",
@@ -293,12 +309,12 @@ ELSEWHERE = {
     ("tools", "build"): "agents/environments/test_tools_environment.py:test_wrong_configurations",
     ("tools", "call"): "agents/environments/test_tools_environment.py:"
     "test_every_call_gets_a_message_in_order",
+    ("tool_parsers", "call"): "e2e/test_users_code.py:test_results_of_parsers_fail_the_episodes",
     ("programs", "call"): "agents/test_programs.py:test_programs_of_a_batch",
 }
 REASONS = {
     ("kl_estimators", "build"): "they are functions without settings",
     ("programs", "build"): "it is the `prepare` of an environment",
-    ("tool_parsers", "call"): "docs/decisions.md: the results of parsers are not checked",
 }
 
 
@@ -378,12 +394,29 @@ def test_code_that_fails_is_named_with_its_line(
     # Users' code may end the process: not that of the tests.
     done = rlctl(*command, cwd=here, code=3, fork=True)
     assert message in done.stderr
-    assert f"at: {here}/{module}.py:{line_of(text)}" in done.stderr
+    if text:
+        assert f"at: {here}/{module}.py:{line_of(text)}" in done.stderr
     code = "E-REWARD-CODE" if what[0] == "rewards" else "E-PLUGIN"
     assert f"explain {code}" in done.stderr
     if (here / "runs").exists():
         shown = called("show", "x", cwd=here).stdout
         assert code in shown
+
+
+@pytest.mark.soak
+def test_results_of_parsers_fail_the_episodes(here: Path, settings: list[str]) -> None:
+    (here / "failing_turns.py").write_text(CODE)
+    words = [
+        *(f"{ROLLOUT}.agent.environment=tools", f"{ROLLOUT}.agent.params={{tools:[calculator]}}"),
+        *(
+            f"{ROLLOUT}.multi_turn.enable=true",
+            f"{ROLLOUT}.multi_turn.format=failing_turns:NoTurns",
+        ),
+        *("actor_rollout_ref.model.path=quickstart-agent", "data.train_files=quickstart-tools"),
+    ]
+    done = rlctl("train", "grpo", "--inline", *settings, *words, cwd=here, code=1, fork=True)
+    assert "environment_error: your function parse returned '" in done.stderr
+    assert f"at: {here}/failing_turns.py:{line_of('def parse')}" in done.stderr
 
 
 def line_of(text: str) -> int:

@@ -140,6 +140,7 @@ class TsvParams(Params):
 
 class TsvTracker:
     Params = TsvParams
+    start = log = finish = None
 """
 TRACKING = "trainer.tracking.params"
 

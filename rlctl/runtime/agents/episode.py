@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.agent_columns import SINGLE_TURN
 from rlctl.data_prep.images import images_in, text_of, with_parts
 from rlctl.errors import ConfigError
+from rlctl.plugins.results import check_result
 from rlctl.recipes import schema
 from rlctl.runtime.agents.chat_bridge import ChatBridge
 from rlctl.runtime.agents.environments import protocol as chat
@@ -241,7 +242,9 @@ class EpisodeRun:
         text = self._messages[-1].text
         turn = Turn(text)  # an environment without tools reads the text itself
         if environment.tools:
-            turn = self.settings.parser.parse(text, environment.tools, self._num_calls)
+            parser = self.settings.parser
+            turn = parser.parse(text, environment.tools, self._num_calls)
+            check_result(parser.parse, isinstance(turn, Turn), turn, "a Turn")
         self._num_calls += len(turn.calls)
         self.state = State.PROCESSING_TOOLS if turn.calls or turn.malformed else State.INTERACTING
         began = time.monotonic()

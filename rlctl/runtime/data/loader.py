@@ -24,7 +24,7 @@ from rlctl.data_prep.row_fields import RowField
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import TRAIN, data_files
 from rlctl.errors import ConfigError
-from rlctl.plugins.faults import check_result
+from rlctl.plugins.results import check_result
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.data.image_prompts import ImagePrompts

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.errors import RlctlError
-from rlctl.plugins.faults import check_result
+from rlctl.plugins.results import check_result
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.thumbnails import write_thumbnails

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rlctl.errors import InternalError
 from rlctl.plugins import load
-from rlctl.plugins.faults import check_result
+from rlctl.plugins.results import check_result
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLLOUT
 from rlctl.runtime.algorithms.aggregate import with_sizes
