@@ -22,6 +22,7 @@ from rlctl.tracking.tracker import SAMPLES
 
 PROBE_S = 6.0
 _TIMEOUT_S = 20.0
+INIT_TIMEOUT_S = 20  # for an SDK to open a run online
 _PAGE = 1000  # rows of a history in one request
 _BATCH = 50  # files or artifacts in one request
 _EXPORTED = 16  # metrics in one export

@@ -12,7 +12,10 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError, wait
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -25,7 +28,7 @@ from swanlab.exceptions import AuthenticationError
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
 from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.destination import Destination, choices, folder, no_key
-from rlctl.tracking.server_api import SwanLabRun, swanlab_problem
+from rlctl.tracking.server_api import INIT_TIMEOUT_S, SwanLabRun, swanlab_problem
 from rlctl.tracking.settings import SwanLabParams
 from rlctl.tracking.shown import SampleTable, flat_config, important_first, notes
 from rlctl.tracking.swanlab_local import close, hide, rename_attempt
@@ -98,7 +101,9 @@ class SwanLabTracker:
         self.requested = asked is not None
         self.mode, self.reason = _choose_mode(run.modes.get("swanlab"), params.base_url)
         try:
-            self._open(run)
+            self.run = (
+                _in_time(partial(self._open, run)) if self.mode == "online" else self._open(run)
+            )
         except (RuntimeError, ValueError, OSError, AuthenticationError) as error:
             mode, reason = _choose_mode(
                 run.modes.get("swanlab"), params.base_url
@@ -109,14 +114,14 @@ class SwanLabTracker:
                 text = " ".join(str(error).split())
                 reason = f"SwanLab failed to start: {text}"
             self.mode, self.reason = "offline", reason
-            self._open(run)
+            self.run = self._open(run)
         if self.mode == "online":
             settings = _settings(params.base_url)
             key = str(settings.api_key)
             self.server = SwanLabRun(str(settings.api_host), key, self.run.path)
         return None if self.mode == "disabled" else self.run.id
 
-    def _open(self, run: RunInfo) -> None:
+    def _open(self, run: RunInfo) -> swanlab.Run:
         mode, params = self.mode, self.params
         folder = run.folder.parent if mode == "local" else run.folder
         earlier = run.trackers.get("swanlab")
@@ -127,7 +132,7 @@ class SwanLabTracker:
             if earlier is not None:
                 rename_attempt(shown, earlier, run.name)
             close(shown, run.lost("swanlab"))
-        self.run = swanlab.init(
+        opened = swanlab.init(
             workspace=params.workspace,
             project=run.project,
             public=params.public,
@@ -147,6 +152,7 @@ class SwanLabTracker:
             os.environ.pop("SWANLAB_LOG_DIR", None)  # set by the local mode, for later runs, too
         if mode == "local" and earlier is not None:
             hide(shown, earlier)
+        return opened
 
     def destination(self) -> Destination:
         """Return where the experiment is."""
@@ -208,6 +214,32 @@ class SwanLabTracker:
         """Close the experiment with SwanLab's name of the state, and the message of a failure."""
         error = self.error or "unknown cause" if state == "failed" else None
         self.run.finish(state=_STATES[state], error=error)
+
+
+def _in_time(opening: Callable[[], swanlab.Run]) -> swanlab.Run:
+    """Return the experiment that `opening` opens; raise TimeoutError after INIT_TIMEOUT_S seconds.
+
+    SwanLab repeats requests for minutes. An experiment that it opens later is closed.
+    """
+    opened: Future[swanlab.Run] = Future()
+
+    def work() -> None:
+        try:
+            run = opening()
+        except BaseException as error:  # raised in the tracker's thread
+            if not opened.cancelled():
+                opened.set_exception(error)
+            return
+        try:
+            opened.set_result(run)
+        except InvalidStateError:
+            run.finish(state="aborted")
+
+    threading.Thread(target=work, name="swanlab opens", daemon=True).start()
+    wait([opened], INIT_TIMEOUT_S)
+    if opened.cancel():
+        raise TimeoutError(f"no experiment within {INIT_TIMEOUT_S:g} s")
+    return opened.result()
 
 
 def _accept_earlier_steps(run: swanlab.Run) -> None:

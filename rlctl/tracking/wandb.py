@@ -25,7 +25,7 @@ from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.child_processes import end_children, silent_children
 from rlctl.tracking.destination import Destination, choices, folder, no_key
 from rlctl.tracking.netrc_key import netrc_key
-from rlctl.tracking.server_api import WandbRun, wandb_problem
+from rlctl.tracking.server_api import INIT_TIMEOUT_S, WandbRun, wandb_problem
 from rlctl.tracking.settings import WandbParams
 from rlctl.tracking.shown import (
     SampleTable,
@@ -42,7 +42,6 @@ _MODES: dict[str, _Mode] = {"online": "online", "offline": "offline", "disabled"
 # W&B's own steps must increase, but a resumed run repeats steps. So the training step is a metric,
 # and the x-axis of all other metrics.
 STEP = "training/global_step"
-INIT_TIMEOUT_S = 20
 _HEADER_BYTES = 7
 _NO_NETWORK = (
     "WANDB_MODE=offline (or trainer.tracking.modes.wandb=offline) needs no account and no network"
