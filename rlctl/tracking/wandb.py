@@ -7,6 +7,7 @@ the recipe, or `WANDB_MODE`; else online if there is a key and the server respon
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import shutil
@@ -37,6 +38,7 @@ from rlctl.tracking.shown import (
 )
 from rlctl.tracking.tracker import RunInfo, Sample
 
+log = logging.getLogger(__name__)
 _Mode = Literal["online", "offline", "disabled"]
 _MODES: dict[str, _Mode] = {"online": "online", "offline": "offline", "disabled": "disabled"}
 # W&B's own steps must increase, but a resumed run repeats steps. So the training step is a metric,
@@ -170,11 +172,15 @@ class WandbTracker:
         end_children("wandb-core", "wandb-symon")
 
     def _log_config(self, opened: wandb.Run, run: RunInfo) -> None:
+        """Send the configuration's files: without them the run goes on."""
         artifact = wandb.Artifact(f"config-{run.id}", type="config")
         for name in ("config.yaml", "origins.json"):
             if (run.folder / name).exists():
                 artifact.add_file(str(run.folder / name))
-        opened.log_artifact(artifact)
+        try:
+            opened.log_artifact(artifact)
+        except Exception as error:  # older releases raise a bare Exception
+            log.warning("W&B: the configuration's files were not sent: %s", error)
 
 
 def _server(run: wandb.Run) -> WandbRun:

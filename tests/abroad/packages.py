@@ -92,7 +92,7 @@ TRIALS = (
         "trackers-oldest",
         (
             *("swanlab==0.9.3", "wandb==0.26.0", "tensorboardX==2.6.1", "trackio==0.40.0"),
-            *("mlflow-skinny==3.0.0", "sqlalchemy==2.0.0", "alembic==1.13.0", "sqlparse==0.5.0"),
+            *("mlflow-skinny==3.1.4", "sqlalchemy==2.0.0", "alembic==1.13.0", "sqlparse==0.5.0"),
         ),
         REAL_TRACKERS,
         TRACKERS,

@@ -177,9 +177,43 @@ def swanlab_curves(file: Path) -> Curves:
 
 
 def wandb_records(folder: Path) -> list[dict[str, Any]]:
-    command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", str(folder), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    """Return the records of the file of an offline run, with values by name."""
+    from google.protobuf.json_format import MessageToDict
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (file,) = folder.glob("*.wandb")
+    found: list[dict[str, Any]] = []
+    for data in leveldb_records(file.read_bytes()):
+        record = Record.FromString(data)
+        kind = record.WhichOneof("record_type")
+        content = MessageToDict(getattr(record, kind), preserving_proto_field_name=True)
+        for place, name in ((content, "item"), (content, "update"), (content, "config")):
+            if name == "config" and name in place:
+                place, name = place[name], "update"
+            if isinstance(place.get(name), list):
+                place[name] = {
+                    ".".join(item.get("nested_key") or [item["key"]]): json.loads(
+                        item["value_json"]
+                    )
+                    for item in place[name]
+                }
+        found.append({"type": kind, kind: content})
+    return found
+
+
+def leveldb_records(data: bytes, block: int = 32768, start: int = 7) -> Iterator[bytes]:
+    """Yield the records of a log in LevelDB's format, after W&B's header of 7 bytes."""
+    at, parts = start, b""
+    while at + 7 <= len(data):
+        if block - at % block < 7:  # no header fits into the rest of a block
+            at += block - at % block
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
 
 
 def tensorboard_events(folder: Path) -> Iterator[Any]:
