@@ -6,7 +6,6 @@ import json
 import math
 import os
 import struct
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
