@@ -16,6 +16,7 @@ from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, 
 from rlctl.monitoring.text import plural
 from rlctl.plugins import load
 from rlctl.redaction import SECRET
+from rlctl.runs.events import read_events
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.runs.run_dir import CONFIG_FILE, RunDir
 from rlctl.runs.tracked import run_info
@@ -28,6 +29,7 @@ from rlctl.tracking.delivery import (
     first_missing_step,
     was_offline,
 )
+from rlctl.tracking.destination import Locates, destinations, relative
 from rlctl.tracking.fanout import RECORD
 from rlctl.tracking.jsonl import METRICS_FILE, metric_rows
 from rlctl.tracking.loggers import make_tracker, preflight, settings_of
@@ -39,12 +41,13 @@ _END_OF_RUN = {"finished": "finished", "failed": "failed", "lost": "failed", "st
 
 @dataclass(frozen=True)
 class Sent:
-    """Result of `sync`: the logger's run id, the steps sent (`full_replay`: of all), and the rest.
+    """Result of `sync` of a run: its id in the logger, the steps sent (`full_replay`: of all).
 
     `num_received` of the run's `total` steps were read back; None if the logger cannot tell.
-    `offline` is the reason why they are in files and not on a server.
+    `offline` is the reason why they are in files and not on a server, and `send` sends the files.
     """
 
+    run: str
     logger: str
     id: str | None
     num_steps: int
@@ -52,18 +55,23 @@ class Sent:
     total: int
     num_received: int | None = None
     offline: str | None = None
+    send: str = ""
 
     def __str__(self) -> str:
         known = f" (as {self.id})" if self.id else ""
         sent = f"{self.logger}{known}: {plural(self.num_steps, 'step')} sent"
         if self.offline is not None and not self.num_steps:
             files = f"all {plural(self.total, 'step')} are in offline files and not on the server"
-            return f"{self.logger}{known}: {files} ({self.offline})"
+            return f"{self.logger}{known}: {files} ({self.offline}){self._next}"
         if self.offline is not None:
-            return f"{sent} to offline files: {self.offline}"
+            return f"{sent} to offline files: {self.offline}{self._next}"
         if self.num_received is not None:
             return f"{sent}; its server has {self.num_received} of {plural(self.total, 'step')}"
         return sent if self.num_steps else f"{self.logger}{known}: nothing is missing"
+
+    @property
+    def _next(self) -> str:
+        return f"\nnext: {relative(self.send)}" if self.send else ""
 
 
 def sync(run: Run, logger: str, first: int | None = None) -> Sent:
@@ -97,8 +105,11 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     num_wanted = sum(step >= first for step in steps)
     if not num_wanted:
         known = run.record.trackers.get(logger)
-        offline = mode if was_offline(run.path, logger) else None
-        return Sent(logger, known, 0, full_replay=False, total=len(steps), offline=offline)
+        if not was_offline(run.path, logger):
+            return Sent(run.name, logger, known, 0, full_replay=False, total=len(steps))
+        place = destinations(read_events(run.path)).get(logger, {})
+        rest = {"offline": mode, "send": place.get("send", "")}
+        return Sent(run.name, logger, known, 0, full_replay=False, total=len(steps), **rest)
     total = run.record.total_steps or max(steps)
     composed = {"trainer": {**trainer, "logger": logger}}
     info = run_info(run.record, run.path, composed, total, shown=config)
@@ -125,7 +136,11 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
         why = f"did not accept all steps: {shortfall['why']}"
         raise RlctlError(f"logger {logger} {why}", hint="repeat the command")
     received = delivery.num_received
-    return Sent(logger, run_id, num_sent, delivery.full_replay, len(steps), received, offline)
+    send = ""
+    if isinstance(tracker, Locates):
+        send = tracker.destination().send
+    given = run.name, logger, run_id, num_sent, delivery.full_replay, len(steps)
+    return Sent(*given, received, offline, send)
 
 
 def _recorded_steps(run: Run) -> list[int]:

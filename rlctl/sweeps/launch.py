@@ -108,6 +108,7 @@ def resume(sweep: SweepDir, view: View) -> SweepDir:
 
 def _run(sweep: SweepDir, config: schema.Config, axes: Sequence[Axis], view: View) -> SweepDir:
     from rlctl.runtime.cluster.session import ray_session
+    from rlctl.sweeps.trackers import announce
 
     settings = schema.Sweep.model_validate(sweep.record.settings)
     study = Study(sweep.storage, axes, settings, sweep.record.total_steps)
@@ -122,6 +123,7 @@ def _run(sweep: SweepDir, config: schema.Config, axes: Sequence[Axis], view: Vie
         recorded_end(lambda state, code, _: sweep.finish(state, code)),
         ray_session(config.ray_kwargs.ray_init, cpus, 1, config.trainer.timeouts.ray_start_s),
     ):
+        announce(config)
         cluster = RayCluster(sweep.record, config)
         log.info("%s", cluster.split_cores(settings))
         scheduler = Scheduler(

@@ -73,7 +73,7 @@ def test_run_uses_the_plugins_and_their_settings(environment, tmp_path):
     done = rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "tsv")
     assert "nothing is missing" in done.stderr
     done = rlctl(environment, tmp_path, "runs", "sync", "one", "-l", "tensorboard", "--json")
-    sent = Sent("tensorboard", ".", num_steps=len(rows), full_replay=True, total=len(rows))
+    sent = Sent("x", "tensorboard", ".", num_steps=len(rows), full_replay=True, total=len(rows))
     assert json.loads(done.stdout) == [asdict(sent)]
     assert list(run.glob("events.out.tfevents*"))
 

@@ -119,6 +119,8 @@ Examples:
   rlctl runs sync @last --logger wandb              steps that were not sent while it was disabled
 
   rlctl runs sync ppo-261121 -l tensorboard         all steps, to a tracker that the run did not use
+
+  rlctl runs sync ppo-sweep-261121 -l swanlab       all runs of a sweep
 """
 
 
@@ -143,17 +145,15 @@ def sync(
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Send the missing steps of a finished run to trackers, from its metrics file."""
+    """Send the missing steps of a finished run, or of a sweep's runs, to trackers."""
+    from rlctl.sweeps.trackers import sync_named
 
-    from rlctl.runs import sync as syncing
-
-    found = RunStore(root).find(run)
-    sent = [syncing.sync(found, name, first) for name in dict.fromkeys(logger)]
+    sent = sync_named(RunStore(root), run, list(dict.fromkeys(logger)), first)
     if as_json:
-        print_json(sent)
+        print_json(list(sent))
         return
     for synced in sent:
-        notice(str(synced))
+        notice(f"{synced.run}: {synced}")
 
 
 _SHOW_EXAMPLES = """

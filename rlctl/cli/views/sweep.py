@@ -160,21 +160,13 @@ def print_plan(plan: SweepPlan, as_json: bool) -> None:
 def print_sweep(sweep: SweepDir) -> None:
     """Print the trials of a sweep, best first, and the importance of each parameter."""
     from rlctl.sweeps.results import results
+    from rlctl.sweeps.trackers import lines as tracker_lines
 
-    found = results(sweep)
-    record = sweep.record
-    stdout().print(
-        Text.assemble(
-            (record.name, "bold"),
-            f"  {record.verb} --recipe {record.recipe}  ",
-            _coloured(sweep.state),
-        )
-    )
-    stdout().print(
-        Text(
-            f"  {record.settings['metric'] or 'first validation metric'}, {record.settings['mode']}"
-        )
-    )
+    found, record = results(sweep), sweep.record
+    verb = f"  {record.verb} --recipe {record.recipe}  "
+    stdout().print(Text.assemble((record.name, "bold"), verb, _coloured(sweep.state)))
+    metric = record.settings["metric"] or "first validation metric"
+    stdout().print(Text(f"  {metric}, {record.settings['mode']}"))
     rows = [_result_row(trial) for trial in found.trials]
     print_table(_TRIAL_COLUMNS, rows, right=("trial", "value", "best", "step"))
     _print_remarks(found.trials, record.settings["seeds"])
@@ -188,10 +180,10 @@ def print_sweep(sweep: SweepDir) -> None:
                 )
             )
         )
-    if any(trial.state == "finished" for trial in found.trials):
-        stdout().print(
-            Text(f"next  rlctl sweep best {record.name} --export best.yaml", style="dim")
-        )
+    finished = any(trial.state == "finished" for trial in found.trials)
+    best = [f"next  rlctl sweep best {record.name} --export best.yaml"] if finished else []
+    for text in [*tracker_lines(sweep), *best]:
+        stdout().print(Text(text, style="dim" if text.startswith("next") else ""), soft_wrap=True)
 
 
 def _print_remarks(trials: Sequence[TrialResult], seeds: int) -> None:
@@ -207,8 +199,12 @@ def _print_remarks(trials: Sequence[TrialResult], seeds: int) -> None:
 def show_sweep(sweep: SweepDir, as_json: bool) -> None:
     """Print a sweep as `rlctl show` does."""
     from rlctl.sweeps.results import results
+    from rlctl.sweeps.trackers import places
 
-    print_json(results(sweep).as_json()) if as_json else print_sweep(sweep)
+    if as_json:
+        print_json(results(sweep).as_json() | {"trackers": places(sweep)})
+    else:
+        print_sweep(sweep)
 
 
 def print_best(sweep: SweepDir, trial: TrialResult) -> None:
