@@ -7,6 +7,7 @@ import math
 import os
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -176,28 +177,35 @@ def swanlab_curves(file: Path) -> Curves:
 
 
 def wandb_records(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of the file of an offline run, with values by name."""
+    """Return the records of the file of an offline run that has ended, with values by name.
+
+    W&B's process writes the last ones after `finish` has returned.
+    """
+    (file,) = folder.glob("*.wandb")
+    deadline = time.monotonic() + 60
+    while True:
+        found = [wandb_record(data) for data in leveldb_records(file.read_bytes())]
+        if found and found[-1]["type"] == "exit":
+            return found
+        assert time.monotonic() < deadline, f"{file} has no end"
+        time.sleep(0.05)
+
+
+def wandb_record(data: bytes) -> dict[str, Any]:
     from google.protobuf.json_format import MessageToDict
     from wandb.proto.wandb_internal_pb2 import Record
 
-    (file,) = folder.glob("*.wandb")
-    found: list[dict[str, Any]] = []
-    for data in leveldb_records(file.read_bytes()):
-        record = Record.FromString(data)
-        kind = record.WhichOneof("record_type")
-        content = MessageToDict(getattr(record, kind), preserving_proto_field_name=True)
-        for place, name in ((content, "item"), (content, "update"), (content, "config")):
-            if name == "config" and name in place:
-                place, name = place[name], "update"
-            if isinstance(place.get(name), list):
-                place[name] = {
-                    ".".join(item.get("nested_key") or [item["key"]]): json.loads(
-                        item["value_json"]
-                    )
-                    for item in place[name]
-                }
-        found.append({"type": kind, kind: content})
-    return found
+    record = Record.FromString(data)
+    kind = record.WhichOneof("record_type")
+    content = MessageToDict(getattr(record, kind), preserving_proto_field_name=True)
+    places = ((content, "item"), (content, "update"), (content.get("config", {}), "update"))
+    for place, name in places:
+        if isinstance(place.get(name), list):
+            place[name] = {
+                ".".join(each.get("nested_key") or [each["key"]]): json.loads(each["value_json"])
+                for each in place[name]
+            }
+    return {"type": kind, kind: content}
 
 
 def leveldb_records(data: bytes, block: int = 32768, start: int = 7) -> Iterator[bytes]:
