@@ -19,6 +19,7 @@ from typing import Any, Literal
 os.environ.setdefault("WANDB_SILENT", "true")
 
 import wandb
+from packaging.version import Version
 from wandb.errors import AuthenticationError, CommError, UsageError
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
@@ -121,8 +122,10 @@ class WandbTracker:
             place = folder(Path(self.run.dir).parent)
             server = self.params.base_url
             account = f"WANDB_BASE_URL={shlex.quote(server)} " if server else ""
-            files = shlex.quote(folder(Path(place).parent))
-            send = f"{account}wandb sync {files}/offline-run-*-{self.run.id}"
+            files = folder(Path(place).parent)
+            send = f"{account}wandb sync {shlex.quote(files)}/offline-run-*-{self.run.id}"
+            if len([*Path(files).glob(f"offline-run-*-{self.run.id}")]) > 1 and not _joins_parts():
+                send = f"rlctl runs sync {shlex.quote(str(Path(files).parent))} --logger wandb"
         other = choices("wandb", self.reason, ("offline",))
         return Destination(self.mode, self.reason, place, "", send, other)
 
@@ -181,6 +184,11 @@ class WandbTracker:
             opened.log_artifact(artifact)
         except Exception as error:  # older releases raise a bare Exception
             log.warning("W&B: the configuration's files were not sent: %s", error)
+
+
+def _joins_parts() -> bool:
+    """Return True if `wandb sync` joins the files of several attempts, as since 0.31."""
+    return Version(wandb.__version__) >= Version("0.31")
 
 
 def _server(run: wandb.Run) -> WandbRun:
