@@ -54,6 +54,7 @@ _USER_TURN = re.compile(
     r"(?:<\|im_end\|>|<\|eot_id\|>|\[/INST\]|<end_of_turn>|<\|end\|>|<\|assistant\|>)",
     re.DOTALL,
 )
+_INSTALL = "pip install 'rlctl[swanlab-local]'"
 _NO_NETWORK = (
     "SWANLAB_MODE=offline (or trainer.tracking.modes.swanlab=offline) needs no account, no network"
 )
@@ -166,6 +167,8 @@ class SwanLabTracker:
         elif self.mode == "offline":
             send = f"swanlab sync {shlex.quote(place)}"
         other = choices("swanlab", self.reason, ("local", "offline"))
+        if find_spec("swanboard") is None:
+            other = tuple(f"{_INSTALL} && {each}" if "=local" in each else each for each in other)
         return Destination(self.mode, self.reason, place, look, send, other)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -299,11 +302,12 @@ def _choose_mode(recipe_mode: str | None, base_url: str | None = None) -> tuple[
     if mode == "local" and find_spec("swanboard") is None:
         raise MissingExtraError(
             "SwanLab's local mode needs its dashboard",
-            hint="pip install 'rlctl[swanlab-local]', or use another mode",
+            hint=f"{_INSTALL}, or use another mode",
         )
     if mode is not None:
         return mode, "as requested"
-    return "offline", no_key("swanlab", "`swanlab watch` shows it")
+    local = "`swanlab watch` shows it" if find_spec("swanboard") else f"after {_INSTALL}"
+    return "offline", no_key("swanlab", local)
 
 
 def _online(settings: swanlab.Settings, *, requested: bool) -> tuple[_Mode, str]:
