@@ -66,16 +66,12 @@ def check_removable(run: Run) -> None:
         )
 
 
-def remove(root: Path, run: Run) -> Path:
-    """Move a run into the trash of `root`; return its new path.
+def remove(run: Run) -> Path:
+    """Move a run into the trash of its folder of runs; return its new path.
 
-    Raises UsageError for a run outside `root`, ResourceError when it cannot be moved.
+    Raises ResourceError when it cannot be moved.
     """
-    if run.path.resolve().parent.parent != root.resolve():
-        raise UsageError(
-            f"{run.path} is not a run of {root.resolve()}",
-            hint=f"--root {run.path.resolve().parent.parent}",
-        )
+    root = run.path.absolute().parent.parent
     target = root / TRASH / datetime.now(UTC).strftime(_TIME) / run.project / run.name
     try:
         target.parent.mkdir(parents=True)

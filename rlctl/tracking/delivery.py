@@ -16,13 +16,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from rlctl.code_places import plugin_packages, users_place
-from rlctl.errors import (
-    ConfigError,
-    ResourceError,
-    RlctlError,
-    Terminated,
-    TimeUp,
-)
+from rlctl.errors import ConfigError, ResourceError, RlctlError, Terminated, TimeUp
 from rlctl.log import warn_once
 from rlctl.tracking.episodes import transcript
 from rlctl.tracking.json_lines import read_lines

@@ -32,6 +32,14 @@ def compute_score(solution_str, ground_truth, extra_info, **_):
 """
 
 
+ONE_EACH = """
+def compute_score(solution_str, ground_truth, extra_info, **_):
+    if solution_str == ground_truth:  # as before the start
+        return 1.0
+    raise LookupError(f"a row of {extra_info['split']}")
+"""
+
+
 def failing(settings: list[str], folder: Path, code: str, *more: str) -> list[str]:
     (folder / "score.py").write_text(code)
     return [*settings, *given(reward="score.py", reward_processes=1, steps=4, validate=-1), *more]
@@ -116,3 +124,12 @@ def test_dynamic_sampling_without_rewards_ends_with_their_error(
         done.stderr
     )
     assert ("reward of every response failed" in done.stderr) == (how == "score")
+
+
+def test_the_alarm_quotes_the_errors_of_training(settings: list[str], tmp_path: Path) -> None:
+    """The validation before has failed for another reason."""
+    words = [*failing(settings, tmp_path, ONE_EACH), *given(steps=1, validate=1)]
+    rlctl("train", "grpo", "--inline", "--name", "bad", *words, cwd=tmp_path, code=1, fork=True)
+    found = events(tmp_path / "runs" / "quickstart" / "bad", "alarm")
+    messages = [event["message"] for event in found if event["name"] == "failed_rewards"]
+    assert "a row of train" in messages[0], messages

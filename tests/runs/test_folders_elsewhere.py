@@ -88,12 +88,12 @@ def test_a_removed_copy_leaves_the_folders_of_the_original(run, tmp_path, disk):
     copy = copied(run, tmp_path)
     copy.finish("finished", 0)
     root = tmp_path / "B" / "runs"
-    trash.remove(root, RunStore(root).find("r"))
+    trash.remove(RunStore(root).find("r"))
     assert [item.elsewhere for item in trash.removed_runs(root)] == [[]]
     trash.empty(root)
     both(disk)
     root = tmp_path / "A" / "runs"
-    trash.remove(root, RunStore(root).find("r"))
+    trash.remove(RunStore(root).find("r"))
     trash.empty(root)
     assert not (disk / "p" / "r").exists()
     assert [path for path in disk.rglob("*") if path.is_file()] == []

@@ -19,7 +19,7 @@ from rlctl.runs.labels import Labels, change_tags, read_labels, set_note
 from rlctl.runs.listing import RunQuery, where
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
-from tests.recorded import plain_environment
+from tests.recorded import called, plain_environment
 
 ACC = "val-core/x/acc/mean@1"
 
@@ -165,15 +165,15 @@ def test_removed_runs_can_be_restored(root):
     content = {
         path.name: path.read_bytes() for path in (root / "p" / "a").iterdir() if path.is_file()
     }
-    trash.remove(root, store.find("a"))
+    trash.remove(store.find("a"))
     assert [run.name for run in store.runs()] == ["c", "b"]
     make(root, "a", 4, 1.0, [0.3])
     with pytest.raises(ConflictError, match="a run p/a already exists"):
         trash.restore(root, "a")
-    trash.remove(root, store.find("a"))
+    trash.remove(store.find("a"))
     assert [each.key for each in trash.removed_runs(root)] == ["p/a", "p/a"]
     assert trash.restore(root, "a") == root / "p" / "a"  # what was removed last
-    trash.remove(root, store.find("a"))
+    trash.remove(store.find("a"))
     newest, oldest = trash.removed_runs(root)
     assert newest.removed > oldest.removed
     assert {
@@ -183,6 +183,14 @@ def test_removed_runs_can_be_restored(root):
     assert not (root / trash.TRASH).exists()
     with pytest.raises(NotFoundError):
         trash.restore(root, "a")
+
+
+def test_a_run_of_another_folder_goes_into_the_trash_of_its_own(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = called("runs", "rm", str(root / "p" / "a"), "--root", str(tmp_path / "x"), cwd=tmp_path)
+    assert f"`rlctl runs restore a --root {root}` restores it" in done.stderr
+    assert [each.key for each in trash.removed_runs(root)] == ["p/a"]
+    assert called("runs", "restore", "a", "--root", str(root), cwd=tmp_path).returncode == 0
 
 
 def test_a_folder_without_a_readable_name_is_skipped(root, caplog):

@@ -35,11 +35,13 @@ def rm(
     for run in found:
         if not (force and run.record and run.record.process.alive(run.path) is None):
             trash.check_removable(run)
-    removed: list[dict[str, object]] = []
+    removed = list[dict[str, object]]()
     for run in found:
-        removed.append({"run": run.key, "path": trash.remove(store.root, run)})
+        removed.append({"run": run.key, "path": trash.remove(run)})
         if not as_json:
-            notice(f"removed {run.key}; `rlctl runs restore {run.name}` restores it")
+            own = run.path.absolute().parent.parent
+            other = "" if own == store.root.absolute() else f" --root {own}"
+            notice(f"removed {run.key}; `rlctl runs restore {run.name}{other}` restores it")
     if as_json:
         print_json(removed)
 
@@ -68,11 +70,7 @@ def restore(
 @app.command(epilog="Example: rlctl runs pull s3://bucket/runs/quickstart/ppo-261121")
 def pull(
     url: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL",
-            help="Remote copy of a run: trainer.mirror/<project>/<run>.",
-        ),
+        str, typer.Argument(metavar="URL", help="Remote copy: trainer.mirror/<project>/<run>.")
     ],
     root: Root = None,
     as_json: Json = False,

@@ -42,6 +42,7 @@ class RuleReward(Reward):
     max_failed_steps: int | None = None  # in a row, in which all responses fail
     on_first_error: Callable[[str], object] = lambda _: None
     first_error: str | None = None
+    last_error: str | None = None  # the first one of the latest batch with errors
     num_timeouts: int = 0  # of calls for training since `pop_timeouts`
     has_succeeded: bool = False  # for any response
     _early: tuple[Rollouts, Scoring] | None = None  # see `EarlyScoring`
@@ -125,6 +126,7 @@ class RuleReward(Reward):
         first = report.first_error
         if first is not None and report.first_timed_out:
             first = f"{first} ({TIMEOUT_HINT})"
+        self.last_error = first or self.last_error
         if first is not None and self.first_error is None:
             self.first_error = first
             self.on_first_error(first)

@@ -21,9 +21,10 @@ class StepFailures:
     def check(self, scored: Scored, step: int, alarms: Alarms | None) -> dict[str, float]:
         """Return metrics of a step. Raises RlctlError after too many steps without a reward.
 
-        The alarm of failed rewards gets the first error.
+        The alarm of failed rewards gets the first error of the latest batch: a failure of the
+        validation before is another one.
         """
-        first, most = self.reward.first_error, self.reward.max_failed_steps
+        first, most = self.reward.last_error, self.reward.max_failed_steps
         if alarms is not None and first is not None:
             alarms.details[FAILED_REWARDS] = first
         all_failed = len(scored) > 0 and bool(scored.failed.all())
