@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +102,8 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
     if first is None:
         is_new = mode.startswith("online") and was_offline(run.path, logger)
         first = 0 if is_new else first_missing_step(run.path, logger, max(steps) + 1)
-    num_wanted = sum(step >= first for step in steps)
-    if not num_wanted:
-        known = run.record.trackers.get(logger)
-        if not was_offline(run.path, logger):
-            return Sent(run.name, logger, known, 0, full_replay=False, total=len(steps))
-        place = destinations(read_events(run.path)).get(logger, {})
-        rest = {"offline": mode, "send": place.get("send", "")}
-        return Sent(run.name, logger, known, 0, full_replay=False, total=len(steps), **rest)
+    if first > max(steps):
+        return _nothing_sent(run, logger, len(steps), mode)
     total = run.record.total_steps or max(steps)
     composed = {"trainer": {**trainer, "logger": logger}}
     info = run_info(run.record, run.path, composed, total, shown=config)
@@ -136,11 +130,19 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
         why = f"did not accept all steps: {shortfall['why']}"
         raise RlctlError(f"logger {logger} {why}", hint="repeat the command")
     received = delivery.num_received
-    send = ""
-    if isinstance(tracker, Locates):
-        send = tracker.destination().send
+    send = tracker.destination().send if isinstance(tracker, Locates) else ""
     given = run.name, logger, run_id, num_sent, delivery.full_replay, len(steps)
     return Sent(*given, received, offline, send)
+
+
+def _nothing_sent(run: Run, logger: str, total: int, mode: str) -> Sent:
+    """Return the result for a logger that lacks no step, in `mode`."""
+    known = run.record.trackers.get(logger) if run.record else None
+    sent = Sent(run.name, logger, known, 0, full_replay=False, total=total)
+    if not was_offline(run.path, logger):
+        return sent
+    place = destinations(read_events(run.path)).get(logger, {})
+    return replace(sent, offline=mode, send=place.get("send", ""))
 
 
 def _recorded_steps(run: Run) -> list[int]:

@@ -175,7 +175,7 @@ class WandbTracker:
         end_children("wandb-core", "wandb-symon")
 
     def _log_config(self, opened: wandb.Run, run: RunInfo) -> None:
-        """Send the configuration's files: without them the run goes on."""
+        """Send the configuration's files; a failure is a warning."""
         artifact = wandb.Artifact(f"config-{run.id}", type="config")
         for name in ("config.yaml", "origins.json"):
             if (run.folder / name).exists():

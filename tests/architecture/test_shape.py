@@ -26,6 +26,8 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/tracking/destination.py::announce": "a tracker may fail; one warning",
     "rlctl/tracking/delivery.py::Delivery.send": "a tracker may fail; one warning",
     "rlctl/tracking/delivery.py::ThreadedDelivery._run": "re-raised in the waiting thread",
+    "rlctl/tracking/swanlab.py::_in_time.work": "re-raised in the waiting thread",
+    "rlctl/tracking/wandb.py::WandbTracker._log_config": "the files are not needed; one warning",
     "rlctl/tracking/read_back.py::confirm": "a server may not answer; then nothing is confirmed",
     "rlctl/tracking/read_back.py::without_received": "a server may not answer; one warning",
     "rlctl/runtime/cluster/ray_start.py::RayStart._init": "re-raised in the waiting thread",
