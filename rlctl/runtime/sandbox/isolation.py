@@ -20,8 +20,7 @@ from rlctl.runtime.sandbox.system_calls import can_filter
 
 _PROBE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from pathlib import Path; from rlctl.runtime.sandbox.namespaces import enter_namespaces; "
-    "print(enter_namespaces(Path('/'), 1, deny_network=True).value)"
+    "from rlctl.runtime.sandbox.namespaces import probe; print(probe().value)"
 )
 
 
@@ -58,7 +57,7 @@ def own_namespaces() -> Namespaces:
 
 def missing_isolation() -> str | None:
     """Return what programs of the python tool are not kept from here; None: nothing."""
-    namespaces = Namespaces.FILES if has_bubblewrap() else own_namespaces()
+    namespaces = Namespaces.VIEW if has_bubblewrap() else own_namespaces()
     allowed: list[str] = []
     if namespaces < Namespaces.FILES:
         if not limits.protects_files():
@@ -68,18 +67,19 @@ def missing_isolation() -> str | None:
             attributes = ["change permissions, times and attributes of your files"]
             allowed += [] if can_filter() else attributes
         allowed += ["fill the disk with their own files"]
-    if namespaces < Namespaces.PROCESSES:
+    if namespaces < Namespaces.VIEW:
         allowed += ["see your other processes"]
+    if namespaces < Namespaces.PROCESSES:
         allowed += [] if limits.protects_processes() else ["send signals to them"]
         allowed += [] if limits.protects_files() else ["read and change their memory"]
     if not can_filter():
         allowed += ["use Unix sockets and memory that no limit counts"]
     if not allowed:
         return None
-    if namespaces == Namespaces.FILES:
+    if namespaces == Namespaces.VIEW:
         cause = "there is no filter of system calls for this machine"
     else:
-        cause = "user namespaces are not allowed here"
+        cause = "user namespaces are not allowed here" + (", or not all" if namespaces else "")
     advice = None if shutil.which("bwrap") else bubblewrap_advice()
     text = f"{cause}: programs of the python tool can {', '.join(allowed)}"
     return f"{text} ({advice} may help)" if advice else text

@@ -27,6 +27,7 @@ class Namespaces(IntEnum):
     NONE = 0
     PROCESSES = 1  # and the network, unless it is allowed
     FILES = 2  # also mounts, all of them read-only
+    VIEW = 3  # also a /proc that shows no other processes
 
 
 class _MountAttributes(ctypes.Structure):
@@ -65,10 +66,23 @@ def enter_namespaces(folder: Path, size: int, *, deny_network: bool) -> Namespac
     return Namespaces.FILES
 
 
-def mount_processes() -> None:
-    """Let /proc show the processes of this namespace only, where the kernel allows it."""
+def mount_processes() -> bool:
+    """Let /proc show the processes of this namespace only; return True if the kernel allows it.
+
+    It does not in containers that hide parts of /proc.
+    """
     flags = _READ_ONLY | _NO_SUID | _NO_DEVICES | _NO_EXEC
-    ctypes.CDLL(None).mount(b"proc", b"/proc", b"proc", flags, None)
+    return ctypes.CDLL(None).mount(b"proc", b"/proc", b"proc", flags, None) == 0
+
+
+def probe() -> Namespaces:
+    """Return what a program can enter here. This process is then of no other use."""
+    found = enter_namespaces(Path("/"), 1, deny_network=True)
+    if found < Namespaces.FILES:
+        return found
+    if (child := os.fork()) == 0:
+        os._exit(not mount_processes())
+    return found if os.waitpid(child, 0)[1] else Namespaces.VIEW
 
 
 def drop_capabilities() -> None:

@@ -104,7 +104,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def use(kind: str, monkeypatch: pytest.MonkeyPatch) -> str:
     if kind == "bubblewrap" and not isolation.has_bubblewrap():
         pytest.skip("needs bubblewrap")
-    if kind == "namespaces" and isolation.own_namespaces() != Namespaces.FILES:
+    if kind == "namespaces" and isolation.own_namespaces() < Namespaces.FILES:
         pytest.skip("needs user namespaces")
     if kind != "bubblewrap":
         for module in (python_tool, isolation):
@@ -179,7 +179,7 @@ def check_limited(escape: Escape, kind: str, outside: Outside) -> None:
 def test_programs_keep_their_limits(
     name: str, outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kinds = (isolation.has_bubblewrap(), isolation.own_namespaces() == Namespaces.FILES, True)
+    kinds = (isolation.has_bubblewrap(), isolation.own_namespaces() >= Namespaces.FILES, True)
     first = KINDS[kinds.index(True)]
     check_limited(LIMITED[name], use(first, monkeypatch), outside)
 
@@ -231,9 +231,15 @@ if KIND != "neither":
 @pytest.mark.parametrize(
     ("namespaces", "landlock", "has_filter", "missing"),
     [
-        (Namespaces.FILES, 0, True, None),
-        (Namespaces.FILES, 7, False, "use Unix sockets and memory that no limit counts"),
-        (Namespaces.PROCESSES, 6, True, "fill the disk with their own files"),
+        (Namespaces.VIEW, 0, True, None),
+        (Namespaces.VIEW, 7, False, "use Unix sockets and memory that no limit counts"),
+        (Namespaces.FILES, 0, True, "see your other processes"),
+        (
+            Namespaces.PROCESSES,
+            6,
+            True,
+            "fill the disk with their own files, see your other processes",
+        ),
         (
             Namespaces.NONE,
             1,
