@@ -34,7 +34,10 @@ def guard(worker: int) -> int:
     """Wait for `worker` or SIGTERM, kill all children, and return the status as a shell would."""
     while not _has_exited(worker) and signal.sigwait(_ENDINGS) == signal.SIGCHLD:
         pass
-    kill_children(worker)
+    if os.getpid() == 1:  # of a namespace: the kernel ends the others, and /proc may not have them
+        os.kill(worker, signal.SIGKILL)
+    else:
+        kill_children(worker)
     status = _REAPED[worker] if worker in _REAPED else os.waitpid(worker, 0)[1]
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code

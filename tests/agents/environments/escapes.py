@@ -140,6 +140,12 @@ LIMITED = {
         "time.sleep(600)",
         "timed out",
     ),
+    "end the guard": Escape(
+        f"{_MARK}\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "try: os.kill(os.getppid(), signal.SIGTERM)\nexcept OSError: time.sleep(600)\n"
+        "time.sleep(600)",
+        "",  # it may: the guard then ends the program
+    ),
     "kill the guard": Escape(
         f"{_MARK}call('prctl', 1, 0)\ntry: os.kill(os.getppid(), signal.SIGKILL)\n"
         "except OSError: pass\ntime.sleep(600)",
