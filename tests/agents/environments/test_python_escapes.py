@@ -163,7 +163,7 @@ def test_programs_reach_nothing_outside(kind: str, allow_network: bool, outside:
 def check_limited(escape: Escape, kind: str, outside: Outside) -> None:
     mark, started = f"escape-{os.getpid() % 10**6}", time.monotonic()
     ends = escape.result in ("timed out", "")
-    params = settings(time_limit_s=2 if ends else 60, memory_mb=128, file_mb=2)
+    params = settings(time_limit_s=2 if ends else 300, memory_mb=128, file_mb=2)
     text = run(params, escape.code, outside, MARK=mark)
     if kind == "neither" and escape.files:
         assert "fill the disk" in str(isolation.missing_isolation())
@@ -171,7 +171,7 @@ def check_limited(escape: Escape, kind: str, outside: Outside) -> None:
         assert escape.result in text
         assert ends or not escape.result or "timed out" not in text
     assert marked(mark) == []
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 600  # a program waits for 600 s
     outside.check()
 
 

@@ -37,7 +37,7 @@ _MIB = 2**20
 _MAX_PROCESSES = 64  # of a program
 _GUARDS = 2  # processes of rlctl or bubblewrap that are above it
 _WATCH_S = 0.1  # between two looks at the processes of a program
-_END_S = 10.0  # all processes of a program end within milliseconds, but on a busy machine
+_END_S = 30.0  # all processes of a program end within milliseconds, but on a busy machine
 
 
 class PythonParams(plugins.Params):
