@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlctl.runtime.sandbox.isolation import has_bubblewrap
+from rlctl.runtime.sandbox.isolation import has_bubblewrap, own_namespaces
+from rlctl.runtime.sandbox.namespaces import Namespaces
 from tests.browser import CHROMIUM
 
 # What `make test` does not install, and `make test-extras` does; the module that shows it.
@@ -55,7 +56,12 @@ ALLOWED: list[tuple[str, bool, list[str]]] = [
     (
         "needs bubblewrap",
         not has_bubblewrap(),
-        ["tests/agents/environments/test_shipped_tools.py::*"],
+        ["tests/agents/environments/test_python_escapes.py::*"],
+    ),
+    (
+        "needs user namespaces",
+        own_namespaces() < Namespaces.FILES,
+        ["tests/agents/environments/test_python_escapes.py::*"],
     ),
     ("a file system cannot be mounted here", True, ["tests/*"]),  # users, containers
     ("this machine does not allow ptrace", True, ["tests/test_debugging.py::*"]),

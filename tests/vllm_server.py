@@ -116,13 +116,20 @@ class Server(ThreadingHTTPServer):
         return f"Failed to update weights: {len(lacking)} are missing" if lacking else None
 
     def receive(
-        self, host: str, port: int, num_receivers: int, number: int, timeout_s: float
+        self,
+        host: str,
+        port: int,
+        num_receivers: int,
+        secret: str,
+        number: int,
+        timeout_s: float,
     ) -> list[dict[str, Any]]:
         """Get weights as two workers, of which the first has the model; return their replies."""
 
         def work(worker: int) -> dict[str, Any]:
             where = replace(rank_info(), timeout_s=timeout_s)
-            group = WeightGroup(GroupAddress(host, port, num_receivers), number + worker, where)
+            address = GroupAddress(host, port, num_receivers, secret)
+            group = WeightGroup(address, number + worker, where)
             weights, problems, version = Broadcast(group), list[dict[str, Any]](), None
             try:
                 received = dict(join_buckets(weights, "cpu"))

@@ -16,7 +16,8 @@ from benchmarks.gpu.machine import synchronize
 from benchmarks.gpu.recorder import Recorder, Settings, reason
 from benchmarks.gpu.work import rank_info
 from rlctl.recipes.compose import compose
-from rlctl.runtime.rollout.store import listen, open_store
+from rlctl.runtime.rollout.signed_store import new_secret, open_store
+from rlctl.runtime.rollout.store import listen
 from rlctl.runtime.rollout.weight_group import Broadcast, GroupAddress, WeightGroup
 from rlctl.runtime.rollout.weight_sync import WHOLE, bucket_bytes, to_buckets, whole
 
@@ -29,7 +30,7 @@ def measure(settings: Settings, recorder: Recorder) -> None:
     megabytes = 8 if settings.tiny else 1024
     ours, theirs = get_context("spawn").Pipe()
     store = open_store(listen(_HOST, 2), 2, timedelta(seconds=_REPLY_S))
-    address = GroupAddress(_HOST, store.port, num_receivers=1)
+    address = GroupAddress(_HOST, store.port, num_receivers=1, secret=new_secret())
     engine = get_context("spawn").Process(
         target=_receive, args=(theirs, address, settings.device), daemon=True
     )

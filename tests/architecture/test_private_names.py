@@ -38,6 +38,8 @@ SEEN = {
         torch._foreach_mul_
         torch.distributed.checkpoint.filesystem._StorageInfo
         torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING
+        torch.distributed.distributed_c10d._pickler
+        torch.distributed.distributed_c10d._unpickler
         torch.ops.mkldnn._linear_pointwise
         torch.ops.mkldnn._linear_pointwise.binary
         torch.ops.mkldnn._reorder_linear_weight

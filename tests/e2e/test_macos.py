@@ -66,13 +66,10 @@ def _words(process: psutil.Process) -> list[str]:
 def test_a_worker_that_ends_is_noticed_without_waitid() -> None:
     """Its guard keeps the exit status that it cannot leave with the kernel."""
     code = (
-        "import os, signal\n"
-        "from rlctl.runtime.sandbox import worker\n"
-        "signal.pthread_sigmask(signal.SIG_BLOCK, worker._ENDINGS)\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    os._exit(7)\n"
-        "os._exit(worker._guard(child))\n"
+        "import os\n"
+        "from rlctl.runtime.sandbox.guard import fork_guarded, guard\n"
+        "child = fork_guarded()\n"
+        "os._exit(guard(child) if child else 7)\n"
     )
     environment = os.environ | STAND_IN
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=False, timeout=60)

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import RlctlError
 from rlctl.runtime.rollout.http_server import LostServerError
-from rlctl.runtime.rollout.store import listen, open_store
+from rlctl.runtime.rollout.signed_store import SignedStore, new_secret, open_store
+from rlctl.runtime.rollout.store import listen
 from rlctl.runtime.rollout.vllm_engine.server import VLLMServerEngine
 from rlctl.runtime.rollout.weight_group import BROKEN, BrokenGroupError, GroupAddress, WeightGroup
 from rlctl.runtime.rollout.weight_sync import Bucket, Part, to_buckets
@@ -48,7 +49,8 @@ class Setup:
     def send(self, seed: int, fault: str = "") -> int | None:
         """Send a policy's weights in a group with two senders; return what the client returns."""
         store = open_store(listen("127.0.0.1", 9), 9, timedelta(seconds=60))
-        address, model = GroupAddress("127.0.0.1", store.port, NUM_WORKERS), self.build(seed)
+        address = GroupAddress("127.0.0.1", store.port, NUM_WORKERS, new_secret())
+        model = self.build(seed)
         with ThreadPoolExecutor(NUM_PARTS) as executor:
             sent = [
                 executor.submit(_send, address, model, index, fault, self.server)
@@ -57,7 +59,9 @@ class Setup:
             try:
                 version = self.engine.receive_weights(address, 0)
             except RlctlError:
-                store.set(BROKEN, "")  # as the driver does, so that the senders leave
+                SignedStore(store, address.secret).set(
+                    BROKEN, ""
+                )  # as the driver does, so that the senders leave
                 raise
         if version is not None:
             assert all(part.result() is not None for part in sent)

@@ -14,14 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout import shared_memory, weight_group
 from rlctl.runtime.rollout.shared_memory import SharedMemory
-from rlctl.runtime.rollout.store import listen, open_store
+from rlctl.runtime.rollout.signed_store import SignedStore, new_secret, open_store
+from rlctl.runtime.rollout.store import listen
 from rlctl.runtime.rollout.weight_group import (
     Broadcast,
     BrokenGroupError,
@@ -43,6 +43,7 @@ from tests.runtime.test_weights import num_bytes, parameters
 from tests.second_device import SecondDevice
 
 NUM_PARTS, NUM_ENGINES = 2, 2
+SECRET = new_secret()
 CPU = replace(rank_info(), timeout_s=3600.0)
 GPU = replace(CPU, device="cuda")
 
@@ -55,8 +56,9 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> type[FakeNCCL]:
 
 
 @pytest.fixture
-def store() -> TCPStore:
-    return open_store(listen("127.0.0.1", 4), 4, timedelta(seconds=60))
+def store() -> SignedStore:
+    store = open_store(listen("127.0.0.1", 4), 4, timedelta(seconds=60))
+    return SignedStore(store, SECRET)
 
 
 def part_of(index: int, device: str) -> Iterator[Bucket]:
@@ -97,10 +99,10 @@ def receive(address: GroupAddress, number: int, where: RankInfo) -> tuple[list[B
 
 
 def begin(
-    executor: ThreadPoolExecutor, store: TCPStore, where: RankInfo, num_buckets: int = 99
+    executor: ThreadPoolExecutor, store: SignedStore, where: RankInfo, num_buckets: int = 99
 ) -> tuple[list[Future[None]], list[Future[tuple[list[Bucket], int]]]]:
     """Start two senders, of which the second may be lost, and two engines."""
-    address = GroupAddress("127.0.0.1", store.port, NUM_ENGINES)
+    address = GroupAddress("127.0.0.1", store.inner.port, NUM_ENGINES, SECRET)
     counts = (99, num_buckets)
     return (
         [executor.submit(send, address, i, where, counts[i]) for i in range(NUM_PARTS)],
@@ -110,7 +112,7 @@ def begin(
 
 @pytest.mark.parametrize("way", ["shared memory", "gloo", "nccl"])
 def test_all_parts_arrive_in_all_engines(
-    way: str, store: TCPStore, nccl: type[FakeNCCL], monkeypatch: pytest.MonkeyPatch
+    way: str, store: SignedStore, nccl: type[FakeNCCL], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = GPU if way == "nccl" else CPU
     if way == "gloo":
@@ -145,12 +147,12 @@ def test_all_parts_arrive_in_all_engines(
 
 @pytest.mark.parametrize("where", [CPU, GPU], ids=["gloo", "nccl"])
 def test_only_changed_values_are_sent_again(
-    where: RankInfo, store: TCPStore, nccl: type[FakeNCCL], monkeypatch: pytest.MonkeyPatch
+    where: RankInfo, store: SignedStore, nccl: type[FakeNCCL], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tenth of the values changes, then none, then all of them."""
     monkeypatch.setattr(SharedMemory, "connect", lambda *_: False)
     store.set(weight_group.ONLY_CHANGES, "")
-    address = GroupAddress("127.0.0.1", store.port, 1)
+    address = GroupAddress("127.0.0.1", store.inner.port, 1, SECRET)
     first = torch.randn(10_000, generator=torch.Generator().manual_seed(1)).bfloat16()
     second = first.clone()
     second[::10] += 1
@@ -182,9 +184,9 @@ def test_only_changed_values_are_sent_again(
 
 
 @pytest.mark.parametrize("keeps", [0, 1, 9])
-def test_slots_are_used_again_once_no_tensor_is_in_them(keeps: int, store: TCPStore) -> None:
+def test_slots_are_used_again_once_no_tensor_is_in_them(keeps: int, store: SignedStore) -> None:
     """An engine keeps the tensors of its last buckets; those of later slots are copies."""
-    address = GroupAddress("127.0.0.1", store.port, 1)
+    address = GroupAddress("127.0.0.1", store.inner.port, 1, SECRET)
     sent = [torch.full((1000 + number,), float(number)) for number in range(20)]
 
     def receive() -> int:
@@ -210,7 +212,7 @@ def test_slots_are_used_again_once_no_tensor_is_in_them(keeps: int, store: TCPSt
         assert engine.result(timeout=600) == {0: 5, 1: 5, 9: 12}[keeps]
 
 
-def test_a_lost_member_lets_all_others_leave(store: TCPStore) -> None:
+def test_a_lost_member_lets_all_others_leave(store: SignedStore) -> None:
     with ThreadPoolExecutor(4) as executor:
         senders, engines = begin(executor, store, CPU, num_buckets=1)
         senders[1].result(timeout=600)
@@ -219,9 +221,9 @@ def test_a_lost_member_lets_all_others_leave(store: TCPStore) -> None:
                 other.result(timeout=600)
 
 
-def test_all_leave_a_group_that_is_dissolved(store: TCPStore) -> None:
+def test_all_leave_a_group_that_is_dissolved(store: SignedStore) -> None:
     """The second sender does not come."""
-    address = GroupAddress("127.0.0.1", store.port, NUM_ENGINES)
+    address = GroupAddress("127.0.0.1", store.inner.port, NUM_ENGINES, SECRET)
     with ThreadPoolExecutor(3) as executor:
         waiting = [executor.submit(send, address, 0, CPU)]
         waiting += [executor.submit(receive, address, number, CPU) for number in range(2)]
@@ -233,15 +235,15 @@ def test_all_leave_a_group_that_is_dissolved(store: TCPStore) -> None:
 
 @pytest.mark.parametrize("where", [CPU, GPU], ids=["cpu", "cuda"])
 def test_waiting_for_an_absent_member_has_a_deadline(
-    where: RankInfo, store: TCPStore, nccl: type[FakeNCCL], monkeypatch: pytest.MonkeyPatch
+    where: RankInfo, store: SignedStore, nccl: type[FakeNCCL], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_group, "CONNECT_S", 0.5)
     with pytest.raises(BrokenGroupError, match="no group could be formed"):
-        WeightGroup(GroupAddress("127.0.0.1", store.port, 1), WHOLE, where)
+        WeightGroup(GroupAddress("127.0.0.1", store.inner.port, 1, SECRET), WHOLE, where)
 
 
 def test_groups_that_cannot_be_formed_leave_no_files(
-    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+    store: SignedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine does not come; then the second of two engines is on another machine."""
     monkeypatch.setattr(weight_group, "CONNECT_S", 0.01)
@@ -251,7 +253,7 @@ def test_groups_that_cannot_be_formed_leave_no_files(
 
     before = count()
     with pytest.raises(BrokenGroupError, match="no group could be formed"):
-        WeightGroup(GroupAddress("127.0.0.1", store.port, 1), WHOLE, CPU)
+        WeightGroup(GroupAddress("127.0.0.1", store.inner.port, 1, SECRET), WHOLE, CPU)
     assert count() == before
     with closing(SharedMemory(0)) as engine, closing(SharedMemory(WHOLE)) as sender:
         far = engine.address.replace("pipe:", "pipe:9")
@@ -266,11 +268,11 @@ def own_files() -> Iterator[str]:
             yield os.readlink(f"/proc/self/fd/{file}")
 
 
-def test_nccl_refuses_two_members_on_one_gpu(store: TCPStore, nccl: type[FakeNCCL]) -> None:
+def test_nccl_refuses_two_members_on_one_gpu(store: SignedStore, nccl: type[FakeNCCL]) -> None:
     def join(member: Part | int) -> list[Bucket | int]:
         FakeNCCL.gpu.number = 0
         with SecondDevice("cuda"):
-            address = GroupAddress("127.0.0.1", store.port, 1)
+            address = GroupAddress("127.0.0.1", store.inner.port, 1, SECRET)
             return [*WeightGroup(address, member, GPU).receive()]
 
     with ThreadPoolExecutor(2) as executor:
@@ -288,13 +290,15 @@ def test_backend_that_does_not_support_the_device_is_rejected() -> None:
     assert "auto, object_store or gloo" in str(raised.value)
 
 
-def test_a_process_without_proc_uses_gloo(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_proc_uses_gloo(
+    store: SignedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(path: str) -> str:
         raise PermissionError(path)
 
     monkeypatch.setattr(shared_memory.os, "readlink", refuse)
     with ThreadPoolExecutor(1) as executor:
-        address = GroupAddress("127.0.0.1", store.port, 1)
+        address = GroupAddress("127.0.0.1", store.inner.port, 1, SECRET)
         engine = executor.submit(receive, address, 0, CPU)
         group = WeightGroup(address, WHOLE, CPU)
         assert group.shared is None

@@ -10,10 +10,10 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from rlctl.runtime.cluster.engines import Engine
-from rlctl.runtime.rollout.store import listen, open_store
+from rlctl.runtime.rollout.signed_store import SignedStore, new_secret, open_store
+from rlctl.runtime.rollout.store import listen
 from rlctl.runtime.rollout.weight_group import (
     BROKEN,
     CHECK_S,
@@ -28,8 +28,8 @@ class GroupHost:
 
     def __init__(self, *, only_changes: bool) -> None:
         self.only_changes = only_changes
-        self._store: TCPStore | None = None
-        self._address = GroupAddress("", 0, 0)
+        self._store: SignedStore | None = None
+        self._address = GroupAddress("", 0, 0, "")
         self._members: list[Any] = []
 
     def address_for(self, engines: Sequence[Engine]) -> GroupAddress:
@@ -40,10 +40,12 @@ class GroupHost:
             host = ray.util.get_node_ip_address()
             size = sum(engine.num_receivers for engine in engines)
             listener = listen(host, size + 1)
-            self._store = open_store(listener, size + 1, timedelta(seconds=CONNECT_S))
+            secret, limit = new_secret(), timedelta(seconds=CONNECT_S)
+            store = open_store(listener, size + 1, limit)
+            self._store = SignedStore(store, secret)
             if self.only_changes:
                 self._store.set(ONLY_CHANGES, "")
-            self._address = GroupAddress(host, self._store.port, size)
+            self._address = GroupAddress(host, store.port, size, secret)
             self._members = members
         return self._address
 

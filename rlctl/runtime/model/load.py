@@ -5,6 +5,7 @@ For vision-language models of which transformers has no classifier, one is made 
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, Literal
 
 import torch
@@ -27,6 +28,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from rlctl.errors import ConfigError, raise_problems
 from rlctl.recipes import schema
@@ -125,13 +127,16 @@ def _random(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> P
 def _from_files(
     model: schema.Model, kind: Kind, dtype: torch.dtype | str, seed: int
 ) -> PreTrainedModel:
-    options = _with_labels(model.override_config, kind)
+    config = load_config(model, kind)
+    replaced = _with_labels(model.override_config, kind)
+    options = {name: value for name, value in replaced.items() if not hasattr(config, name)}
     if isinstance(dtype, torch.dtype) and is_4bit(model):
         options |= four_bit_options(dtype)
     with quiet_loading(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        both: Any = class_for(kind, load_config(model, kind)).from_pretrained(
+        both: Any = class_for(kind, config).from_pretrained(
             local(model.path),
+            config=config,
             use_safetensors=True,
             trust_remote_code=model.trust_remote_code,
             dtype=dtype,
@@ -164,17 +169,43 @@ def empty_model(model: schema.Model) -> PreTrainedModel:
 
 def build_empty(config: PretrainedConfig, has_own_code: bool, kind: Kind) -> PreTrainedModel:
     """Build a model of `config` on the meta device. Raises any error of the model's code."""
+    choose_implementations(config := deepcopy(config))  # it may be that of an engine
     with torch.device("meta"):
         return class_for(kind, config).from_config(config, trust_remote_code=has_own_code)
 
 
 def load_config(model: schema.Model, kind: Kind) -> PretrainedConfig:
-    """Return config.json with the values that replace its own."""
-    return AutoConfig.from_pretrained(
-        local(model.path),
+    """Return config.json with the values that replace its own.
+
+    Raises ConfigError if the files would make transformers load something else.
+    """
+    if find_adapter_config_file(source := local(model.path)):
+        raise ConfigError(
+            f"the model {model.path!r} has an adapter_config.json, whose base and adapter "
+            "transformers would load",
+            hint="merge the adapter into its base (`merge_and_unload` of peft), or remove the file",
+        )
+    config = AutoConfig.from_pretrained(
+        source,
         trust_remote_code=model.trust_remote_code,
         **_with_labels(model.override_config, kind),
     )
+    choose_implementations(config)
+    return config
+
+
+def choose_implementations(config: PretrainedConfig) -> None:
+    """Leave attention and experts to rlctl and transformers, in place.
+
+    Raises ConfigError for one of a hub: it is code, which the model's folder does not have.
+    """
+    for name in ("_attn_implementation", "_experts_implementation"):
+        if "/" in str(getattr(config, name, "")):
+            raise ConfigError(
+                f"config.json asks for {name.strip('_')}={getattr(config, name)!r}, code of a hub",
+                hint="remove it from the model's config.json: rlctl chooses the implementation",
+            )
+        setattr(config, name, None)
 
 
 def _with_labels(override_config: dict[str, Any], kind: Kind) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from rlctl.runtime.planning.machine import (
     shared_memory_checks,
 )
 from rlctl.runtime.rollout.vllm_engine.versions import check_versions, installed, pins
-from rlctl.runtime.sandbox.isolation import missing_isolation
+from rlctl.runtime.sandbox.isolation import isolation, missing_isolation
 from rlctl.tracking.loggers import examine as examine_loggers
 
 _OWN_LINES = ("torch", "transformers", "ray", "numpy")
@@ -150,7 +150,7 @@ def _packages() -> Iterator[Check]:
 def _isolation() -> Check:
     """Return what isolates programs of the python tool, or what they are not kept from."""
     missing = missing_isolation()
-    message = "bubblewrap" if missing is None else missing
+    message = isolation() if missing is None else missing
     return Check("python tool", "ok", message)
 
 

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.shared_memory import SharedMemory, can_read
-from rlctl.runtime.rollout.store import connect_store, use_interface_to
+from rlctl.runtime.rollout.store import use_interface_to
 from rlctl.runtime.rollout.weight_changes import WeightChanges
 from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader, Part
 
@@ -49,6 +49,7 @@ class GroupAddress:
     host: str
     port: int
     num_receivers: int
+    secret: str = field(repr=False)
 
 
 class WeightGroup:
@@ -59,6 +60,8 @@ class WeightGroup:
 
         Raises BrokenGroupError if they do not connect within a minute, or the rank's own deadline.
         """
+        from rlctl.runtime.rollout.signed_store import SignedStore, connect_store
+
         self.address, self.device = address, rank_info.device
         self.timeout_s = rank_info.timeout_s
         self._connect_s = min(CONNECT_S, self.timeout_s)
@@ -66,7 +69,8 @@ class WeightGroup:
             use_interface_to(address.host)
             limit = timedelta(seconds=self._connect_s)
             num_members = address.num_receivers + 1
-            self.store = connect_store(address.host, address.port, num_members, limit)
+            store = connect_store(address.host, address.port, num_members, limit)
+            self.store = SignedStore(store, address.secret)
             if isinstance(member, Part):
                 self.store.set(_NUM_PARTS, str(member.count))
             self.num_parts = int(self.store.get(_NUM_PARTS))
@@ -74,7 +78,7 @@ class WeightGroup:
             rank = member.index if isinstance(member, Part) else self.num_parts + member
             self.shared = self._shared_memory(member, rank)
             self.group: Any = None if self.shared else self._connected(rank)
-            self.changes = WeightChanges() if self.store.check([ONLY_CHANGES]) else None
+            self.changes = WeightChanges() if self.store.has(ONLY_CHANGES) else None
         except RuntimeError as error:  # torch raises it for stores, sockets and NCCL alike
             raise BrokenGroupError(f"no group could be formed: {error}") from error
 
@@ -113,7 +117,8 @@ class WeightGroup:
         with _no_nccl_abort():
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
-            return dist.ProcessGroupNCCL(self.store, rank, size, options)
+            # Its threads use the store, and must not wait for Python.
+            return dist.ProcessGroupNCCL(self.store.inner, rank, size, options)
 
     def allocate(self, size: int) -> Tensor:
         """Return uninitialized bytes (N,) for the next bucket that this member sends."""

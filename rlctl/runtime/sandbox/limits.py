@@ -46,8 +46,6 @@ _ALLOWED = (
 )
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
-_COUNTED = re.compile(r"^(?:Pss_Anon|Pss_Shmem|SwapPss): +(\d+) kB", re.MULTILINE)
-
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
@@ -206,27 +204,10 @@ def kill_children(worker: int) -> None:
 def _children() -> set[int]:
     """Return the children of this single-threaded process; empty where /proc does not list them."""
     try:
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8")
+        children = Path("/proc/thread-self/children").read_text(encoding="utf-8")
         return {int(pid) for pid in children.split()}
     except OSError:
         return set()
-
-
-def usage(pid: int) -> tuple[int, int]:
-    """Return the number of processes that `pid` and its descendants are, and their memory in bytes.
-
-    Shared memory counts once. Zero where /proc does not list children or memory.
-    """
-    number, size, waiting = 0, 0, [pid]
-    while waiting:
-        process = Path(f"/proc/{waiting.pop()}")
-        with suppress(OSError):
-            for children in process.glob("task/*/children"):
-                waiting += [int(child) for child in children.read_text(encoding="utf-8").split()]
-            number += 1
-            counted = _COUNTED.findall((process / "smaps_rollup").read_text(encoding="utf-8"))
-            size += 1024 * sum(map(int, counted))
-    return number, size
 
 
 _PR_SET_NO_NEW_PRIVS = 38  # prctl(2)
@@ -234,8 +215,9 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # syscall numbers, o
 _VERSION, _PATH_BENEATH = 1, 1
 _WRITE_FILE = 1 << 1
 _WRITES = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12))  # write, remove, make
-_REFER, _TRUNCATE = (2, 1 << 13), (3, 1 << 14)  # first version, and the right
-_SIGNALS = (6, 1 << 1)  # first version, and the bit in `scoped`
+# First version, and the right.
+_REFER, _TRUNCATE, _DEVICES = (2, 1 << 13), (3, 1 << 14), (5, 1 << 15)
+_ABSTRACT_SOCKETS, _SIGNALS = (6, 1 << 0), (6, 1 << 1)  # first version, and the bit in `scoped`
 
 
 class _Ruleset(ctypes.Structure):
@@ -256,14 +238,32 @@ def protects_files() -> bool:
     return _version() >= 1
 
 
+def protects_sizes() -> bool:
+    """Return True if Landlock also keeps a process from emptying files (Linux 6.2)."""
+    return _version() >= _TRUNCATE[0]
+
+
+def protects_processes() -> bool:
+    """Return True if Landlock also keeps a process from sending signals to others (Linux 6.12)."""
+    return _version() >= _SIGNALS[0]
+
+
 def restrict_files(folder: Path) -> bool:
-    """Forbid to write outside of `folder`; return whether the kernel does."""
+    """Forbid to write outside of `folder`, and to reach other processes by signals and ptrace.
+
+    Return True if the kernel protects the files.
+    """
     version = _version()
-    writes = _WRITES + sum(right for first, right in (_REFER, _TRUNCATE) if version >= first)
-    to_file = _WRITE_FILE + (_TRUNCATE[1] if version >= _TRUNCATE[0] else 0)
     if version < 1:
         return False
-    return _restrict(_Ruleset(writes, 0, 0), [(folder, writes), (Path(os.devnull), to_file)])
+
+    def known(*rights: tuple[int, int]) -> int:
+        return sum(right for first, right in rights if version >= first)
+
+    writes = _WRITES + known(_REFER, _TRUNCATE)
+    rules = _Ruleset(writes + known(_DEVICES), 0, known(_ABSTRACT_SOCKETS, _SIGNALS))
+    to_null = _WRITE_FILE + known(_TRUNCATE)
+    return _restrict(rules, [(folder, writes), (Path(os.devnull), to_null)])
 
 
 def forbid_signals() -> None:

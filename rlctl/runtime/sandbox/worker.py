@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from rlctl.code_places import plugin_packages, users_place
 from rlctl.errors import RlctlError
 from rlctl.runtime.sandbox import calls
-from rlctl.runtime.sandbox.limits import adopt_orphans, die_with, kill_children, restrict
+from rlctl.runtime.sandbox.limits import die_with, restrict
 from rlctl.runtime.sandbox.messages import (
     error_text,
     error_to_json,
@@ -44,7 +44,6 @@ from rlctl.runtime.sandbox.messages import (
 DUMP_SIGNAL = signal.SIGUSR1
 PING = "ping"  # a request that every host answers
 _MAX_TRACEBACKS = 100  # in the log of one process
-_REAPED: dict[int, int] = {}  # status of children that have ended: see `_has_exited`
 
 
 class Request(NamedTuple):
@@ -167,7 +166,6 @@ def _ending_process() -> Iterator[None]:
         os._exit(status)
 
 
-_ENDINGS = {signal.SIGTERM, signal.SIGCHLD}
 _STDOUT, _STDERR = 1, 2
 _LOG_BYTES = 16 * 2**20  # of a log; a longer one keeps the last half
 _NOTE = b"[earlier output was removed: the log is limited to 16 MiB]\n"
@@ -180,31 +178,24 @@ def run_guarded(work: Callable[[], None], descriptor: int, parent: int) -> None:
     The guard closes the connection `descriptor`. Returns in the worker when `work` does; exits in
     the guard.
     """
+    from rlctl.runtime.sandbox.guard import fork_guarded, guard
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pool
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # The guard takes signals from its queue: a handler could run at any moment of `_guard`, and the
-    # kernel sends SIGTERM once per thread of a parent that exits, while the worker may exit, too.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
     die_with(parent, signal.SIGTERM)
-    adopt_orphans()
-    guard = os.getpid()
     output, writer = os.pipe()
-    worker = os.fork()
-    if worker != 0:
+    if worker := fork_guarded():
         os.close(descriptor)
         os.close(writer)
         copying = Thread(target=_copy, args=(output,), daemon=True)
         copying.start()
-        status = _guard(worker)
+        status = guard(worker)
         copying.join(_DRAIN_S)
         sys.exit(status)
     os.close(output)
     os.dup2(writer, _STDOUT)
     os.dup2(writer, _STDERR)
     os.close(writer)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os.setsid()
-    die_with(guard, signal.SIGKILL)
     work()
 
 
@@ -221,31 +212,3 @@ def _copy(output: int) -> None:
                 os.ftruncate(_STDOUT, 0)
             while text:
                 text = text[os.write(_STDOUT, text) :]
-
-
-def _guard(worker: int) -> int:
-    """Wait for `worker`, kill what it leaves, and return its exit status as a shell would."""
-    while not _has_exited(worker) and signal.sigwait(_ENDINGS) == signal.SIGCHLD:
-        pass
-    kill_children(worker)
-    status = _REAPED[worker] if worker in _REAPED else os.waitpid(worker, 0)[1]
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
-
-
-def _has_exited(worker: int) -> bool:
-    """Return True if the child `worker` has exited, without reaping it; reap the others.
-
-    Where the system cannot leave it unreaped (macOS before Python 3.13), its status is kept.
-    """
-    if not hasattr(os, "waitid"):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            _REAPED[ended[0]] = ended[1]
-            if ended[0] == worker:
-                return True
-        return False
-    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-        if ended.si_pid == worker:
-            return True
-        os.waitpid(ended.si_pid, 0)
-    return False

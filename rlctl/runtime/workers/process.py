@@ -9,14 +9,13 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
-import socket
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -30,10 +29,13 @@ from rlctl.runtime.batch.stored import PackedRows, detach
 from rlctl.runtime.model.compiled import enable_compiler
 from rlctl.runtime.model.kernels import use_flash_attention_3
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.store import connect_store, listen, open_store, use_interface_to
+from rlctl.runtime.rollout.store import use_interface_to
 from rlctl.runtime.workers.process_memory import PEAK, keep_freed_memory, use_expandable_segments
 from rlctl.runtime.workers.rng import seed_all
 from rlctl.runtime.workers.trace import Trace, TraceSpec
+
+if TYPE_CHECKING:
+    from rlctl.runtime.rollout.signed_store import Meeting
 
 _LOOPBACK = "127.0.0.1"
 _DUMP_AFTER = 0.9  # fraction of the call timeout after which stacks are dumped
@@ -46,7 +48,7 @@ class Process:
         self.rank_info = rank_info
         self.workers: dict[str, Any] = {}
         self._trace: Trace | None = None
-        self._listener: socket.socket | None = None  # of the store of the process group
+        self._meeting: Meeting | None = None  # of the process group
         self._interrupts: threading.Event | None = None  # set: they are no longer looked for
         if rank_info.log_path is not None:
             relax_umask(rank_info.access)  # Ray's processes do not inherit the umask of the run
@@ -68,41 +70,44 @@ class Process:
             torch.use_deterministic_algorithms(True)
 
     def address(self, host: str = _LOOPBACK) -> str:
-        """Return an address for the process group, on which this process listens from now on.
+        """Return an address for the process group, at which this process is from now on.
 
         `host` is an address of this machine; by default only its own processes can reach it.
+        Empty if the process needs no group.
         """
-        self._listener = listen(host, self.rank_info.world_size)
-        return f"{host}:{self._listener.getsockname()[1]}"
+        if not self._needs_group:
+            return ""
+        from rlctl.runtime.rollout.signed_store import Meeting
+
+        self._meeting = Meeting(host, self.rank_info.world_size)
+        return self._meeting.address
 
     def join(self, address: str) -> None:
         """Join the process group at `address`, which rank 0 has returned.
 
         Collective: every process of the pool calls it.
         """
-        rank_info, listener = self.rank_info, self._listener
-        self._listener = None
+        rank_info, self._meeting, meeting = self.rank_info, None, self._meeting
         if rank_info.device == "cuda":
             torch.cuda.set_device(0)  # under Ray only the process's own device is visible
             use_flash_attention_3()
-        if rank_info.world_size > 1 or rank_info.device == "cuda":
+        if self._needs_group:
+            from rlctl.runtime.rollout.signed_store import join_store
+
             backend = "cuda:nccl,cpu:gloo" if rank_info.device == "cuda" else "gloo"
             timeout = timedelta(seconds=rank_info.timeout_s)
-            host, _, port = address.rpartition(":")
-            self.rank_info = replace(rank_info, host=use_interface_to(host))
-            if listener is None:
-                store = connect_store(host, int(port), rank_info.world_size, timeout)
-            else:
-                store = open_store(listener, rank_info.world_size, timeout)
+            self.rank_info = replace(rank_info, host=use_interface_to(address.split()[0]))
             dist.init_process_group(
                 backend,
-                store=store,
+                store=join_store(address, meeting, rank_info.world_size, timeout),
                 rank=rank_info.rank,
                 world_size=rank_info.world_size,
                 timeout=timeout,
             )
-        elif listener is not None:
-            listener.close()
+
+    @property
+    def _needs_group(self) -> bool:
+        return self.rank_info.world_size > 1 or self.rank_info.device == "cuda"
 
     def listen_for_interrupts(self, is_requested: Callable[[], bool]) -> None:
         """Interrupt calls that only read once `is_requested` returns True."""

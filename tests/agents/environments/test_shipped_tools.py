@@ -19,7 +19,6 @@ from rlctl.runtime.agents.environments import python_tool
 from rlctl.runtime.agents.environments.gridworld import MOVES, GridParams, GridWorld
 from rlctl.runtime.agents.environments.protocol import Step, Turn
 from rlctl.runtime.agents.environments.python_tool import PythonParams, PythonTool
-from rlctl.runtime.sandbox import isolation
 from tests.agents.environments.episodes import load_here, play, play_here, turn_of
 
 NETWORK = """
@@ -91,53 +90,12 @@ def test_python_programs_have_a_time_limit() -> None:
     assert step.uses[0].error == "timeout"
 
 
-# Limits of all processes of a program together, and what it cannot reach.
-ISOLATED = {
-    "import socket\nsocket.socket(socket.AF_UNIX)": "PermissionError",
-    "import asyncio\nasyncio.run(asyncio.sleep(0, 'a pair'))": "a pair",
-    "import os\nos.memfd_create('x')": "Function not implemented",
-    "import ctypes\nctypes.CDLL(None).shmget(0, 4096, 0o1600)": "-1",
-    (
-        "import os, time\nfor _ in range(400): os.fork() or time.sleep(60)\ntime.sleep(60)"
-    ): "more than 64 processes",
-    (
-        "import mmap, time\nshared = mmap.mmap(-1, 200 * 2**20)\n"
-        "for _ in range(150): shared.write(bytes(2**20))\ntime.sleep(60)"
-    ): ("more than 128 MiB of memory"),
-}
-READ_ONLY = {
-    "import os\nos.chmod({file}, 0o600)": "Read-only file system",
-    "import os\nos.utime({file})": "Read-only file system",
-    "import os\nos.setxattr({file}, 'user.a', b'x')": "Read-only file system",
-    "for i in range(3): open(str(i), 'wb').write(bytes(2**20))": "No space left",
-}
-
-
-@pytest.mark.parametrize("has_bubblewrap", [True, False])
-def test_python_programs_are_isolated(
-    folder: Path, has_bubblewrap: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = folder / "mine"
-    file.touch()
-    if has_bubblewrap and not isolation.has_bubblewrap():
-        pytest.skip("needs bubblewrap")
-    monkeypatch.setattr(python_tool, "has_bubblewrap", lambda: has_bubblewrap)
-    programs = {**ISOLATED, **(READ_ONLY if has_bubblewrap else {})}
-
-    params = PythonParams(time_limit_s=60, memory_mb=128, file_mb=2)
-    codes = [code.replace("{file}", repr(str(file))) for code in programs]
-    for expected, text in zip(programs.values(), call_python(params, codes), strict=True):
-        assert expected in text
-
-
-def test_missing_isolation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "has_bubblewrap", lambda: False)
-    assert "permissions, times and attributes" in str(isolation.missing_isolation())
-
-
 def test_files_that_nothing_protects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_tool, "has_bubblewrap", lambda: False)
-    without = "from rlctl.runtime.sandbox import limits; limits._version = lambda: -1; "
+    without = (
+        "from rlctl.runtime.sandbox import limits, namespaces; limits._version = lambda: -1; "
+        "namespaces.enter_namespaces = lambda *_, **__: namespaces.Namespaces.NONE; "
+    )
     start, end = python_tool._BOOT.split("from rlctl", 1)
     monkeypatch.setattr(python_tool, "_BOOT", f"{start}{without}from rlctl{end}")
     with pytest.raises(ConfigError, match="kept from writing to your files") as raised:

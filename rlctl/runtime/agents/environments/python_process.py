@@ -1,4 +1,8 @@
-"""Process that runs one Python program of the policy: restricts itself, then executes stdin."""
+"""Process that runs one Python program of the policy: restricts itself, then executes stdin.
+
+The program is a child of a guard. With namespaces the guard is the first process of its namespace:
+the kernel ends all that the program started with it, and another guard outside waits for that.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,22 @@ import ast
 import json
 import os
 import resource
+import signal
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
-from rlctl.runtime.sandbox.isolation import enter_namespaces, restrict_calls
+from rlctl.runs.process import die_with_parent
+from rlctl.runtime.sandbox.guard import fork_guarded, guard
 from rlctl.runtime.sandbox.limits import restrict_files, set_limit
+from rlctl.runtime.sandbox.namespaces import (
+    Namespaces,
+    drop_capabilities,
+    enter_namespaces,
+    mount_processes,
+)
+from rlctl.runtime.sandbox.system_calls import restrict_calls
 
 CANNOT_DENY = 97  # exit status: the network cannot be denied
 CANNOT_PROTECT = 98  # exit status: files cannot be protected
@@ -22,13 +35,21 @@ _FILE = "<code>"
 def main() -> None:
     """Run the program of stdin with the options of the last argument (JSON)."""
     options: dict[str, Any] = json.loads(sys.argv[-1])
-    folder = Path(options["folder"])
-    deny, is_isolated = options["deny_network"], options["is_isolated"]
-    if not is_isolated:
-        is_isolated = deny and enter_namespaces()
-        if not restrict_files(folder) and not options["allow_writes"]:
-            sys.exit(CANNOT_PROTECT)
-    if not restrict_calls(deny_network=deny) and deny and not is_isolated:
+    folder, deny = Path(options["folder"]), bool(options["deny_network"])
+    found = Namespaces.FILES
+    if not options["has_bubblewrap"]:
+        die_with_parent(signal.SIGTERM)
+        found = enter_namespaces(folder, options["file_size"], deny_network=deny)
+        if found:
+            _continue_guarded()
+            mount_processes()
+    _continue_guarded()
+    is_protected = restrict_files(folder) or found == Namespaces.FILES
+    if not is_protected and not options["allow_writes"]:
+        sys.exit(CANNOT_PROTECT)
+    drop_capabilities()
+    has_filter = restrict_calls(deny_network=deny, is_isolated=found == Namespaces.FILES)
+    if deny and not has_filter and not found:
         sys.exit(CANNOT_DENY)
     for kind, bound in (
         (resource.RLIMIT_DATA, options["memory"]),
@@ -37,11 +58,17 @@ def main() -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         set_limit(kind, bound)
-    source = sys.stdin.read()
+    source = sys.stdin.buffer.read().decode(errors="surrogatepass")
     sys.argv, sys.stderr = [_FILE], sys.stdout  # in the order in which they are written
     status = run(source)
     sys.stdout.flush()
     os._exit(status)
+
+
+def _continue_guarded() -> None:
+    """Return in a child; this process becomes its guard, and exits with its status."""
+    if child := fork_guarded():
+        os._exit(guard(child))
 
 
 def run(source: str) -> int:

@@ -1,8 +1,8 @@
 """Tool that runs Python programs, each in a process of its own without network.
 
 The process may write to its own temporary folder only, which is removed afterwards, and it has
-limits of time, memory, processes and output. It can read the files of the user: this contains
-mistakes and the programs of a model in training, and is no barrier against an attacker.
+limits of time, memory, processes and output, which hold for all that it starts. It can read the
+files of the user. `isolation.missing_isolation` names what a machine does not keep it from.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -26,7 +27,7 @@ from rlctl.runtime.agents.environments.protocol import to_schema
 from rlctl.runtime.agents.environments.python_process import CANNOT_DENY, CANNOT_PROTECT
 from rlctl.runtime.agents.environments.tool import StatelessTool, ToolResult
 from rlctl.runtime.sandbox.isolation import bubblewrap, bubblewrap_advice, has_bubblewrap
-from rlctl.runtime.sandbox.limits import usage
+from rlctl.runtime.sandbox.usage import children, usage
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -34,7 +35,9 @@ _BOOT = (
 )
 _MIB = 2**20
 _MAX_PROCESSES = 64  # of a program
+_GUARDS = 2  # processes of rlctl or bubblewrap that are above it
 _WATCH_S = 0.1  # between two looks at the processes of a program
+_END_S = 30.0  # all processes of a program end within milliseconds, but on a busy machine
 
 
 class PythonParams(plugins.Params):
@@ -111,8 +114,7 @@ class PythonTool(StatelessTool):
                 limit = self._params.time_limit_s
                 raise TimeoutError(f"timed out after {limit:g} s\n{self._text(output)}") from None
             finally:
-                _kill(process)
-                await process.wait()
+                await _end(process)
                 excess.cancel()  # has returned if it has killed the program
         text = self._text(output)
         if reason := excess.result() if excess.done() else None:
@@ -126,7 +128,7 @@ class PythonTool(StatelessTool):
             "allow_writes": self._params.allow_writes,
             "memory": self._params.memory_mb * _MIB,
             "file_size": self._params.file_mb * _MIB,
-            "is_isolated": has_bubblewrap(),
+            "has_bubblewrap": has_bubblewrap(),
         }
         python = [sys.executable, "-c", _BOOT, json.dumps(sys.path), json.dumps(options)]
         if not has_bubblewrap():
@@ -136,14 +138,14 @@ class PythonTool(StatelessTool):
 
     async def _excess(self, process: asyncio.subprocess.Process) -> str | None:
         """Kill a program that exceeds a limit of all its processes together; return which."""
-        limit = self._params.memory_mb * _MIB
+        limit, most = self._params.memory_mb * _MIB, _MAX_PROCESSES + _GUARDS
         while process.returncode is None:
-            number, size = await asyncio.to_thread(usage, process.pid)
-            if number > _MAX_PROCESSES or size > limit:
+            number, size = await asyncio.to_thread(usage, process.pid, most)
+            if number > most or size > limit:
                 _kill(process)
                 return (
                     f"killed: more than {_MAX_PROCESSES} processes"
-                    if number > _MAX_PROCESSES
+                    if number > most
                     else f"killed: more than {self._params.memory_mb} MiB of memory (MemoryError)"
                 )
             await asyncio.sleep(_WATCH_S)
@@ -156,7 +158,7 @@ class PythonTool(StatelessTool):
         assert process.stdin is not None, "a pipe"
         assert process.stdout is not None, "a pipe"
         with suppress(ConnectionError):
-            process.stdin.write(source.encode())
+            process.stdin.write(source.encode(errors="surrogatepass"))
             await process.stdin.drain()
         process.stdin.close()
         limit = 4 * self._params.output_chars  # bytes of a character
@@ -169,8 +171,32 @@ class PythonTool(StatelessTool):
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
+    """Begin to end a program and all that it started.
+
+    The kernel does so when the first process of bubblewrap's namespace ends; else the guard does,
+    which the program cannot reach.
+    """
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        first = children(Path(f"/proc/{process.pid}")) if has_bubblewrap() else []
+        for pid in first:
+            os.kill(pid, signal.SIGKILL)
+        if not first:
+            process.terminate()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a program, and wait until its output has no writer. Raises RuntimeError if it has."""
+    assert process.stdout is not None, "a pipe"
+    _kill(process)
+    try:
+        async with asyncio.timeout(_END_S):
+            while await process.stdout.read(2**16):
+                pass
+            await process.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        raise RuntimeError(f"the program could not be ended within {_END_S:g} s") from None
 
 
 def _environment(folder: str) -> dict[str, str]:

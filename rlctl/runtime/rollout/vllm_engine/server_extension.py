@@ -51,14 +51,20 @@ class WeightReceiver:
     model_runner: Any
 
     def receive_from_trainer(
-        self, host: str, port: int, num_receivers: int, number: int, timeout_s: float
+        self,
+        host: str,
+        port: int,
+        num_receivers: int,
+        secret: str,
+        number: int,
+        timeout_s: float,
     ) -> dict[str, Any]:
         """Load weights as the receiver `number` + rank of a group: see `GroupAddress`.
 
         Returns their `version`, None if the group breaks, and the `problems` of the run.
         """
         where = RankInfo(0, 1, self.device.type, 1, timeout_s, deterministic=False, log_path=None)
-        address = GroupAddress(host, port, num_receivers)
+        address = GroupAddress(host, port, num_receivers, secret)
         try:
             version = receive_weights(address, number + self.rank, where, self._load_broadcast)
         except RlctlError as error:
