@@ -1,4 +1,4 @@
-"""Optuna study on disk: selects the next values and prunes trials. Only this file imports Optuna.
+"""Optuna study on disk: selects the next values and prunes trials. It and `draws` use Optuna.
 
 Akiba et al., "Optuna: A Next-generation Hyperparameter Optimization Framework", arXiv:1907.10902.
 Every draw is a function of the sampler's seed, the trial's number and the earlier trials, so an
@@ -85,11 +85,16 @@ class Study:
 
     def ask(self) -> Trial | None:
         """Return the next trial to run, None when all have started."""
+        from rlctl.sweeps.draws import draw
+
         trials = self._study.get_trials(deepcopy=False)
-        if sum(trial.state != TrialState.WAITING for trial in trials) >= self.num_trials:
+        number = sum(trial.state != TrialState.WAITING for trial in trials)
+        if number >= self.num_trials:
             return None
         # A new sampler per draw: the draw must not depend on earlier draws of this process.
-        self._study.sampler = _SAMPLERS[self.settings.sampler](self.settings.seed + len(trials))
+        self._study.sampler = _SAMPLERS[self.settings.sampler](self.settings.seed + number)
+        if number == len(trials):
+            self._study.enqueue_trial(draw(self._study, self._space))
         return self._trial(self._frozen(self._study.ask(self._space).number))
 
     def running(self) -> list[Trial]:
@@ -98,7 +103,7 @@ class Study:
         for trial in self._study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
             if set(_params(trial)) >= set(self._space):
                 found.append(self._trial(trial))
-            else:  # an earlier process was killed while it drew the values
+            else:  # a process of an earlier version was killed while it drew the values
                 self._study.tell(trial.number, state=TrialState.FAIL)
         return found
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
@@ -63,6 +69,52 @@ def test_interrupted_study_draws_the_same_values(sampler: str, trials: int, tmp_
         return drawn
 
     assert draw(tmp_path / "once", reopen=False) == draw(tmp_path / "again", reopen=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the killed process is a fork")
+@pytest.mark.parametrize(
+    "sampler",
+    ["random", *(pytest.param(name, marks=pytest.mark.soak) for name in ("tpe", "cmaes"))],
+)
+def test_a_draw_that_was_killed_is_made_again(sampler: str, tmp_path: Path) -> None:
+    """Kill a process at each of its writes of the second trial."""
+    axes = ["lr=interval(1e-6,1e-3)", "n=range(2,9,2)"]
+
+    def opened(folder: Path) -> Study:
+        return study(folder, axes, sampler=sampler, trials=2)
+
+    def finish(folder: Path) -> list[list[str]]:
+        again = opened(folder)
+        for trial in again.running():
+            again.tell(trial, "finished", 1.0)
+        while trial := again.ask():
+            again.tell(trial, "finished", 1.0)
+        return [outcome.trial.overrides for outcome in again.outcomes()]
+
+    def ask_until(write: int, folder: Path) -> int:
+        """Return the exit status of a process that ends at a write of its draw, 0 if before."""
+        process = os.fork()
+        if process:
+            return os.waitpid(process, 0)[1]
+        with suppress(BaseException):
+            begun, writes = opened(folder), itertools.count(1)
+            event.listen(Engine, "commit", lambda _: next(writes) == write and os._exit(1))
+            begun.ask()
+        os._exit(0)
+
+    first = tmp_path / "first"
+    first.mkdir()
+    begun = opened(first)
+    trial = begun.ask()
+    assert trial is not None
+    begun.tell(trial, "finished", 1.0)
+    expected = finish(shutil.copytree(first, tmp_path / "once"))
+    for write in itertools.count(1):
+        folder = shutil.copytree(first, tmp_path / str(write))
+        if ask_until(write, folder) == 0:
+            break
+        assert finish(folder) == expected, write
+    assert write > 4
 
 
 def test_hyperband_prunes_the_worse_trials(tmp_path: Path) -> None:
