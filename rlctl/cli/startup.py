@@ -81,8 +81,11 @@ def print_end(run: RunDir, state: str, seconds: float) -> None:
 
     if run.record.skipped_rows:
         notice(f"training rows left out: {counted(run.record.skipped_rows)}")
-    if state != "finished" and (resumed := _resumed_from(run)):
-        notice(f"`rlctl resume {_selector(run)}` continues {resumed}")
+    if state != "finished":
+        from rlctl.cli.unfinished import resumed_from
+
+        if resumed := resumed_from(run):
+            notice(f"`rlctl resume {_selector(run)}` continues {resumed}")
     events = read_events(run.path)
     trackers = destinations(events)
     if state == "failed":
@@ -119,22 +122,6 @@ def _tracker_commands(run: RunDir, trackers: Mapping[str, Mapping[str, Any]]) ->
     return found
 
 
-def _resumed_from(run: RunDir) -> str | None:
-    """Return the point from which `rlctl resume` continues; None if nothing is lost or left."""
-    from rlctl.runtime.checkpoint.store import CheckpointStore
-    from rlctl.tracking.summary import read_summary
-
-    figures = read_summary(run.path, writes=False).figures
-    last, parent = (figures and figures.step) or 0, run.record.parent
-    if steps := CheckpointStore(run.path / "checkpoints").steps():
-        return f"after step {steps[-1]}"
-    if not last:
-        return None
-    if parent:
-        return f"after step {parent['step']} of the run that it was forked from"
-    return f"from the beginning: none of the {plural(last, 'step')} is saved"
-
-
 def _selector(run: RunDir) -> str:
     """Return the run's name, or its folder where other commands would not find the name."""
     from rlctl.runs.naming import DEFAULT_ROOT
@@ -150,8 +137,8 @@ def _selector(run: RunDir) -> str:
 
 
 _ACTOR, _CRITIC = "actor/lr", "critic/lr"  # of a step that has updated them
-_FAILED, _TIMED_OUT = "reward/num_failed", "reward/num_timed_out"
-_SHOWN = {"step", *REWARD, *LOSS, *SECONDS, *TOKENS, _ACTOR, _CRITIC, _FAILED, _TIMED_OUT}
+_FAILURES = "reward/num_failed", "reward/num_timed_out", "agent/num_failed"
+_SHOWN = {"step", *REWARD, *LOSS, *SECONDS, *TOKENS, _ACTOR, _CRITIC, *_FAILURES}
 
 
 def print_summary(
@@ -230,11 +217,13 @@ def _warnings(
     rows: Sequence[Row], alarms: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, Text]]:
     """Yield labels and values of failed rewards, an idle actor, and one alarm of each kind."""
-    failed, late = (int(sum(row.get(name) or 0 for row in rows)) for name in (_FAILED, _TIMED_OUT))
+    failed, late, lost = (int(sum(row.get(name) or 0 for row in rows)) for name in _FAILURES)
     if failed:
         text = f"the reward of {plural(failed, 'response')} failed"
         text += f"; {plural(late, 'call')} took longer than reward.timeout_s" if late else ""
         yield "warning", Text(text, style="yellow")
+    if lost:
+        yield "warning", Text(f"{plural(lost, 'episode')} failed", style="yellow")
     if any(_CRITIC in row for row in rows) and not any(_ACTOR in row for row in rows):
         text = "only the critic was trained: the actor learns after trainer.critic_warmup steps"
         yield "warning", Text(text, style="yellow")

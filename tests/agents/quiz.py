@@ -5,6 +5,8 @@ The quickstart's model answers each with `#### N`. A right answer is a reward fo
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,4 +72,15 @@ class Stuck(Quiz):
 
     async def step(self, turn: Turn) -> Step:
         time.sleep(3600)
+        return await super().step(turn)
+
+
+class Killed(Quiz):
+    """Quiz whose process is killed in a second turn, as often as the file `kills` has bytes."""
+
+    async def step(self, turn: Turn) -> Step:
+        kills = Path("kills")
+        if self._number == 1 and kills.stat().st_size:
+            os.truncate(kills, kills.stat().st_size - 1)
+            os.kill(os.getpid(), signal.SIGKILL)
         return await super().step(turn)

@@ -275,3 +275,20 @@ def test_hanging_environments_are_outcomes(quiz: Path) -> None:
         found = generate(roles, prompts.select(torch.arange(2)))
     outcomes = {each.outcome for each in found.episodes}
     assert outcomes <= {"timeout", "environment_timeout", "environment_lost"}
+
+
+def test_episodes_whose_process_is_killed_once_are_played_again(
+    quiz: Path, batch: Rollouts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kills").write_bytes(b"x")
+    states: list[Mapping[str, int]] = []
+    killed = f"{ROLLOUT}.agent.environment=tests.agents.quiz:Killed"
+    with episodes(quiz, killed, on_states=states.append) as (roles, prompts):
+        found = generate(roles, prompts)
+        assert [each.outcome for each in found.episodes] == [e.outcome for e in batch.episodes]
+        assert all(sum(each.values()) in (0, NUM_ROWS * N) for each in states)
+        (tmp_path / "kills").write_bytes(b"xx")
+        with pytest.raises(RlctlError, match=r"12 of 12 episodes failed.*environment_lost"):
+            generate(roles, prompts)
+    assert (tmp_path / "kills").stat().st_size == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
@@ -136,17 +136,18 @@ class AgentActor(DelegatingActor):
             endpoint = Endpoint()
         first = int(prompts.group[0]) * params.n
         tasks = self._tasks(rows, first, params.decoding(), params.row_seeds(len(rows)).tolist())
-        runs = [
-            EpisodeRun(settings, task, schedule)
-            if endpoint is None or task.row["agent_name"] == SINGLE_TURN
-            else ProgramRun(endpoint, settings, task, schedule)
-            for task in tasks
-        ]
+
+        def begin(task: EpisodeTask) -> EpisodeRun:
+            if endpoint is None or task.row["agent_name"] == SINGLE_TURN:
+                return EpisodeRun(settings, task, schedule)
+            return ProgramRun(endpoint, settings, task, schedule)
+
+        runs = [begin(task) for task in tasks]
         scoring = None if self.reward is None else self.reward.begin(rows)
-        play = partial(_play, scoring=scoring)
+        play = partial(_play, runs=runs, begin=begin, scoring=scoring)
         try:
             async with endpoint or nullcontext():
-                episodes = await schedule.gather(map(play, range(len(rows)), runs))
+                episodes = await schedule.gather(map(play, range(len(rows))))
         finally:
             schedule.states.subtract(run.state for run in runs)
         # Without learning an episode has one row: the last that its program started.
@@ -192,11 +193,23 @@ def _row(row: PromptRow, default_agent: str) -> Row:
     }
 
 
-async def _play(row: int, run: EpisodeRun, scoring: EarlyScoring | None) -> Episode:
-    """Play the episode of a row and pass it to `scoring`."""
-    episode = await run.run()
+async def _play(
+    row: int,
+    runs: list[EpisodeRun],
+    begin: Callable[[EpisodeTask], EpisodeRun],
+    scoring: EarlyScoring | None,
+) -> Episode:
+    """Play the episode of a row and pass it to `scoring`.
+
+    An episode whose process was killed or stopped from outside is played once more.
+    """
+    episode = await runs[row].run()
+    if runs[row].was_interrupted:
+        runs[row].schedule.states[runs[row].state] -= 1
+        runs[row] = begin(runs[row].task)
+        episode = await runs[row].run()
     if scoring is not None:
-        scoring.add(row, torch.tensor(run.tokens.response_ids), episode)
+        scoring.add(row, torch.tensor(runs[row].tokens.response_ids), episode)
     return episode
 
 

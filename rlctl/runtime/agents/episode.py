@@ -106,6 +106,7 @@ class EpisodeRun:
         self._num_calls = 0
         self._facts: dict[str, list[float]] = {"turn_scores": [], "tool_rewards": []}
         self._environment: RemoteEnvironment | None = None
+        self.was_interrupted = False  # its process was killed or stopped from outside
 
     @property
     def state(self) -> State:
@@ -132,6 +133,7 @@ class EpisodeRun:
             outcome, error = "timeout", f"the episode took longer than {limit:g} s"
         except EnvironmentFailed as failure:
             outcome, error = f"environment_{failure.kind}", failure.text
+            self.was_interrupted = failure.interrupted
         except ConfigError as failure:  # the chat template rejects the environment's messages
             outcome, error = "environment_error", str(failure)
         finally:

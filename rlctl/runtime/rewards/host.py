@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
@@ -84,11 +85,16 @@ class RewardHost:
     def call(self, tasks: Sequence[tuple[int, Sequence[Call]]]) -> Iterator[list[CallResult]]:
         """Call synchronous functions, by position, each for one call or the calls of a group."""
         for index, calls in tasks:
+            began = time.monotonic()
             try:
                 with _time_limit(self._timeout_s):
                     results = call_reward(self._rewards[index], calls)
             except RewardTimeout as error:  # raised between the end of the call and the block's
                 results = [to_failure(error)] * len(calls)
+            if results[0].timed_out:
+                from rlctl.runtime.sandbox.interruptions import end_if_stopped_since
+
+                end_if_stopped_since(began)
             yield results
 
     async def call_async(self, index: int, calls: Sequence[Call]) -> list[CallResult]:

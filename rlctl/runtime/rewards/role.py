@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import RlctlError
 from rlctl.monitoring.text import plural
 from rlctl.runtime.batch import Prompts, Rollouts, Scores
@@ -73,7 +72,9 @@ class RuleReward(Reward):
         report = self._score(rollouts)
         self.num_timeouts += 0 if validate else report.num_timeouts
         if rollouts.episodes:
-            report = _with_episodes(report, rollouts)
+            from rlctl.runtime.rewards.episodes import with_episodes
+
+            report = with_episodes(report, rollouts)
         return Scores(
             scores=torch.tensor(report.scores, dtype=torch.float32),
             components={
@@ -174,7 +175,9 @@ class EarlyScoring:
             return
         prompt = self._rows[row]
         if episode is not None:
-            prompt = _with_episode(prompt, episode)
+            from rlctl.runtime.rewards.episodes import with_facts
+
+            prompt = with_facts(prompt, episode)
         text = self._reward.tokenizer.decode(response_ids.tolist(), skip_special_tokens=True)
         assert isinstance(text, str), "one row is decoded"
         self.scoring.add(row, prompt, text)
@@ -182,30 +185,3 @@ class EarlyScoring:
     def finish(self, rollouts: Rollouts) -> None:
         """Use the scores when `compute_scores` gets `rollouts`, which has the rows added."""
         self._reward.expect(rollouts, self.scoring)
-
-
-def _with_episodes(report: RewardReport, rollouts: Rollouts) -> RewardReport:
-    """Return the report with the scores of environments, and with the rewards of turns added.
-
-    An episode that failed scores 0.
-    """
-    assert rollouts.step_rewards is not None, "episodes have rewards of turns"
-    results: list[CallResult] = []
-    turns = rollouts.step_rewards.sums().tolist()
-    for result, episode, reward in zip(report.results, rollouts.episodes, turns, strict=True):
-        components = {**result.components, **episode.components}
-        result = result._replace(components=components)
-        if episode.failed or episode.score is not None:
-            result = CallResult(episode.score or 0.0, components, episode.error)
-        results.append(result if result.error else result._replace(score=result.score + reward))
-    return replace(report, results=results)
-
-
-def _with_episode(row: PromptRow, episode: Episode) -> PromptRow:
-    """Return the row with verl's facts about an episode in `extra_info`."""
-    facts = {
-        "num_turns": len(episode.messages) + 1,
-        "turn_scores": list(episode.turn_scores),
-        "tool_rewards": list(episode.tool_rewards),
-    }
-    return replace(row, extra_info={**row.extra_info, **facts})

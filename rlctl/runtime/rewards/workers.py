@@ -38,6 +38,7 @@ class _Task:
     calls: Sequence[Call]
     batch: int
     results: asyncio.Future[list[CallResult]]
+    is_repeated: bool = False  # its first process was killed or stopped from outside
 
 
 class RewardWorkers:
@@ -162,10 +163,13 @@ class RewardWorkers:
             error = str(failure)
         await worker.lose(error)
         task = tasks.popleft()
+        if worker.was_interrupted and not task.is_repeated:
+            tasks.appendleft(replace(task, is_repeated=True))
+            return
         task.results.set_result(_failures(task.calls, error, timed_out))
 
     async def _run_async(
-        self, function: int, calls: Sequence[Call], batch: int
+        self, function: int, calls: Sequence[Call], batch: int, repeats: bool = True
     ) -> list[CallResult]:
         """Call an asynchronous function, unless its batch is given up."""
         if batch != self._batch:
@@ -176,6 +180,8 @@ class RewardWorkers:
             reply = await worker.request("call_async", None, index=function, calls=calls)
             return _to_results(reply, calls)
         except (WorkerLost, RequestFailed) as failure:
+            if repeats and worker.was_interrupted:
+                return await self._run_async(function, calls, batch, repeats=False)
             return _failures(calls, str(failure))
         except ValueError as malformed:
             await worker.lose(str(malformed))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -46,13 +47,16 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 async def limited(work: Awaitable[T], seconds: float | None) -> T:
     """Return the result of `work`. Raises TimeoutError after `seconds`, also if it cannot stop."""
-    task = asyncio.ensure_future(work)
+    task, began = asyncio.ensure_future(work), time.monotonic()
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
         _cancel(task)
         raise
     if not done:
+        from rlctl.runtime.sandbox.interruptions import end_if_stopped_since
+
+        end_if_stopped_since(began)
         _cancel(task)
         raise TimeoutError
     return task.result()

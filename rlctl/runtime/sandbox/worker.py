@@ -64,6 +64,9 @@ def main(descriptor: int, parent: int) -> None:
 
 def _work(descriptor: int) -> None:
     """Report the process, then process requests."""
+    from rlctl.runtime.sandbox.interruptions import record_stops
+
+    record_stops()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     # An error is written before the connection closes, after which the controller ends the process.
     with socket.socket(fileno=descriptor) as connection, _ending_process():

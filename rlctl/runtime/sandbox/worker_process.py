@@ -75,10 +75,11 @@ class Worker:
     All methods but `terminate` and `kill` are called on one event loop. `pid` is the worker's, and
     `num_abandoned` the number of its calls that exceeded their limit and still run. `silence_s` is
     the time limit of a reply of its event loop; None: it has none, and processes one request at a
-    time.
+    time. `was_interrupted` is true if something outside has killed or stopped it.
     """
 
     silence_s: float | None = None
+    was_interrupted = False
 
     def __init__(
         self,
@@ -186,7 +187,10 @@ class Worker:
         """
         if self._is_ending:
             return
+        from rlctl.runtime.sandbox.interruptions import is_from_signal, is_stopped
+
         self._is_ending = True
+        by_itself = "{}" in reason or is_stopped(self.pid)
         if dump and self.pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, DUMP_SIGNAL)
@@ -197,6 +201,7 @@ class Worker:
                 break
             await asyncio.sleep(_POLL_S)
         status = self.kill(0.0)
+        self.was_interrupted = by_itself and is_from_signal(status)
         self._end = (reason.replace("{}", str(status)), status)
         for replies in self._pending.values():
             replies.put_nowait(None)

@@ -23,7 +23,6 @@ from rlctl.runs.thumbnails import write_thumbnails
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.batch import Rollouts, Scored
-from rlctl.runtime.batch.stored import fetched
 from rlctl.runtime.checkpoint.saver import Saver
 from rlctl.runtime.checkpoint.store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.checkpoint.stored_rollouts import write_rollouts
@@ -360,19 +359,11 @@ class Trainer:
         """
         skipped = sum(value for name, value in metrics.items() if name.endswith("/skipped_updates"))
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
-        if not skipped:
-            return
-        dump = self.context.run.attempt / f"non_finite_step_{step:06d}.pt"
-        torch.save(fetched(scored), dump)
-        self.context.run.event("skipped_update", step=step, batch=str(dump))
-        if self.skipped_in_a_row >= self.config.max_skipped_updates:
-            raise RlctlError(
-                f"the gradient was not finite in {self.skipped_in_a_row} steps in a row, "
-                f"the last being step {step}",
-                where=str(dump),
-                hint="lower the learning rate, or inspect the batch with torch.load; "
-                "trainer.max_skipped_updates sets the limit",
-            )
+        if skipped:
+            from rlctl.runtime.training.skipped_updates import record
+
+            most = self.config.max_skipped_updates
+            record(self.context.run, step, scored, self.skipped_in_a_row, most)
 
     def _check_failures(self, scored: Scored, step: int) -> dict[str, float]:
         """Return metrics of failed rewards. Raises RlctlError after too many steps without any."""

@@ -31,6 +31,7 @@ from rlctl.runtime.agents.environments.protocol import (
 )
 from rlctl.runtime.sandbox import worker_process
 from rlctl.runtime.sandbox.calls import CLOSE_S
+from rlctl.runtime.sandbox.interruptions import is_stopped
 from rlctl.runtime.sandbox.limits import Limits, WorkerSettings
 from rlctl.runtime.sandbox.user_code import check_interpreter
 from rlctl.runtime.sandbox.worker_pool import WorkerPool
@@ -66,12 +67,15 @@ class Timeouts:
 class EnvironmentFailed(Exception):
     """Failure of an environment, which ends its episode.
 
-    `kind` is "error" (it raised, or returned something wrong), "timeout" or "lost" (its worker).
+    `kind` is "error" (it raised, or returned something wrong), "timeout" or "lost" (its worker,
+    which was `interrupted` if something outside killed or stopped it).
     """
 
-    def __init__(self, kind: Literal["error", "timeout", "lost"], text: str) -> None:
+    def __init__(
+        self, kind: Literal["error", "timeout", "lost"], text: str, interrupted: bool = False
+    ) -> None:
         super().__init__(f"{kind}: {text}")
-        self.kind, self.text = kind, text
+        self.kind, self.text, self.interrupted = kind, text, interrupted
 
 
 class RemoteEnvironment:
@@ -200,13 +204,16 @@ class EnvironmentPool:
         try:
             return await worker.request(op, limit_s + worker_process.GRACE_S, **arguments)
         except TimeoutError:
+            if is_stopped(worker.pid):
+                await worker.lose("the environment worker was stopped")
+                return await self.request(worker, op, limit_s, arguments)  # raises WorkerLost
             raise EnvironmentFailed("timeout", f"{op} took longer than {limit_s:g} s") from None
         except RequestFailed as failure:
             raise EnvironmentFailed("error", f"{op}: {failure}") from None
         except (WorkerLost, RlctlError) as lost:
             reason = f"{lost}{worker.see_log}"
             self._remove(worker, reason)
-            raise EnvironmentFailed("lost", reason) from None
+            raise EnvironmentFailed("lost", reason, worker.was_interrupted) from None
 
     async def end_episode(self, worker: Worker, key: str, limit_s: float) -> None:
         """Close an environment; report a failure of it."""
