@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, Self
 
-from rlctl.errors import FULL_DISK, ConflictError, ResourceError
+from rlctl.errors import FULL_DISK, ConflictError, ResourceError, RlctlError
 from rlctl.files import append, overwrite, put_in_place, step_name, write_text
 from rlctl.redaction import redact_texts
 from rlctl.runs.events import EVENTS_FILE, read_events
@@ -23,7 +23,7 @@ from rlctl.runs.naming import check_free, fresh_name, remove_abandoned, taken, u
 from rlctl.runs.process import DriverProcess, lock_folder, uptime
 from rlctl.runs.provenance import git_state, installed_versions
 from rlctl.runs.record import RunRecord, State, failure_of, now
-from rlctl.tracking.jsonl import METRICS_FILE, drop_torn_tail, generations_file
+from rlctl.tracking.jsonl import METRICS_FILE, drop_torn_tail
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Origin
@@ -36,10 +36,7 @@ SWEEP_VARIABLE = "RLCTL_SWEEP"  # set by a sweep for its runs: the name of the s
 
 
 def relax_umask(access: Access) -> int:
-    """Let the users of `access` read what this process and its new children create.
-
-    Return the umask before.
-    """
+    """Let users read what this process and its new children create; return the umask before."""
     before = os.umask(0o077)
     os.umask(before & ~MODES[access])
     return before
@@ -159,10 +156,18 @@ class RunDir:
         run.new_attempt()
         return run
 
+    def is_gone(self) -> bool:
+        """Return True if the folder was removed or moved, or is that of another run now."""
+        try:
+            return RunRecord.read(self.path / RECORD_FILE).id != self.record.id
+        except RlctlError:
+            return not self.path.exists()
+
     def update(self, **changes: Any) -> None:
         """Change fields of `run.json` atomically."""
-        self.record = dataclasses.replace(self.record, **changes)
-        self.record.write(self.path / RECORD_FILE)
+        is_gone, self.record = self.is_gone(), dataclasses.replace(self.record, **changes)
+        if not is_gone:
+            self.record.write(self.path / RECORD_FILE)
 
     def finish(self, state: State, exit_code: int, error: Exception | None = None) -> None:
         """Record the final state, finished, failed or stopped, and the error that caused it."""
@@ -198,6 +203,8 @@ class RunDir:
             row["seconds"] = self.seconds()
         line = json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n"
         path = self.path / EVENTS_FILE
+        if self.is_gone():
+            return
         with self._writing:  # the checkpoint's thread writes events too
             self._pending += line
             try:
@@ -273,14 +280,6 @@ class RunDir:
     def metrics(self) -> Path:
         """Metrics file of the run."""
         return self.path / METRICS_FILE
-
-    def generations(self, step: int) -> Path:
-        """Return the file of a step's validation samples."""
-        return generations_file(self.path, step)
-
-    def rollouts(self, step: int) -> Path:
-        """Return the file of a step's training responses."""
-        return self.path / "rollouts" / self.generations(step).name
 
     def checkpoint(self, step: int) -> Path:
         """Return the folder of a step's checkpoint."""

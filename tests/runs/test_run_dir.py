@@ -54,7 +54,6 @@ def test_new_run_has_folders_record_and_attempt(tmp_path):
     assert run.attempt == run.path / "attempts" / "1"
     assert (run.path / "attempts" / "latest").resolve() == run.attempt
     assert run.checkpoint(20) == run.path / "checkpoints" / "step_000020"
-    assert run.generations(20) == run.path / "generations" / "step_000020.jsonl"
     assert run.metrics == run.path / "metrics.jsonl"
 
 

@@ -241,6 +241,10 @@ class Trainer:
             filter_metrics = filter_metrics | self.source.end_step()
         except RolloutMismatch as error:
             raise record_mismatch(error, step, self.context.run) from None
+        if self.context.run.is_gone():
+            from rlctl.runs.lost_folder import folder_gone
+
+            raise folder_gone(self.context.run, step)
         seconds = time.perf_counter() - begin
         metrics = to_floats(learned) | filter_metrics
         self._stop_on_skipped_updates(step, metrics, scored)
