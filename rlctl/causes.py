@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,6 +42,8 @@ def as_rlctl_error(error: BaseException) -> RlctlError | None:
             hint="check the owner, the permissions and the length of the name, or use another "
             "folder: --root DIR, trainer.run_dir=DIR",
         )
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+        return ConfigError(error.strerror or "a loop of links", where=error.filename)
     if isinstance(error, OSError) and error.errno in FULL_DISK:
         return ResourceError(
             f"cannot write: {error.strerror}",

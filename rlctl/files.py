@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 @contextmanager
@@ -61,9 +62,26 @@ def write_bytes(path: Path, content: bytes) -> None:
         aside.write_bytes(content)
 
 
+_FLAGS = {"rb": os.O_RDONLY, "rb+": os.O_RDWR, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}
+
+
+def open_record(path: Path | str, mode: str = "rb", buffering: int = -1) -> IO[bytes]:
+    """Open a file of a run, which somebody else may have made. Raises OSError for a link."""
+    if os.path.islink(path):
+        raise OSError(errno.ELOOP, "a file of a run must not be a link", str(path))
+    flags = _FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would not end
+    return os.fdopen(os.open(path, flags, 0o666), mode, buffering)
+
+
+def read_record(path: Path | str) -> bytes:
+    """Return the content of a file; see `open_record`."""
+    with open_record(path) as file:
+        return file.read()
+
+
 def append(path: Path, content: bytes) -> None:
     """Append to a file; raise OSError and leave it unchanged if not all of `content` fits."""
-    with path.open("ab", buffering=0) as file:
+    with open_record(path, "ab", buffering=0) as file:
         end = file.tell()
         if file.write(content) < len(content):
             file.truncate(end)

@@ -19,6 +19,7 @@ from rlctl.runs.labels import change_tags, set_note
 from rlctl.runs.ownership import Place, own_folder
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.runs.stop import request_stop, run_target
+from rlctl.runs.subfolders import own_subfolder
 from rlctl.terminal import visible
 
 FOLDER = "board"  # of a run: output of the commands that the board started
@@ -74,8 +75,7 @@ class Actions:
                 raise ConflictError(f"{run.name} is {run.state}")
             return self._start(run, action, ["resume", str(run.path.resolve())])
         if action == "export":
-            folder = run.path.resolve() / "exports" / _export_name(text)
-            folder.parent.mkdir(exist_ok=True)
+            folder = own_subfolder(run.path.resolve(), "exports") / _export_name(text)
             return self._start(run, action, ["export", str(run.path.resolve()), str(folder)])
         raise UsageError(f"unknown action {action!r}", hint="stop, resume, tag, note or export")
 
@@ -95,10 +95,10 @@ class Actions:
                 if (job.run, job.action) == (run.key, action) and job.process.poll() is None:
                     raise ConflictError(f"{action} of {run.name} is in progress")
             number = next(self._numbers)
-            log = run.path / FOLDER / f"{action}-{time.strftime('%y%m%d-%H%M%S')}-{number}.log"
-            log.parent.mkdir(exist_ok=True)
+            name = f"{action}-{time.strftime('%y%m%d-%H%M%S')}-{number}.log"
+            log = own_subfolder(run.path, FOLDER) / name
             given = own_folder(Place.of(run.record.id, run.path)) if run.record else None
-            with log.open("wb") as output:
+            with open(log, "xb") as output:
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "rlctl", *words],
                     stdin=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from rlctl.errors import NotFoundError, Problem, UsageError
 from rlctl.recipes.layers import Origin
 from rlctl.recipes.search_path import find_recipe
 from rlctl.recipes.sources import read
-from rlctl.recipes.stored import stored_origins
+from rlctl.recipes.stored import config_file, stored_origins
 from rlctl.runs.store import RunStore
 
 
@@ -56,7 +56,7 @@ def _stored(name: str) -> Path | None:
         path = find_recipe(name)
     except NotFoundError as error:
         try:
-            return RunStore(None).find(name).path / "config.yaml"
+            return config_file(RunStore(None).find(name).path)
         except NotFoundError:
             raise NotFoundError(
                 Problem(f"no recipe, file or run is named {name!r}", hint=error.problems[0].hint)

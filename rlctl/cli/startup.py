@@ -76,7 +76,7 @@ def print_end(run: RunDir, state: str, seconds: float) -> None:
     The error of a failed run follows, so only the step from which it resumes is printed.
     """
     from rlctl.runs.events import alarms_of, read_events
-    from rlctl.tracking.destination import destinations, line
+    from rlctl.tracking.destination import commands_of, destinations, line
     from rlctl.tracking.jsonl import metric_rows
 
     if run.record.skipped_rows:
@@ -92,7 +92,7 @@ def print_end(run: RunDir, state: str, seconds: float) -> None:
         for name, place in trackers.items():
             notice(f"{name}: {line(place)}")
         return
-    next_commands = [*_next_commands(run, state), *_tracker_commands(run, trackers)]
+    next_commands = [*_next_commands(run, state), *commands_of(trackers, _selector(run))]
     rows = metric_rows(run.metrics)
     print_summary(state, run.path, rows, seconds, alarms_of(events), next_commands)
 
@@ -108,18 +108,6 @@ def _next_commands(run: RunDir, state: str) -> list[str]:
     if by_step(run.path / "checkpoints"):
         commands += [f"rlctl eval {name}", f"rlctl export {name} DIR"]
     return commands
-
-
-def _tracker_commands(run: RunDir, trackers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the commands that show what trackers received, send it, or send what they missed."""
-    from rlctl.tracking.destination import commands
-
-    found: list[str] = []
-    for name, place in trackers.items():
-        found += commands(place)
-        if place["off"] is not None:
-            found.append(f"rlctl runs sync {_selector(run)} --logger {name}")
-    return found
 
 
 def _selector(run: RunDir) -> str:

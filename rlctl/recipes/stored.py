@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from rlctl.errors import ConfigError, NotFoundError
+from rlctl.files import read_record
 from rlctl.log import warn_once
 from rlctl.recipes.layers import Origin, Recipe, leaves, nested
 from rlctl.recipes.sources import read
@@ -110,7 +111,7 @@ def recompose(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     from rlctl.recipes.compose import compose
 
-    stored = folder / "config.yaml"
+    stored = config_file(folder)
     if not stored.is_file():
         hint = f"`rlctl runs rm {folder.name}` frees the name of a run that was killed at its start"
         if copies := sorted(folder.glob("checkpoints/step_*/config.yaml")):
@@ -158,9 +159,17 @@ def _following(chains: Mapping[str, list[Origin]], overrides: Sequence[str]) -> 
     }
 
 
+def config_file(folder: Path) -> Path:
+    """Return the `config.yaml` of a run or checkpoint. Raises ConfigError if it is a link."""
+    path = folder / "config.yaml"
+    if path.is_symlink():
+        raise ConfigError("a file of a run must not be a link", where=str(path))
+    return path
+
+
 def stored_values(folder: Path) -> dict[str, Any]:
     """Return the values of a folder's `config.yaml` by dotted key."""
-    return leaves(read(folder / "config.yaml").data)
+    return leaves(read(config_file(folder)).data)
 
 
 def stored_origins(folder: Path) -> dict[str, list[Origin]]:
@@ -172,7 +181,7 @@ def stored_origins(folder: Path) -> dict[str, list[Origin]]:
     if not path.is_file():
         return {}
     try:
-        chains = json.loads(path.read_text(encoding="utf-8"))
+        chains = json.loads(read_record(path))
         return {key: [Origin(**origin) for origin in chain] for key, chain in chains.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         warn_once(f"no origins of the settings: {path} cannot be read: {error}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import NotFoundError
-from rlctl.files import by_step, step_name
+from rlctl.files import by_step, read_record, step_name
 from rlctl.log import warn_once
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.listing import overview
@@ -53,7 +53,7 @@ def changed_settings(folder: Path) -> dict[str, dict[str, Any]]:
     if not file.is_file():
         return {}
     try:
-        origins: dict[str, list[dict[str, Any]]] = json.loads(file.read_text(encoding="utf-8"))
+        origins: dict[str, list[dict[str, Any]]] = json.loads(read_record(file))
         return {
             key: {
                 "value": chain[-1]["value"],

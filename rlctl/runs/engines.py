@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlctl.errors import ConflictError, NotFoundError, RlctlError, UsageError
-from rlctl.files import replacing
+from rlctl.files import read_record, replacing
 from rlctl.runs.logs import POLL_S, reread
 from rlctl.runs.run import ACTIVE, Run
+from rlctl.runs.subfolders import own_subfolder
 
 STATUS_FILE = "engines.json"
 REQUESTS = "engine_requests"  # folder
@@ -78,7 +79,7 @@ class PoolStatus:
     def read(cls, folder: Path) -> PoolStatus | None:
         """Read the file in the attempt `folder`; None if there is none."""
         try:
-            data: dict[str, Any] = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
+            data: dict[str, Any] = json.loads(read_record(folder / STATUS_FILE))
         except FileNotFoundError:
             return None
         return cls(
@@ -137,8 +138,7 @@ def check_drain(status: PoolStatus, request: EngineRequest) -> None:
 
 def send(attempt: Path, request: EngineRequest) -> None:
     """Write a request for the process that drives the run, into the folder of its `attempt`."""
-    folder = attempt / REQUESTS
-    folder.mkdir(exist_ok=True)
+    folder = own_subfolder(attempt, REQUESTS)
     with replacing(folder / f"{request.id}.json") as aside:
         aside.write_text(json.dumps(asdict(request)), encoding="utf-8")
 

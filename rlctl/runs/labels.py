@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlctl.errors import UsageError
-from rlctl.files import write_text
+from rlctl.files import read_record, write_text
 
 LABELS_FILE = "labels.json"
 
@@ -31,8 +31,7 @@ class Labels:
 def read_labels(folder: Path) -> Labels:
     """Return the labels of the run in `folder`; empty if the file is missing or damaged."""
     try:
-        with open(f"{folder}/{LABELS_FILE}", encoding="utf-8") as file:
-            raw = json.load(file)
+        raw = json.loads(read_record(f"{folder}/{LABELS_FILE}"))
         return Labels(tuple(str(tag) for tag in raw["tags"]), str(raw["note"]))
     except (OSError, ValueError, TypeError, KeyError):
         return Labels()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rlctl.errors import NotFoundError
+from rlctl.files import open_record
 from rlctl.runs.run import ACTIVE, Run, read_run
 from rlctl.runs.settings import read_settings
 
@@ -41,7 +42,7 @@ class Tail:
         """
         if not self.path.exists():
             return
-        with self.path.open("rb") as file:
+        with open_record(self.path) as file:
             status = os.fstat(file.fileno())
             if status.st_ino != self.inode or status.st_size < self.position:  # it was replaced
                 self.inode, self.position, self.rest = status.st_ino, 0, b""
@@ -80,7 +81,7 @@ def log_files(run: Run, attempt: int | None, role: str | None, rank: int | None)
 
 def _all_logs(run: Run, folder: Path, attempt: int | None) -> list[tuple[str, int, Path]]:
     """Return (pool, rank, path) of every log in the folder of an attempt, sorted."""
-    if not folder.is_dir():
+    if not folder.is_dir() or not folder.resolve().is_relative_to(run.path.resolve()):
         known = sorted((path.name for path in folder.parent.glob("[0-9]*")), key=int)
         raise NotFoundError(
             f"this run has no attempt {attempt}",

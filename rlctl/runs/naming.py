@@ -9,11 +9,10 @@ import secrets
 import shutil
 import socket
 import string
-import sys
 import time
 from pathlib import Path
 
-from rlctl.errors import ConflictError, ResourceError, UsageError
+from rlctl.errors import ResourceError, UsageError
 from rlctl.files import existing_parent
 from rlctl.runs.process import is_locked
 
@@ -31,6 +30,8 @@ def check_free(root: Path, project: str, name: str | None) -> None:
     if name is not None:
         _check_name("run", name, "trainer.experiment_name")
         if (root / project / name).exists():
+            from rlctl.runs.name_errors import taken
+
             raise taken(root / project / name)
 
 
@@ -57,17 +58,6 @@ def check_writable(root: Path, key: str, what: str = "the run's folder") -> None
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         hint = f"{key}=DIR selects another folder"
         raise ResourceError(f"cannot create {what}: {parent} is {problem}", where=key, hint=hint)
-
-
-def taken(path: Path) -> ConflictError:
-    """Return the error for a name that is taken, with a free one as its hint."""
-    free = next(
-        name
-        for number in range(2, sys.maxsize)
-        if not (path.parent / (name := f"{path.name}-{number}")).exists()
-    )
-    hint = f"the name {free} is free"
-    return ConflictError(f"a run named {path.name!r} already exists", where=str(path), hint=hint)
 
 
 def unfinished(project: Path) -> Path:

@@ -16,7 +16,7 @@ import orjson
 from rlctl.causes import as_rlctl_error
 from rlctl.errors import ConfigError, InternalError, NotFoundError
 from rlctl.explain.entries import code_of
-from rlctl.files import write_text
+from rlctl.files import read_record, write_text
 from rlctl.redaction import redact_texts, redact_word
 from rlctl.runs.process import DriverProcess
 
@@ -87,8 +87,7 @@ class RunRecord:
         Raises NotFoundError when the file is missing, and ConfigError when it is no record.
         """
         try:
-            with open(path, "rb") as file:
-                raw: dict[str, Any] = orjson.loads(file.read())
+            raw: dict[str, Any] = orjson.loads(read_record(path))
             for name in raw.keys() - cls.__dataclass_fields__.keys():
                 del raw[name]
             raw["process"] = DriverProcess.from_dict(raw["process"])

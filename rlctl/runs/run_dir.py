@@ -19,7 +19,7 @@ from rlctl.errors import FULL_DISK, ConflictError, ResourceError, RlctlError
 from rlctl.files import append, overwrite, put_in_place, step_name, write_text
 from rlctl.redaction import redact_texts
 from rlctl.runs.events import EVENTS_FILE, read_events
-from rlctl.runs.naming import check_free, fresh_name, remove_abandoned, taken, unfinished
+from rlctl.runs.naming import check_free, fresh_name, remove_abandoned, unfinished
 from rlctl.runs.process import DriverProcess, lock_folder, uptime
 from rlctl.runs.provenance import git_state, installed_versions
 from rlctl.runs.record import RunRecord, State, failure_of, now
@@ -122,6 +122,8 @@ class RunDir:
                 put_in_place(aside, path)
             except OSError as error:
                 if path.exists():  # created by another process in the meantime
+                    from rlctl.runs.name_errors import taken
+
                     raise taken(path) from error
                 raise
             run.path = path

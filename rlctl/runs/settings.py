@@ -14,13 +14,14 @@ from typing import Any
 
 import yaml
 
+from rlctl.files import read_record
 from rlctl.runs.run_dir import CONFIG_FILE
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return all values by key; empty for an unreadable file."""
     try:
-        container = _parse((folder / CONFIG_FILE).read_bytes())
+        container = _parse(read_record(folder / CONFIG_FILE))
     except OSError:
         return {}
     return dict(_flat(container, "")) if isinstance(container, dict) else {}
@@ -29,7 +30,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def read_setting(folder: Path, key: str, sha256: str | None) -> Any:
     """Return the value of a key; None if it is missing. `sha256` is the file's recorded hash."""
     try:
-        content = (folder / CONFIG_FILE).read_bytes()
+        content = read_record(folder / CONFIG_FILE)
     except OSError:
         return None
     if hashlib.sha256(content).hexdigest() != sha256:

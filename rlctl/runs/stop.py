@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from rlctl.errors import PERMANENT_FAILURES, REQUESTED_STOPS, RlctlError, UsageError
+from rlctl.files import open_record
 from rlctl.runs.events import read_events
 from rlctl.runs.logs import POLL_S, reread
 from rlctl.runs.process import DriverProcess, start_rlctl
@@ -66,7 +67,8 @@ def request_stop(target: StopTarget, now: bool) -> None:
             f"{target.name} is driven by process {target.process.pid} on {target.process.host}",
             hint=hint,
         )
-    target.request.touch()
+    with open_record(target.request, "ab"):
+        pass
 
 
 def wait(target: StopTarget, timeout_s: float) -> str:

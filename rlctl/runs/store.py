@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from rlctl.errors import NotFoundError, Problem, UsageError
+from rlctl.errors import NotFoundError, UsageError
 from rlctl.log import warn_once
 from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.quickstart import FOLDERS
@@ -20,7 +20,6 @@ from rlctl.runs.query import Query
 from rlctl.runs.run import ACTIVE, Run, Stamp, build_run, is_run, read_run, stamp
 from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.storage import is_url
-from rlctl.suggest import closest, did_you_mean
 
 
 class RunStore:
@@ -81,7 +80,9 @@ class RunStore:
                 f"{selector!r} names {len(matches)} runs", hint=f"one of: {candidates}"
             )
         if not matches:
-            raise NotFoundError(self._not_found(selector, runs))
+            from rlctl.runs.name_errors import unknown
+
+            raise unknown(selector, runs, self.root)
         return matches[0]
 
     def _newest(self, selector: str, runs: Sequence[Run]) -> Run:
@@ -101,7 +102,9 @@ class RunStore:
                 hint="use @last, @failed, @best:METRIC, @tag:TAG, or the beginning of a name",
             )
         if found is None:
-            raise NotFoundError(self._not_found(selector, runs))
+            from rlctl.runs.name_errors import unknown
+
+            raise unknown(selector, runs, self.root)
         return found
 
     def _best(self, metric: str, runs: Sequence[Run]) -> Run | None:
@@ -111,26 +114,6 @@ class RunStore:
         found = [(value, run) for value, run in values if value is not None]
         choose = min if lower_is_better(term.name) else max
         return choose(found, key=lambda pair: pair[0])[1] if found else None
-
-    def _not_found(self, selector: str, runs: Sequence[Run]) -> Problem:
-        where = str(self.root.resolve())
-        if not runs:
-            return Problem(
-                "there are no runs",
-                where,
-                "`rlctl train ppo` makes one; --root DIR or RLCTL_RUNS looks elsewhere",
-            )
-        names = {run.name for run in runs}
-        hint = did_you_mean(selector, names) or "`rlctl runs` lists them"
-        near = closest(selector, names)
-        kind, _, given = selector.partition(":")
-        special = {
-            "@failed": "no run has failed",
-            "@best": f"no run has a metric {given!r}",
-            "@tag": f"no run has the tag {given!r}",
-        }
-        fix = (selector, near) if near else None
-        return Problem(special.get(kind, f"no run is named {selector!r}"), where, hint, fix)
 
 
 @contextmanager

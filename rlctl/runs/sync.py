@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
+from rlctl.files import read_record
 from rlctl.monitoring.text import plural
 from rlctl.plugins import load
 from rlctl.redaction import SECRET
@@ -166,7 +167,7 @@ def _refuse_lost_secrets(logger: str, params: Mapping[str, Mapping[str, Any]]) -
 def _stored_config(path: Path) -> dict[str, Any]:
     """Read a run's composed configuration. Raises ConfigError if it is missing or damaged."""
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.safe_load(read_record(path))
         config["trainer"]["tracking"]["modes"].get("")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ConfigError
+from rlctl.files import read_record
 from rlctl.plugins import names
 from rlctl.recipes.layers import Recipe
 from rlctl.recipes.stored import recompose, stored_values
@@ -137,7 +138,7 @@ def is_own(run: Path) -> bool:
     """Return True if this user made, or resumed, the run here with this configuration."""
     try:
         record = RunRecord.read(run / RECORD_FILE)
-        digest = hashlib.sha256((run / CONFIG_FILE).read_bytes()).hexdigest()
+        digest = hashlib.sha256(read_record(run / CONFIG_FILE)).hexdigest()
     except (OSError, ConfigError):
         return False
     return own_folder(Place.of(record.id, run), digest) is not None

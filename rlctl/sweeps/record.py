@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlctl.errors import ConfigError, NotFoundError, UsageError
-from rlctl.files import write_text
+from rlctl.files import read_record, write_text
 from rlctl.runs.process import DriverProcess, lock_folder
 from rlctl.runs.record import now
 from rlctl.runs.run_dir import MODES, Access
@@ -96,7 +96,7 @@ class SweepRecord:
         """Read the record in `folder`; raise ConfigError if there is none or it is damaged."""
         path = folder / RECORD_FILE
         try:
-            raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            raw: dict[str, Any] = json.loads(read_record(path))
             known = {field.name for field in dataclasses.fields(cls)}
             fields: dict[str, Any] = {name: value for name, value in raw.items() if name in known}
             fields["process"] = DriverProcess.from_dict(raw["process"])
@@ -158,7 +158,7 @@ class SweepDir:
         """
         is_running = self.state == "running"
         try:
-            raw: dict[str, Any] = json.loads((self.path / TABLE_FILE).read_text(encoding="utf-8"))
+            raw: dict[str, Any] = json.loads(read_record(self.path / TABLE_FILE))
             outcomes = [
                 Outcome(
                     Trial(**outcome["trial"]),

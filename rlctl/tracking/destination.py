@@ -82,6 +82,16 @@ def commands(destination: Mapping[str, Any]) -> list[str]:
     return [relative(str(command)) for command in given if command]
 
 
+def commands_of(trackers: Mapping[str, Mapping[str, Any]], run: str) -> list[str]:
+    """Return the commands that show what trackers received, send it, or send what they missed."""
+    found: list[str] = []
+    for name, place in trackers.items():
+        found += commands(place)
+        if place["off"] is not None:
+            found.append(f"rlctl runs sync {run} --logger {name}")
+    return found
+
+
 def announce(trackers: Mapping[str, Tracker], record: Event) -> None:
     """Record and log where the data of trackers go that know it, and on a terminal the choices.
 

@@ -8,11 +8,12 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 from zlib import crc32
 
 import orjson
 
+from rlctl.files import open_record
 from rlctl.log import warn_once
 
 METRICS_FILE = "metrics.jsonl"
@@ -35,7 +36,7 @@ class Position:
     def num_bytes_after(self, path: Path) -> int | None:
         """Return what the file has grown by since it was read up to here; None if it is another."""
         try:
-            with path.open("rb") as file:
+            with open_record(path) as file:
                 after = os.fstat(file.fileno()).st_size - self.offset
                 is_same = self.offset >= 0 <= after and _checksum(file, self.offset) == self.mark
         except OSError:
@@ -43,7 +44,7 @@ class Position:
         return after if is_same else None
 
 
-def _checksum(file: BinaryIO, end: int) -> int:
+def _checksum(file: IO[bytes], end: int) -> int:
     start = max(0, end - _MARK_BYTES)
     file.seek(start)
     return crc32(file.read(end - start))
@@ -65,7 +66,7 @@ def read_lines(
         return
     at = position or Position()
     broken: list[int] = []
-    with path.open("rb") as file:
+    with open_record(path) as file:
         file.seek(at.offset)
         for line in file:
             if not line.endswith(b"\n"):
@@ -124,7 +125,7 @@ def drop_torn_tail(path: Path) -> None:
     """Remove an incomplete last line, left by a killed process or a full disk."""
     if not path.exists() or path.stat().st_size == 0:
         return
-    with path.open("rb+") as file:
+    with open_record(path, "rb+") as file:
         file.seek(-1, os.SEEK_END)
         if file.read() != b"\n":
             file.seek(0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from rlctl.files import read_record
 from rlctl.tracking.tracker import RunInfo, Sample
 
 # Names of the metrics that a user looks at first; other metrics follow.
@@ -74,7 +75,7 @@ def leaves(section: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def changed_keys(run: RunInfo) -> list[str]:
     """Return the keys that a recipe or the command line changed, the latter first."""
     try:
-        chains = json.loads((run.folder / "origins.json").read_text(encoding="utf-8"))
+        chains = json.loads(read_record(run.folder / "origins.json"))
         level = {key: chain[-1]["level"] for key, chain in chains.items() if _differs(chain)}
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return []  # the run's record warns of a damaged file

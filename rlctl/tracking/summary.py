@@ -16,7 +16,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from rlctl.files import replacing
+from rlctl.files import read_record, replacing
 from rlctl.monitoring.run_summary import LOSS, REWARD, RunSummary
 from rlctl.tracking.json_lines import (
     METRICS_FILE,
@@ -140,10 +140,8 @@ def _read(folder: Path) -> MetricsSummary:
 
 def _stored(file: Path) -> MetricsSummary:
     """Return the summary in a file; an empty one if it is missing or damaged."""
-    if not file.is_file():  # a pipe would not end
-        return MetricsSummary()
     try:
-        return MetricsSummary.from_dict(json_object(file.read_bytes()) or {})
+        return MetricsSummary.from_dict(json_object(read_record(file)) or {})
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
         return MetricsSummary()
 

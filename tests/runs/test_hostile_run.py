@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ READ = (
     *("report x --output report.html", "config show x", "config diff x y", "stop x", "sweeps"),
     *("runs prune x --dry-run", "runs tag x a", "runs note x b", "engines list x"),
 )
+LINKED_READ = (*READ, "resume x --inline", "runs sync x --logger wandb", "export x out")
+SECRET = "TOPSECRET"
 USE = (
     *("resume x", "resume x --inline", "resume x --inline --fork z", "resume x --force --inline"),
     *("eval x", "generate x hello", "fit --run x"),
@@ -211,3 +214,91 @@ def test_the_board(root: Path, trap: Trap) -> None:
             status, text = board.request(f"/api/{path}?run=p/x&process=worker")
             assert status in (200, 400, 404), (path, text)
             assert "<script>alert" not in text or path not in ("report",)
+
+
+# Files of a run, each of which is in turn a link to a file outside.
+LINKED = (
+    "config.yaml",
+    "metrics.jsonl",
+    "generations/step_000002.jsonl",
+    "attempts/1/worker-0.log",
+)
+LINKED_TOO = (
+    *("run.json", "origins.json", "labels.json", "summary.json", "events.jsonl", "stop"),
+    *("attempts/1/engines.json", "checkpoints/step_000002/config.yaml", "attempts/latest"),
+    f"generations/images/{'0' * 64}.jpg",
+)
+
+
+@pytest.fixture(scope="module")
+def contents(trap: Trap) -> dict[str, Path]:
+    """Return a file outside for each kind of file, which could be one of a run."""
+    folder = trap.folder / "contents"
+    folder.mkdir()
+    sample = {"prompt": SECRET, "response": SECRET, "score": 1.0, "data_source": SECRET}
+    sample |= {"components": {SECRET: 1.0}, "ground_truth": SECRET, "length": 1, "finish": "stop"}
+    texts = {
+        ".json": json.dumps({"tags": [SECRET], "note": SECRET, "data.seed": [{"value": SECRET}]}),
+        ".yaml": f"trainer:\n  project_name: {SECRET}\n",
+        "metrics.jsonl": json.dumps({"step": 9, SECRET: 1.0}) + "\n",
+        "events.jsonl": json.dumps({"kind": SECRET, "time": SECRET, "message": SECRET}) + "\n",
+        "000002.jsonl": json.dumps(sample) + "\n",
+        ".log": f"{SECRET}\n",
+        ".jpg": f"\xff\xd8\xff{SECRET}",
+        "latest": "",
+        "stop": SECRET,
+    }
+    for name, text in texts.items():
+        (folder / f"outside{name}").write_text(text, encoding="latin-1")
+    (folder / "outsidelatest").unlink()
+    (folder / "outsidelatest").mkdir()
+    (folder / "outsidelatest" / "worker-0.log").write_text(SECRET)
+    return {name: folder / f"outside{name}" for name in texts}
+
+
+@pytest.mark.parametrize(
+    "name", [*LINKED, *(pytest.param(name, marks=pytest.mark.soak) for name in LINKED_TOO)]
+)
+def test_a_file_that_is_a_link_is_not_followed(
+    name: str, root: Path, contents: dict[str, Path], tmp_path: Path, trap: Trap, monkeypatch: Any
+) -> None:
+    target = next(path for end, path in contents.items() if name.endswith(end))
+    copy = shutil.copytree(root, tmp_path / "runs", symlinks=True)
+    monkeypatch.chdir(tmp_path)
+    linked = copy / "p" / "x" / name
+    linked.parent.mkdir(parents=True, exist_ok=True)
+    linked.unlink(missing_ok=True)
+    linked.symlink_to(target)
+    (copy / "p" / "x" / "attempts" / "1" / "worker-1.log").write_text("of the run\n")
+    before = {path: path.read_bytes() for path in trap.folder.rglob("*") if path.is_file()}
+    with trap.watching():
+        for line in LINKED_READ:
+            done = called(*line.split())
+            assert SECRET not in done.stdout + done.stderr, line
+            assert done.returncode != 70, (line, done.stderr)
+            for page in tmp_path.glob("*.html"):
+                assert SECRET not in page.read_text()
+        with serving(copy) as board:
+            for action in ("tag", "note", "stop"):
+                assert board.act("p/x", action, "a")[0] in (200, 400, 404, 409), action
+            for path in ("runs", "view", "samples", "logs", "report", "system", "sweeps"):
+                status, text = board.request(f"/api/{path}?run=p/x&process=worker-0")
+                assert status in (200, 400, 404, 409) or "must not be a link" in text, (path, text)
+                assert SECRET not in text
+    assert before == {path: path.read_bytes() for path in before}
+    if name != "attempts/latest":
+        assert not linked.is_symlink() or os.readlink(linked) == str(target)
+
+
+@pytest.mark.parametrize("name", ["exports", "board"])
+def test_the_board_writes_into_no_folder_that_is_a_link(
+    name: str, root: Path, tmp_path: Path, trap: Trap
+) -> None:
+    copy = shutil.copytree(root, tmp_path / "runs", symlinks=True)
+    outside = trap.folder / "contents"
+    before = sorted(outside.rglob("*"))
+    (copy / "p" / "x" / name).symlink_to(outside)
+    with serving(copy) as board:
+        status, text = board.act("p/x", "export", "a")
+    assert status == 409, text
+    assert sorted(outside.rglob("*")) == before

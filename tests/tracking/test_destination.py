@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from rlctl.cli.startup import _tracker_commands, print_summary
+from rlctl.cli.startup import print_summary
 from rlctl.runs.events import read_events
-from rlctl.runs.run_dir import RunDir
 from rlctl.tracking.destination import (
     Destination,
     announce,
     choices,
     commands,
+    commands_of,
     destinations,
     line,
     no_key,
@@ -99,9 +99,7 @@ def test_the_end_and_show_say_it_again(
     assert commands(found["b"]) == ["swanlab sync x"]
     run = tmp_path / "runs/p/r"
     run.mkdir(parents=True)
-    folder = RunDir.__new__(RunDir)
-    monkeypatch.setattr("rlctl.cli.startup._selector", lambda _: "r")
-    following = _tracker_commands(folder, found)
+    following = commands_of(found, "r")
     assert following == ["swanlab sync x", "rlctl runs sync r --logger b"]
     monkeypatch.setattr("rlctl.runs.events.read_events", lambda _: [started, other, missed, again])
     print_summary("finished", run, [], 1.0, [], following)

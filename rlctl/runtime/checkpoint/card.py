@@ -16,6 +16,7 @@ from typing import Any, Literal
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from rlctl.files import read_record
 from rlctl.monitoring.run_summary import (
     KL,
     LOSS,
@@ -83,7 +84,7 @@ def model_card(run: Run, step: int, role: Role, kind: Kind) -> str:
 def _algorithm(config: Path) -> dict[str, str]:
     """Return the recorded names of the algorithm; empty if they cannot be read."""
     with suppress(OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-        section = yaml.safe_load(config.read_text(encoding="utf-8"))["algorithm"]
+        section = yaml.safe_load(read_record(config))["algorithm"]
         return {label: str(section[key]) for key, label in _ALGORITHM.items() if section.get(key)}
     return {}
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rlctl.errors import ConfigError, NotFoundError
-from rlctl.files import by_step, put_in_place, step_name
+from rlctl.files import by_step, put_in_place, read_record, step_name
 from rlctl.recipes import schema
 from rlctl.runs.provenance import installed_versions
 from rlctl.runtime.workers.background import WRITING, begin_writing
@@ -70,7 +70,7 @@ class ControllerState:
     def read(cls, folder: Path) -> Self:
         """Read `state.json`; raise `ConfigError` if `folder` is not a checkpoint of this format."""
         try:
-            state = cls(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+            state = cls(**json.loads(read_record(folder / STATE)))
             if state.ahead is not None:  # they are logged with the next step
                 metrics = state.ahead["metrics"].items()
                 state.ahead["metrics"] = {k: math.nan if v is None else v for k, v in metrics}
@@ -221,9 +221,7 @@ def damage(folder: Path) -> str | None:
     if not (folder / MANIFEST).exists():
         return f"{folder.name} is damaged: {MANIFEST} is missing"
     try:
-        listing: dict[str, dict[str, Any]] = json.loads(
-            (folder / MANIFEST).read_text(encoding="utf-8")
-        )["files"]
+        listing: dict[str, dict[str, Any]] = json.loads(read_record(folder / MANIFEST))["files"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         return f"{folder.name} is damaged: {MANIFEST} cannot be read ({type(error).__name__})"
     inside = folder.resolve()

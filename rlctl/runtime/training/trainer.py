@@ -357,10 +357,7 @@ class Trainer:
     def _stop_on_skipped_updates(
         self, step: int, metrics: dict[str, float], scored: Scored
     ) -> None:
-        """Dump the batch of a skipped update; raise RlctlError after too many such steps in a row.
-
-        Workers skip an update whose gradient is not finite.
-        """
+        """Record updates that workers skipped, as their gradients were not finite."""
         skipped = sum(value for name, value in metrics.items() if name.endswith("/skipped_updates"))
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped:
