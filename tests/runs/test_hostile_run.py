@@ -302,3 +302,22 @@ def test_the_board_writes_into_no_folder_that_is_a_link(
         status, text = board.act("p/x", "export", "a")
     assert status == 409, text
     assert sorted(outside.rglob("*")) == before
+
+
+def test_rewards_of_another_run_are_not_used_unasked(
+    root: Path, trap: Trap, tmp_path: Path
+) -> None:
+    rows, responses = tmp_path / "rows.jsonl", tmp_path / "responses.jsonl"
+    row: dict[str, Any] = {"data_source": "a", "prompt": [{"role": "user", "content": "q"}]}
+    row["reward_model"] = {"style": "rule", "ground_truth": "1"}
+    rows.write_text(json.dumps(row) + "\n")
+    responses.write_text('{"response": "a"}\n')
+    run = root / "p" / "x"
+    model = run / "checkpoints" / "step_000002" / "huggingface"
+    chosen = {"--recipe": run / "config.yaml", "--model": model}
+    for option, value in (*chosen.items(), ("--model", "x")):
+        given = ("--data", rows, "--responses", responses, option, value)
+        with trap.watching():
+            done = called("reward", "test", *map(str, given))
+        assert done.returncode in (3, 4), done.stderr
+        assert ("was not made by you" in done.stderr) == (option == "--recipe"), done.stderr

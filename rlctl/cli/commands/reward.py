@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlctl.cli.options import Json, overrides_argument, recipe_option
+from rlctl.cli.options import Json, Trust, overrides_argument, recipe_option
 from rlctl.cli.startup import compose_with_notices
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.suggest import hydra_text
@@ -80,6 +80,7 @@ def try_reward(
     function: Function = None,
     model: ModelOption = None,
     recipe: RecipeOption = "ppo",
+    trust: Trust = False,  # noqa: ARG001
     as_json: Json = False,
 ) -> None:
     """Score responses as training would, and print each score.
@@ -128,6 +129,12 @@ def _compose(
             hint="score with each in a command of its own",
         )
 
+    folder = Path(recipe).parent
+    if (folder / "run.json").is_file():  # the configuration of a run, which may be another's
+        from rlctl.runs.trust import check
+
+        given = ["reward.functions=", "reward.custom_reward_function.path="] if function else []
+        check(folder, [*given, *overrides], section="reward.")
     replacement: list[str] = []
     if function:
         replacement = [
