@@ -20,11 +20,13 @@ from rlctl.recipes.verl.config_names import check_name, recipe_of, settings_of
 from rlctl.recipes.verl.settings import VerlSetting, VerlSettings
 from rlctl.recipes.verl.shell import Shell
 from rlctl.recipes.verl.tables import DEFAULT_CONFIGURATIONS, PPO_MODULES
+from rlctl.terminal import visible
 
 _log = logging.getLogger(__name__)
 
 _MODULE = re.compile(r"(?:[\w.]+\.)?(?:main_\w+|\w*sft_trainer|async_main_ppo|fully_async_main)\Z")
 _MOST_SETTINGS = 2000
+_NOT_YAML = re.compile("[\ufffe\uffff]")
 _DATA_FILES = ("data.train_files", "data.val_files")
 _OWN_REWARDS = {"reward.custom_reward_function.path", "reward.functions"}
 _GSM8K_METHOD = "reward.params.gsm8k.method"
@@ -45,12 +47,16 @@ class Imported:
 
     def text(self) -> str:
         """Return the recipe as YAML, with comments about its origin and refused settings."""
-        head = [f"# Imported from {self.script}: `rlctl train {self.verb} --recipe THIS_FILE`."]
-        head += [f"# refused: {problem.message}" for problem in self.problems]
-        head += [f"# not expanded: {text}" for text in self.unread]
-        head += [f"# {text}" for text in self.notes]
+        notes = [f"Imported from {self.script}: `rlctl train {self.verb} --recipe THIS_FILE`."]
+        notes += [f"refused: {problem.message}" for problem in self.problems]
+        notes += [f"not expanded: {text}" for text in self.unread]
+        # Texts of a script may have lines, also such as only YAML separates.
+        lines = [line for note in [*notes, *self.notes] for line in note.splitlines()]
+        head = [f"# {_NOT_YAML.sub('?', visible(line))}" for line in lines]
         body = yaml.safe_dump(nested(self.values), sort_keys=False, allow_unicode=True, width=100)
-        return "\n".join([*head, f"defaults: [{self.base}, _self_]", "", body])
+        width = len(self.base) + 100
+        base = yaml.safe_dump([self.base, "_self_"], default_flow_style=True, width=width).strip()
+        return "\n".join([*head, f"defaults: {base}", "", body])
 
 
 def import_script(path: Path) -> Imported:
