@@ -8,6 +8,7 @@ SUFFIX := $(subst $(comma),-,$(or $(EXTRAS),base))
 # Two stamps: what rlctl needs to run with its pages, and what its development needs as well.
 READY := $(VENV)/.ready-$(SUFFIX)
 STAMP := $(VENV)/.installed-$(SUFFIX)
+UV_VERSION := 0.13.9
 
 # Cache bytecode: without it every process spends seconds on importing torch. The first process
 # compiles the files that it imports, which takes 7 s; compiling all that is installed takes 36 s.
@@ -19,7 +20,7 @@ setup: $(READY)
 
 $(BIN)/uv:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
 
 install = $(BIN)/uv pip install --python $(BIN)/python $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)") \
 	--override constraints.txt --editable '.[$1$(if $(EXTRAS),$(comma)$(EXTRAS))]'
