@@ -14,6 +14,7 @@ from rlctl.data_prep.hub import hub_answers, not_downloaded
 from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
 from rlctl.recipes import schema
+from rlctl.runtime.data.template_limit import limited_template
 from rlctl.storage import local
 
 Chat = Sequence[dict[str, Any]]
@@ -117,6 +118,9 @@ def with_response(chat: Chat, text: str) -> list[dict[str, Any]]:
     return [*chat, {"role": ASSISTANT, "content": text}]
 
 
+_OTHERS = AttributeError, ArithmeticError, RecursionError, MemoryError  # of templates
+
+
 def render_prompt(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, **apply_chat_template_kwargs: Any
 ) -> str:
@@ -133,8 +137,9 @@ def render_prompt(
     if continues:
         kwargs = {"continue_final_message": True, **kwargs}
     try:
-        text = tokenizer.apply_chat_template(list(chat), tokenize=False, **kwargs)
-    except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        with limited_template():
+            text = tokenizer.apply_chat_template(list(chat), tokenize=False, **kwargs)
+    except (jinja2.TemplateError, TypeError, ValueError, LookupError, *_OTHERS) as error:
         if continues and "continue_final_message" in str(error):
             raise ConfigError(
                 "the chat template cannot continue a prompt that ends with an assistant's message",

@@ -7,7 +7,6 @@ that limits of requests are those of the run. A call's time limit begins when th
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,19 +24,17 @@ from rlctl.runtime.rewards.functions import (
     RewardSpec,
     RewardTimeout,
     Traits,
-    call_async,
     call_reward,
     is_user_code,
     to_failure,
 )
 from rlctl.runtime.rewards.loading import load_reward
 from rlctl.runtime.rewards.request_limits import RequestSettings
-from rlctl.runtime.sandbox.calls import limited
 from rlctl.runtime.sandbox.limits import limit_cpu
 from rlctl.runtime.sandbox.user_code import user_line
 
 if TYPE_CHECKING:
-    from rlctl.runtime.rewards.chat_client import ChatClient
+    from rlctl.runtime.rewards.async_calls import AsyncCalls
 
 # Interval at which the event loop shows the alarm that it is not blocked.
 TICK_S = 1.0
@@ -63,9 +60,7 @@ class RewardHost:
         restore(secrets)
         self._timeout_s, self._requests = timeout_s, requests
         self._rewards: list[LoadedReward] = []
-        self._client: ChatClient | None = None
-        self._calls: set[asyncio.Task[list[CallResult]]] = set()  # of users' code
-        self._ticking: asyncio.Task[None] | None = None
+        self._async_calls: AsyncCalls | None = None
 
     def load(self, spec: RewardSpec, import_s: float) -> Traits:
         """Load the next function; raise ConfigError if the import of user code exceeds a limit."""
@@ -99,46 +94,11 @@ class RewardHost:
 
     async def call_async(self, index: int, calls: Sequence[Call]) -> list[CallResult]:
         """Call an asynchronous function, by position, for one call or the calls of a group."""
-        if self._client is None:
-            from rlctl.runtime.rewards import chat_client  # with ssl and SQLite
+        if self._async_calls is None:
+            from rlctl.runtime.rewards.async_calls import AsyncCalls
 
-            self._client = chat_client.install(self._requests)
-            signal.signal(signal.SIGALRM, self._interrupt)
-            self._ticking = asyncio.create_task(self._tick())
-        reward = self._rewards[index]
-        if reward.traits.limits_requests:
-            return await self._limited(reward, calls, None)
-        async with self._client.limiter.slot(self._requests.tokens_per_call):
-            return await self._limited(reward, calls, self._timeout_s)
-
-    async def _limited(
-        self, reward: LoadedReward, calls: Sequence[Call], timeout_s: float | None
-    ) -> list[CallResult]:
-        """Run a call as a task, which need not end when it is cancelled."""
-        task = asyncio.ensure_future(call_async(reward, calls))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-        try:
-            return await limited(task, timeout_s)
-        except RewardTimeout as timeout:  # raised by the alarm at the end of the call
-            failure = to_failure(timeout)
-        except TimeoutError:
-            failure = to_failure(RewardTimeout(f"took longer than {timeout_s:g} s"))
-        except asyncio.CancelledError:
-            failure = to_failure(RuntimeError("the call was cancelled"))
-        return [failure] * len(calls)
-
-    async def _tick(self) -> None:
-        """Postpone the alarm and the limit of CPU time for as long as the loop is not blocked."""
-        while True:
-            signal.setitimer(signal.ITIMER_REAL, self._timeout_s + TICK_S)
-            limit_cpu(self._timeout_s + TICK_S)
-            await asyncio.sleep(TICK_S)
-
-    def _interrupt(self, *_: object) -> None:
-        """Raise RewardTimeout in a call that blocks the loop."""
-        if asyncio.current_task() in self._calls:
-            raise RewardTimeout(f"blocked the event loop for longer than {self._timeout_s:g} s")
+            self._async_calls = AsyncCalls(self._timeout_s, self._requests)
+        return await self._async_calls.call(self._rewards[index], calls)
 
 
 @contextmanager
