@@ -181,11 +181,11 @@ def test_a_single_tag_is_not_divided_into_letters(run, given, tags):
 
 
 SHOWS = """
-class Shows:
-    shows_samples = True
-
 class Blind:
-    pass
+    start = log = finish = None
+
+class Shows(Blind):
+    shows_samples = True
 """
 
 
