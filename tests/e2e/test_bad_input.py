@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rlctl.__main__ import main
+from rlctl.installer import adapted
 from tests.e2e.command import rlctl
 from tests.settings import given
 
@@ -68,8 +69,9 @@ def test_missing_package_of_a_logger_exits_6_with_the_install_command(
     monkeypatch.setitem(sys.modules, "wandb", None)
     # An earlier test may have imported the tracker while its package was there.
     monkeypatch.delitem(sys.modules, "rlctl.tracking.wandb", raising=False)
+    command = adapted("pip install 'rlctl[wandb]'")
     assert main(["train", "ppo", "-l", "wandb"]) == 6
-    assert "pip install 'rlctl[wandb]'" in capsys.readouterr().err
+    assert f"help: {command}\n" in capsys.readouterr().err
     assert not (here / "runs" / "quickstart").exists()
 
 
