@@ -6,7 +6,7 @@ FROM python:3.11-slim@sha256:9c900dea9e8fb7e16277c179b555cc72d29a352dbc33cff48ad
 # The CPU build of torch is a tenth of the size of that for CUDA.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # Extras, such as vllm (needs the index for CUDA) or wandb.
-ARG EXTRAS=board
+ARG EXTRAS=
 
 RUN pip install --no-cache-dir uv==0.13.9
 WORKDIR /src
@@ -14,7 +14,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY rlctl ./rlctl
 COPY recipes ./recipes
 RUN uv pip install --system --no-cache --compile-bytecode --override constraints.txt \
-    --extra-index-url "$TORCH_INDEX" --index-strategy unsafe-best-match ".[$EXTRAS]"
+    --extra-index-url "$TORCH_INDEX" --index-strategy unsafe-best-match ".${EXTRAS:+[$EXTRAS]}"
 
 RUN useradd --create-home rlctl
 USER rlctl

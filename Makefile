@@ -4,6 +4,7 @@ EXTRAS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 comma := ,
+space := $() $()
 SUFFIX := $(subst $(comma),-,$(or $(EXTRAS),base))
 # Two stamps: what rlctl needs to run with its pages, and what its development needs as well.
 READY := $(VENV)/.ready-$(SUFFIX)
@@ -23,10 +24,10 @@ $(BIN)/uv:
 	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
 
 install = $(BIN)/uv pip install --python $(BIN)/python $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)") \
-	--override constraints.txt --editable '.[$1$(if $(EXTRAS),$(comma)$(EXTRAS))]'
+	--override constraints.txt --editable '.$(if $(strip $1 $(EXTRAS)),[$(subst $(space),$(comma),$(strip $1 $(EXTRAS)))])'
 
 $(READY): pyproject.toml constraints.txt | $(BIN)/uv
-	$(call install,board)
+	$(call install)
 	touch $@
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/uv

@@ -60,7 +60,10 @@ def _main(argv: Sequence[str]) -> int:
         if known is None:
             if isinstance(error, SystemExit):
                 raise
-            known, words = InternalError(_bug(error)), [word for word in words if word == "--json"]
+            from rlctl.version_errors import outside_range
+
+            words = [word for word in words if word == "--json"]
+            known = outside_range(error) or InternalError(_bug(error))
         return _report(known, words)
     return code
 

@@ -68,9 +68,12 @@ def train(
         run.state  # "finished"
     """
     from rlctl.recipes.unused_keys import report_unused_keys
-    from rlctl.runtime.resume import plan_train, prepare_start, resumed_run
+    from rlctl.runtime.planning.early import check_early
 
     composed = compose(recipe, overrides) if isinstance(recipe, str | Path) else recipe
+    check_early(composed)
+    from rlctl.runtime.resume import plan_train, prepare_start, resumed_run
+
     prepare_start(composed, inline, resumed_run(composed.config.trainer))
     planned = plan_train(composed, inline)
     for line in report_unused_keys(composed, planned.plan.roles, strict=strict):

@@ -16,10 +16,8 @@ The numbers are exit codes. All errors can be pickled and sent between processes
 from __future__ import annotations
 
 import errno
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar
 
 from rlctl.redaction import redact, redact_word
@@ -67,8 +65,17 @@ class Problem:
         if self.where:
             lines.append(f"  at: {self.where}")
         if self.hint:
-            lines.append(f"  help: {self.hint}")
+            lines.append(f"  help: {self.help}")
         return "\n".join(lines)
+
+    @property
+    def help(self) -> str | None:
+        """The hint with commands of this environment's installer."""
+        if self.hint is None or "pip " not in self.hint:
+            return self.hint
+        from rlctl.installer import adapted
+
+        return adapted(self.hint)
 
 
 class RlctlError(Exception):
@@ -139,28 +146,6 @@ class ResourceError(RlctlError):
 
 
 NO_ACCESS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
-
-
-def cannot_write(what: str, target: Path, error: OSError, hint: str | None = None) -> RlctlError:
-    """Return the error of a failed write of `target`, which messages call `what`.
-
-    A missing folder is a NotFoundError; refused access and a full disk are ResourceErrors. Unlike
-    `error`, it does not name the temporary file beside `target`.
-    """
-    if error.errno == errno.ENOENT and not target.parent.exists():
-        return NotFoundError(
-            f"the folder {target.parent} does not exist",
-            where=str(target),
-            hint=f"mkdir -p {shlex.quote(str(target.parent))}",
-        )
-    reason = error.strerror or str(error)
-    if error.errno in NO_ACCESS:
-        return ResourceError(
-            f"the operating system refused access: {reason}",
-            where=str(target),
-            hint=hint or "check the owner, the permissions and the length of the name",
-        )
-    return ResourceError(f"cannot write {what}: {reason}", where=str(target), hint=hint)
 
 
 class DeviceMemoryError(ResourceError):

@@ -1,7 +1,7 @@
 """Run rlctl as strangers do: from a wheel, in environments that have only what they asked for.
 
     python -m tests.strangers                        # all environments, in about an hour
-    python -m tests.strangers bare sweep             # without extras, and with the extra `sweep`
+    python -m tests.strangers bare peft              # without extras, and with the extra `peft`
     python -m tests.strangers bare --python 3.13
     python -m tests.strangers all --full             # training runs as long as the pages have them
 
@@ -60,8 +60,6 @@ EXPECTED: dict[str, tuple[set[int], str]] = {
     "rlctl engines list @last": ({5}, "the run has ended"),
     "rlctl train ppo --address": ({6, 7}, "no cluster listens there"),
 }
-# Their sweep exists only with this extra.
-OF_SWEEPS = ("rlctl show two", "rlctl compare two", "rlctl sweep best two")
 
 # Plain use of commands that the pages do not show; the pages' runs are there already.
 PLAIN = """
@@ -185,8 +183,6 @@ class Stranger:
         allowed = next(
             (codes for start, (codes, _) in EXPECTED.items() if command.startswith(start)), {0}
         )
-        if command in OF_SWEEPS and not {"sweep", "dev"} & set(self.extras):
-            allowed = {4}
         return None if code in allowed else f"exit code {code}, expected {sorted(allowed)}"
 
 

@@ -271,7 +271,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         problem = known.problems[0]
         status = _STATUS.get(type(known), 500)
         return web.json_response(
-            {"error": problem.message, "where": problem.where, "hint": problem.hint}, status=status
+            {"error": problem.message, "where": problem.where, "hint": problem.help}, status=status
         )
 
 

@@ -125,8 +125,8 @@ def print_problems(problems: Iterable[Problem]) -> None:
         stderr().print(Text.assemble(("error", "bold red"), f": {visible(problem.message)}"))
         if problem.where:
             stderr().print(Text.assemble(("  at", "bold"), f": {visible(problem.where)}"))
-        if problem.hint:
-            stderr().print(Text.assemble(("  help", "bold cyan"), f": {visible(problem.hint)}"))
+        if hint := problem.help:
+            stderr().print(Text.assemble(("  help", "bold cyan"), f": {visible(hint)}"))
 
 
 def print_see_also(codes: Iterable[str]) -> None:

@@ -29,7 +29,7 @@ def error_document(error: RlctlError) -> dict[str, Any]:
             "code": problem.code or code_of(problem.message, error),
             "message": problem.message,
             "where": problem.where,
-            "hint": problem.hint,
+            "hint": problem.help,
             "fix": problem.fix,
         }
         for problem in error.problems

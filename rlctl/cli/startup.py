@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rlctl.cli.console import notice
 from rlctl.cli.options import RUNS_VARIABLE
+from rlctl.errors import RlctlError
 from rlctl.files import by_step
 from rlctl.monitoring.run_summary import (
     LOSS,
@@ -49,6 +50,20 @@ def compose_with_notices(source: str, overrides: Sequence[str]) -> Recipe:
     for line in recipe.notices:
         notice(line)
     return recipe
+
+
+@contextmanager
+def problems_as_json(enabled: bool) -> Iterator[None]:
+    """Print the problems of an error in the block as JSON on stdout, if `enabled`."""
+    try:
+        yield
+    except RlctlError as error:
+        if enabled:
+            from rlctl.cli.console import print_json
+            from rlctl.cli.json_errors import document_with_error
+
+            print_json(document_with_error({"ok": False}, error))
+        raise
 
 
 @contextmanager

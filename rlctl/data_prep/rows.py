@@ -52,7 +52,7 @@ from rlctl.data_prep.row_columns import (
     column_problems,
     unsupported_fields,
 )
-from rlctl.errors import ConfigError, Problem, cannot_write
+from rlctl.errors import ConfigError, Problem
 from rlctl.files import replacing
 from rlctl.storage import local
 from rlctl.suggest import closest
@@ -223,6 +223,8 @@ def write_rows(path: str | Path, rows: RowSource) -> None:
             for table in chain([first], tables):
                 writer.write_table(table)
     except OSError as error:
+        from rlctl.write_errors import cannot_write
+
         raise cannot_write("the data file", path, error) from error
     except (pa.ArrowException, UnicodeEncodeError) as error:
         raise ConfigError(

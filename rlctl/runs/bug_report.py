@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from rlctl.errors import ConflictError, cannot_write
+from rlctl.errors import ConflictError
 from rlctl.files import replacing
 from rlctl.redaction import is_secret_name, redact, redact_value, register
 from rlctl.runs.provenance import installed_versions
@@ -78,6 +78,8 @@ def write_bug_report(
                 file.writestr(f"{target.stem}/{name}", text)
     except OSError as error:
         hint = "rlctl doctor --bug-report /tmp/report.zip"
+        from rlctl.write_errors import cannot_write
+
         raise cannot_write("the archive", target, error, hint) from error
     return items
 

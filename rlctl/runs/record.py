@@ -134,7 +134,7 @@ def failure_of(error: Exception) -> dict[str, str | None]:
     code = first.code or code_of(first.message, known)
     if code == "E-PLUGIN" and first.where:
         message += f" ({first.where})"
-    return {"code": code, "message": message, "hint": first.hint}
+    return {"code": code, "message": message, "hint": first.help}
 
 
 def message_of(error: Exception | None) -> str | None:

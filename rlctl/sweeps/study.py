@@ -13,26 +13,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlctl.errors import ConfigError, MissingExtraError, Problem, raise_problems
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import FrozenTrial, TrialState
+
+from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes.axes import Axis
 from rlctl.recipes.schema import Sweep
 from rlctl.sweeps.record import Outcome, Trial
-
-try:
-    import cmaes  # noqa: F401 (Optuna imports it when the sampler draws)
-    import optuna
-    from optuna.distributions import (
-        BaseDistribution,
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
-    from optuna.trial import FrozenTrial, TrialState
-except ModuleNotFoundError as error:
-    raise MissingExtraError(
-        f"sweeps need the package {error.name!r}, which is not installed",
-        hint="pip install 'rlctl[sweep]'",
-    ) from error
 
 _SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     # All points of a grid are enqueued, so its sampler draws nothing.

@@ -75,4 +75,4 @@ def _examine(name: str, package: str) -> LoggerState:
     except RlctlError as error:
         problem = error.problems[0]
         state = "not installed" if isinstance(error, MissingExtraError) else "would not start"
-        return LoggerState(name, package, state, problem.message, problem.hint)
+        return LoggerState(name, package, state, problem.message, problem.help)

@@ -138,7 +138,9 @@ class MlflowTracker:
     def destination(self) -> Destination:
         """Return the server's page of the run, or the database."""
         if not self.address.startswith("http"):
-            look = f"mlflow ui --backend-store-uri {shlex.quote(self.address)}"
+            from rlctl.installer import runnable
+
+            look = runnable(f"mlflow ui --backend-store-uri {shlex.quote(self.address)}", "flask")
             return Destination("local", place=self.address, look=look)
         experiment = self.client.get_run(self.id).info.experiment_id
         page = f"{self.address.rstrip('/')}/#/experiments/{experiment}/runs/{self.id}"

@@ -103,7 +103,9 @@ class TensorBoardTracker:
 
     def destination(self) -> Destination:
         """Return the folder of the event files."""
-        look = f"tensorboard --logdir {shlex.quote(str(self.folder))}"
+        from rlctl.installer import runnable
+
+        look = runnable(f"tensorboard --logdir {shlex.quote(str(self.folder))}", "tensorboard")
         return Destination("local", place=str(self.folder), look=look)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -46,15 +48,31 @@ def prepare(trial: Trial, wheel: Path, folder: Path) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     own = () if trial.apart else trial.packages
-    install(wheel, folder, trial.extras, packages=[*own, *TOOLS])
+    python = interpreter(trial.python) or sys.executable
+    install(wheel, folder, trial.extras, python, packages=[*own, *TOOLS])
     if trial.apart:
         (folder / "apart").mkdir(exist_ok=True)
         install_packages(folder / "apart", trial.packages)
     (folder / ".ready").touch()
 
 
+def interpreter(number: str) -> str | None:
+    """Return Python of this version: of pyenv, the system or uv, which may download its build."""
+    if not number:
+        return sys.executable
+    installed = (Path.home() / ".pyenv" / "versions").glob(f"{number}.*/bin/python")
+    found = max(map(str, installed), default=None) or shutil.which(f"python{number}")
+    if found is None:
+        with suppress(AssertionError, subprocess.TimeoutExpired):
+            run(*UV, "python", "install", number, cwd=ROOT)
+            found = run(*UV, "python", "find", number, cwd=ROOT).strip()
+    return found
+
+
 def try_packages(trial: Trial, wheel: Path, folder: Path) -> Outcome:
     """Make the environment of `trial` in `folder`, unless it is there, and run its tests."""
+    if interpreter(trial.python) is None:
+        return Outcome("", skipped=1, notes=(f"no Python {trial.python} is here or on uv's list",))
     try:
         prepare(trial, wheel, folder)
     except AssertionError as error:
@@ -69,6 +87,7 @@ def try_packages(trial: Trial, wheel: Path, folder: Path) -> Outcome:
             **os.environ,
             "PATH": f"{commands}:{os.environ['PATH']}",
             "ABROAD_PYTHON": str(other / "bin/python"),
+            "ABROAD_HOME": sys.executable,
             "OMP_NUM_THREADS": "1",
         },
         stdout=subprocess.PIPE,
@@ -87,7 +106,8 @@ def versions(trial: Trial, environment: Path) -> str:
     installed = {package["name"]: package["version"] for package in json.loads(listed)}
     names = [requirement.split("==")[0].split("[")[0] for requirement in trial.packages]
     names = [name for name in names if "/" not in name]
-    return ", ".join(f"{name} {installed[name.lower()]}" for name in names)
+    python = [f"Python {trial.python}"] if trial.python else []
+    return ", ".join(python + [f"{name} {installed[name.lower()]}" for name in names])
 
 
 def outcome(tried: str, report: Path, ended: subprocess.CompletedProcess[str]) -> Outcome:

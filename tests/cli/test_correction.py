@@ -92,9 +92,12 @@ def test_a_batch_that_the_data_cannot_fill_brings_its_mini_batch(
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("corrected: rlctl train ppo ")
     assert main(shlex.split(last)[2:]) == 0
-    assert main([*words, "critic.ppo_mini_batch_size=256", "data.val_files=none.parquet"]) == 3
+    own = "def score(data_source, solution_str, ground_truth):\n    pass\n"
+    Path("mine.py").write_text(own, encoding="utf-8")
+    reward = ["reward.custom_reward_function.path=mine.py"]
+    assert main([*words, "critic.ppo_mini_batch_size=256", *reward]) == 3
     *_, remains, last = capsys.readouterr().err.splitlines()
-    assert remains == "remains: the data file does not exist"
+    assert remains.startswith("remains: the reward file ")
     assert last.startswith("corrected in part: rlctl train ppo ")
 
 

@@ -126,7 +126,7 @@ def test_no_message_is_claimed_by_two_codes() -> None:
 # Where the messages of each code come from: a message of another place that looks like one of them
 # has the wrong code. Files or folders below rlctl.
 PLACES = """
-E-ACCESS board causes.py errors.py runs
+E-ACCESS board causes.py runs write_errors.py
 E-ASYNC runtime/algorithms runtime/planning
 E-ATTENTION runtime/model
 E-BATCH-SIZE runtime/planning
@@ -134,7 +134,7 @@ E-CHECKPOINT-DAMAGED runtime/checkpoint runtime/workers
 E-DATA-COLUMN data_prep
 E-DATA-FILE data_prep
 E-DEVICES runtime/cluster runtime/planning sweeps
-E-DISK causes.py errors.py runtime/checkpoint runtime/planning storage.py
+E-DISK causes.py runtime/checkpoint runtime/planning storage.py write_errors.py
 E-DRIFT runtime/training
 E-ENGINE-INSTALL runtime/rollout/vllm_engine
 E-ENGINE-SETTING runtime/rollout

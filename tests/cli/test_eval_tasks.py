@@ -15,6 +15,7 @@ from rlctl import plugins
 from rlctl.__main__ import main
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import PromptRow
+from rlctl.installer import adapted
 from rlctl.quickstart import NAME as MODEL
 
 
@@ -49,8 +50,9 @@ def test_without_lm_eval_the_command_that_installs_it_is_given(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(plugins, "find_spec", lambda _: None)
+    command = adapted("pip install 'rlctl[lm-eval]'")
     assert main(["eval", MODEL, "--tasks", "a"]) == 6
-    assert "help: pip install 'rlctl[lm-eval]'" in capsys.readouterr().err
+    assert f"help: {command}" in capsys.readouterr().err
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

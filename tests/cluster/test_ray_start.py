@@ -18,6 +18,8 @@ import ray
 
 from rlctl.errors import ResourceError
 from rlctl.recipes.compose import compose
+from rlctl.runtime.cluster import load
+from rlctl.runtime.cluster.load import LoadedDeadline
 from rlctl.runtime.cluster.ray_start import DaemonEndedError, RayStart, reasons
 from rlctl.runtime.cluster.session import ray_session
 
@@ -100,3 +102,26 @@ def test_ray_starts_again_after_its_raylet_has_aborted(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING), ray_session(init, 1, 1, timeout_s=300):
         assert ray.cluster_resources()["CPU"] == 1
     assert "Ray's raylet ended while Ray was starting" in caplog.text
+
+
+def test_a_deadline_lasts_longer_for_each_process_that_waits_for_a_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    idle, busy = (LoadedDeadline(60, lambda factor=factor: factor) for factor in (1.0, 5.0))
+    now[0] += 61
+    assert (idle.is_over(), busy.is_over()) == (True, False)
+    now[0] += 300
+    assert busy.is_over()
+
+
+def test_the_load_of_the_machine_counts_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "allowed_cores", lambda: 2)
+    found: list[float] = []
+    for average in (0.1, 2.0, 8.0, 900.0):
+        monkeypatch.setattr(os, "getloadavg", lambda average=average: (average, 0.0, 0.0))
+        found.append(load.slowness())
+    assert found == [1.0, 1.0, 4.0, 10.0]
+    monkeypatch.delattr(os, "getloadavg")
+    assert load.slowness() == 1.0

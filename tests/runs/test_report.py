@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -303,17 +302,6 @@ def test_pools_of_an_asynchronous_run_are_drawn_over_time(browser: Browser, tmp_
             "actor update",
             "validation",
         ]
-
-
-def test_missing_plotly_names_the_extra(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "plotly").mkdir()
-    (tmp_path / "plotly" / "__init__.py").write_text(
-        "raise ModuleNotFoundError('no plotly', name='plotly')"
-    )
-    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    done = rlctl(root.parent, "report", "first", PYTHONPATH=paths)
-    assert (done.returncode, done.stdout) == (6, "")
-    assert "pip install 'rlctl[report]'" in done.stderr
 
 
 def test_long_run_is_thinned_but_keeps_validations_and_extremes(tmp_path: Path) -> None:

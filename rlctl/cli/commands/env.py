@@ -84,7 +84,7 @@ def _descriptions(kind: str) -> dict[str, str]:
         try:
             found[name] = _first_line(plugins.load(kind, name))
         except MissingExtraError as error:
-            found[name] = f"not installed: {error.problems[0].hint}"
+            found[name] = f"not installed: {error.problems[0].help}"
     return found
 
 

@@ -9,7 +9,7 @@ import typer
 
 from rlctl.cli.console import notice, print_json
 from rlctl.cli.options import Json
-from rlctl.errors import ConfigError, ConflictError, cannot_write
+from rlctl.errors import ConfigError, ConflictError
 from rlctl.files import write_text
 
 app = typer.Typer()
@@ -51,6 +51,8 @@ def import_verl(
         try:
             write_text(output, imported.text())
         except OSError as error:
+            from rlctl.write_errors import cannot_write
+
             raise cannot_write("the recipe", output, error) from error
     if as_json:
         rows = [

@@ -12,7 +12,7 @@ import typer
 from rlctl.cli import complete
 from rlctl.cli.console import print_json, print_problems, stderr, stdout, table
 from rlctl.cli.options import Json
-from rlctl.cli.startup import announce
+from rlctl.cli.startup import announce, problems_as_json
 from rlctl.errors import RlctlError
 from rlctl.terminal import visible
 
@@ -243,7 +243,7 @@ def _dry_run(project: Project, as_json: bool) -> DryRun | None:
 
     announce(f"wrote {project.files['recipe']}; checking it")
     composed = compose(str(project.files["recipe"]), [])
-    with view.problems_as_json(as_json):
+    with problems_as_json(as_json):
         from rlctl.runtime.planning.dry_run import dry_run
 
         if as_json:

@@ -14,7 +14,7 @@ from rlctl.causes import as_rlctl_error
 from rlctl.cli import complete
 from rlctl.cli.console import notice, print_json, print_problems, print_table, stdout, warn
 from rlctl.cli.options import Json, Strict
-from rlctl.errors import ConflictError, Problem, cannot_write
+from rlctl.errors import ConflictError, Problem
 from rlctl.files import write_text
 from rlctl.recipes.search_path import find_recipe, library_recipes
 from rlctl.terminal import visible
@@ -90,6 +90,8 @@ def cp(
     try:
         write_text(target, source.read_text(encoding="utf-8"))
     except OSError as error:
+        from rlctl.write_errors import cannot_write
+
         raise cannot_write("the recipe", target, error) from error
     if as_json:
         print_json({"path": target})

@@ -9,7 +9,6 @@ import typer
 
 from rlctl.cli.console import notice, print_json
 from rlctl.cli.options import Json, Root, run_argument
-from rlctl.errors import cannot_write
 from rlctl.files import write_text
 
 app = typer.Typer()
@@ -68,6 +67,8 @@ def report(
     try:
         write_text(target, text)
     except OSError as error:
+        from rlctl.write_errors import cannot_write
+
         hint = "-o FILE writes to another place"
         raise cannot_write("the report", target, error, hint) from error
     if as_json:

@@ -19,8 +19,7 @@ from rlctl.cli.options import (
     recipe_option,
 )
 from rlctl.cli.remote import Address, Detach
-from rlctl.cli.startup import announce, compose_with_notices, until_start
-from rlctl.cli.views.dry_run import problems_as_json
+from rlctl.cli.startup import announce, compose_with_notices, problems_as_json, until_start
 from rlctl.errors import UsageError
 from rlctl.recipes.search_path import MODEL, Verb, verbs
 from rlctl.suggest import hydra_text, overridden_keys
@@ -236,9 +235,10 @@ def _train(
 ) -> None:
     with until_start() as on_end, problems_as_json(as_json):
         from rlctl import api
-        from rlctl.cli.views import dry_run as report
 
         if dry_run:
+            from rlctl.cli.views import dry_run as report
+
             report.show(recipe, inline=inline, strict=strict, as_json=as_json)
         else:
             api.train(

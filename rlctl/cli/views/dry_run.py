@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rlctl.cli.console import notice, print_json, print_table, stdout, warn
-from rlctl.errors import RlctlError
 from rlctl.monitoring.text import counted, plural, size
 from rlctl.recipes.search_path import place
 
 if TYPE_CHECKING:
     from rlctl.recipes.compose import Recipe
     from rlctl.runtime.planning.dry_run import DryRun
-
-
-@contextmanager
-def problems_as_json(enabled: bool) -> Iterator[None]:
-    """Print the problems of an error in the block as JSON on stdout, if `enabled`."""
-    try:
-        yield
-    except RlctlError as error:
-        if enabled:
-            from rlctl.cli.json_errors import document_with_error
-
-            print_json(document_with_error({"ok": False}, error))
-        raise
 
 
 def show(
@@ -40,6 +24,9 @@ def show(
     start: str = "the same command without --dry-run",
 ) -> None:
     """Print the report; `start` starts the run. Raises all problems at once."""
+    from rlctl.runtime.planning.early import check_early
+
+    check_early(recipe)
     from rlctl.runtime.planning.dry_run import dry_run
 
     report = dry_run(recipe, inline=inline, strict=strict)

@@ -72,7 +72,9 @@ class Placement(Section):
 class Timeouts(Section):
     """Timeouts of processes, in seconds."""
 
-    ray_start_s: PositiveFloat = Field(description="timeout of Ray's start, in seconds")
+    ray_start_s: PositiveFloat = Field(
+        description="timeout of Ray's start, in seconds; a busy machine has up to ten times as many"
+    )
     worker_start_s: PositiveFloat | None = Field(
         description="timeout of the workers' start including model loading, in seconds; null = "
         "300 on CPUs, and 1,200 on GPUs, where engines compile"

@@ -14,18 +14,13 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from rlctl.errors import MissingExtraError
-
 # Scripts of the page in order, and those that only the board has.
 SCRIPTS = ("charts.js", "draw.js", "search.js", "timeline.js", "samples.js", "page.js")
 BOARD_SCRIPTS = ("board.js", "table.js", "overview.js", "live.js", "actions.js")
 
 
 def page(content: Mapping[str, Any]) -> str:
-    """Return the page for `content.content`, with plotly's JavaScript inlined.
-
-    Raises MissingExtraError without plotly.
-    """
+    """Return the page for `content.content`, with plotly's JavaScript inlined."""
     own = "\n".join([*(part(name) for name in SCRIPTS), "showReport();"])
     scripts = [plotly(), own]
     return render(
@@ -51,14 +46,9 @@ def part(name: str) -> str:
 
 
 def plotly() -> str:
-    """Return plotly's JavaScript. Raises MissingExtraError without plotly."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "figures are drawn with plotly, which is not installed",
-            hint="pip install 'rlctl[report]'",
-        ) from error
+    """Return plotly's JavaScript."""
+    from plotly.offline import get_plotlyjs
+
     return get_plotlyjs()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceError, cannot_write
+from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceError
 from rlctl.files import apply_umask, replacing, step_of
 from rlctl.recipes.roles import ACTOR, REWARD_LEARNER, Role
 from rlctl.runs.run import Run
@@ -105,6 +105,8 @@ def _aside(target: Path, force: bool) -> Iterator[Path]:
         reason = re.sub(r"^\[Errno \d+\] |: '.*", "", text)  # without number and paths
         raise ResourceError(f"cannot write {target / Path(source).name}: {reason}") from error
     except OSError as error:
+        from rlctl.write_errors import cannot_write
+
         raise cannot_write(target.name, target, error) from error
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from packaging.version import Version
 
+from rlctl.runtime.cluster.load import LoadedDeadline
+
 _POLL_S = 0.1
 _NEWEST_RAY = (2, 60)  # tested with these private names
 
@@ -62,11 +64,11 @@ def _await_node(
     get_node: Callable[..., Any], timeout_s: float, given_up: threading.Event, *node: Any
 ) -> Any:
     """Return `get_node(*node)`; for `timeout_s`, or until `given_up`, it may not be registered."""
-    deadline = time.monotonic() + timeout_s
+    deadline = LoadedDeadline(timeout_s)
     while True:
         try:
             return get_node(*node)
         except RuntimeError:
-            if time.monotonic() > deadline or given_up.is_set():
+            if deadline.is_over() or given_up.is_set():
                 raise
         time.sleep(_POLL_S)

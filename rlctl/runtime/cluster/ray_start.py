@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import psutil
 from rlctl.errors import ResourceError
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.cluster.health import DAEMONS, is_alive
+from rlctl.runtime.cluster.load import LoadedDeadline, slowness
 
 _POLL_S = 0.2
 _LOGS = ("raylet.err", "raylet.out", "gcs_server.err", "gcs_server.out")
@@ -46,21 +46,26 @@ class RayStart:
 
         The thread runs until `close`: the kernel kills Ray's processes when the thread that started
         them exits. `folder` is that of a cluster on this machine. Raises DaemonEndedError if one
-        of its daemons ends, ResourceError if Ray does not start within `timeout_s`.
+        of its daemons ends, ResourceError if Ray does not start within `timeout_s`,
+        which last longer on a busy machine.
         """
         thread = threading.Thread(target=self._init, args=(options,), name="ray-init", daemon=True)
         thread.start()
-        deadline = time.monotonic() + timeout_s
+        deadline = LoadedDeadline(timeout_s)
         while not self._returned.wait(_POLL_S):
             if folder is not None and (name := self._ended_daemon()) is not None:
                 self.given_up.set()
                 raise DaemonEndedError(
                     f"Ray's {name} ended while Ray was starting", where=reasons(folder), hint=_HINT
                 )
-            if time.monotonic() > deadline:
+            if deadline.is_over():
                 self.given_up.set()
+                busy = slowness()
+                load = (
+                    f", and more on a busy machine (now {busy:.0f} to a core)" if busy >= 2 else ""
+                )
                 raise ResourceError(
-                    f"Ray did not start within {timeout_s:g} s",
+                    f"Ray did not start within {timeout_s:g} s{load}",
                     where=folder and reasons(folder),
                     hint="trainer.timeouts.ray_start_s sets the deadline",
                 )

@@ -14,27 +14,18 @@ from rlctl.data_prep.hub import hub_answers, not_downloaded
 from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
 from rlctl.recipes import schema
+from rlctl.runtime.data.model_folder import check_tokenizer_files, template_of
 from rlctl.runtime.data.template_limit import limited_template
 from rlctl.storage import local
 
 Chat = Sequence[dict[str, Any]]
 
-_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def tokenizer_of(model: schema.Model) -> PreTrainedTokenizerBase:
     """Load the tokenizer of the configured model, with its chat template. Raises ConfigError."""
-    template, file = model.custom_chat_template, model.chat_template_file
-    if file is not None:
-        try:
-            template = Path(local(file)).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"the chat template cannot be read: {error}",
-                where="actor_rollout_ref.model.custom_chat_template",
-                hint="give a jinja file, its address, or the text of a template",
-            ) from error
+    template = template_of(model)
     return load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code, template)
 
 
@@ -48,16 +39,9 @@ def load_tokenizer(
     or it has no chat template; ResourceError if the hub does not respond and has no cached copy.
     """
     folder = Path(local(real_path(path))).expanduser()
+    check_tokenizer_files(folder)
     if folder.is_dir():
-        if not any((folder / name).exists() for name in _FILES):
-            raise ConfigError(
-                "the model folder has no tokenizer",
-                where=str(folder),
-                hint=f"the folder must contain one of {', '.join(_FILES)}",
-            )
         source = str(folder)
-    elif folder.exists():
-        raise ConfigError("the model path is a file, not a folder", where=str(folder))
     elif _HUB_NAME.fullmatch(path):
         source = path
     else:

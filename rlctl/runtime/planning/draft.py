@@ -26,6 +26,7 @@ from rlctl.runtime.algorithms.references import routed_models
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.store import checkpoint_at
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
+from rlctl.runtime.data.model_folder import is_missing
 from rlctl.runtime.data.row_checks import empty_truths
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import tokenizer_of
@@ -128,7 +129,7 @@ class Draft:
     def vocabulary(self) -> tuple[PreTrainedTokenizerBase, Mapping[int, str]]:
         """Tokenizer of the model that reads the data, and its tokens that the model lacks."""
         model = self.role.model(self.config)
-        if not model.tokenizer_path and preflight.is_missing(model.path):
+        if not model.tokenizer_path and is_missing(model.path):
             raise_problems(preflight.check_model(self.config, self.role))
         tokenizer = tokenizer_of(model)
         return tokenizer, preflight.check_vocabulary(model, tokenizer, self.role.model_key)

@@ -21,6 +21,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLLOUT, Role, needed_roles, rollout_pool, trained_role
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.cluster.access import check_packages
+from rlctl.runtime.data.model_folder import check_folder
 from rlctl.runtime.data.tokenizer import check_own_code
 from rlctl.runtime.model.compiled import check_compiler
 from rlctl.runtime.ops import divisors
@@ -77,25 +78,13 @@ def _engine_problem(message: str, size: int, number: int) -> Problem:
     return Problem(message, hint=f"nearest that do: {_TENSOR}={near}", fix=_fix(_TENSOR, near))
 
 
-def is_missing(model_path: str) -> bool:
-    """Return whether the path can only be a folder, and the folder does not exist."""
-    path = Path(local(model_path)).expanduser()
-    is_path = path.is_absolute() or model_path.startswith(("./", "../")) or len(path.parts) != 2
-    return not path.exists() and is_path
-
-
 def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
     """Return the model's config.json.
 
     Raises `ConfigError`, at `key`, where it cannot be read, and `ResourceError` for a model of the
     hub that is not cached while the hub does not respond.
     """
-    if is_missing(model.path) and "/" in model.path:  # the hub has short names, too
-        raise ConfigError(
-            f"there is no model folder {model.path!r}",
-            where=key,
-            hint="a folder with config.json, or ORGANIZATION/NAME of a model on the hub",
-        )
+    check_folder(model.path, key)
     path = local(model.path)
     is_offline = not Path(path).exists() and not hub_answers()
     try:

@@ -14,14 +14,16 @@ from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.algorithms.references import RoutesRows, routed_models
 from rlctl.runtime.batch.images import processor_of
+from rlctl.runtime.data.model_folder import is_missing
 from rlctl.runtime.data.tokenizer import tokenizer_of
-from rlctl.runtime.model.four_bit import check_bitsandbytes, check_unsharded, is_4bit
+from rlctl.runtime.model.four_bit import check_unsharded, is_4bit
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.planning.devices import Devices, pool_sizes
+from rlctl.runtime.planning.early import check_extras
 from rlctl.runtime.planning.error_collector import ErrorCollector
 from rlctl.runtime.planning.model_files import check_architecture, check_tokenizer
 from rlctl.runtime.planning.model_size import UnknownSizeError, build_on_meta
-from rlctl.runtime.planning.preflight import is_missing, read_model_config
+from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.rollout.auto import load_engine, reads_images
 from rlctl.runtime.workers.optimizers import check_optimizer
 
@@ -96,12 +98,8 @@ def check_adapters(config: schema.Config, devices: Devices | None, needs: Flag) 
     """
     roles, errors = needed_roles(config, needs), ErrorCollector()
     is_quantized = any(is_4bit(role.model(config)) for role in roles)
-    if any(role.model(config).lora_rank > 0 for role in roles):
-        from rlctl.runtime.model.lora import check_peft
-
-        errors.run(check_peft)
-    if is_quantized:
-        errors.run(check_bitsandbytes)
+    for role in roles:
+        errors.run(check_extras, role.model(config))
     errors.raise_all()
     if not is_quantized:
         return
