@@ -453,8 +453,11 @@ def test_attributes_of_another_type_are_refused_for_every_kind(
     given: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    names = ("check", "from_spec", "from_config", "draw", "observe", "metrics", "parse")
-    methods = "".join(f"    {name} = None\n" for name in (*names, "state_dict", "load_state_dict"))
+    names = (
+        *("check", "from_spec", "from_config", "draw", "observe", "metrics", "parse"),
+        *("state_dict", "load_state_dict", "start", "log", "finish"),
+    )
+    methods = "".join(f"    {name} = None\n" for name in names)
     module = f"attributes_{given.partition(' ')[0]}"
     (here / f"{module}.py").write_text(f"class Thing:\n    {given}\n{methods}")
     for kind in KINDS:
