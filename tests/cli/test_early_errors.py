@@ -62,6 +62,7 @@ def package_with_a_logger(folder: Path) -> None:
 def test_errors_that_need_no_torch_do_not_import_it(tmp_path: Path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": 3}\n')
     (tmp_path / "empty").mkdir()
+    (tmp_path / "quickstart").mkdir()  # no data of its name
     (tmp_path / "broken.jinja").write_text("{% generation %}a{% endgeneration %}\n{% if %}")
     (tmp_path / "runs" / "quickstart" / "taken").mkdir(parents=True)
     (tmp_path / "runs" / "quickstart" / "taken" / "run.json").write_text("{}")

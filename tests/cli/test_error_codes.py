@@ -139,6 +139,7 @@ E-DRIFT runtime/training
 E-ENGINE-INSTALL runtime/rollout/vllm_engine
 E-ENGINE-SETTING runtime/rollout
 E-EXISTS cli/commands runs runtime/checkpoint runtime/project sweeps
+E-FOLDER-GONE runs
 E-GROUPS runtime/algorithms
 E-HUB data_prep runtime/checkpoint
 E-HUB-PUSH runtime/checkpoint

@@ -315,7 +315,7 @@ def test_emptied_trash_frees_folders_elsewhere(tmp_path):
     place(other, "rollouts", disk)
     (run.path / "rollouts").symlink_to((other.path / "rollouts").resolve())
     run.finish("finished", 0)
-    trash.remove(root, RunStore(root).find("r"))
+    trash.remove(RunStore(root).find("r"))
     again = RunDir.create(root, "p", "r", "ppo")
     with pytest.raises(ConflictError, match="files of another run"):
         place(again, "checkpoints", disk)
@@ -330,7 +330,7 @@ def test_runs_that_cannot_be_deleted_are_reported(tmp_path, monkeypatch):
     root = tmp_path / "runs"
     for name in ("a", "b"):
         RunDir.create(root, "p", name, "ppo").finish("finished", 0)
-        trash.remove(root, RunStore(root).find(name))
+        trash.remove(RunStore(root).find(name))
     rmtree = shutil.rmtree
 
     def fail(path, **given):

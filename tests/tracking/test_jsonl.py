@@ -17,6 +17,7 @@ from rlctl.tracking import jsonl
 from rlctl.tracking.delivery import TrackerTimeouts, first_missing_step
 from rlctl.tracking.fanout import RECORD, Trackers
 from rlctl.tracking.jsonl import (
+    RESPONSES,
     JsonlTracker,
     generations_file,
     read_generations,
@@ -175,8 +176,11 @@ def rows(*steps: int) -> list[str]:
 def test_later_rows_and_samples_are_moved_to_the_attempt(tmp_path: Path) -> None:
     run = run_with(tmp_path, [*rows(0, 1, 2, 3), '{"step": 4, "x'])
     for step in (2, 3):
-        run.generations(step).write_text("{}\n")
-    unfinished = [run.path / ".metrics.jsonl.17.tmp", run.generations(3).with_name(".step_3.tmp")]
+        generations_file(run.path, step).write_text("{}\n")
+    unfinished = [
+        run.path / ".metrics.jsonl.17.tmp",
+        generations_file(run.path, 3).with_name(".step_3.tmp"),
+    ]
     for file in unfinished:
         file.touch()
     done = rewind(run, 2)
@@ -275,7 +279,7 @@ def test_training_responses_wait_for_a_full_disk(tmp_path: Path) -> None:
         assert [json.loads(row)["step"] for row in tracker.not_certain.splitlines()] == [2, 3]
         filler.unlink()
         trackers.log(4, {"a": 1.0})
-        assert run.rollouts(2).is_file()
+        assert generations_file(run.path, 2, RESPONSES).is_file()
         assert len(read_metrics(run.metrics)) == 4
         filler = fill(disk)
         trackers.responses(5, one("x" * 9000))

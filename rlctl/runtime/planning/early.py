@@ -13,7 +13,7 @@ from rlctl.data_prep.rows import existing_file
 from rlctl.data_prep.sources import RAW_SUFFIXES, TRAIN, VALIDATION, data_files
 from rlctl.errors import ConfigError, raise_problems
 from rlctl.plugins import entry_points_of, load, require
-from rlctl.quickstart import real_path
+from rlctl.quickstart import NAME, real_path
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded import missing_secrets
@@ -126,9 +126,16 @@ def _check_template(model: schema.Model) -> None:
 
 
 def _check_data(file: str, split: str, data: schema.Data) -> None:
-    """Check that a local data file exists, and the rows of one that is not large."""
+    """Check that a local data file exists, and the rows of one that is not large.
+
+    Bundled files are named like a folder that may be here.
+    """
     given = Path(file).expanduser()
-    if is_url(file) or not (given.exists() or given.suffix in RAW_SUFFIXES):
+    if (
+        file.startswith(NAME)
+        or is_url(file)
+        or not (given.exists() or given.suffix in RAW_SUFFIXES)
+    ):
         return
     for path in data_files(file, split):
         if existing_file(path).stat().st_size < LARGE_BYTES:
