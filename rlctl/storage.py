@@ -85,7 +85,7 @@ def _fetched(url: str) -> str:
     key = hashlib.sha256(json.dumps([url, signature], default=str).encode()).hexdigest()[:16]
     folder = cache_folder() / key
     target = folder / PurePosixPath(path).name
-    with _locked(folder, url):
+    with locked(folder, url):
         if not target.exists():
             _fetch(fs, found, target, url)
     return str(target)
@@ -220,7 +220,7 @@ def _fetch(fs: Any, found: Listing, target: Path, url: str) -> None:
 
 
 @contextmanager
-def _locked(folder: Path, url: str) -> Iterator[None]:
+def locked(folder: Path, url: str) -> Iterator[None]:
     """Hold a lock on the cache folder; other processes of this machine wait and then reuse it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -240,7 +240,7 @@ def _locked(folder: Path, url: str) -> Iterator[None]:
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
                     raise ResourceError(
-                        f"another process is still downloading {url} after {LOCK_S:.0f} s",
+                        f"another process is still fetching {url} after {LOCK_S:.0f} s",
                         where=str(folder),
                     ) from error
                 time.sleep(0.1)

@@ -22,6 +22,7 @@ EXTRAS = {
     "qlora": "bitsandbytes",
     "lm-eval": "lm_eval",
     "triton": "triton",
+    "gguf": "gguf",
 }
 
 

@@ -1,19 +1,19 @@
-"""Models of the embedded quickstart, made by `make quickstart-model`.
-
-`quickstart` solves small word problems; `quickstart-agent` calls a calculator and walks on a grid;
-`quickstart-vision` names coloured shapes in pictures.
-"""
+"""Models of the embedded quickstart, made by `make quickstart-model`, and paths of models."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-NAME = "quickstart"
-AGENT = "quickstart-agent"
-VISION = "quickstart-vision"
+NAME = "quickstart"  # solves small word problems
+AGENT = "quickstart-agent"  # calls a calculator and walks on a grid
+VISION = "quickstart-vision"  # names coloured shapes in pictures
 FOLDERS = {NAME: "model", AGENT: "agent_model", VISION: "vision_model"}
 
 
 def real_path(model: str) -> str:
-    """Return the folder of a shipped model; any other path unchanged."""
+    """Return the folder of a shipped model or of a GGUF file's model; any other path unchanged."""
+    if model.lower().endswith(".gguf"):
+        from rlctl.quickstart.gguf_model import folder_of
+
+        return folder_of(model)
     return str(Path(__file__).parent / FOLDERS[model]) if model in FOLDERS else model

@@ -150,12 +150,12 @@ def _subfolders(folder: Path | os.DirEntry[str]) -> Iterator[os.DirEntry[str]]:
 
 
 def find_run_or_model(target: str, root: Path | None) -> Run | str:
-    """Return `target` if it is a model: a folder, its URL or a bundled one; otherwise the run.
+    """Return `target` if it is a model: a folder, GGUF file, URL or bundled one; else the run.
 
     Raises NotFoundError if it is neither.
     """
-    folder = Path(target).expanduser()
-    if is_url(target) or (folder / "config.json").is_file() or target in FOLDERS:
+    is_model = target in FOLDERS or (Path(target).expanduser() / "config.json").is_file()
+    if is_model or is_url(target) or target.lower().endswith(".gguf"):
         return target
     try:
         return RunStore(root).find(target)

@@ -22,6 +22,7 @@ PLACES = {
     "cli/commands/prep.py:get_command": "datasets",
     "cli/commands/recipes.py:_check_recipe": "samplers",
     "plugins/__init__.py:_import": "advantages",
+    "quickstart/gguf_model.py:_reader": None,
     "recipes/params.py:_unknown_names": "advantages",
     "recipes/params.py:_load": "advantages",
     "recipes/reference.py:setting_rows": "advantages",
