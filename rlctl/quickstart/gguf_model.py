@@ -115,10 +115,19 @@ def _convert(path: str, file: Path, reader: Any, target: Path) -> None:
     stops = sorted({int(end) for end in ends if end is not None})
     if stops and model.generation_config is not None:
         model.generation_config.eos_token_id = stops if len(stops) > 1 else stops[0]
-    with replacing(target, unique=False) as aside:
-        model.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
-        apply_umask(*aside.iterdir())
+    try:
+        with replacing(target, unique=False) as aside:
+            model.save_pretrained(aside)
+            tokenizer.save_pretrained(aside)
+            apply_umask(*aside.iterdir())
+    except Exception as error:  # safetensors and tokenizers have no OSError
+        if "(os error " not in str(error):
+            raise
+        raise ResourceError(
+            f"the model {path!r} cannot be written as float32: {error}",
+            where=str(target.parent),
+            hint=f"set {CACHE_VARIABLE}=DIR to a folder on a larger disk",
+        ) from error
 
 
 def _load(path: str, file: Path) -> tuple[Any, Any]:

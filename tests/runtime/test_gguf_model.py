@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import torch
 from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.errors import ConfigError, MissingExtraError, ResourceError
 from rlctl.quickstart import gguf_model, real_path
 from rlctl.runtime.data.tokenizer import load_tokenizer, stop_token_ids
 from rlctl.storage import CACHE_VARIABLE
@@ -248,6 +249,22 @@ def test_processes_share_one_conversion_and_a_killed_one_leaves_nothing(
         assert process.exitcode == 0
     assert len([*marks.iterdir()]) == 1
     assert converted(cache) == ["model"]
+
+
+@GGUF
+def test_a_write_that_fails_is_an_error_of_the_disk(tmp_path: Path, cache: Path) -> None:
+    path = str(write(tmp_path / "tiny.gguf"))
+
+    def convert_within_a_limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+        with pytest.raises(ResourceError, match=r"cannot be written as float32: .*too large"):
+            real_path(path)
+
+    process = in_process(convert_within_a_limit)
+    process.join(120)
+    assert process.exitcode == 0
+    assert converted(cache) == []
 
 
 @GGUF
