@@ -126,17 +126,10 @@ def _check_template(model: schema.Model) -> None:
 
 
 def _check_data(file: str, split: str, data: schema.Data) -> None:
-    """Check that a local data file exists, and the rows of one that is not large.
-
-    Bundled files are named like a folder that may be here.
-    """
+    """Check that a local data file exists, and the rows of one that is not large."""
     given = Path(file).expanduser()
-    if (
-        file.startswith(NAME)
-        or is_url(file)
-        or not (given.exists() or given.suffix in RAW_SUFFIXES)
-    ):
-        return
-    for path in data_files(file, split):
-        if existing_file(path).stat().st_size < LARGE_BYTES:
-            Rows.load(path, data, data.skip_invalid and split == TRAIN)
+    is_local = not is_url(file) and not file.startswith(NAME)  # a folder may have a bundled name
+    if is_local and (given.exists() or given.suffix in RAW_SUFFIXES):
+        for path in data_files(file, split):
+            if existing_file(path).stat().st_size < LARGE_BYTES:
+                Rows.load(path, data, data.skip_invalid and split == TRAIN)
