@@ -42,12 +42,12 @@ _URL_PARAMETERS = {"sig", "signature", "key", "x-amz-credential", "x-goog-creden
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 
 _USER_INFO = re.compile(
-    r"(?P<scheme>[A-Za-z][\w+.-]*://)"
-    r"(?:[^\s/@'\"]+|[^\s/@:'\"]+:(?!\d+(?:[/?#\s]|$))[^\s@'\"]*)@"
+    r"(?P<scheme>[A-Za-z][\w+.-]{0,40}://)"
+    r"(?:[^\s/@'\"]{1,2000}|[^\s/@:'\"]{1,2000}:(?!\d+(?:[/?#\s]|$))[^\s@'\"]{0,2000})@"
 )
 _PARAMETER = re.compile(r"(?P<before>[?&;])(?P<key>[\w.-]+)=(?P<value>[^&;\s'\"#]+)")
 _ASSIGNED = re.compile(
-    r"(?P<quote>[\"']?)(?P<key>[A-Za-z_][\w.@/-]*)(?P=quote)(?:\s*=\s*|(?<=[\"'])\s*:\s*|:(?=\S))"
+    r"(?P<quote>[\"']?)(?P<key>[A-Za-z_][\w.@/-]{0,200})(?P=quote)(?:\s*=\s*|(?<=[\"'])\s*:\s*|:(?=\S))"
 )
 # `{name: a, password: b}` on a command line; elsewhere ", token: b" may be part of a sentence.
 _IN_MAPPING = re.compile(r"[{,]\s*(?P<quote>[\"']?)(?P<key>[A-Za-z_][\w.-]*)(?P=quote)\s*:\s*")
@@ -95,7 +95,7 @@ def redact(text: str) -> str:
     for value in sorted(_registered, key=len, reverse=True):
         if value in text:
             text = text.replace(value, _registered[value])
-    # The time of these patterns grows with the square of a long word.
+    # Bounds of repetitions keep the time proportional to the length, also for a long word.
     if "://" in text:
         text = _USER_INFO.sub(_without_user, text)
     if "=" in text:

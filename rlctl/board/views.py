@@ -22,6 +22,7 @@ from rlctl.errors import NotFoundError, RlctlError, UsageError
 from rlctl.monitoring.run_summary import LOSS, REWARD, validation_metric
 from rlctl.redaction import redact
 from rlctl.runs import details, logs
+from rlctl.runs.links import refuse_links
 from rlctl.runs.listing import RunQuery
 from rlctl.runs.report.content import (
     checkpoints,
@@ -101,11 +102,11 @@ class Views:
         object.__setattr__(self, "listing", Listing(self.root))
 
     def run(self, key: str) -> Run:
-        """Return the run `project/name`. Raises NotFoundError for anything else."""
+        """Return the run `project/name`; see `RunStore.find` for errors."""
         folder = self._folder(key)
         if folder is None or not is_run(folder):
             raise NotFoundError(f"no run is named {key!r}", where=str(self.root.resolve()))
-        return read_run(folder)
+        return refuse_links(read_run(folder))
 
     def _folder(self, key: str) -> Path | None:
         """Return the folder of `project/name`; None for names that lead elsewhere."""

@@ -86,10 +86,15 @@ def shown(path: Path) -> str:
 
 def read(path: Path) -> Source:
     """Read one YAML file. Raises ConfigError with file:line if it is not a valid recipe or part."""
-    text = path.read_text(encoding="utf-8")
+    text = ""
     try:
+        text = path.read_text(encoding="utf-8")
         loader = _Loader(text)
         node = loader.get_single_node()
+        if "&" in text:
+            from rlctl.recipes.aliases import check_size
+
+            check_size(node)
         lines = dict(_lines(node, "", path)) if node is not None else {}
         data = loader.construct_document(node) if node is not None else {}
     except yaml.MarkedYAMLError as error:

@@ -50,10 +50,10 @@ def place(run: RunDir, part: str, outside: str | None) -> None:
     project = Path(outside).expanduser().absolute() / run.record.project
     if old is not None and is_own and old.parent == project.resolve():
         _hold(run, old)
-        write_text(_claim_of(old), json.dumps(here.to_dict()))
+        write_text(claim_of(old), json.dumps(here.to_dict()))
         return
     target = project / run.record.name
-    is_copy = _read_claim(target).get("run") == here.run and not _is_own(
+    is_copy = read_claim(target).get("run") == here.run and not _is_own(
         target, here, run.path, run.record
     )
     if is_copy or (not is_own and old == target.resolve()):
@@ -65,7 +65,7 @@ def place(run: RunDir, part: str, outside: str | None) -> None:
             f"the folder has files of another run named {run.record.name!r}",
             where=str(target),
             hint="choose another --name; if that run is gone, delete its files there and "
-            f"{_claim_of(target)}",
+            f"{claim_of(target)}",
         )
     if _names(link) and not _names(target):  # else there is nothing, or a killed process copied it
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ def _claim(target: Path, here: Place, run: RunDir) -> bool:
     Runs of one name have the same target if their roots or machines differ. A claim of a run that
     was deleted, or never created, counts until its file is deleted.
     """
-    claim = _claim_of(target)
+    claim = claim_of(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with claim.open("x", encoding="utf-8") as file:
@@ -193,7 +193,7 @@ def _is_own(target: Path, here: Place, path: Path, record: RunRecord) -> bool:
 
     The claim of an earlier version has no place: it is the run's that is where it was started.
     """
-    claim = _read_claim(target)
+    claim = read_claim(target)
     if "folder" in claim:
         return here.matches(claim)
     if claim.get("run") != here.run or record.process.host != socket.gethostname():
@@ -205,15 +205,16 @@ def _is_own(target: Path, here: Place, path: Path, record: RunRecord) -> bool:
     return root is not None and str(started.resolve()) == here.folder
 
 
-def _read_claim(target: Path) -> Mapping[str, Any]:
+def read_claim(target: Path) -> Mapping[str, Any]:
     """Return the claim beside `target`; empty if there is none."""
     try:
-        return json_object(_claim_of(target).read_bytes()) or {}
+        return json_object(claim_of(target).read_bytes()) or {}
     except OSError:
         return {}
 
 
-def _claim_of(target: Path) -> Path:
+def claim_of(target: Path) -> Path:
+    """Return the file that says which run has a folder elsewhere."""
     return target.with_name(f".{target.name}.run")
 
 
@@ -223,7 +224,7 @@ def _lock_of(target: Path) -> str:
 
 def _free(target: Path) -> None:
     """Remove the claim of a deleted folder, and its lock."""
-    _claim_of(target).unlink(missing_ok=True)
+    claim_of(target).unlink(missing_ok=True)
     target.with_name(_lock_of(target)).unlink(missing_ok=True)
 
 

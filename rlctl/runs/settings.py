@@ -41,8 +41,13 @@ def read_setting(folder: Path, key: str, sha256: str | None) -> Any:
 
 def _parse(text: str | bytes) -> Any:
     """Return the value of a YAML text, None if it cannot be read."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        if ("&" if isinstance(text, str) else b"&") in text:
+            from rlctl.recipes.aliases import check_size
+
+            check_size(yaml.compose(text, loader))
+        return yaml.load(text, loader)
     except (ValueError, RecursionError, yaml.YAMLError):
         return None
 

@@ -57,8 +57,13 @@ class RunStore:
         A selector is `@last`, `@failed` (the newest failed or lost run), `@best:METRIC`,
         `@tag:TAG` (the newest), the path of a folder, or a name, `project/name` or id, of which an
         unambiguous prefix is enough. Raises UsageError when several runs match, NotFoundError when
-        none does.
+        none does, ConflictError for another's run with a folder that is a link.
         """
+        from rlctl.runs.links import refuse_links
+
+        return refuse_links(self._find(selector))
+
+    def _find(self, selector: str) -> Run:
         if not selector.strip():
             raise UsageError(
                 "the name of the run is empty",

@@ -15,8 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
+from rlctl.files import remove
 from rlctl.recipes.compose import compose
 from rlctl.recipes.layers import leaves, nested
+from rlctl.runs.folders_elsewhere import place
+from rlctl.runs.ownership import Place, register
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore
 from tests.board.serving import serving
@@ -56,7 +59,7 @@ class Trap:
         is_path = event in ("open", "os.listdir", "os.scandir", "os.rename", "os.remove")
         if is_path and isinstance(arguments[0], str | bytes | os.PathLike):
             path = os.path.realpath(os.fsdecode(arguments[0]))
-            if path.startswith(str(self.folder)):
+            if path.startswith(str(self.folder)) and os.path.exists(path):
                 self.touched.append(f"{event} {path}")
 
     @contextmanager
@@ -217,13 +220,9 @@ def test_the_board(root: Path, trap: Trap) -> None:
 
 
 # Files of a run, each of which is in turn a link to a file outside.
-LINKED = (
-    "config.yaml",
-    "metrics.jsonl",
-    "generations/step_000002.jsonl",
-    "attempts/1/worker-0.log",
-)
+LINKED = ("config.yaml", "generations/step_000002.jsonl")
 LINKED_TOO = (
+    *("metrics.jsonl", "attempts/1/worker-0.log"),
     *("run.json", "origins.json", "labels.json", "summary.json", "events.jsonl", "stop"),
     *("attempts/1/engines.json", "checkpoints/step_000002/config.yaml", "attempts/latest"),
     f"generations/images/{'0' * 64}.jpg",
@@ -253,6 +252,7 @@ def contents(trap: Trap) -> dict[str, Path]:
     (folder / "outsidelatest").unlink()
     (folder / "outsidelatest").mkdir()
     (folder / "outsidelatest" / "worker-0.log").write_text(SECRET)
+    shutil.copy(folder / "outside000002.jsonl", folder / "outsidelatest" / "step_000002.jsonl")
     return {name: folder / f"outside{name}" for name in texts}
 
 
@@ -288,6 +288,64 @@ def test_a_file_that_is_a_link_is_not_followed(
     assert before == {path: path.read_bytes() for path in before}
     if name != "attempts/latest":
         assert not linked.is_symlink() or os.readlink(linked) == str(target)
+
+
+LINKED_FOLDERS = (
+    *("checkpoints", "rollouts", "attempts", "attempts/1", "attempts/latest", "samples"),
+    *("generations/images", "checkpoints/step_000002", "checkpoints/step_000002/huggingface"),
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["generations", *(pytest.param(name, marks=pytest.mark.soak) for name in LINKED_FOLDERS)],
+)
+def test_a_folder_that_is_a_link_is_not_followed(
+    name: str, root: Path, contents: dict[str, Path], tmp_path: Path, trap: Trap, monkeypatch: Any
+) -> None:
+    copy = shutil.copytree(root, tmp_path / "runs", symlinks=True)
+    monkeypatch.chdir(tmp_path)
+    linked = copy / "p" / "x" / name
+    remove(linked)
+    linked.symlink_to(contents["latest"])
+    with trap.watching():
+        for line in LINKED_READ:
+            done = called(*line.split())
+            assert SECRET not in done.stdout + done.stderr, line
+            assert done.returncode in (0, 3, 4, 5), (line, done.stderr)
+        done = called("show", "x", "--samples")
+        assert done.returncode == 5 and "must not be a link" in done.stderr, done.stderr
+        with serving(copy) as board:
+            for path in ("view", "samples", "logs", "report", "system"):
+                status, text = board.request(f"/api/{path}?run=p/x&process=worker-0")
+                assert status == 409 and "must not be a link" in text, (path, text)
+
+
+def test_folders_elsewhere_and_a_linked_root_are_read(tmp_path: Path, monkeypatch: Any) -> None:
+    """The user's runs, copies of them and runs of others have parts where their settings said."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    monkeypatch.chdir(tmp_path)
+    with RunDir.creating(Path("runs"), "p", "x", "ppo") as run:
+        place(run, "generations", str(tmp_path / "elsewhere"))
+        run.write_config("trainer: {}\n", {})
+    run.finish("finished", 0)
+    sample = {"prompt": "a", "response": "of the run", "score": 1.0, "data_source": "x"}
+    sample |= {"components": {}, "ground_truth": "1", "length": 1, "finish": "stop"}
+    (run.path / "generations" / "step_000002.jsonl").write_text(json.dumps(sample) + "\n")
+    shutil.copytree(run.path, tmp_path / "disk" / "p" / "y", symlinks=True)
+    for name in ("x", "y", "runs/p/y"):
+        shown = called("show", name, "--samples")
+        assert shown.returncode == 0 and "of the run" in shown.stdout, shown.stderr
+    with serving(tmp_path / "runs") as board:
+        status, text = board.request("/api/samples?run=p/x")
+    assert status == 200 and "of the run" in text, text
+    secret = run.path / "generations" / "images"
+    secret.symlink_to(tmp_path)
+    assert "must not be a link" in called("show", "y").stderr
+    own = Place.of(run.record.id, run.path)
+    register(own, "", str(tmp_path))
+    assert called("show", "x").returncode == 0
 
 
 @pytest.mark.parametrize("name", ["exports", "board"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -37,6 +38,7 @@ def no_timer() -> Iterator[None]:
         "{{ 1 // 0 }}",
         "{{ ''.__class__.__mro__ }}",
         "{% for a in messages %}{{ a.x.y.z }}{% endfor %}",
+        "{{ 'a'.center(17777777) }}",
     ],
 )
 def test_a_hostile_template_is_an_error(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +50,16 @@ def test_a_hostile_template_is_an_error(template: str, monkeypatch: pytest.Monke
         render_prompt(tokenizer, [{"role": "user", "content": "hello"}])
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) == before
+
+
+def test_a_template_that_is_too_slow_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limit, "LIMIT_S", 0.2)
+    tokenizer = AutoTokenizer.from_pretrained(real_path("quickstart"))
+    tokenizer.chat_template = ENDLESS.replace("i in", "n in")
+    used = []
+    for _ in range(3):
+        start = time.process_time()
+        with pytest.raises(ConfigError, match="it has not ended within"):
+            render_prompt(tokenizer, [{"role": "user", "content": "hello"}])
+        used.append(time.process_time() - start)
+    assert max(used[1:]) < used[0] / 4

@@ -45,7 +45,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show rows: the prompt as the model will see it, and the inputs of the reward function."""
-    from rlctl.cli.views.samples import print_row, row_entry
+    from rlctl.cli.views.samples import finite, print_row, row_entry
     from rlctl.data_prep.rows import PromptRow, stream_rows
 
     if not file.expanduser().exists():
@@ -73,7 +73,7 @@ def show(
         tokenizer = load_tokenizer(model)
     shown = [row_entry(index, row, tokenizer) for index, row in wanted.items()]
     if as_json:
-        print_json(shown)
+        print_json(finite(shown))
         return
     for entry, row in zip(shown, wanted.values(), strict=True):
         print_row(entry, row.images)

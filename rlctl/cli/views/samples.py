@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -243,6 +244,15 @@ def _drawn(image: Image, console: Console) -> Text | None:
             text.append("▀", Style(color=colours[0], bgcolor=[*colours, None][1]))
         text.append("\n" if top + 2 < height else "")
     return text
+
+
+def finite(value: Any) -> Any:
+    """Return JSON data with None for numbers that are not finite, which no JSON can have."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def row_entry(

@@ -15,7 +15,7 @@ from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
 from rlctl.recipes import schema
 from rlctl.runtime.data.model_folder import check_tokenizer_files, template_of
-from rlctl.runtime.data.template_limit import limited_template
+from rlctl.runtime.data.template_limit import render_limited
 from rlctl.storage import local
 
 Chat = Sequence[dict[str, Any]]
@@ -59,13 +59,14 @@ def load_tokenizer(
         check_own_code(error, source)
         if offline:
             raise not_downloaded(path, source) from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         hint = (
             None
             if folder.is_dir()
             else "no folder of that name exists, so it was looked up on the hub"
         )
         raise ConfigError(
-            f"the tokenizer cannot be loaded: {str(error).splitlines()[0]}", where=source, hint=hint
+            f"the tokenizer cannot be loaded: {reason}", where=source, hint=hint
         ) from error
     if chat_template is not None:
         tokenizer.chat_template = chat_template
@@ -121,8 +122,7 @@ def render_prompt(
     if continues:
         kwargs = {"continue_final_message": True, **kwargs}
     try:
-        with limited_template():
-            text = tokenizer.apply_chat_template(list(chat), tokenize=False, **kwargs)
+        text = render_limited(tokenizer, list(chat), **kwargs)
     except (jinja2.TemplateError, TypeError, ValueError, LookupError, *_OTHERS) as error:
         if continues and "continue_final_message" in str(error):
             raise ConfigError(
@@ -136,7 +136,6 @@ def render_prompt(
             f"the chat template rejects a prompt with the roles {roles}: {error}",
             where=tokenizer.name_or_path,
         ) from error
-    assert isinstance(text, str)  # one chat, not tokenized
     return text.encode(errors="replace").decode()  # lone surrogates cannot be tokenized
 
 
@@ -167,7 +166,7 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model_path: str) -> tuple
                 str(folder) if folder.is_dir() else model_path,
                 local_files_only=not folder.is_dir() and not hub_answers(),
             ).eos_token_id
-        except OSError as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             if folder.is_dir():
                 raise ConfigError(
                     f"generation_config.json cannot be read: {error}", where=str(folder)

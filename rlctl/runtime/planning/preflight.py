@@ -94,9 +94,9 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
             local_files_only=is_offline,
             **model.override_config,
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of transformers, for values of any wrong type
         check_own_code(error, model.path, key.rpartition(".")[0])
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         near = did_you_mean(model.path, quickstart.FOLDERS)
         if is_offline and not near:
             raise not_downloaded(model.path, key) from error
