@@ -47,7 +47,7 @@ _USER_INFO = re.compile(
 )
 _PARAMETER = re.compile(r"(?P<before>[?&;])(?P<key>[\w.-]+)=(?P<value>[^&;\s'\"#]+)")
 _ASSIGNED = re.compile(
-    r"(?P<quote>[\"']?)(?P<key>[A-Za-z_][\w.@/-]{0,200})(?P=quote)(?:\s*=\s*|(?<=[\"'])\s*:\s*|:(?=\S))"
+    r"(?P<quote>[\"']?)(?P<key>[A-Za-z_][\w.@/-]{0,80})(?P=quote)(?:\s*=\s*|(?<=[\"'])\s*:\s*|:(?=\S))"
 )
 # `{name: a, password: b}` on a command line; elsewhere ", token: b" may be part of a sentence.
 _IN_MAPPING = re.compile(r"[{,]\s*(?P<quote>[\"']?)(?P<key>[A-Za-z_][\w.-]*)(?P=quote)\s*:\s*")

@@ -43,7 +43,7 @@ def _parse(text: str | bytes) -> Any:
     """Return the value of a YAML text, None if it cannot be read."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        if ("&" if isinstance(text, str) else b"&") in text:
+        if "&" in text if isinstance(text, str) else b"&" in text:
             from rlctl.recipes.aliases import check_size
 
             check_size(yaml.compose(text, loader))

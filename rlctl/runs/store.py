@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from rlctl.errors import NotFoundError, UsageError
+from rlctl.errors import NotFoundError
 from rlctl.log import warn_once
-from rlctl.monitoring.run_summary import lower_is_better
 from rlctl.quickstart import FOLDERS
 from rlctl.runs.labels import LABELS_FILE, Labels
-from rlctl.runs.listing import value_of
 from rlctl.runs.naming import DEFAULT_ROOT
-from rlctl.runs.query import Query
-from rlctl.runs.run import ACTIVE, Run, Stamp, build_run, is_run, read_run, stamp
+from rlctl.runs.run import ACTIVE, Run, Stamp, build_run, is_run, stamp
 from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.storage import is_url
 
@@ -59,66 +56,9 @@ class RunStore:
         unambiguous prefix is enough. Raises UsageError when several runs match, NotFoundError when
         none does, ConflictError for another's run with a folder that is a link.
         """
-        from rlctl.runs.links import refuse_links
+        from rlctl.runs.selectors import find
 
-        return refuse_links(self._find(selector))
-
-    def _find(self, selector: str) -> Run:
-        if not selector.strip():
-            raise UsageError(
-                "the name of the run is empty",
-                hint="give a name or its beginning, @last or @failed; `rlctl runs` lists them",
-            )
-        if is_run(Path(selector)):
-            return read_run(Path(selector))
-        runs = sorted(self.runs(), key=lambda run: run.created, reverse=True)
-        if selector.startswith("@"):
-            return self._newest(selector, runs)
-        matches = [run for run in runs if selector in _names(run)] or [
-            run for run in runs if any(name.startswith(selector) for name in _names(run))
-        ]
-        if len(matches) > 1:
-            candidates = ", ".join(run.key for run in matches[:8]) + (
-                ", …" if len(matches) > 8 else ""
-            )
-            raise UsageError(
-                f"{selector!r} names {len(matches)} runs", hint=f"one of: {candidates}"
-            )
-        if not matches:
-            from rlctl.runs.name_errors import unknown
-
-            raise unknown(selector, runs, self.root)
-        return matches[0]
-
-    def _newest(self, selector: str, runs: Sequence[Run]) -> Run:
-        kind, _, given = selector.partition(":")
-        if kind == "@best" and given:
-            found = self._best(given, runs)
-        elif kind == "@tag" and given:
-            found = next((run for run in runs if given in run.labels.tags), None)
-        elif selector in ("@last", "@failed"):
-            found = next(
-                (run for run in runs if selector == "@last" or run.state in ("failed", "lost")),
-                None,
-            )
-        else:
-            raise UsageError(
-                f"unknown selector {selector!r}",
-                hint="use @last, @failed, @best:METRIC, @tag:TAG, or the beginning of a name",
-            )
-        if found is None:
-            from rlctl.runs.name_errors import unknown
-
-            raise unknown(selector, runs, self.root)
-        return found
-
-    def _best(self, metric: str, runs: Sequence[Run]) -> Run | None:
-        """Return the run with the best value of a metric or aspect; ties go to the newest."""
-        term = Query(metric if "(" in metric else f"best({metric})").term()
-        values = [(value_of(run, term), run) for run in runs]
-        found = [(value, run) for value, run in values if value is not None]
-        choose = min if lower_is_better(term.name) else max
-        return choose(found, key=lambda pair: pair[0])[1] if found else None
+        return find(self, selector)
 
 
 @contextmanager
@@ -131,11 +71,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _names(run: Run) -> tuple[str, ...]:
-    names = (run.name, run.key)
-    return (*names, run.record.id) if run.record else names
 
 
 def _subfolders(folder: Path | os.DirEntry[str]) -> Iterator[os.DirEntry[str]]:

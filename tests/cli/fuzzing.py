@@ -65,7 +65,7 @@ class Ended:
 
     @property
     def fault(self) -> str | None:
-        """What is wrong with this end; None for a result or an error that names its cause."""
+        """Fault of this end, None for a result or an error that names its cause."""
         lowered = self.output.lower()
         for text in ("internal error", "traceback (most recent", "out of memory", "memoryerror"):
             if text in lowered:
@@ -111,9 +111,13 @@ def _bytes(random: Random, content: bytes) -> bytes:
             case 5:
                 width = random.choice((4, 8))
                 number = random.choice(_BINARY) % (1 << 8 * width)
-                data[place : place + width] = number.to_bytes(width, random.choice(("little", "big")))
+                data[place : place + width] = number.to_bytes(
+                    width, random.choice(("little", "big"))
+                )
             case 6:
-                data[place:place] = random.choice((b"\x00", b"\xff\xfe", b"\xc3\x28", b"\xed\xa0\x80"))
+                data[place:place] = random.choice(
+                    (b"\x00", b"\xff\xfe", b"\xc3\x28", b"\xed\xa0\x80")
+                )
             case _:
                 data[place : place + 1] = bytes([random.randrange(256)])
     return bytes(data)
@@ -129,7 +133,9 @@ def _text(random: Random, content: bytes) -> bytes:
         return content[: found.start()] + number + content[found.end() :]
     if choice == 1:
         place = random.randrange(len(content) + 1)
-        opening, closing = random.choice(((b"[", b"]"), (b'{"a":', b"}"), (b"{{", b"}}"), (b"- ", b"")))
+        opening, closing = random.choice(
+            ((b"[", b"]"), (b'{"a":', b"}"), (b"{{", b"}}"), (b"- ", b""))
+        )
         levels = random.choice((10, 1000, 100_000))
         closed = closing * levels if random.random() < 0.5 else b""
         return content[:place] + opening * levels + b"1" + closed + content[place:]
@@ -207,7 +213,16 @@ trainer:
   total_training_steps: 4
   logger: [console]
 """
-KINDS = ("parquet", "wrong types", "picture", "picture file", "jsonl", "recipe", "template", "model")
+KINDS = (
+    "parquet",
+    "wrong types",
+    "picture",
+    "picture file",
+    "jsonl",
+    "recipe",
+    "template",
+    "model",
+)
 # Files of a model, of which one is changed.
 MODEL_FILES = ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json")
 
@@ -217,7 +232,10 @@ def write_valid(folder: Path) -> Path:
     model = write_tiny_model(folder / "model")
     text = model / "chat_template.jinja"
     assert text.is_file()
-    rows = [PromptRow("rlctl/arithmetic", [{"role": "user", "content": f"{n} + 1?"}], str(n)) for n in range(40)]
+    rows = [
+        PromptRow("rlctl/arithmetic", [{"role": "user", "content": f"{n} + 1?"}], str(n))
+        for n in range(40)
+    ]
     write_rows(folder / "rows.parquet", rows)
     (folder / "rows.jsonl").write_text("".join(json.dumps(ROW) + "\n" for _ in range(40)))
     (folder / "recipe.yaml").write_text(RECIPE)
@@ -348,6 +366,6 @@ def _child(commands: Sequence[Sequence[str]], folder: Path, results: Path) -> No
         done = called(*words, cwd=folder)
         more = (folder / "stderr").read_text(errors="replace")
         entry = [words, done.returncode, done.stdout[-3000:] + done.stderr[-6000:] + more[-6000:]]
-        with results.open("a") as file:
+        with results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
     os._exit(0)

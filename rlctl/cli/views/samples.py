@@ -211,7 +211,7 @@ def print_row(entry: dict[str, Any], images: Sequence[Image] = ()) -> None:
     out = stdout()
     out.print(
         Text(f"row {entry['row']}", style="bold"),
-        Text(visible(" · ".join(fact for fact in facts if fact)), style="dim"),
+        Text(visible(" · ".join(str(fact) for fact in facts if fact)), style="dim"),
     )
     out.print(Text(visible(text)))
     for name, image in zip_longest(entry["images"], images):

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from rlctl.data_prep.chats import ASSISTANT
-from rlctl.data_prep.hub import hub_answers, not_downloaded
+from rlctl.data_prep.hub import hub_answers
 from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
 from rlctl.recipes import schema
@@ -57,17 +57,9 @@ def load_tokenizer(
         )
     except Exception as error:  # tokenizers raises this class itself for a broken tokenizer.json
         check_own_code(error, source)
-        if offline:
-            raise not_downloaded(path, source) from error
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        hint = (
-            None
-            if folder.is_dir()
-            else "no folder of that name exists, so it was looked up on the hub"
-        )
-        raise ConfigError(
-            f"the tokenizer cannot be loaded: {reason}", where=source, hint=hint
-        ) from error
+        from rlctl.runtime.data.model_errors import tokenizer_error
+
+        raise tokenizer_error(error, path, folder, offline) from error
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     if not tokenizer.chat_template:
@@ -103,9 +95,6 @@ def with_response(chat: Chat, text: str) -> list[dict[str, Any]]:
     return [*chat, {"role": ASSISTANT, "content": text}]
 
 
-_OTHERS = AttributeError, ArithmeticError, RecursionError, MemoryError  # of templates
-
-
 def render_prompt(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, **apply_chat_template_kwargs: Any
 ) -> str:
@@ -114,8 +103,6 @@ def render_prompt(
     An assistant's last message is the start of that turn, unless `add_generation_prompt` is given.
     Raises ConfigError if the template rejects the chat, for example an unknown role.
     """
-    import jinja2
-
     continues = "add_generation_prompt" not in apply_chat_template_kwargs
     continues = continues and ends_with_assistant(chat)
     kwargs = {"add_generation_prompt": not continues, **apply_chat_template_kwargs}
@@ -123,19 +110,10 @@ def render_prompt(
         kwargs = {"continue_final_message": True, **kwargs}
     try:
         text = render_limited(tokenizer, list(chat), **kwargs)
-    except (jinja2.TemplateError, TypeError, ValueError, LookupError, *_OTHERS) as error:
-        if continues and "continue_final_message" in str(error):
-            raise ConfigError(
-                "the chat template cannot continue a prompt that ends with an assistant's message",
-                where=tokenizer.name_or_path,
-                hint="leave that message out; +data.apply_chat_template_kwargs."
-                "add_generation_prompt=true begins another one after it",
-            ) from error
-        roles = ", ".join(message["role"] for message in chat)
-        raise ConfigError(
-            f"the chat template rejects a prompt with the roles {roles}: {error}",
-            where=tokenizer.name_or_path,
-        ) from error
+    except Exception as error:  # of any class, as templates are programs
+        from rlctl.runtime.data.model_errors import template_error
+
+        raise template_error(error, chat, tokenizer.name_or_path, continues) from error
     return text.encode(errors="replace").decode()  # lone surrogates cannot be tokenized
 
 

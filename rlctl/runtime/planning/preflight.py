@@ -11,8 +11,7 @@ from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
-from rlctl import quickstart
-from rlctl.data_prep.hub import hub_answers, not_downloaded
+from rlctl.data_prep.hub import hub_answers
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import existing_parent, free_space
 from rlctl.monitoring.text import plural
@@ -30,7 +29,6 @@ from rlctl.runtime.planning.error_collector import ErrorCollector
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.auto import engine_model_problems
 from rlctl.storage import local
-from rlctl.suggest import did_you_mean
 
 LOG = logging.getLogger(__name__)
 
@@ -88,27 +86,19 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
     path = local(model.path)
     is_offline = not Path(path).exists() and not hub_answers()
     try:
-        return AutoConfig.from_pretrained(
+        loaded = AutoConfig.from_pretrained(
             path,
             trust_remote_code=model.trust_remote_code,
             local_files_only=is_offline,
             **model.override_config,
         )
+        "".join(loaded.architectures or ())  # transformers does not check their types
+        return loaded
     except Exception as error:  # of transformers, for values of any wrong type
         check_own_code(error, model.path, key.rpartition(".")[0])
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        near = did_you_mean(model.path, quickstart.FOLDERS)
-        if is_offline and not near:
-            raise not_downloaded(model.path, key) from error
-        raise ConfigError(
-            f"the model {model.path!r} has no readable config.json: {reason}",
-            where=key,
-            hint=None
-            if Path(path).exists()
-            else near
-            or "without a network, give a local folder, or set HF_HUB_OFFLINE=1 to use the hub's "
-            "cache; HF_ENDPOINT=URL selects a mirror of the hub",
-        ) from error
+        from rlctl.runtime.data.model_errors import config_error
+
+        raise config_error(error, model.path, key, is_offline) from error
 
 
 def check_model(config: schema.Config, role: Role = ACTOR) -> Iterator[Problem]:

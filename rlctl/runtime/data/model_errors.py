@@ -1,0 +1,67 @@
+"""Errors of a model's files: those that transformers raises, as errors of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlctl import quickstart
+from rlctl.data_prep.hub import not_downloaded
+from rlctl.errors import ConfigError, RlctlError
+from rlctl.storage import local
+from rlctl.suggest import did_you_mean
+
+
+def tokenizer_error(error: Exception, path: str, folder: Path, offline: bool) -> RlctlError:
+    """Return the error of a tokenizer at `path`, which is in `folder` if that exists."""
+    source = str(folder) if folder.is_dir() else path
+    if offline:
+        return not_downloaded(path, source)
+    hint = "no folder of that name exists, so it was looked up on the hub"
+    return ConfigError(
+        f"the tokenizer cannot be loaded: {_reason(error)}",
+        where=source,
+        hint=None if folder.is_dir() else hint,
+    )
+
+
+def config_error(error: Exception, path: str, key: str, offline: bool) -> RlctlError:
+    """Return the error of a model whose config.json cannot be read; `key` names the model."""
+    near = did_you_mean(path, quickstart.FOLDERS)
+    if offline and not near:
+        return not_downloaded(path, key)
+    return ConfigError(
+        f"the model {path!r} has no readable config.json: {_reason(error)}",
+        where=key,
+        hint=None
+        if Path(local(path)).exists()
+        else near
+        or "without a network, give a local folder, or set HF_HUB_OFFLINE=1 to use the hub's "
+        "cache; HF_ENDPOINT=URL selects a mirror of the hub",
+    )
+
+
+def template_error(
+    error: Exception, chat: Sequence[Mapping[str, Any]], where: str, continues: bool
+) -> ConfigError:
+    """Return the error of a chat template; `continues` if it was to continue the last message."""
+    if continues and "continue_final_message" in str(error):
+        return ConfigError(
+            "the chat template cannot continue a prompt that ends with an assistant's message",
+            where=where,
+            hint="leave that message out; +data.apply_chat_template_kwargs."
+            "add_generation_prompt=true begins another one after it",
+        )
+    roles = ", ".join(str(message["role"]) for message in chat)
+    return ConfigError(
+        f"the chat template rejects a prompt with the roles {roles}: {_reason(error)}", where=where
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Return the message of an error on one line, or its class."""
+    return " ".join(str(error).split())[:_LONGEST] or type(error).__name__
+
+
+_LONGEST = 500  # characters
