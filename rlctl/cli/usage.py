@@ -92,7 +92,8 @@ def _command(path: str, context: Any, given: str) -> Fix | None:
         if given in verbs():
             return given, ("train", given)
     if path == "rlctl train" and (recipe := _recipe(given)) is not None:
-        verb = next((name for name in sorted(known, key=len) if name in recipe), "ppo")
+        named = [name for name in sorted(known, key=len) if name in recipe]
+        verb = next(name for name in (*named, *_bases(recipe), "ppo") if name in known)
         return given, (verb, "--recipe", recipe)
     if "show" in known and (Path(given).suffix or Path(given).exists()):
         return given, ("show", given)
@@ -147,8 +148,20 @@ def _recipe(given: str) -> str | None:
         return given
     from rlctl.recipes.search_path import library_recipes
 
-    near = closest(given, library_recipes())
+    recipes = library_recipes()
+    if given in recipes:
+        return given
+    near = closest(given, recipes)
     return near if near and len(given) > 3 and "_" in near else None
+
+
+def _bases(recipe: str) -> list[str]:
+    """Return the names of the files on whose settings a shipped recipe builds."""
+    from rlctl.recipes.search_path import library_recipes
+    from rlctl.recipes.sources import read
+
+    path = library_recipes().get(recipe)
+    return [name.removesuffix("_trainer") for name in read(path).included] if path else []
 
 
 # Commands that take overrides, which may be added at their end.

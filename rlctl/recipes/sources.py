@@ -92,29 +92,15 @@ def read(path: Path) -> Source:
         loader = _Loader(text)
         node = loader.get_single_node()
         if "&" in text:
-            from rlctl.recipes.aliases import check_size
+            from rlctl.recipes.yaml_errors import check_size
 
             check_size(node)
         lines = dict(_lines(node, "", path)) if node is not None else {}
         data = loader.construct_document(node) if node is not None else {}
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = text.splitlines()[mark.line :][:1] if mark else []
-        raise ConfigError(
-            f"invalid YAML: {error.problem}",
-            where=f"{shown(path)}:{mark.line + 1}:{mark.column + 1}" if mark else shown(path),
-            hint='quote a reference inside braces: {key: "${other.key}"}'
-            if "${" in "".join(line)
-            else "check indentation, colons and quotes there",
-        ) from error
-    except RecursionError as error:
-        raise ConfigError(
-            "invalid YAML: a value contains itself or is nested too deeply",
-            where=shown(path),
-            hint="an alias (`*name`) must not be inside its anchor (`&name`)",
-        ) from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read this file: {error}", where=shown(path)) from error
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
+        from rlctl.recipes.yaml_errors import unreadable
+
+        raise unreadable(error, text, shown(path)) from error
     if not isinstance(data, dict):
         raise ConfigError(
             f"a recipe must be a mapping of keys, not {type(data).__name__}",

@@ -44,7 +44,7 @@ def _parse(text: str | bytes) -> Any:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         if "&" in text if isinstance(text, str) else b"&" in text:
-            from rlctl.recipes.aliases import check_size
+            from rlctl.recipes.yaml_errors import check_size
 
             check_size(yaml.compose(text, loader))
         return yaml.load(text, loader)

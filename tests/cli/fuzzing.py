@@ -300,7 +300,7 @@ def _picture_case(
         words = ["prep", "jsonl", "rows.jsonl", "--out", "out", "--prompt-key", "q"]
         return [[*words, "--answer-key", "a", "--image-key", "images"]]
     chat = [{"role": "user", "content": "<image>What?"}]
-    rows = [PromptRow("rlctl/shapes", chat, "1", images=(content,)) for _ in range(40)]
+    rows = [PromptRow("rlctl/shapes", chat, "1", images=(content or b"\x00",)) for _ in range(40)]
     write_rows(folder / "rows.parquet", rows)
     show = ["data", "show", "rows.parquet"]
     given = ["data.train_files=rows.parquet", "data.val_files=rows.parquet"]

@@ -14,6 +14,7 @@ from rlctl.data_prep.arithmetic import generate
 from rlctl.data_prep.rows import write_rows
 from rlctl.errors import ConfigError, Problem
 from rlctl.recipes.compose import compose
+from tests.recorded import called
 
 
 def fixed(*overrides: str) -> list[str]:
@@ -110,3 +111,16 @@ def test_secrets_are_not_printed() -> None:
     renamed = corrected(words, [problem(f"x.api_key={secret}", f"y.api_key={secret}")]) or ""
     assert "y.api_key='<secret>'" in renamed or "'y.api_key=<secret>'" in renamed
     assert secret not in renamed
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ("dapo", "ppo --recipe dapo"),
+        ("tools", "grpo --recipe tools"),
+        ("gsm8k_gropo", "grpo --recipe gsm8k_grpo"),
+        ("dop", "dpo"),
+    ],
+)
+def test_a_recipe_in_place_of_an_algorithm(given: str, right: str, here: Path) -> None:
+    assert called("train", given).stderr.endswith(f": rlctl train {right}\n")

@@ -39,6 +39,7 @@ def no_timer() -> Iterator[None]:
         "{{ ''.__class__.__mro__ }}",
         "{% for a in messages %}{{ a.x.y.z }}{% endfor %}",
         "{{ 'a'.center(17777777) }}",
+        "{{ 'a' * 7777777777 }}",
     ],
 )
 def test_a_hostile_template_is_an_error(template: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from rlctl.runtime import rank_info
 from rlctl.runtime.launch import train
 from rlctl.runtime.planning.evaluation import target_config
 from rlctl.runtime.planning.plan import Plan, make_plan
+from rlctl.runtime.planning.preflight import check_disk
 from rlctl.runtime.training.stopping import Stopping
 from tests.e2e.conftest import small, write_shelf
 from tests.models import write_tiny_model
@@ -262,6 +263,21 @@ def test_prompts_with_a_token_that_the_model_lacks_are_refused(
             plan(folder, f"actor_rollout_ref.model.path={model}", f"data.{key}={rows}")
     assert main(["generate", str(model), "a <nope>"]) == ConfigError.exit_code
     assert "prompt 0 contains '<nope>'" in capsys.readouterr().err
+
+
+def test_a_finished_run_needs_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlctl.runtime.planning.preflight.free_space", lambda _: 0)
+    run = RunDir.create(tmp_path, "p", "r", "ppo")
+    model = "actor_rollout_ref.model.path=quickstart"
+    two = compose("grpo", (model, "trainer.total_training_steps=2")).config
+    with pytest.raises(ResourceError, match="0 MiB free"):
+        check_disk(two, tmp_path, run.path)
+    run.update(total_steps=2)
+    run.finish("finished", 0)
+    check_disk(two, tmp_path, run.path)
+    more = compose("grpo", (model, "trainer.total_training_steps=3")).config
+    with pytest.raises(ResourceError, match="0 MiB free"):
+        check_disk(more, tmp_path, run.path)
 
 
 def test_a_full_disk_gets_no_quickstart_data(

@@ -59,6 +59,17 @@ def template_error(
     )
 
 
+def check_own_code(error: Exception, path: str, section: str = "actor_rollout_ref.model") -> None:
+    """Raise ConfigError if `error` says that the model at `path` needs code of its own folder."""
+    if "trust_remote_code=True" in str(error):
+        key = f"{section}.trust_remote_code"
+        raise ConfigError(
+            f"the model {path!r} needs Python code of its own, which has not been run",
+            where=key,
+            hint=f"read the *.py files there; {key}=true runs them",
+        ) from error
+
+
 def _reason(error: Exception) -> str:
     """Return the message of an error on one line, or its class."""
     return " ".join(str(error).split())[:_LONGEST] or type(error).__name__

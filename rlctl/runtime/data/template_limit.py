@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 LIMIT_S = 5.0
 MOST_CHARACTERS = 1 << 24  # of a prompt, above the context of any model
-_refused: dict[str, str] = {}  # by template: the reason; it is not tried again
+_MOST_BYTES = 1 << 29  # of memory, for the first prompt: later, other threads use more
+_refused: dict[str, str | None] = {}  # by template: the reason, with which it is not tried again
 
 
 class TemplateRefused(ValueError):
@@ -24,11 +27,12 @@ def render_limited(tokenizer: Any, chat: list[dict[str, Any]], **kwargs: Any) ->
     the template raises.
     """
     template = str(tokenizer.chat_template)
-    if template in _refused:
-        raise TemplateRefused(_refused[template])
+    if reason := _refused.get(template):
+        raise TemplateRefused(reason)
     try:
-        with _limited():
+        with _limited_time(), nullcontext() if template in _refused else _limited_memory():
             text = tokenizer.apply_chat_template(chat, tokenize=False, **kwargs)
+            _refused[template] = None
         if len(text) > MOST_CHARACTERS:
             raise TemplateRefused(f"it has written more than {MOST_CHARACTERS:,} characters")
     except TemplateRefused as error:
@@ -38,7 +42,25 @@ def render_limited(tokenizer: Any, chat: list[dict[str, Any]], **kwargs: Any) ->
 
 
 @contextmanager
-def _limited() -> Iterator[None]:
+def _limited_memory() -> Iterator[None]:
+    """Raise TemplateRefused in the block instead of allocating more than `_MOST_BYTES` (Linux)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    used = Path("/proc/self/statm")
+    if used.exists():
+        pages = int(used.read_text(encoding="ascii").split()[5])
+        limit = pages * resource.getpagesize() + _MOST_BYTES
+        if soft == resource.RLIM_INFINITY or limit < soft:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    except MemoryError as error:
+        raise TemplateRefused(f"it needs more than {_MOST_BYTES >> 20} MiB of memory") from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+@contextmanager
+def _limited_time() -> Iterator[None]:
     """Raise TemplateRefused in the block after `LIMIT_S`.
 
     No-op outside the main thread, and where another timer runs, such as that of `--max-time`: the

@@ -56,9 +56,9 @@ def load_tokenizer(
             source, trust_remote_code=trust_remote_code, local_files_only=offline
         )
     except Exception as error:  # tokenizers raises this class itself for a broken tokenizer.json
-        check_own_code(error, source)
-        from rlctl.runtime.data.model_errors import tokenizer_error
+        from rlctl.runtime.data.model_errors import check_own_code, tokenizer_error
 
+        check_own_code(error, source)
         raise tokenizer_error(error, path, folder, offline) from error
     if chat_template is not None:
         tokenizer.chat_template = chat_template
@@ -70,17 +70,6 @@ def load_tokenizer(
             "actor_rollout_ref.model.custom_chat_template",
         )
     return tokenizer
-
-
-def check_own_code(error: Exception, path: str, section: str = "actor_rollout_ref.model") -> None:
-    """Raise ConfigError if `error` says that the model at `path` needs code of its own folder."""
-    if "trust_remote_code=True" in str(error):
-        key = f"{section}.trust_remote_code"
-        raise ConfigError(
-            f"the model {path!r} needs Python code of its own, which has not been run",
-            where=key,
-            hint=f"read the *.py files there; {key}=true runs them",
-        ) from error
 
 
 def ends_with_assistant(chat: Chat) -> bool:

@@ -314,7 +314,7 @@ CHECKS: tuple[Callable[[Draft], object], ...] = (
     _check_memory,
     lambda draft: raise_problems(preflight.check_model(draft.config, draft.role)),
     lambda draft: raise_problems(check_role_models(draft.config, draft.algorithm)),
-    lambda draft: preflight.check_disk(draft.config, Path(draft.config.trainer.run_dir)),
+    lambda draft: preflight.check_disk(draft.config, Path(draft.config.trainer.run_dir), draft.run),
     _check_template,
     lambda draft: draft.loader,
     lambda draft: _check_images(draft, draft.loader.prompts.rows),

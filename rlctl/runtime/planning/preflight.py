@@ -13,7 +13,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from rlctl.data_prep.hub import hub_answers
 from rlctl.errors import ConfigError, Problem, ResourceError
-from rlctl.files import existing_parent, free_space
+from rlctl.files import free_space
 from rlctl.monitoring.text import plural
 from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
@@ -21,7 +21,6 @@ from rlctl.recipes.roles import ACTOR, ROLLOUT, Role, needed_roles, rollout_pool
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.cluster.access import check_packages
 from rlctl.runtime.data.model_folder import check_folder
-from rlctl.runtime.data.tokenizer import check_own_code
 from rlctl.runtime.model.compiled import check_compiler
 from rlctl.runtime.ops import divisors
 from rlctl.runtime.planning.devices import Devices
@@ -95,9 +94,9 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
         "".join(loaded.architectures or ())  # transformers does not check their types
         return loaded
     except Exception as error:  # of transformers, for values of any wrong type
-        check_own_code(error, model.path, key.rpartition(".")[0])
-        from rlctl.runtime.data.model_errors import config_error
+        from rlctl.runtime.data.model_errors import check_own_code, config_error
 
+        check_own_code(error, model.path, key.rpartition(".")[0])
         raise config_error(error, model.path, key, is_offline) from error
 
 
@@ -227,10 +226,11 @@ def _check_engine(config: schema.Config, devices: Devices) -> None:
     engine.check(rollout, device, num_ranks)
 
 
-def check_disk(config: schema.Config, root: Path) -> None:
+def check_disk(config: schema.Config, root: Path, run: Path | None = None) -> None:
     """Raise `ResourceError` where a checkpoint does not fit on the disk.
 
-    A checkpoint holds the exported weights, and weights and two moments of actor and critic.
+    A checkpoint holds the exported weights, and weights and two moments of actor and critic. `run`
+    is the folder of a run to resume, which may have finished.
     """
     weights = sum(
         file.stat().st_size
@@ -240,13 +240,9 @@ def check_disk(config: schema.Config, root: Path) -> None:
     root = Path(config.trainer.default_local_dir or root).expanduser().absolute()
     free = free_space(root)
     if free < need:
-        raise ResourceError(
-            f"{existing_parent(root)} has {free / 2**20:.0f} MiB free, and the run needs about "
-            f"{need / 2**20:.0f} MiB",
-            hint="free some space, or use a larger disk: trainer.run_dir=DIR, or for checkpoints "
-            "alone trainer.default_local_dir=DIR"
-            + (", or trainer.save_freq=-1" if config.trainer.saves else ""),
-        )
+        from rlctl.runtime.planning.disk_space import refuse
+
+        refuse(config, root, free, need, run)
 
 
 def _near(size: int, choices: list[int]) -> str:
