@@ -16,6 +16,7 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.redaction import SECRET, redact
 from rlctl.runs.settings import read_settings
+from rlctl.runtime.data.tokenizer import load_tokenizer
 from rlctl.runtime.planning.preflight import read_model_config
 from tests.cli import fuzzing
 from tests.models import write_tiny_model
@@ -94,6 +95,13 @@ def test_config_of_wrong_types(tmp_path: Path, changes: dict[str, Any] | None) -
     model = compose("grpo", overrides).config.actor_rollout_ref.model
     with pytest.raises(ConfigError, match=r"no readable config\.json"):
         read_model_config(model, "actor_rollout_ref.model.path")
+
+
+def test_tokenizer_settings_of_wrong_types(tmp_path: Path) -> None:
+    file = write_tiny_model(tmp_path / "model") / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": "x"}))
+    with pytest.raises(ConfigError, match="tokenizer cannot be loaded"):
+        load_tokenizer(str(file.parent))
 
 
 def test_rows_whose_values_json_or_text_cannot_have(here: Path) -> None:

@@ -32,7 +32,10 @@ DEEDS = {
 }
 
 
-@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize(
+    "deed",
+    ["removed", *(pytest.param(deed, marks=pytest.mark.soak) for deed in ("moved", "replaced"))],
+)
 def test_a_run_without_its_folder_ends_at_its_next_step(deed: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(REWARD.replace("DEED", DEEDS[deed]))
     done = rlctl(

@@ -32,7 +32,7 @@ def checked(imported: Imported) -> None:
     assert all(line.startswith("# ") for line in head.splitlines())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(before=WORDS, arguments=WORDS)
 def test_a_recipe_has_only_what_the_translation_wrote(
     tmp_path_factory: object, before: str, arguments: str

@@ -47,8 +47,7 @@ def _limited_memory() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     used = Path("/proc/self/statm")
     if used.exists():
-        pages = int(used.read_text(encoding="ascii").split()[5])
-        limit = pages * resource.getpagesize() + _MOST_BYTES
+        limit = int(used.read_bytes().split()[5]) * resource.getpagesize() + _MOST_BYTES
         if soft == resource.RLIM_INFINITY or limit < soft:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:

@@ -55,6 +55,7 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust_remote_code, local_files_only=offline
         )
+        tokenizer.encode("a", verbose=False)  # fails for settings of wrong types
     except Exception as error:  # tokenizers raises this class itself for a broken tokenizer.json
         from rlctl.runtime.data.model_errors import check_own_code, tokenizer_error
 
