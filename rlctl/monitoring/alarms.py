@@ -93,12 +93,4 @@ class Alarms:
         text = message.format(value=value, limit=limit)
         if state.active and rule.name in self.details:
             text += f"; the first error: {self.details[rule.name]}"
-        return Alarm(
-            rule.name,
-            step,
-            value,
-            limit,
-            text,
-            rule.hint,
-            over=not state.active,
-        )
+        return Alarm(rule.name, step, value, limit, text, rule.hint, over=not state.active)

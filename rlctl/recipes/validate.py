@@ -100,6 +100,8 @@ def _problem(name: str, container: dict[str, Any], origins: Mapping[str, list[Or
         return Problem(f"unknown key {name}", where, did_you_mean(name, schema_keys()))
     value = lookup(container, name)
     expected = key.type if key.name == name else key.type.removeprefix("mapping of ")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        expected += " of at most 64 bits"
     article = "a " if expected.startswith(("whole number", "number", "list", "mapping")) else ""
     whole = isinstance(value, float) and value.is_integer() and "whole number" in key.type
     return Problem(
@@ -121,7 +123,7 @@ def _valid_near(key: Key, value: object) -> str | None:
         return None
     low, high = (float(match[name] or default) for name, default in _LIMITS)
     clamped = max(low, min(high, value))
-    if not math.isfinite(clamped):
+    if clamped == value or not math.isfinite(clamped):
         return None
     if "whole" in key.type:
         return str(int(clamped)) if clamped == int(clamped) else None

@@ -20,12 +20,7 @@ from rlctl.errors import ConfigError, ResourceError, RlctlError, Terminated, Tim
 from rlctl.log import warn_once
 from rlctl.tracking.episodes import transcript
 from rlctl.tracking.json_lines import read_lines
-from rlctl.tracking.jsonl import (
-    METRICS_FILE,
-    generations_file,
-    metric_rows,
-    read_generations,
-)
+from rlctl.tracking.jsonl import METRICS_FILE, generations_file, metric_rows, read_generations
 from rlctl.tracking.tracker import ReadsBack, RunInfo, Sample, Tracker
 
 # Kinds of events: trackers that received everything that an attempt sent, a tracker that missed

@@ -35,6 +35,17 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
     return path
 
 
+@pytest.mark.parametrize("value", [2**63, -(2**63), 10**30, 10**400])
+@pytest.mark.parametrize("key", ["data.max_prompt_length", "data.seed", "trainer.save_freq"])
+def test_whole_numbers_that_no_array_holds_are_refused(key: str, value: int) -> None:
+    found = only("ppo", f"{key}={value}")
+    assert (found.message.startswith(f"{key} should be a "), f"not {value}" in found.message) == (
+        True,
+        True,
+    )
+    assert found.fix is None or str(value) not in found.fix[1]
+
+
 NULLABLE = [key.name for key in schema_keys().values() if key.nullable]
 
 

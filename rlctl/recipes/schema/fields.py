@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+)
 
 
 class Section(BaseModel):
@@ -17,6 +24,14 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+    @field_validator("*")
+    @classmethod
+    def _fits(cls, value: Any) -> Any:
+        """Refuse whole numbers that no array holds."""
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError("more than 64 bits")
+        return value
 
     def replaced(self, key: str, value: Any) -> Self:
         """Return a copy with another value at a dotted key."""

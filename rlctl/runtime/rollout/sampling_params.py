@@ -48,12 +48,7 @@ class SamplingConfig:
             from rlctl.runtime.model.routing import routing_shape
 
             shape = routing_shape(empty_model(policy.model))
-        return cls(
-            policy.rollout,
-            length,
-            stop_token_ids(tokenizer, policy.model.path),
-            shape,
-        )
+        return cls(policy.rollout, length, stop_token_ids(tokenizer, policy.model.path), shape)
 
     def params(
         self,
