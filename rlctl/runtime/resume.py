@@ -15,12 +15,7 @@ from rlctl.recipes.stored import Change, changes
 from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, check_idle
-from rlctl.runtime.checkpoint.store import (
-    CheckpointStore,
-    ControllerState,
-    checkpoint_at,
-    damage,
-)
+from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, checkpoint_at, damage
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.training.restore import ResumePoint
 from rlctl.runtime.training.run_folder import changed_files, changed_keys, refuse_drift

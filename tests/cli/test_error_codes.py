@@ -148,7 +148,7 @@ E-JUDGE runtime/planning runtime/rollout
 E-LENGTH cli/commands runtime/agents runtime/data runtime/planning
 E-MEDIA data_prep runtime/data
 E-MISMATCH runtime/rollout runtime/training
-E-MODEL-FOLDER runtime/data runtime/model runtime/planning
+E-MODEL-FOLDER quickstart runtime/data runtime/model runtime/planning
 E-MODEL-MEMORY runtime/planning
 E-NO-CHECKPOINT runtime
 E-NO-DATA-SET data_prep storage.py

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, ConflictError
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
 from rlctl.runtime.checkpoint.export import MARKER, export, exported_files
@@ -106,11 +106,15 @@ def test_export_copies_what_the_manifest_lists(trained: Path, folder: Path, tmp_
     shutil.copytree(trained, copy, symlinks=True)
     checkpoint = copy / "checkpoints" / "step_000002"
     (checkpoint / "huggingface" / "notes.txt").symlink_to(tmp_path / "secret.txt")
-    (checkpoint / "huggingface" / "more").symlink_to(tmp_path)
+    more = checkpoint / "huggingface" / "more"
+    more.symlink_to(tmp_path)
+    with pytest.raises(ConflictError, match="a folder of a run must not be a link"):
+        found(copy)
+    more.unlink()
     export(found(copy), 2, tmp_path / "out")
     names = {path.name for path in (tmp_path / "out").rglob("*")}
     assert {"config.json", "model.safetensors"} <= names
-    assert not names & {"notes.txt", "more", "secret.txt"}
+    assert not names & {"notes.txt", "secret.txt"}
     assert set(exported_files(tmp_path / "out")) == names - {MARKER}
     (tmp_path / "out" / "notes.txt").symlink_to(tmp_path / "secret.txt")
     assert "notes.txt" not in exported_files(tmp_path / "out")

@@ -20,6 +20,7 @@ from rlctl.runs.events import read_events
 from rlctl.runs.folders_elsewhere import place
 from rlctl.runs.naming import check_free
 from rlctl.runs.record import RunRecord
+from rlctl.runs.run import build_run
 from rlctl.runs.run_dir import RunDir, relaxed_umask
 from rlctl.runs.store import RunStore
 from tests.small_disk import fill, small_disk
@@ -228,6 +229,7 @@ def test_data_hashes(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from rlctl.runs.run import build_run
 from rlctl.runs.run_dir import RunDir
 with RunDir.creating(Path(sys.argv[1]), "p", "r", "ppo") as run:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -315,7 +317,7 @@ def test_emptied_trash_frees_folders_elsewhere(tmp_path):
     place(other, "rollouts", disk)
     (run.path / "rollouts").symlink_to((other.path / "rollouts").resolve())
     run.finish("finished", 0)
-    trash.remove(RunStore(root).find("r"))
+    trash.remove(build_run(run.path))
     again = RunDir.create(root, "p", "r", "ppo")
     with pytest.raises(ConflictError, match="files of another run"):
         place(again, "checkpoints", disk)

@@ -6,7 +6,7 @@ import resource
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +45,20 @@ def render_limited(tokenizer: Any, chat: list[dict[str, Any]], **kwargs: Any) ->
 def _limited_memory() -> Iterator[None]:
     """Raise TemplateRefused in the block instead of allocating more than `_MOST_BYTES` (Linux)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    used = Path("/proc/self/statm")
-    if used.exists():
-        limit = int(used.read_bytes().split()[5]) * resource.getpagesize() + _MOST_BYTES
+    is_limited = False
+    with suppress(OSError, ValueError):  # macOS has neither /proc nor this limit
+        pages = int(Path("/proc/self/statm").read_bytes().split()[5])
+        limit = pages * resource.getpagesize() + _MOST_BYTES
         if soft == resource.RLIM_INFINITY or limit < soft:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+            is_limited = True
     try:
         yield
     except MemoryError as error:
         raise TemplateRefused(f"it needs more than {_MOST_BYTES >> 20} MiB of memory") from error
     finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        if is_limited:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 @contextmanager
