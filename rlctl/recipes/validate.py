@@ -123,7 +123,7 @@ def _valid_near(key: Key, value: object) -> str | None:
         return None
     low, high = (float(match[name] or default) for name, default in _LIMITS)
     clamped = max(low, min(high, value))
-    if clamped == value or not math.isfinite(clamped):
+    if (isinstance(value, int) and clamped == value) or not math.isfinite(clamped):
         return None
     if "whole" in key.type:
         return str(int(clamped)) if clamped == int(clamped) else None
