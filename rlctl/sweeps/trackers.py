@@ -25,9 +25,8 @@ log = logging.getLogger(__name__)
 
 def announce(config: schema.Config) -> None:
     """Log the mode that each tracker of the runs would use."""
-    trainer = config.trainer
-    for name in [trainer.logger] if isinstance(trainer.logger, str) else trainer.logger:
-        tracking = trainer.tracking
+    tracking = config.trainer.tracking
+    for name in config.trainer.logger:
         mode = preflight(name, tracking.modes.get(name), tracking.params)
         if mode:
             log.info("%s: %s", name, mode)

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -230,7 +231,7 @@ def _in_time(opening: Callable[[], swanlab.Run]) -> swanlab.Run:
         try:
             run = opening()
         except BaseException as error:  # raised in the tracker's thread
-            if not opened.cancelled():
+            with suppress(InvalidStateError):
                 opened.set_exception(error)
             return
         try:

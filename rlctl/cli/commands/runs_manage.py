@@ -35,7 +35,7 @@ def rm(
     for run in found:
         if not (force and run.record and run.record.process.alive(run.path) is None):
             trash.check_removable(run)
-    removed = list[dict[str, object]]()
+    removed: list[dict[str, object]] = []
     for run in found:
         removed.append({"run": run.key, "path": trash.remove(run)})
         if not as_json:
