@@ -22,7 +22,7 @@ from rlctl.runs.naming import check_free
 from rlctl.runs.provenance import installed_version
 from rlctl.runtime.cluster.access import address_of
 from rlctl.runtime.data.model_folder import check_folder, check_tokenizer_files, template_of
-from rlctl.runtime.data.row_table import LARGE_BYTES, Rows
+from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.planning.error_collector import ErrorCollector
 from rlctl.runtime.sandbox.user_code import check_file
 from rlctl.storage import is_url
@@ -131,5 +131,5 @@ def _check_data(file: str, split: str, data: schema.Data) -> None:
     is_local = not is_url(file) and not file.startswith(NAME)  # a folder may have a bundled name
     if is_local and (given.exists() or given.suffix in RAW_SUFFIXES):
         for path in data_files(file, split):
-            if existing_file(path).stat().st_size < LARGE_BYTES:
+            if existing_file(path).stat().st_size < 2**20:  # the plan reads them once more
                 Rows.load(path, data, data.skip_invalid and split == TRAIN)
