@@ -12,6 +12,8 @@ from rlctl.errors import ConfigError, RlctlError
 from rlctl.storage import local
 from rlctl.suggest import did_you_mean
 
+_LONGEST = 500  # characters of a reason
+
 
 def tokenizer_error(error: Exception, path: str, folder: Path, offline: bool) -> RlctlError:
     """Return the error of a tokenizer at `path`, which is in `folder` if that exists."""
@@ -73,6 +75,3 @@ def check_own_code(error: Exception, path: str, section: str = "actor_rollout_re
 def _reason(error: Exception) -> str:
     """Return the message of an error on one line, or its class."""
     return " ".join(str(error).split())[:_LONGEST] or type(error).__name__
-
-
-_LONGEST = 500  # characters
