@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import ray
@@ -24,9 +25,9 @@ from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from benchmarks.weight_sync import engine_pool
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Ragged
-from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.session import ray_session
+from rlctl.runtime.generation.separate_engines import SeparateEngines
 from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.rollout.weight_sync import WHOLE, WeightChannel, bucket_bytes, to_buckets, whole
@@ -57,7 +58,9 @@ def generate(engines: EngineGroup, vocabulary: int) -> tuple[int, float]:
     prompts = Ragged(ids, torch.full((_PROMPTS,), 32))
     batch = Prompts(prompts, torch.arange(_PROMPTS), [None] * _PROMPTS)  # type: ignore[list-item]
     began = engine_seconds(engines)
-    rollouts = DisaggregatedActor(cast(Any, None), engines).generate_sequences(batch, seed=1)
+    rollouts = SeparateEngines(cast(Any, SimpleNamespace()), engines).generate_sequences(
+        batch, seed=1
+    )
     return len(rollouts.response_ids.values), engine_seconds(engines) - began
 
 

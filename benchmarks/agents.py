@@ -24,17 +24,17 @@ from benchmarks.results import record
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
-from rlctl.runtime.agents import schedule
-from rlctl.runtime.agents.actor import AgentActor
 from rlctl.runtime.agents.environments.protocol import Row, Step, Turn
+from rlctl.runtime.agents.generator import EpisodeGenerator
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.tokenizer import tokenizer_of
+from rlctl.runtime.generation import schedule
+from rlctl.runtime.generation.engines import ColocatedEngines
+from rlctl.runtime.generation.generators import Generation, open_generator
 from rlctl.runtime.rank_info import RankInfo, available_cores
-from rlctl.runtime.roles import Reward, Roles
 from rlctl.runtime.rollout.requests import Slice
-from rlctl.runtime.training.generation import Generation, with_episodes
 from rlctl.suggest import hydra_text
 
 MEDIAN_S, P99_S, NUM_TURNS = 0.2, 3.0, 4
@@ -70,17 +70,11 @@ class SlowTool:
         """Do nothing."""
 
 
-class NoReward(Reward):
-    """Placeholder of a role that is not used."""
-
-    def compute_scores(self, rollouts: object) -> object:  # type: ignore[override]
-        """Refuse."""
-        raise NotImplementedError
-
-
 @contextmanager
-def episodes(engine: str, num: int, max_num_seqs: int) -> Iterator[tuple[AgentActor, Prompts]]:
-    """Yield an actor that generates episodes, and `num` prompts."""
+def episodes(
+    engine: str, num: int, max_num_seqs: int
+) -> Iterator[tuple[EpisodeGenerator, Prompts]]:
+    """Yield a generator of episodes, and `num` prompts."""
     config = compose(
         "grpo",
         [
@@ -107,21 +101,23 @@ def episodes(engine: str, num: int, max_num_seqs: int) -> Iterator[tuple[AgentAc
         stack.callback(pool.close)
         actor = build_actor(config, load_algorithm(config, 1), tokenizer, pool)
         actor.start_engine()
-        roles = Roles(actor, NoReward())
-        built = stack.enter_context(with_episodes(Generation(config, tokenizer, 1, info), roles))
-        assert isinstance(built.actor, AgentActor)
-        yield built.actor, prompts.batch(range(num))
+        generation = Generation(config, tokenizer, ColocatedEngines(actor), info)
+        generator, _ = stack.enter_context(open_generator(generation))
+        assert isinstance(generator, EpisodeGenerator)
+        yield generator, prompts.batch(range(num))
 
 
-def play(actor: AgentActor, prompts: Prompts, lock_step: bool) -> tuple[float, float, float]:
+def play(
+    generator: EpisodeGenerator, prompts: Prompts, lock_step: bool
+) -> tuple[float, float, float]:
     """Return seconds in all, of the engine's work, and of the controller beside it."""
-    actor.busy_s = 0.0
-    actor.settings = replace(actor.settings, fixed=lock_step)
+    generator.busy_s = 0.0
+    generator.settings = replace(generator.settings, fixed=lock_step)
     with patch.object(schedule, "FIXED", Slice(steps=None)):
-        actor.update_weights()
+        generator.update_weights()
         main_s, begin = time.thread_time(), time.monotonic()
-        actor.generate_sequences(prompts, seed=1)
-        return time.monotonic() - begin, actor.busy_s, time.thread_time() - main_s
+        generator.generate_sequences(prompts, seed=1)
+        return time.monotonic() - begin, generator.busy_s, time.thread_time() - main_s
 
 
 def main() -> None:

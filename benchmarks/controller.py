@@ -253,7 +253,7 @@ def measure(num_ranks: int, millions: int, num_steps: int) -> Row:
     ids = Ragged(torch.full((num_prompts * PROMPT,), 7), torch.full((num_prompts,), PROMPT))
     row = PromptRow("simulated", [{"role": "user", "content": "?"}], "1")
     prompts = Prompts(ids, torch.arange(num_prompts), [row] * num_prompts)
-    roles = Roles(actor, reward, reference_role=actor)
+    roles = Roles(actor, reward, reference_role=actor, generator_role=actor)
     count = 0.0
     best: list[tuple[float, float, float, float]] = []
     for step in range(1, num_steps + 2):

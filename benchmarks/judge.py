@@ -26,12 +26,12 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.tokenizer import tokenizer_of
+from rlctl.runtime.generation.engines import ColocatedEngines
+from rlctl.runtime.generation.generators import Generation, open_generator
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
-from rlctl.runtime.roles import Roles
-from rlctl.runtime.training.generation import Generation, with_episodes
 from rlctl.suggest import hydra_text
 
 SLOW = """
@@ -103,18 +103,17 @@ def _collect(folder: Path, num_prompts: int, overlapped: str) -> tuple[float, li
         reward = stack.enter_context(build_reward(config, tokenizer, sources))
         actor = build_actor(config, load_algorithm(config, 1), tokenizer, pool)
         actor.start_engine()
-        roles = stack.enter_context(
-            with_episodes(
-                Generation(config, tokenizer, 1, rank_info, reward=reward), Roles(actor, reward)
-            )
+        generation = Generation(
+            config, tokenizer, ColocatedEngines(actor), rank_info, reward=reward
         )
+        generator, _ = stack.enter_context(open_generator(generation))
         times: list[float] = []
         scores: list[float] = []
         for _ in range(3):
-            roles.actor.update_weights()
+            generator.update_weights()
             began = time.monotonic()
-            rollouts = roles.actor.generate_sequences(batch, seed=1)
-            scores = roles.reward.compute_scores(rollouts).scores.tolist()
+            rollouts = generator.generate_sequences(batch, seed=1)
+            scores = reward.compute_scores(rollouts).scores.tolist()
             times.append(time.monotonic() - began)
     return min(times), scores
 

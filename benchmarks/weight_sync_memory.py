@@ -24,10 +24,10 @@ from benchmarks.results import record_rows
 from benchmarks.table import Row, in_fresh_process, parse_arguments, show
 from rlctl.recipes.compose import compose
 from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.engine_group import EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec, RayPool
 from rlctl.runtime.cluster.session import ray_session
+from rlctl.runtime.generation.separate_engines import SeparateEngines
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec
@@ -79,7 +79,7 @@ def measure(meshes: list[str], hidden: int, layers: int) -> list[Row]:
                 trainer = ranks.spawn("actor", MeasuredActor, spec)
                 for _ in range(2):
                     group.mark_stale()
-                    DisaggregatedActor(trainer, group).update_weights()
+                    SeparateEngines(trainer, group).update_weights()
                 handle: Any = engines.engines.engines[0].handle
                 of_ranks = trainer.largest_growth()
                 of_engine: int = ray.get(handle.__ray_call__.remote(engine_growth))

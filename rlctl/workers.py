@@ -16,6 +16,7 @@ docs/workers.md describes the parts. Nothing heavy is imported until a name is u
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,7 @@ def spawn_roles(plan: Plan, pools: Mapping[str, ResourcePool], reward: Reward) -
     `compute_scores(rollouts) -> Scores`. Raises UsageError for a missing pool.
 
         roles = spawn_roles(plan, {"main": pool}, reward)
-        roles.actor.update_weights()
+        roles.generator.update_weights()
     """
     from rlctl.errors import UsageError
     from rlctl.runtime.build import build_roles
@@ -95,9 +96,10 @@ def spawn_roles(plan: Plan, pools: Mapping[str, ResourcePool], reward: Reward) -
             else "trainer.placement.rollout=null",
         )
     given = Pools(dict(pools))
-    return build_roles(
+    roles, engines = build_roles(
         plan.config, plan.algorithm, plan.tokenizer, given, reward, lambda _phase: None
     )
+    return replace(roles, generator_role=engines)
 
 
 def __getattr__(name: str) -> Any:

@@ -29,6 +29,7 @@ from rlctl.recipes.roles import (
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ScoreLoss, ValueLoss
 from rlctl.runtime.algorithms.references import ActorAsReference, RoutedReference, RoutesRows
 from rlctl.runtime.cluster.pools import Pool, Pools, W
+from rlctl.runtime.generation.engines import ColocatedEngines, Engines
 from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
@@ -109,8 +110,8 @@ def build_roles(
     pools: Pools,
     reward: Reward,
     on_phase: Callable[[str], None],
-) -> Roles:
-    """Build the roles that `algorithm` needs, each in its pool.
+) -> tuple[Roles, Engines | None]:
+    """Build the roles that `algorithm` needs, each in its pool, and the engines of a generator.
 
     Calls `on_phase` with a description of each part before it is built.
     """
@@ -123,16 +124,17 @@ def build_roles(
         loss = cast(ScoreLoss, algorithm)
         own = RewardModelSpec(config.reward.reward_model, config.trainer.seed, loss)
         learner = _spawn(REWARD_LEARNER, RewardLearnerWorker, placement, pools, own)
-        return Roles(None, reward, reward_learner_role=learner)
+        return Roles(None, reward, reward_learner_role=learner), None
     engines: EngineGroup | None = None
     if pools.engines is not None:  # engines start while the other roles are built
         engines = pools.engines.spawn(_rollout_spec(config, tokenizer))
     on_phase("building the actor")
-    trainer = build_actor(config, algorithm, tokenizer, pools.workers[placement.actor])
-    actor: Actor = trainer
+    actor = build_actor(config, algorithm, tokenizer, pools.workers[placement.actor])
+    hosted: Engines | None = None
     if engine_host is ACTOR:
+        hosted = colocated_engines(config, actor)
         on_phase(f"starting the rollout engine ({config.actor_rollout_ref.rollout.name})")
-        while (phase := trainer.continue_startup()) is not None:
+        while (phase := actor.continue_startup()) is not None:
             on_phase(phase)
     reference: Reference | None = None
     if Needs.AVERAGE in needs:
@@ -155,20 +157,26 @@ def build_roles(
         reward = ModelReward.from_config(config.reward, tokenizer, reward, scorer)
     if engines is not None:
         on_phase("building the rollout engines")
-        actor = _with_engines(trainer, engines, config.async_training, needs)
-    return Roles(actor, reward, critic, reference, scorer)
+        hosted = _separate_engines(actor, engines, config.async_training, needs)
+    return Roles(actor, reward, critic, reference, scorer), hosted
 
 
-def _with_engines(
+def colocated_engines(config: schema.Config, actor: ActorWorker) -> Engines:
+    """Return the engines in the processes of `actor`, of which each starts its own."""
+    size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    return ColocatedEngines(actor, actor.world_size, size)
+
+
+def _separate_engines(
     trainer: ActorWorker, engines: EngineGroup, schedule: schema.AsyncTraining, needs: Needs
-) -> Actor:
-    """Return the actor whose `engines` have processes of their own, once they are ready."""
-    from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
+) -> Engines:
+    """Return the `engines` that have processes of their own, once they are ready."""
+    from rlctl.runtime.generation.separate_engines import SeparateEngines
 
     engines.wait()
     ahead = schedule.max_staleness > 0 and Needs.GROUPS in needs
     in_flight = ahead and schedule.eager
-    return DisaggregatedActor(trainer, engines, ahead=ahead, in_flight=in_flight)
+    return SeparateEngines(trainer, engines, ahead=ahead, in_flight=in_flight)
 
 
 def _critic_spec(config: schema.Config, algorithm: Algorithm) -> CriticSpec:

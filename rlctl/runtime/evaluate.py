@@ -32,6 +32,8 @@ from rlctl.runtime.data.tokenizer import (
     tokenizer_of,
     with_response,
 )
+from rlctl.runtime.generation.engines import ColocatedEngines
+from rlctl.runtime.generation.generators import Generation, open_generator
 from rlctl.runtime.planning.devices import inline_rank_info
 from rlctl.runtime.planning.evaluation import no_responses
 from rlctl.runtime.planning.preflight import check_model, check_vocabulary
@@ -42,7 +44,6 @@ from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import RewardReport
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.roles import RewardModel, Roles
-from rlctl.runtime.training.generation import Generation, with_episodes
 from rlctl.runtime.training.pair_validation import PairValidator
 from rlctl.runtime.training.validation import Validation, Validator
 from rlctl.runtime.workers.reward_model import RewardModelSpec, RewardModelWorker
@@ -247,8 +248,9 @@ def _generate(
 ) -> Rollouts:
     """Return n adjacent responses to each row's prompt `ids`, with `rollout.val_kwargs`."""
     with _roles(config, tokenizer, ids) as roles:
-        roles.actor.update_weights()
-        return roles.actor.generate_sequences(_to_prompts(rows, ids), seed=seed, validate=True)
+        roles.generator.update_weights()
+        prompts = _to_prompts(rows, ids)
+        return roles.generator.generate_sequences(prompts, seed=seed, validate=True)
 
 
 @contextmanager
@@ -298,7 +300,8 @@ def _roles(
         reward = stack.enter_context(build_reward(config, tokenizer, sources, judge=judge))
         actor = build_actor(config, algorithm, tokenizer, pool)
         actor.start_engine()
-        roles = Roles(actor, reward)
         scoring = reward if scored else None
-        generation = Generation(config, tokenizer, 1, rank_info, reward=scoring)
-        yield stack.enter_context(with_episodes(generation, roles))
+        engines = ColocatedEngines(actor)
+        generation = Generation(config, tokenizer, engines, rank_info, reward=scoring)
+        generator, _ = stack.enter_context(open_generator(generation))
+        yield Roles(actor, reward, generator_role=generator)

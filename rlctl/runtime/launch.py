@@ -23,12 +23,12 @@ from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.cluster.access import address_of
 from rlctl.runtime.cluster.pools import InlinePool, Pool, Pools
 from rlctl.runtime.data import quickstart
+from rlctl.runtime.generation.generators import Generation, open_generator
 from rlctl.runtime.planning.capacity import describe
 from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.training.collector import Collector
-from rlctl.runtime.training.generation import Generation, with_generation
 from rlctl.runtime.training.profile import StepProfiler
 from rlctl.runtime.training.restore import ResumePoint, restore
 from rlctl.runtime.training.run_folder import input_hashes, open_run
@@ -42,6 +42,7 @@ from rlctl.tracking.tracker import Event
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.health import OnLost
+    from rlctl.runtime.generation.stream import Stream
 
 OnEnd = Callable[[RunDir, Last, float], object]  # run, final state, seconds of wall-clock time
 
@@ -75,10 +76,15 @@ def train(
         reward = stack.enter_context(_reward(plan, run, pools))
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         reward.on_first_error = lambda first: run.event("reward_error", first=first)
-        roles = build_roles(config, plan.algorithm, plan.tokenizer, pools, reward, on_phase)
-        num_ranks, first = next(iter(plan.pool_sizes.values())), _first_rank(plan)
-        generation = Generation(config, plan.tokenizer, num_ranks, first, logs, show, reward)
-        roles, stream = stack.enter_context(with_generation(generation, roles))
+        roles, engines = build_roles(
+            config, plan.algorithm, plan.tokenizer, pools, reward, on_phase
+        )
+        stream: Stream | None = None
+        if engines is not None:
+            first = _first_rank(plan)
+            generation = Generation(config, plan.tokenizer, engines, first, logs, show, reward)
+            generator, stream = stack.enter_context(open_generator(generation))
+            roles = replace(roles, generator_role=generator)
         collector = Collector.from_config(plan.loader, plan.algorithm, config, reward)
         trained = trained_role(config, plan.algorithm.needs)
         state = restore(start, plan.algorithm, collector, roles, on_phase)
@@ -98,7 +104,7 @@ def train(
             run=run,
             num_steps=plan.num_steps,
             num_devices=sum(plan.pool_sizes.values()),
-            num_ranks=num_ranks // trained.ranks_per_row(config),
+            num_ranks=next(iter(plan.pool_sizes.values())) // trained.ranks_per_row(config),
             max_response_length=config.data.max_response_length,
             on_phase=on_phase,
             profiler=StepProfiler(config.trainer.profile, pools, run, on_phase),

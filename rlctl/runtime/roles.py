@@ -76,12 +76,9 @@ class Published:
 # Weights of the policy: as they are, without the LoRA adapters, or their moving average.
 Weights = Literal["current", "base", "average"]
 
-# Sums numbers (N,) float64 over the workers, which all call it.
-Total = Callable[[Tensor], Tensor]
 
-
-class Actor(LearningRole, Protocol):
-    """The policy: generates responses and learns."""
+class Generator(Protocol):
+    """Generates responses with engines, which get the policy's weights."""
 
     def update_weights(self) -> None:
         """Sync the policy's weights to the rollout engine and wake it.
@@ -109,6 +106,14 @@ class Actor(LearningRole, Protocol):
         are stale.
         """
         ...
+
+
+# Sums numbers (N,) float64 over the workers, which all call it.
+Total = Callable[[Tensor], Tensor]
+
+
+class Actor(LearningRole, Protocol):
+    """The policy, which learns."""
 
     def compute_log_probs(
         self, batch: Rollouts, weights: Weights = "current", top_k: int = 0
@@ -224,6 +229,8 @@ class Roles:
     reference_role: Reference | None = None
     reward_model_role: RewardModel | None = None
     reward_learner_role: RewardLearner | None = None
+    generator_role: Generator | None = None
+    max_probs_diff: float | None = None  # of engine and trainer; see `algorithms.mismatch`
 
     @property
     def actor(self) -> Actor:
@@ -231,6 +238,13 @@ class Roles:
         if self.actor_role is None:
             raise InternalError("the algorithm uses an actor, and declares Needs.REWARD_LEARNER")
         return self.actor_role
+
+    @property
+    def generator(self) -> Generator:
+        """The generator of responses; InternalError where there is none."""
+        if self.generator_role is None:
+            raise InternalError("the algorithm generates without declaring Needs.ENGINE")
+        return self.generator_role
 
     @property
     def reward_learner(self) -> RewardLearner:

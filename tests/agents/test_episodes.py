@@ -19,20 +19,21 @@ from rlctl.data_prep.rows import write_rows
 from rlctl.errors import RlctlError
 from rlctl.quickstart import AGENT, real_path
 from rlctl.recipes.compose import compose
-from rlctl.runtime.agents.actor import AgentActor
 from rlctl.runtime.agents.chat_bridge import ChatBridge
 from rlctl.runtime.agents.episode import EpisodeSettings, turn_seed
-from rlctl.runtime.agents.schedule import OnStates
+from rlctl.runtime.agents.generator import EpisodeGenerator
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import tokenizer_of
+from rlctl.runtime.generation.engines import ColocatedEngines
+from rlctl.runtime.generation.generators import Generation, open_generator
+from rlctl.runtime.generation.schedule import OnStates
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Reward, Roles
 from rlctl.runtime.rollout.engine import random_stream, random_streams
-from rlctl.runtime.training.generation import Generation, with_episodes
 from rlctl.suggest import hydra_text
 from tests.agents.quiz import write_quiz
 from tests.distributed.ranks import rank_info
@@ -71,17 +72,18 @@ def episodes(
     try:
         actor = build_actor(config, load_algorithm(config, 1), tokenizer, pool)
         actor.start_engine()
-        roles = Roles(actor, NoReward())
-        generation = Generation(config, tokenizer, 1, info, on_states=on_states)
-        with with_episodes(generation, roles) as roles:
+        engines = ColocatedEngines(actor)
+        generation = Generation(config, tokenizer, engines, info, on_states=on_states)
+        with open_generator(generation) as (generator, _):
+            roles = Roles(actor, NoReward(), generator_role=generator)
             yield roles, prompts.batch(range(len(prompts)))
     finally:
         pool.close()
 
 
 def generate(roles: Roles, prompts: Prompts, **options: Any) -> Rollouts:
-    roles.actor.update_weights()
-    return roles.actor.generate_sequences(prompts, seed=3, **options)
+    roles.generator.update_weights()
+    return roles.generator.generate_sequences(prompts, seed=3, **options)
 
 
 def assert_trained(found: Rollouts, trained: Tensor) -> None:
@@ -104,19 +106,19 @@ class Asked:
     @contextmanager
     def changed(self, **settings: Any) -> Iterator[Prompts]:
         """Change settings of the episodes for the block; yield two prompts."""
-        actor = self.roles.actor
-        assert isinstance(actor, AgentActor)
-        before = actor.settings
-        actor.settings = replace(before, **settings)
+        generator = self.roles.generator
+        assert isinstance(generator, EpisodeGenerator)
+        before = generator.settings
+        generator.settings = replace(before, **settings)
         try:
             yield self.prompts.select(torch.arange(2))
         finally:
-            actor.settings = before
+            generator.settings = before
 
     @property
     def settings(self) -> EpisodeSettings:
-        assert isinstance(self.roles.actor, AgentActor)
-        return self.roles.actor.settings
+        assert isinstance(self.roles.generator, EpisodeGenerator)
+        return self.roles.generator.settings
 
 
 @pytest.fixture(scope="module")

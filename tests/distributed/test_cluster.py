@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
@@ -30,11 +31,11 @@ from rlctl.monitoring.system import Sampler, sample_machine
 from rlctl.recipes.compose import compose
 from rlctl.runs.events import read_events
 from rlctl.runtime.batch import Prompts, Ragged
-from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.engine_group import EnginePool
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import RAY_SETTINGS
 from rlctl.runtime.cluster.system_probes import other_machines
+from rlctl.runtime.generation.separate_engines import SeparateEngines
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_sync import WHOLE, WeightChannel, to_buckets, whole
 from rlctl.runtime.workers.rollout import RolloutSpec
@@ -167,14 +168,14 @@ def test_an_engine_is_divided_over_both_nodes(
         [places] = pool.nodes
         assert len(places.split(", ")) == 2
         engines.update_weights(_send_weights)
-        actor = DisaggregatedActor(cast(Any, None), engines)
-        rollouts = actor.generate_sequences(prompts, seed=3)
+        generator = SeparateEngines(cast(Any, SimpleNamespace()), engines)
+        rollouts = generator.generate_sequences(prompts, seed=3)
         if lost == "process":
             ray.kill(pool.engines.engines[0].followers[0])
         else:
             cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
             cluster.add_node(**NODE)
-        again = actor.generate_sequences(prompts, seed=3)
+        again = generator.generate_sequences(prompts, seed=3)
         assert (pool.nodes == [places]) == (lost == "process")
         pool.close()
     assert events[0] == "engine_lost"

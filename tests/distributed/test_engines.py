@@ -21,9 +21,9 @@ from rlctl.runs.engines import EngineRequest, PoolStatus, RequestStatus, send
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster import membership
-from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.pool import PoolSpec
 from rlctl.runtime.cluster.session import ray_session
+from rlctl.runtime.generation.separate_engines import SeparateEngines
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.rollout.weight_group import WeightGroup
 from rlctl.runtime.rollout.weight_sync import Bucket, Part, to_buckets
@@ -125,12 +125,12 @@ class Stage:
         trained = ActorSpec(model, config.actor_rollout_ref.actor, sampling, 40, algorithm, 1)
         self.trainer = ActorWorker(rank_info(), trained)
         self.engines.wait()
-        self.actor = DisaggregatedActor(self.trainer, self.engines)
+        self.generator = SeparateEngines(self.trainer, self.engines)
 
     def generate(self, seed: int) -> Rollouts:
         """Sync the weights and generate responses to the usual prompts."""
-        self.actor.update_weights()
-        return self.actor.generate_sequences(prompts(), seed=seed)
+        self.generator.update_weights()
+        return self.generator.generate_sequences(prompts(), seed=seed)
 
     def request(self, what: str, times: int = 1) -> None:
         """Make an engine fail in the manner `what`; see `ENGINE`."""
@@ -213,7 +213,7 @@ def assert_same(stage: Stage, first: Rollouts, second: Rollouts) -> None:
 
 def assert_current(stage: Stage, rollouts: Rollouts, old: LogProbs | None = None) -> None:
     """Check that engines had the trainer's weights, whose own log-probs may be `old`."""
-    old = old or stage.actor.compute_log_probs(rollouts)
+    old = old or stage.trainer.compute_log_probs(rollouts)
     exact = exact_log_probs(stage.trainer.policy.hf, rollouts)
     assert_as_exact(rollouts.rollout_log_probs.values, old.log_probs.values, exact)
 
@@ -224,10 +224,10 @@ def test_engines_generate_with_current_weights(stage: Stage) -> None:
     for step in range(5):
         rollouts = stage.generate(seed=step)
         addresses.add(stage.engines.group._address)
-        old = stage.actor.compute_log_probs(rollouts)
+        old = stage.trainer.compute_log_probs(rollouts)
         assert_current(stage, rollouts, old)
         if step < 4:
-            stage.actor.update(experience(rollouts, old.log_probs), lr=1e-2)
+            stage.trainer.update(experience(rollouts, old.log_probs), lr=1e-2)
     plain = compose("grpo", [*OVERRIDES, f"{MODEL}{stage.folder}/model"]).config
     sampling = replace(stage.trainer.spec.sampling, rollout=plain.actor_rollout_ref.rollout)
     colocated = ActorWorker(rank_info(), replace(stage.trainer.spec, sampling=sampling))
@@ -242,7 +242,7 @@ def test_engines_generate_with_current_weights(stage: Stage) -> None:
     assert not torch.equal(after.response_ids.values[:100], before.response_ids.values[:100])
     assert rollouts.group.tolist() == [number for number in range(18) for _ in range(3)]
     # Validation is greedy, with one response per prompt.
-    validation = stage.actor.generate_sequences(prompts(5), seed=1, validate=True)
+    validation = stage.generator.generate_sequences(prompts(5), seed=1, validate=True)
     assert torch.equal(
         validation.response_ids.values,
         colocated.generate_sequences(prompts(5), seed=7, validate=True).response_ids.values,
@@ -253,10 +253,10 @@ def test_engines_generate_with_current_weights(stage: Stage) -> None:
 
 def test_config_error_is_raised_without_restart(stage: Stage) -> None:
     """A prompt that is too long for the model does not restart the engine."""
-    stage.actor.update_weights()
+    stage.generator.update_weights()
     long = Prompts(Ragged(torch.full((300,), 5), torch.tensor([300])), torch.arange(1), [])
     with pytest.raises(RlctlError, match="prompt 0 of the batch has 300 tokens"):
-        stage.actor.generate_sequences(long, seed=1)
+        stage.generator.generate_sequences(long, seed=1)
     assert stage.events == []
 
 
@@ -275,7 +275,7 @@ def test_engine_lost_during_generation_does_not_change_responses(
     assert stage.events[0][1]["requests"] >= 1
     assert "is lost" in caplog.text
     assert_same(stage, stage.wait_for_restart(), undisturbed)
-    stage.actor.update(experience(undisturbed, undisturbed.rollout_log_probs), lr=1e-2)
+    stage.trainer.update(experience(undisturbed, undisturbed.rollout_log_probs), lr=1e-2)
     rollouts = stage.generate(seed=4)
     assert {engine.version for engine in stage.pool.engines.engines} == {stage.engines.version}
     assert_current(stage, rollouts)

@@ -21,12 +21,12 @@ from rlctl.errors import InternalError, RlctlError
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.cluster import engine_group, engine_processes, engines, live_engines
 from rlctl.runtime.cluster.channels import StoredWeights
-from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
 from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
 from rlctl.runtime.cluster.engines import Engine
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import PoolSpec
+from rlctl.runtime.generation.separate_engines import SeparateEngines
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.roles import LostEnginesError
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
@@ -153,7 +153,7 @@ class Setup:
             self.pool, spec, lambda kind, **fields: self.events.append((kind, fields))
         )
         self.group.wait()
-        self.actor = DisaggregatedActor(cast(Any, None), self.group)
+        self.engines = SeparateEngines(cast(Any, SimpleNamespace()), self.group)
 
     def send_weights(self, channel: WeightChannel[StoredWeights]) -> list[StoredWeights]:
         self.synced.append([])
@@ -162,7 +162,7 @@ class Setup:
 
     def generate(self) -> Rollouts:
         self.group.update_weights(self.send_weights)
-        return self.actor.generate_sequences(prompts(), seed=1)
+        return self.engines.generate_sequences(prompts(), seed=1)
 
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.events]
@@ -220,11 +220,11 @@ def test_healthy_engines_share_the_requests_after_one_weight_sync() -> None:
 def test_generation_with_stale_weights_names_the_missing_call() -> None:
     setup = Setup(healthy)
     with pytest.raises(InternalError, match="call update_weights before"):
-        setup.actor.generate_sequences(prompts(), seed=1)
+        setup.engines.generate_sequences(prompts(), seed=1)
     setup.generate()
     setup.group.mark_stale()
     with pytest.raises(InternalError, match="call update_weights before"):
-        setup.actor.generate_sequences(prompts(), seed=1)
+        setup.engines.generate_sequences(prompts(), seed=1)
 
 
 def test_requests_of_a_lost_engine_are_reassigned_and_it_restarts(
@@ -247,7 +247,7 @@ def test_engines_that_restart_while_the_trainer_learns_wait_for_the_next_broadca
     setup.group.broadcast(setup.send_weights)
     setup.group.end_broadcasts()
     with pytest.raises(LostEnginesError, match="no rollout engine with the weights of this step"):
-        setup.actor.generate_sequences(prompts(), seed=1)
+        setup.engines.generate_sequences(prompts(), seed=1)
     assert not setup.group.unplaced
     while not setup.pool.engines[0].ready:
         setup.group.restart_lost()
@@ -255,7 +255,7 @@ def test_engines_that_restart_while_the_trainer_learns_wait_for_the_next_broadca
     assert setup.synced == [[0]], "the trainer has changed its weights"
     setup.group.broadcast(setup.send_weights)
     setup.group.end_broadcasts()
-    assert_complete(setup.actor.generate_sequences(prompts(), seed=1))
+    assert_complete(setup.engines.generate_sequences(prompts(), seed=1))
     assert setup.synced == [[0], [0]]
     assert setup.kinds() == ["engine_lost", "engine_restarted"]
 

@@ -43,14 +43,20 @@ class Recorder:
         self.num_passes += 1
         return LogProbs(Ragged.from_rows(self.log_probs), None)
 
-    def update(self, batch: Experience, lr: float) -> dict[str, Any]:
+    def update(
+        self, batch: Experience, lr: float, max_probs_diff: float | None = None
+    ) -> dict[str, Any]:
+        assert lr >= 0
+        assert max_probs_diff is None
         self.learned.append(batch)
         return {}
 
     def update_with_log_probs(
-        self, batch: Experience, lr: float
+        self, batch: Experience, lr: float, max_probs_diff: float | None = None
     ) -> tuple[LogProbs, dict[str, Any]]:
-        return LogProbs(Ragged.from_rows(OLD[: len(batch)]), None), self.update(batch, lr)
+        return LogProbs(Ragged.from_rows(OLD[: len(batch)]), None), self.update(
+            batch, lr, max_probs_diff
+        )
 
 
 def ppo(*overrides: str, pass_before: bool = False) -> PPO:
@@ -198,9 +204,10 @@ def test_later_epochs_use_the_log_probs_of_the_first_update(shuffle: bool) -> No
             return LogProbs(Ragged.from_rows(found), None)
 
         def update_with_log_probs(
-            self, batch: Experience, lr: float
+            self, batch: Experience, lr: float, max_probs_diff: float | None = None
         ) -> tuple[LogProbs, dict[str, Any]]:
-            metrics, self.num_passes = self.update(batch, lr), self.num_passes - len(batch)
+            metrics = self.update(batch, lr, max_probs_diff)
+            self.num_passes = self.num_passes - len(batch)
             return self.compute_log_probs(batch), metrics
 
     updates: list[list[Experience]] = []

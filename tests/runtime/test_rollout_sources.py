@@ -25,7 +25,7 @@ from rlctl.runtime import resume
 from rlctl.runtime.algorithms.base import step_seed
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.checkpoint.store import ControllerState
-from rlctl.runtime.roles import Actor, LostEnginesError, Published, Roles
+from rlctl.runtime.roles import Generator, LostEnginesError, Published, Roles
 from rlctl.runtime.training.eager import Eager
 from rlctl.runtime.training.rollout_source import (
     Collected,
@@ -71,8 +71,8 @@ class Collector:
     def collect_drawn(
         self, drawn: Sequence[int], roles: Roles, step: int
     ) -> tuple[Scored, dict[str, float]]:
-        roles.actor.update_weights()
-        rollouts = roles.actor.generate_sequences(self.loader.at(drawn), seed=step)
+        roles.generator.update_weights()
+        rollouts = roles.generator.generate_sequences(self.loader.at(drawn), seed=step)
         assert [row.extra_info["number"] for row in rollouts.rows[::ROWS]] == list(drawn)
         assert rollouts.group.tolist() == [i for i in range(len(drawn)) for _ in range(ROWS)]
         self.num_scored += 1
@@ -135,7 +135,7 @@ class Run:
     ) -> None:
         self.stream, self.collector, self.step = Stream(), Collector(), step
         reward = cast(Any, SimpleNamespace(state_dict=dict))
-        roles = Roles(create_autospec(Actor, instance=True), reward)
+        roles = Roles(None, reward, generator_role=create_autospec(Generator, instance=True))
         clock, collector = Clock(lambda _: None), cast(Any, self.collector)
         collection = CollectionSetup(collector, roles, self.publish, clock, 100, ahead)
         stream = cast(Any, self.stream)

@@ -85,7 +85,10 @@ class Recorder:
     def compute_values(self, batch: Rollouts) -> Any:
         return batch.rollout_log_probs
 
-    def update(self, batch: Rollouts, lr: float) -> dict[str, Any]:
+    def update(
+        self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
+    ) -> dict[str, Any]:
+        assert max_probs_diff is None
         self.rates.append(lr)
         return {}
 

@@ -13,9 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock, create_autospec
 
@@ -24,18 +22,17 @@ import torch
 
 from rlctl.errors import RlctlError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.agents.actor import AgentActor, ColocatedEngines, RankEngines
-from rlctl.runtime.agents.schedule import Schedule, TurnEngines
-from rlctl.runtime.agents.stream import OverlappedActor, Player, SingleTurns, Stream, StreamedActor
+from rlctl.runtime.agents.generator import EpisodeGenerator
 from rlctl.runtime.batch import Batch, Prompts, Ragged, Rollouts
 from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
-from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
+from rlctl.runtime.generation.engines import ColocatedEngines, RankEngines, TurnEngines
+from rlctl.runtime.generation.overlap import OverlappedGenerator
+from rlctl.runtime.generation.schedule import Schedule
+from rlctl.runtime.generation.separate_engines import SeparateEngines
+from rlctl.runtime.generation.stream import Player, SingleTurns, Stream, StreamedGenerator
 from rlctl.runtime.model.sequences import prompt_numbers
-from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Actor, Roles
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.training.generation import _overlapped
 from tests.agents.quiz import write_quiz
 from tests.agents.test_episodes import episodes, generate
 from tests.progress import wait_until
@@ -263,7 +260,7 @@ def test_close_waits_for_the_exchange_that_is_under_way() -> None:
 
 
 def test_close_gives_up_an_exchange_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlctl.runtime.agents.stream._CLOSE_S", 0.01)
+    monkeypatch.setattr("rlctl.runtime.generation.stream._CLOSE_S", 0.01)
     engines = Slow()
     with streamed(engines) as stream:
         stream.submit(prompts(10), seed=1)
@@ -278,13 +275,15 @@ def test_episodes_of_a_stream_are_those_of_a_batch(tmp_path: Path) -> None:
     quiz = write_quiz(tmp_path, 3, num_problems=2)
     with episodes(quiz) as (roles, asked):
         batch = generate(roles, asked)
-        actor = roles.actor
-        assert isinstance(actor, AgentActor)
-        with streamed(actor.engines, actor) as stream:
+        generator = roles.generator
+        assert isinstance(generator, EpisodeGenerator)
+        engines = generator.engines
+        with streamed(engines, generator) as stream:
             groups = [asked.select(torch.tensor([i])) for i in range(len(asked))]
             futures = [stream.submit(each, seed=3) for each in groups]
             found = [each.result(WAIT_S) for each in futures]
-            validated = StreamedActor(actor, stream).generate_sequences(asked, 3, validate=True)
+            validating = StreamedGenerator(engines, stream)
+            validated = validating.generate_sequences(asked, 3, validate=True)
         assert not +stream._schedule.states
     ids = [row.tolist() for each in found for row in each.response_ids.rows()]
     assert ids == [row.tolist() for row in batch.response_ids.rows()]
@@ -362,32 +361,17 @@ def test_requests_of_one_episode_share_no_step(delay_s: float) -> None:
     assert engines.asked == [[0, 10, 20], [1, 11, 21]]
 
 
-def overlapped(engines: TurnEngines, *overrides: str) -> Actor:
-    """Return the actor of a run whose rewards are computed in processes."""
-    config = compose("grpo", list(overrides)).config
-    rollout = config.actor_rollout_ref.rollout
-    actor, reward = create_autospec(Actor), create_autospec(RuleReward)
-    sampling = SamplingConfig(rollout, 8, (2,))
-    roles = _overlapped(config, Roles(actor, reward), engines, sampling, reward)
-    return roles.actor
-
-
 def test_overlap_places_requests_on_engines() -> None:
     """Two engines of two ranks each, and a pool of three."""
     decoding = Decoding(1.0, 1.0, -1, ())
     ids = [Request(i, torch.tensor([1]), decoding, (4,), (i,)) for i in range(12)]
-    shared = "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
-    pool = create_autospec(DisaggregatedActor, instance=True)
+    pool = create_autospec(SeparateEngines, instance=True)
     pool.num_engines.return_value = 3
-    pool.divide = partial(DisaggregatedActor.divide, pool)
-    for engines, overrides, expected in (
-        (ColocatedEngines(create_autospec(RankEngines), 4, 2), [shared], {0: 6, 1: 6}),
-        (pool, [], {0: 4, 1: 4, 2: 4}),
-        (pool, [shared], {0: 4, 1: 4, 2: 4}),
+    colocated = ColocatedEngines(create_autospec(RankEngines), 4, 2)
+    for divided, expected in (
+        (colocated.divide(ids), {0: 6, 1: 6}),
+        (SeparateEngines.divide(pool, ids), {0: 4, 1: 4, 2: 4}),
     ):
-        actor = overlapped(engines, *overrides)
-        assert isinstance(actor, OverlappedActor)
-        divided = actor.engines.divide(ids)
         assert Counter(request.affinity for request in divided) == expected
 
 
@@ -419,11 +403,11 @@ def test_ranks_that_share_an_engine_get_the_same_requests_and_steps() -> None:
     config = compose("grpo", given(tensor=2, n=2)).config
     sampling = SamplingConfig(config.actor_rollout_ref.rollout, 8, (2,))
     ranks, reward = Ranks(), MagicMock()
-    roles = Roles(cast(Any, SimpleNamespace()), cast(Any, reward))
-    overlapped = _overlapped(config, roles, ColocatedEngines(ranks, 4, 2), sampling, reward)
+    engines = ColocatedEngines(cast(Any, ranks), 4, 2)
+    overlapped = OverlappedGenerator(engines, sampling, 1024, reward)
     lengths = [3, 1, 4, 2, 5]
     ids = Ragged.from_rows([[7] * n for n in lengths], torch.int64)
-    rollouts = overlapped.actor.generate_sequences(
+    rollouts = overlapped.generate_sequences(
         Prompts(ids, torch.arange(5), cast(Any, [None] * 5)), seed=1
     )
     assert rollouts.response_ids.values.tolist() == [n for n in lengths for _ in range(2)]

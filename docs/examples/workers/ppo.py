@@ -63,12 +63,13 @@ def main_task(num_steps, reward_model=real_path("quickstart"), settings=()):
         reward = spawn(RewardModel, critic_pool, reward_model)
         roles = spawn_roles(plan, {"main": main, "critic": critic_pool}, reward)
         actor, critic, reference = roles.actor, roles.critic, roles.reference
+        generator = roles.generator
         for step in range(1, num_steps + 1):
             prompts = plan.loader.batch_at(step)
 
             # Stage 1: rollout
-            actor.update_weights()
-            rollout = actor.generate_sequences(prompts, seed=step)
+            generator.update_weights()
+            rollout = generator.generate_sequences(prompts, seed=step)
 
             # Stage 2: experience
             values = critic.compute_values(rollout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,9 +23,13 @@ from rlctl.runtime.agents.episode import EpisodeSettings
 from rlctl.runtime.agents.template_check import TOOL, USER, check_chat_template
 from rlctl.runtime.batch.images import processor_of
 from rlctl.runtime.data.image_prompts import ImagePrompts
+from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.auto import reads_images
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.sandbox.isolation import missing_isolation
+
+LOG = logging.getLogger(__name__)
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -66,20 +71,19 @@ def episode_settings(
 
 
 def _chat_bridge(
-    config: schema.Config, tokenizer: PreTrainedTokenizerBase, stop_token_ids: tuple[int, ...]
+    config: schema.Config, tokenizer: PreTrainedTokenizerBase, stops: tuple[int, ...]
 ) -> ChatBridge:
     """Return the bridge of a run; messages have images if model and engine read them."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     processor = processor_of(model.path, model.trust_remote_code)
     reads = processor is not None and reads_images(rollout, model, config.trainer.device)
     images = ImagePrompts(model, tokenizer) if reads else None
-    return ChatBridge(tokenizer, stop_token_ids, config.data.apply_chat_template_kwargs, images)
+    return ChatBridge(tokenizer, stops, config.data.apply_chat_template_kwargs, images)
 
 
 def check_episodes(
     config: schema.Config,
     tokenizer: PreTrainedTokenizerBase,
-    stop_token_ids: tuple[int, ...],
     row: PromptRow,
 ) -> None:
     """Start the environment of `row`, and prove that the chat template keeps earlier tokens.
@@ -88,8 +92,12 @@ def check_episodes(
     and a prompt that is too long with its tools.
     """
     rollout = config.actor_rollout_ref.rollout
+    missing = missing_isolation() if "python" in rollout.agent.params.get("tools", ()) else None
+    if missing:
+        LOG.warning("%s", missing)
     _check_program(rollout.agent)
-    bridge = _chat_bridge(config, tokenizer, stop_token_ids)
+    stops = stop_token_ids(tokenizer, config.actor_rollout_ref.model.path)
+    bridge = _chat_bridge(config, tokenizer, stops)
     agent = rollout.agent.model_copy(update={"num_workers": 1})
     with EnvironmentPool.from_config(rollout.model_copy(update={"agent": agent})) as pool:
         try:

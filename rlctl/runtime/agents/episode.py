@@ -29,8 +29,8 @@ from rlctl.runtime.agents.environments.pool import (
 from rlctl.runtime.agents.environments.protocol import Row, Step, Turn
 from rlctl.runtime.agents.environments.scripted import opening
 from rlctl.runtime.agents.parsers.base import ToolParser
-from rlctl.runtime.agents.schedule import Schedule
 from rlctl.runtime.agents.tokens import Tokens
+from rlctl.runtime.generation.schedule import Schedule
 from rlctl.runtime.rollout.engine import random_stream
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 from rlctl.runtime.rollout.sampling_params import SamplingConfig

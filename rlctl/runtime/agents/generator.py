@@ -1,33 +1,36 @@
-"""Actor whose responses are episodes, and its access to engines that share its processes."""
+"""Generator whose responses are episodes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from functools import partial
 from itertools import chain, compress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Self
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.agent_columns import SINGLE_TURN
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import RlctlError
-from rlctl.runtime.agents.delegating import DelegatingActor
+from rlctl.recipes import schema
+from rlctl.runtime.agents.build import check_episodes, episode_settings
 from rlctl.runtime.agents.environments.protocol import Row
 from rlctl.runtime.agents.episode import EpisodeRun, EpisodeSettings, EpisodeTask
 from rlctl.runtime.agents.programs.program_run import ProgramRun
-from rlctl.runtime.agents.schedule import FIXED, OnStates, Schedule, TurnEngines
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
+from rlctl.runtime.generation.engines import Engines, OnEngines
+from rlctl.runtime.generation.generators import Generation
+from rlctl.runtime.generation.schedule import OnStates, Schedule
 from rlctl.runtime.model.routing import RoutingShape
 from rlctl.runtime.ops import first_rows
 from rlctl.runtime.rewards.report import exceeds
 from rlctl.runtime.rewards.role import EarlyScoring, RuleReward
-from rlctl.runtime.roles import Actor
-from rlctl.runtime.rollout.exchange import divide
-from rlctl.runtime.rollout.requests import Completion, Decoding, Request, Slice
+from rlctl.runtime.rollout.requests import Decoding
 from rlctl.tracking.clock import timed
 from rlctl.tracking.episodes import Episode
 
@@ -35,74 +38,64 @@ if TYPE_CHECKING:
     from rlctl.runtime.agents.programs.endpoint import Endpoint
 
 
-class RankEngines(Protocol):
-    """Worker group with an engine for each rank, or for several consecutive ranks."""
+LOG = logging.getLogger(__name__)
 
-    def exchange(
-        self, requests: list[list[Request]], limit: Slice, cancelled: Collection[int] = ()
-    ) -> list[list[Completion]]:
-        """Exchange each rank's requests for what its engine has finished."""
-        ...
-
-    def end_exchange(self) -> None:
-        """Release the engines' memory."""
-        ...
+_NO_OVERLAP = (
+    "responses are scored after generation, although reward.overlap is true: an episode of an "
+    "agent program may have several rows"
+)
 
 
-class ColocatedEngines(TurnEngines):
-    """Engines in the processes of a worker group; a request's affinity chooses its engine."""
-
-    def __init__(self, workers: RankEngines, num_ranks: int, ranks_per_engine: int) -> None:
-        self.workers = workers
-        self.num_ranks = num_ranks
-        self.ranks_per_engine = ranks_per_engine
-
-    def exchange(
-        self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int] = ()
-    ) -> list[Completion]:
-        # All ranks of an engine make the same call and get the same result.
-        size = self.ranks_per_engine
-        parts: list[list[Request]] = [[] for _ in range(self.num_ranks // size)]
-        for request in requests:
-            parts[request.affinity % len(parts)].append(request)
-        if size > 1:  # their clocks differ, and so would the number of steps
-            limit = FIXED
-        of_ranks = [part for part in parts for _ in range(size)]
-        completed = self.workers.exchange(of_ranks, limit, cancelled)
-        return [completion for part in completed[::size] for completion in part]
-
-    def divide(self, requests: Sequence[Request]) -> list[Request]:
-        return divide(requests, self.num_ranks, self.ranks_per_engine)
-
-    def end_exchange(self) -> None:
-        self.workers.end_exchange()
-
-
-class AgentActor(DelegatingActor):
-    """Actor that generates an episode for each response; all else is the wrapped actor's."""
+class EpisodeGenerator(OnEngines):
+    """Generator of an episode for each response."""
 
     def __init__(
         self,
-        actor: Actor,
-        engines: TurnEngines,
+        engines: Engines,
         settings: EpisodeSettings,
         on_states: OnStates,
         reward: RuleReward | None = None,
     ) -> None:
-        """Build the actor; `reward` gets each episode when it ends."""
-        super().__init__(actor)
-        self.engines = engines
+        """Build the generator; `reward` gets each episode when it ends."""
+        super().__init__(engines)
         self.settings = settings
         self.on_states = on_states
         # A program's episode may become several rows.
         self.reward = reward if settings.kept_roles is None else None
         self.busy_s = 0.0  # in which the engines had work
 
+    @classmethod
+    def check(
+        cls, config: schema.Config, tokenizer: PreTrainedTokenizerBase, row: PromptRow
+    ) -> None:
+        """Play the beginning of an episode of `row`: see `check_episodes`."""
+        check_episodes(config, tokenizer, row)
+
+    @classmethod
+    @contextmanager
+    def open(cls, generation: Generation) -> Iterator[Self]:
+        """Yield the generator; the processes of its environments end with the block."""
+        reward, agent = generation.early_reward, generation.config.actor_rollout_ref.rollout.agent
+        if reward is not None and agent.program is not None:
+            LOG.info(_NO_OVERLAP)
+            reward = None
+        settings = episode_settings(
+            generation.config,
+            generation.tokenizer,
+            generation.sampling,
+            generation.rank_info,
+            generation.logs,
+        )
+        try:
+            yield cls(generation.engines, settings, generation.on_states, reward)
+        finally:
+            settings.environments.close()
+
     @timed("gen")
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
-        """Return n episodes for each of B prompts: see `Actor`.
+        """Return n episodes for each of B prompts: see `Generator`.
 
         Failed episodes are among them. Raises RlctlError if their share exceeds the limit.
         """

@@ -190,8 +190,8 @@ AGGREGATION_KEYS = (
 
 def sample(prompts: Prompts, roles: Roles, seed: int) -> Scored:
     """Generate `rollout.n` responses to each prompt with the current policy, and score them."""
-    roles.actor.update_weights()
-    rollouts = roles.actor.generate_sequences(prompts, seed=seed)
+    roles.generator.update_weights()
+    rollouts = roles.generator.generate_sequences(prompts, seed=seed)
     return roles.reward.compute_scores(rollouts).to_scored(rollouts)
 
 

@@ -14,19 +14,20 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs, cut
 from rlctl.runtime.algorithms.correction import Correction, proximal
 from rlctl.runtime.algorithms.importance_weights import SampledTokens
+from rlctl.runtime.algorithms.mismatch import check_update, sampled_log_probs
 from rlctl.runtime.algorithms.policy_losses.base import TokenLoss
 from rlctl.runtime.algorithms.stats import entropy_metric
 from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.batch.stored import is_stored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
-from rlctl.runtime.roles import Actor, Total
+from rlctl.runtime.roles import Actor, Roles, Total
 from rlctl.tracking.metrics import Metrics
 
 
 class PolicyUpdate(Protocol):
     """Way in which the updates of a step get the policy that they compare with."""
 
-    def compute_old_log_probs(self, actor: Actor, scored: Scored) -> tuple[LogProbs | None, Scored]:
+    def compute_old_log_probs(self, roles: Roles, scored: Scored) -> tuple[LogProbs | None, Scored]:
         """Return the log-probs before the step, and the batch that they belong to.
 
         None: each update computes those of its rows.
@@ -34,7 +35,7 @@ class PolicyUpdate(Protocol):
         ...
 
     def update(
-        self, actor: Actor, experience: Experience, cuts: Sequence[Tensor], lr: float
+        self, roles: Roles, experience: Experience, cuts: Sequence[Tensor], lr: float
     ) -> list[Metrics]:
         """Update the actor with the mini-batches of rows `cuts`, (N,) int64 each."""
         ...
@@ -46,14 +47,14 @@ class PassBefore(PolicyUpdate):
 
     correction: Correction
 
-    def compute_old_log_probs(self, actor: Actor, scored: Scored) -> tuple[LogProbs | None, Scored]:
-        old = actor.compute_log_probs(scored)
+    def compute_old_log_probs(self, roles: Roles, scored: Scored) -> tuple[LogProbs | None, Scored]:
+        old = sampled_log_probs(roles, scored)
         return old, scored if old.routing is None else replace(scored, routing=old.routing)
 
     def update(
-        self, actor: Actor, experience: Experience, cuts: Sequence[Tensor], lr: float
+        self, roles: Roles, experience: Experience, cuts: Sequence[Tensor], lr: float
     ) -> list[Metrics]:
-        return [actor.update(batch, lr) for batch in cut(experience, cuts)]
+        return [roles.actor.update(batch, lr) for batch in cut(experience, cuts)]
 
 
 class Bypass(PassBefore):
@@ -61,21 +62,21 @@ class Bypass(PassBefore):
 
     def compute_old_log_probs(
         self,
-        actor: Actor,  # noqa: ARG002  # the other kinds need it
+        roles: Roles,  # noqa: ARG002  # the other kinds need it
         scored: Scored,
     ) -> tuple[LogProbs | None, Scored]:
         return LogProbs(scored.rollout_log_probs, None), scored
 
     def update(
-        self, actor: Actor, experience: Experience, cuts: Sequence[Tensor], lr: float
+        self, roles: Roles, experience: Experience, cuts: Sequence[Tensor], lr: float
     ) -> list[Metrics]:
         metrics: list[Metrics] = []
-        for batch in cut(experience, cuts):
+        for number, batch in enumerate(cut(experience, cuts)):
             if self.correction.needs_mini_batch:
-                now = actor.compute_log_probs(batch)
+                now = sampled_log_probs(roles, batch, has_updated=number > 0)
                 batch, found = corrected(batch, now, self.correction)
                 metrics.append(found)
-            metrics.append(actor.update(batch, lr))
+            metrics.append(roles.actor.update(batch, lr))
         return metrics
 
 
@@ -88,14 +89,15 @@ class OwnPass(PassBefore):
 
     def compute_old_log_probs(
         self,
-        actor: Actor,  # noqa: ARG002  # the other kinds need it
+        roles: Roles,  # noqa: ARG002  # the other kinds need it
         scored: Scored,
     ) -> tuple[LogProbs | None, Scored]:
         return None, scored
 
     def update(
-        self, actor: Actor, experience: Experience, cuts: Sequence[Tensor], lr: float
+        self, roles: Roles, experience: Experience, cuts: Sequence[Tensor], lr: float
     ) -> list[Metrics]:
+        actor, limit = roles.actor, roles.max_probs_diff
         first, *later = cuts
         is_first = torch.zeros(len(experience), dtype=torch.bool)
         is_first[first] = True
@@ -103,17 +105,19 @@ class OwnPass(PassBefore):
         own, metrics, parts = experience.select(first), list[Metrics](), list[Experience]()
         if len(others):
             batch = experience.select(others)
-            old = actor.compute_log_probs(batch)
+            old = sampled_log_probs(roles, batch)
             batch, found = _with_old_log_probs(batch, old, actor, self.correction)
             metrics.append(found)
             parts.append(batch)
         if any(bool(is_first[rows].any()) for rows in later):
-            old, found = actor.update_with_log_probs(own, lr)
+            old, found = actor.update_with_log_probs(own, lr, limit)
+            check_update(roles, own, found, old)
             # The update has reported the metrics of the correction.
             parts.append(_with_old_log_probs(own, old, actor, self.correction)[0])
             others = torch.cat([others, first])
         else:
-            found = actor.update(own, lr)
+            found = actor.update(own, lr, limit)
+            check_update(roles, own, found)
         metrics.append(found)
         if not later:
             return metrics

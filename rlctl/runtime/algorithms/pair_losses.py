@@ -26,6 +26,7 @@ from rlctl.runtime.algorithms.base import (
     PolicyAlgorithm,
     rows_of_groups,
 )
+from rlctl.runtime.algorithms.mismatch import sampled_log_probs
 from rlctl.runtime.batch import Ragged, Rollouts, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.ops import group_sum, masked_sum
@@ -130,11 +131,13 @@ class PairAlgorithm(PolicyAlgorithm[P]):
         if self.params.uses_reference and len(kept):
             reference = roles.reference.compute_log_probs(scored).log_probs
         updates: list[Metrics] = [{"pairs/count": Sum(0.0)}]
+        other_policy = Needs.GROUPS not in self.needs  # than the one that generated the responses
         for rows in rows_of_groups(groups, scored.group, self.actor, step):
             mine = torch.searchsorted(rows, pairs[torch.isin(pairs[:, 0], rows)])
             batch, ref = scored.select(rows), reference and reference.select(rows)
-            now = roles.actor.compute_log_probs(batch).log_probs
-            batch, metrics = pair_rows(batch, now, ref, mine, self.params)
+            now = sampled_log_probs(roles, batch, other_policy)
+            other_policy = True
+            batch, metrics = pair_rows(batch, now.log_probs, ref, mine, self.params)
             updates += [metrics, roles.actor.update(batch, self.schedule(step - 1))]
         return merge(updates)
 

@@ -143,8 +143,8 @@ class PPO:
         scored = sample(prompts, roles, step_seed(self.seed, step))
         if Needs.GREEDY_BASELINE not in self.needs:
             return scored
-        roles.actor.update_weights()  # the engine may have released its weights
-        greedy = roles.actor.generate_sequences(prompts, seed=0, greedy=True)
+        roles.generator.update_weights()  # the engine may have released its weights
+        greedy = roles.generator.generate_sequences(prompts, seed=0, greedy=True)
         # Normalized like the samples, whose moments must not include it.
         baseline = roles.reward.compute_scores(greedy, validate=True).to_scored(greedy)
         return with_baseline(scored, baseline, self._with_penalty)
@@ -152,7 +152,7 @@ class PPO:
     def learn(self, scored: Scored, roles: Roles, step: int) -> Metrics:
         """Compute log-probs, values and advantages; update critic and actor in mini-batches."""
         policy = self.policy_update(step)
-        old, scored = policy.compute_old_log_probs(roles.actor, scored)
+        old, scored = policy.compute_old_log_probs(roles, scored)
         ref = roles.reference.compute_log_probs(scored) if Needs.REFERENCE in self.needs else None
         values = roles.critic.compute_values(scored) if Needs.CRITIC in self.needs else None
         experience, metrics = compute_advantages(self, roles.actor, scored, old, ref, values)
@@ -164,7 +164,7 @@ class PPO:
         if step > self.critic_warmup:
             lr = self.actor_lr(step - self.critic_warmup - 1)
             cuts = self._cuts(experience, self.actor, step)
-            updates += policy.update(roles.actor, experience, cuts, lr)
+            updates += policy.update(roles, experience, cuts, lr)
         return merge(updates)
 
     def policy_update(self, step: int) -> PolicyUpdate:

@@ -1,33 +1,35 @@
-"""Ways in which the actor of a run generates: single responses, episodes, or a stream of both."""
+"""Choice of a run's generator: single responses, episodes, or a stream of both."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from rlctl.data_prep.rows import PromptRow
+from rlctl.plugins import load
 from rlctl.recipes import schema
+from rlctl.runtime.batch import Prompts, Rollouts
+from rlctl.runtime.generation.engines import Engines
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Roles
+from rlctl.runtime.roles import Generator
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.workers.actor import ActorWorker
 
 if TYPE_CHECKING:
-    from rlctl.runtime.agents.schedule import OnStates, TurnEngines
-    from rlctl.runtime.agents.stream import Player, Stream
+    from rlctl.runtime.generation.schedule import OnStates, Schedule
+    from rlctl.runtime.generation.stream import Stream
 
-LOG = logging.getLogger(__name__)
+EPISODES = "episodes"
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Configured generation of an actor with `num_ranks` ranks; `rank_info` is that of one.
+    """Configured generation with `engines`; `rank_info` is that of one of their ranks.
 
     Environments write to files in `logs`. `on_states` gets the number of episodes by state.
     `reward`, if it runs in processes, gets responses and episodes as soon as they are finished.
@@ -35,99 +37,75 @@ class Generation:
 
     config: schema.Config
     tokenizer: PreTrainedTokenizerBase
-    num_ranks: int
+    engines: Engines
     rank_info: RankInfo
     logs: Path | None = None
     on_states: OnStates = lambda _: None
     reward: RuleReward | None = None
 
+    @property
+    def sampling(self) -> SamplingConfig:
+        """Return the settings of sampled responses."""
+        return SamplingConfig.from_config(self.config, self.tokenizer)
+
+    @property
+    def early_reward(self) -> RuleReward | None:
+        """The reward, if it gets responses while others are generated."""
+        overlaps = self.config.reward.overlap and not self.is_eager  # it has its own way
+        return self.reward if overlaps and self.reward and self.reward.pool.has_workers else None
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether generation goes on while the policy learns."""
+        return self.config.async_training.eager
+
+
+class PlayingGenerator(Generator, Protocol):
+    """Generator that also plays for a `Stream`: see `Player`."""
+
+    async def play(
+        self, prompts: Prompts, seed: int, validate: bool, greedy: bool, schedule: Schedule
+    ) -> Rollouts: ...
+
+    def check_failures(self, rollouts: Rollouts) -> None: ...
+
+
+class GeneratorKind(Protocol):
+    """Plug-in of the group `rlctl.generators`: a class, for instance of the generator itself."""
+
+    @classmethod
+    def check(
+        cls, config: schema.Config, tokenizer: PreTrainedTokenizerBase, row: PromptRow
+    ) -> None:
+        """Try what a run would need for `row`. Raises ConfigError."""
+
+    @classmethod
+    def open(cls, generation: Generation) -> AbstractContextManager[PlayingGenerator]:
+        """Yield the generator of a run; its processes end with the block."""
+        ...
+
 
 @contextmanager
-def with_episodes(generation: Generation, roles: Roles) -> Iterator[Roles]:
-    """Let the actor of `roles` generate episodes if the configuration has several turns.
+def open_generator(generation: Generation) -> Iterator[tuple[Generator, Stream | None]]:
+    """Yield the configured generator, and the stream of `async_training.schedule=eager`."""
+    config, engines = generation.config, generation.engines
+    with ExitStack() as stack:
+        several: PlayingGenerator | None = None
+        if config.actor_rollout_ref.rollout.multi_turn.enable:
+            kind: GeneratorKind = load("generators", EPISODES)
+            several = stack.enter_context(kind.open(generation))
+        length = config.data.max_prompt_length + config.data.max_response_length
+        if generation.is_eager and engines.are_separate:
+            from rlctl.runtime.generation.stream import SingleTurns, Stream, StreamedGenerator
 
-    Yields the roles; at the end the environments are closed.
-    """
-    config, tokenizer, reward = generation.config, generation.tokenizer, generation.reward
-    if roles.actor_role is None:
-        yield roles
-        return
-    overlaps = config.reward.overlap and not config.async_training.eager  # it has its own way
-    early = reward if reward is not None and overlaps and reward.pool.has_workers else None
-    if early is None and not config.actor_rollout_ref.rollout.multi_turn.enable:
-        yield roles
-        return
-    from rlctl.runtime.agents.actor import AgentActor, ColocatedEngines
-    from rlctl.runtime.agents.build import episode_settings
-    from rlctl.runtime.agents.stream import NO_OVERLAP
-    from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
+            player = several or SingleTurns(generation.sampling, length)
+            threads = generation.rank_info.num_threads
+            stream = Stream(engines, player, threads, generation.on_states)
+            stack.callback(stream.close)
+            yield StreamedGenerator(engines, stream), stream
+        elif several is None and (reward := generation.early_reward) is not None:
+            from rlctl.runtime.generation.overlap import OverlappedGenerator
 
-    actor, sampling = roles.actor, SamplingConfig.from_config(config, tokenizer)
-    if isinstance(actor, DisaggregatedActor):
-        engines: TurnEngines = actor
-    else:
-        assert isinstance(actor, ActorWorker), "the actor of `build_roles` or `build_actor`"
-        size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
-        engines = ColocatedEngines(actor, generation.num_ranks, size)
-    if not config.actor_rollout_ref.rollout.multi_turn.enable:
-        assert early is not None
-        yield _overlapped(config, roles, engines, sampling, early)
-        return
-    if early is not None and config.actor_rollout_ref.rollout.agent.program is not None:
-        LOG.info(NO_OVERLAP, "an episode of an agent program may have several rows")
-        early = None
-    settings = episode_settings(config, tokenizer, sampling, generation.rank_info, generation.logs)
-    try:
-        built = AgentActor(actor, engines, settings, generation.on_states, early)
-        yield replace(roles, actor_role=built)
-    finally:
-        settings.environments.close()
-
-
-@contextmanager
-def with_generation(generation: Generation, roles: Roles) -> Iterator[tuple[Roles, Stream | None]]:
-    """Let the actor of `roles` generate as configured: see `with_episodes`.
-
-    Yields the roles, and the stream that generates for `async_training.schedule=eager`.
-    """
-    engines, config = roles.actor_role, generation.config
-    with with_episodes(generation, roles) as built:
-        if not config.async_training.eager:
-            yield built, None
-            return
-        from rlctl.runtime.agents.actor import AgentActor
-        from rlctl.runtime.agents.stream import SingleTurns, Stream, StreamedActor
-        from rlctl.runtime.cluster.disaggregated import DisaggregatedActor
-
-        if not isinstance(engines, DisaggregatedActor):
-            yield built, None
-            return
-
-        actor, num_threads = built.actor, generation.rank_info.num_threads
-        if isinstance(actor, AgentActor):
-            player: Player = actor
+            yield OverlappedGenerator(engines, generation.sampling, length, reward), None
         else:
-            length = config.data.max_prompt_length + config.data.max_response_length
-            sampling = SamplingConfig.from_config(config, generation.tokenizer)
-            player = SingleTurns(sampling, length)
-        stream = Stream(engines, player, num_threads, generation.on_states)
-        try:
-            yield replace(built, actor_role=StreamedActor(actor, stream)), stream
-        finally:
-            stream.close()
-
-
-def _overlapped(
-    config: schema.Config,
-    roles: Roles,
-    engines: TurnEngines,
-    sampling: SamplingConfig,
-    reward: RuleReward,
-) -> Roles:
-    """Let the actor pass single responses to `reward` as they are finished."""
-    from rlctl.runtime.agents.stream import OverlappedActor
-
-    data = config.data
-    length = data.max_prompt_length + data.max_response_length
-    actor = OverlappedActor(roles.actor, engines, sampling, length, reward)
-    return replace(roles, actor_role=actor)
+            yield several or engines, None

@@ -11,42 +11,20 @@ import asyncio
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from rlctl.runtime.generation.engines import FIXED, TurnEngines
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 
 T = TypeVar("T")
 OnStates = Callable[[Mapping[str, int]], object]  # number of episodes by state; {} at the end
 
-FIXED = Slice(steps=8)
 EAGER = Slice(steps=None, seconds=0.02)
-
-
-class TurnEngines(Protocol):
-    """Engines that generate the turns of episodes, under the weights synced last."""
-
-    def exchange(
-        self, requests: Sequence[Request], limit: Slice, cancelled: Collection[int] = ()
-    ) -> list[Completion]:
-        """Submit requests of one response each and advance all engines; return what finished.
-
-        Open requests with `cancelled` keys are dropped before. Raises RlctlError if the engines are
-        lost.
-        """
-        ...
-
-    def divide(self, requests: Sequence[Request]) -> list[Request]:
-        """Return the requests of a batch with their engines as affinities."""
-        ...
-
-    def end_exchange(self) -> None:
-        """Release memory after the last exchange of a batch of episodes."""
-        ...
 
 
 @dataclass(eq=False)

@@ -1,17 +1,16 @@
-"""Actor in two pools: one trains, the engines of the other generate."""
+"""Engines with a pool of their own: they get the weights of the trainer in another pool."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlctl.errors import RlctlError
-from rlctl.runtime.agents.delegating import DelegatingActor
-from rlctl.runtime.batch import LogProbs, Prompts, Rollouts
+from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.cluster.fair_lock import FairLock
+from rlctl.runtime.generation.engines import Engines
 from rlctl.runtime.roles import LostEnginesError, Published
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
 from rlctl.runtime.rollout.exchange import complete, divide
@@ -20,7 +19,6 @@ from rlctl.runtime.rollout.sampling_params import to_rollouts
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.tracking.clock import timed
-from rlctl.tracking.metrics import Metrics
 
 if TYPE_CHECKING:  # imports Ray
     from rlctl.runtime.cluster.engine_group import EngineGroup
@@ -28,12 +26,14 @@ if TYPE_CHECKING:  # imports Ray
 _PAUSE_S = 0.1  # between two looks for an engine
 
 
-class DisaggregatedActor(DelegatingActor):
-    """Actor whose `trainer` learns and whose `engines` generate under the trainer's weights.
+class SeparateEngines(Engines):
+    """Engines of a group that generate under the weights of `trainer`, which learns.
 
     With `ahead`, engines generate during training, under the weights of `publish_weights`. With
     `in_flight`, they get them while responses are open, which wait if all engines are lost.
     """
+
+    are_separate = True
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class DisaggregatedActor(DelegatingActor):
         ahead: bool = False,
         in_flight: bool = False,
     ) -> None:
-        super().__init__(trainer)
         self.trainer = trainer
+        trainer.before_change = self._end_weights
         self.engines = engines
         self.ahead = ahead or in_flight
         self.in_flight = in_flight
@@ -55,12 +55,12 @@ class DisaggregatedActor(DelegatingActor):
         return sum(not engine.draining for engine in self.engines.pool.engines)
 
     def update_weights(self) -> None:
-        """See `Actor`. Every stale engine gets the trainer's weights, unless it is learning."""
+        """See `Generator`. Every stale engine gets the trainer's weights, unless it is learning."""
         with INTERRUPTS.held(), self._lock, timed("update_weights"):
             self.engines.update_weights(self.trainer.send_weights)
 
     def publish_weights(self) -> Published:
-        """See `Actor`. An engine that restarts while the trainer learns waits for the next weights.
+        """See `Generator`. An engine that restarts while the trainer learns gets the next weights.
 
         Engines must be idle, unless they load weights `in_flight`.
         """
@@ -98,23 +98,9 @@ class DisaggregatedActor(DelegatingActor):
     def end_exchange(self) -> None:
         """See `TurnEngines`. The engines keep their memory: they share it with no other role."""
 
-    def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
-        self._end_weights()
-        return self.trainer.update(batch, lr, max_probs_diff)
-
-    def update_with_log_probs(
-        self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
-    ) -> tuple[LogProbs, Metrics]:
-        self._end_weights()
-        return self.trainer.update_with_log_probs(batch, lr, max_probs_diff)
-
     def _end_weights(self) -> None:
         """Let engines get the trainer's present weights no more: it is about to change them."""
         if self.ahead:
             self.engines.end_broadcasts()
         else:
             self.engines.mark_stale()
-
-    def load(self, folder: Path) -> None:
-        self.engines.mark_stale()
-        self.trainer.load(folder)

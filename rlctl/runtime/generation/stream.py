@@ -1,11 +1,4 @@
-"""Generation whose responses are passed on as soon as they are finished.
-
-A `Stream` generates continuously: groups of responses start and finish at any time, in one thread.
-An `OverlappedActor` passes the responses of a batch to the reward: while others are generated, the
-processes of the reward functions compute. Responses and scores are those of a generation without
-overlap: all requests are submitted at once and in the same order, and the engines only pause
-between slices.
-"""
+"""Continuous generation: groups of responses start and finish at any time, in one thread."""
 
 from __future__ import annotations
 
@@ -18,14 +11,10 @@ from typing import Protocol
 
 import torch
 
-from rlctl.runtime.agents.delegating import DelegatingActor
-from rlctl.runtime.agents.schedule import OnStates, Schedule, TurnEngines
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Actor
+from rlctl.runtime.generation.engines import Engines, OnEngines, TurnEngines
+from rlctl.runtime.generation.schedule import OnStates, Schedule
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
-from rlctl.runtime.rollout.exchange import complete
-from rlctl.runtime.rollout.requests import Completion
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.tracking.clock import timed
 
@@ -38,7 +27,7 @@ class Player(Protocol):
     async def play(
         self, prompts: Prompts, seed: int, validate: bool, greedy: bool, schedule: Schedule
     ) -> Rollouts:
-        """Return n responses to each of B prompts: see `Actor.generate_sequences`."""
+        """Return n responses to each of B prompts: see `Generator.generate_sequences`."""
         ...
 
     def check_failures(self, rollouts: Rollouts) -> None:
@@ -108,7 +97,7 @@ class Stream:
     def submit(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Future[Rollouts]:
-        """Begin responses to B prompts: see `Actor.generate_sequences`.
+        """Begin responses to B prompts: see `Generator.generate_sequences`.
 
         The future raises what ends the stream, such as RlctlError for lost engines.
         """
@@ -159,11 +148,11 @@ class Stream:
         await asyncio.gather(*others, return_exceptions=True)
 
 
-class StreamedActor(DelegatingActor):
-    """Actor whose responses join the `stream`; all else is the wrapped actor's."""
+class StreamedGenerator(OnEngines):
+    """Generator whose responses join the `stream`."""
 
-    def __init__(self, actor: Actor, stream: Stream) -> None:
-        super().__init__(actor)
+    def __init__(self, engines: Engines, stream: Stream) -> None:
+        super().__init__(engines)
         self.stream = stream
 
     @timed("gen")
@@ -172,51 +161,4 @@ class StreamedActor(DelegatingActor):
     ) -> Rollouts:
         rollouts = self.stream.submit(prompts, seed, validate, greedy).result()
         self.stream.player.check_failures(rollouts)
-        return rollouts
-
-
-NO_OVERLAP = "responses are scored after generation, although reward.overlap is true: %s"
-
-
-class OverlappedActor(DelegatingActor):
-    """Actor whose `engines` generate single responses in slices, between which they are scored.
-
-    Args:
-        actor: the actor; all else is delegated to it.
-        engines: its engines.
-        context_length: limit of prompt and response together.
-    """
-
-    def __init__(
-        self,
-        actor: Actor,
-        engines: TurnEngines,
-        sampling: SamplingConfig,
-        context_length: int,
-        reward: RuleReward,
-    ) -> None:
-        super().__init__(actor)
-        self.engines = engines
-        self.sampling = sampling
-        self.context_length = context_length
-        self.reward = reward
-
-    @timed("gen")
-    def generate_sequences(
-        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
-    ) -> Rollouts:
-        params = self.sampling.params(prompts.group, seed, validate, greedy, prompts.images)
-        requests = to_requests(prompts.prompt_ids, params, self.context_length)
-        scoring = self.reward.begin(prompts.repeat(params.n))
-        first_row = {request.key: number * params.n for number, request in enumerate(requests)}
-
-        def score(completion: Completion) -> None:
-            scoring.add(first_row[completion.key] + completion.index, completion.response_ids)
-
-        try:
-            completions = complete(self.engines.divide(requests), self.engines.exchange, score)
-        finally:
-            self.engines.end_exchange()
-        rollouts = to_rollouts(prompts, params.n, to_responses(in_order(requests, completions)))
-        scoring.finish(rollouts)
         return rollouts

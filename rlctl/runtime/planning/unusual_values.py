@@ -11,11 +11,13 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.agent_columns import SINGLE_TURN, agent_problems
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, raise_problems
+from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.roles import needed_roles, rollout_pool
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.cluster.access import address_of
 from rlctl.runtime.data.tokenizer import render_prompt, stop_token_ids
+from rlctl.runtime.generation.generators import EPISODES, GeneratorKind
 
 LOG = logging.getLogger(__name__)
 
@@ -122,7 +124,7 @@ def check_rows(
     """Check tokenizer and rows that responses are sampled for, and the episode of one of them.
 
     Raises ConfigError for rows that need several turns without `multi_turn.enable`, and as
-    `check_episodes`.
+    `GeneratorKind.check`.
     """
     warn_of_stop_tokens(config, tokenizer)
     rollout = config.actor_rollout_ref.rollout
@@ -130,11 +132,5 @@ def check_rows(
     raise_problems(agent_problems(rows, enabled))
     first = next((row for row in rows if (row.agent_name or default) != SINGLE_TURN), None)
     if enabled and first is not None:
-        from rlctl.runtime.agents.build import check_episodes
-        from rlctl.runtime.sandbox.isolation import missing_isolation
-
-        missing = missing_isolation() if "python" in rollout.agent.params.get("tools", ()) else None
-        if missing:
-            LOG.warning("%s", missing)
-        stops = stop_token_ids(tokenizer, config.actor_rollout_ref.model.path)
-        check_episodes(config, tokenizer, stops, first)
+        kind: GeneratorKind = load("generators", EPISODES)
+        kind.check(config, tokenizer, first)

@@ -20,11 +20,10 @@ from itertools import groupby, repeat
 
 import torch
 
-from rlctl.runtime.agents.delegating import DelegatingActor
-from rlctl.runtime.agents.stream import Stream
 from rlctl.runtime.algorithms.base import step_seed
 from rlctl.runtime.batch import Batch, Prompts, Rollouts, Scored
-from rlctl.runtime.roles import Actor
+from rlctl.runtime.generation.stream import Stream
+from rlctl.runtime.roles import Generator, Published
 from rlctl.runtime.training.rollout_source import (
     Collected,
     CollectionSetup,
@@ -50,21 +49,24 @@ class _Group:
     rollouts: Future[Rollouts]
 
 
-class _Ready(DelegatingActor):
-    """Actor whose responses are finished already; a greedy baseline is generated."""
+class _Ready(Generator):
+    """Generator whose responses are finished already; a greedy baseline is generated."""
 
-    def __init__(self, actor: Actor, rollouts: Rollouts) -> None:
-        super().__init__(actor)
+    def __init__(self, generator: Generator, rollouts: Rollouts) -> None:
+        self.generator = generator
         self.rollouts = rollouts
 
     def update_weights(self) -> None:
         """Do nothing: engines load weights when they are published."""
 
+    def publish_weights(self) -> Published:
+        return self.generator.publish_weights()
+
     def generate_sequences(
         self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
     ) -> Rollouts:
         if greedy:
-            return self.actor.generate_sequences(prompts, seed, validate, greedy)
+            return self.generator.generate_sequences(prompts, seed, validate, greedy)
         return self.rollouts
 
 
@@ -229,7 +231,7 @@ class Eager(RolloutSource):
         with self.quiet:
             began = time.perf_counter()
             roles = self.collection.roles
-            roles = replace(roles, actor_role=_Ready(roles.actor, rollouts))
+            roles = replace(roles, generator_role=_Ready(roles.generator, rollouts))
             scored, metrics = self.collector.collect_drawn(drawn, roles, step)
             scored, ages = self._with_ages(scored, step)
             taken = set(groups)

@@ -10,14 +10,11 @@ from torch import Tensor
 
 from rlctl.errors import RlctlError
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.agents.delegating import DelegatingActor
-from rlctl.runtime.algorithms.divided import mean_probs_diff
 from rlctl.runtime.algorithms.importance_weights import PROBS_DIFF
-from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
+from rlctl.runtime.algorithms.mismatch import RolloutMismatch
+from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.batch.stored import fetched
-from rlctl.runtime.roles import REFUSED, Actor, Weights
 from rlctl.runtime.workers.dispatch import split
-from rlctl.tracking.metrics import Metrics
 
 # Phases reported as `timing_per_token_ms/*`: per response token, and per token of any kind.
 _PER_RESPONSE_TOKEN = ("gen",)
@@ -73,78 +70,6 @@ def _totals(values: Tensor, parts: Sequence[Tensor]) -> list[int]:
     """Return the sum of `values` (B,) over each of `parts` (N,)."""
     sizes = torch.tensor([len(part) for part in parts])
     return Ragged(values[torch.cat(list(parts))], sizes).sums().tolist()
-
-
-class RolloutMismatch(Exception):
-    """Engine and trainer differ by `value`, more than `limit`, on the tokens of `batch`."""
-
-    def __init__(self, value: float, limit: float, batch: Rollouts, log_probs: LogProbs) -> None:
-        super().__init__(f"{PROBS_DIFF} is {value:.3g}, above {limit:g}")
-        self.value = value
-        self.limit = limit
-        self.batch = batch
-        self.log_probs = log_probs
-
-
-class CheckedActor(DelegatingActor):
-    """Actor that compares its log-probs with the engine's until the first update of the step.
-
-    `compute_log_probs` raises RolloutMismatch where they differ by more than `limit`, as does an
-    `update` that computes them itself, before its optimizer step. After an update the policy is not
-    the one that generated the responses, so nothing is compared.
-    """
-
-    def __init__(self, actor: Actor, limit: float) -> None:
-        super().__init__(actor)
-        self.limit = limit
-        self._is_sampling_policy = False
-
-    def generate_sequences(
-        self, prompts: Prompts, seed: int, validate: bool = False, greedy: bool = False
-    ) -> Rollouts:
-        if not validate:  # offline algorithms validate, and learn from other responses
-            self._is_sampling_policy = True
-        return self.actor.generate_sequences(prompts, seed=seed, validate=validate, greedy=greedy)
-
-    def compute_log_probs(
-        self, batch: Rollouts, weights: Weights = "current", top_k: int = 0
-    ) -> LogProbs:
-        log_probs = self.actor.compute_log_probs(batch, weights, top_k)
-        if self._is_sampling_policy and weights == "current":
-            check_rollout(batch, log_probs, self.limit, self.actor)
-        return log_probs
-
-    def update(self, batch: Rollouts, lr: float, max_probs_diff: float | None = None) -> Metrics:
-        metrics = self.actor.update(batch, lr, self._limit_of(batch, max_probs_diff))
-        if REFUSED in metrics:
-            log_probs = self.actor.compute_log_probs(batch)
-            raise RolloutMismatch(metrics[PROBS_DIFF].value, self.limit, batch, log_probs)
-        return metrics
-
-    def update_with_log_probs(
-        self, batch: Rollouts, lr: float, max_probs_diff: float | None = None
-    ) -> tuple[LogProbs, Metrics]:
-        limit = self._limit_of(batch, max_probs_diff)
-        log_probs, metrics = self.actor.update_with_log_probs(batch, lr, limit)
-        if REFUSED in metrics:
-            raise RolloutMismatch(metrics[PROBS_DIFF].value, self.limit, batch, log_probs)
-        return log_probs, metrics
-
-    def _limit_of(self, batch: Rollouts, max_probs_diff: float | None) -> float | None:
-        """Return the bound of an update, and note that the policy changes."""
-        own_pass = isinstance(batch, Experience) and batch.old_log_probs is None
-        compares, self._is_sampling_policy = own_pass and self._is_sampling_policy, False
-        return self.limit if compares else max_probs_diff
-
-
-def check_rollout(batch: Rollouts, log_probs: LogProbs, limit: float, actor: Actor) -> None:
-    """Raise RolloutMismatch if the mean of |π_engine − π_trainer| over tokens exceeds `limit`.
-
-    NaN counts as exceeding it.
-    """
-    value = mean_probs_diff(batch, log_probs, actor)
-    if not value <= limit:
-        raise RolloutMismatch(value, limit, batch, log_probs)
 
 
 def record_mismatch(error: RolloutMismatch, step: int, run: RunDir) -> RlctlError:

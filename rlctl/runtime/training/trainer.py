@@ -21,6 +21,7 @@ from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.thumbnails import write_thumbnails
 from rlctl.runtime.algorithms.base import Algorithm, Needs
+from rlctl.runtime.algorithms.mismatch import RolloutMismatch
 from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.checkpoint.saver import Saver
@@ -40,8 +41,6 @@ from rlctl.runtime.training.rollout_source import (
     StreamState,
 )
 from rlctl.runtime.training.step_metrics import (
-    CheckedActor,
-    RolloutMismatch,
     length_metrics,
     record_mismatch,
     speed_metrics,
@@ -55,7 +54,7 @@ from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.metrics import to_floats
 
 if TYPE_CHECKING:
-    from rlctl.runtime.agents.stream import Stream
+    from rlctl.runtime.generation.stream import Stream
     from rlctl.runtime.rewards.step_failures import StepFailures
     from rlctl.runtime.training.pair_validation import PairValidator
 
@@ -115,11 +114,9 @@ class Trainer:
         self.config = config
         self.state = state
         self.clock = Clock(context.on_phase)
-        self.roles = context.roles
+        # Engines that generate ahead of learning have another policy on purpose.
         halt = None if context.max_staleness else config.mismatch.halt
-        if halt is not None and self.roles.actor_role is not None:
-            checked = CheckedActor(self.roles.actor, halt)
-            self.roles = replace(self.roles, actor_role=checked)
+        self.roles = replace(context.roles, max_probs_diff=halt)
         self.saver = Saver(
             context.run, context.roles, context.tokenizer, config, context.on_checkpoint
         )
@@ -148,7 +145,7 @@ class Trainer:
         last = context.num_steps + self.config.saves
         if context.stream is not None and self.config.val_only:
             last = 0
-        publish = self.roles.actor.publish_weights
+        publish = self.roles.generator.publish_weights
         collection = CollectionSetup(
             context.collector, context.roles, publish, self.clock, last, state.ahead
         )

@@ -49,8 +49,9 @@ class Validator:
         scored: list[Scored] = []
         for start in range(0, len(self.prompts), size):
             batch = self.prompts.batch(range(start, min(start + size, len(self.prompts))))
-            roles.actor.update_weights()
-            rollouts = roles.actor.generate_sequences(batch, seed=self.seed + start, validate=True)
+            roles.generator.update_weights()
+            seed = self.seed + start
+            rollouts = roles.generator.generate_sequences(batch, seed=seed, validate=True)
             scored.append(roles.reward.compute_scores(rollouts, validate=True).to_scored(rollouts))
         samples = [sample for part in scored for sample in to_samples(part, self.tokenizer)]
         num_responses = len(samples) // len(self.prompts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -27,7 +27,7 @@ from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded
 from rlctl.runtime.model.vision import freeze_tower
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.roles import Actor, G, Published, R, Total, Weights
+from rlctl.runtime.roles import Actor, G, Generator, Published, R, Total, Weights
 from rlctl.runtime.rollout.adapters import adapter_sync
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.exchange import WeightVersions, exchange
@@ -70,8 +70,8 @@ def _phase_of_log_probs(_: object = None, weights: Weights = "current", top_k: i
     return "old_log_prob" if weights == "current" else "ref"
 
 
-class ActorWorker(LearningWorker, Actor):
-    """Implements `Actor` on one rank.
+class ActorWorker(LearningWorker, Actor, Generator):
+    """Implements `Actor` and `Generator` on one rank.
 
     It generates responses only after its engine is started. With separate rollout engines it has
     none of its own, and `send_weights` syncs their weights.
@@ -94,7 +94,7 @@ class ActorWorker(LearningWorker, Actor):
         if Needs.AVERAGE in spec.algorithm.needs:
             self.learner.keep_average()
         self.engine: RolloutEngine | None = None
-        self._startup: Generator[str, None, None] | None = None
+        self._startup: Iterator[str] | None = None
         self.engine_is_stale, self.engine_lacks = True, Selection.ALL  # while it is stale
         self.versions = WeightVersions()  # of the engine's weights
         actor, rollout = spec.actor, spec.sampling.rollout
@@ -133,7 +133,7 @@ class ActorWorker(LearningWorker, Actor):
             self._let_sleep()
         return phase
 
-    def _startup_phases(self) -> Generator[str, None, None]:
+    def _startup_phases(self) -> Iterator[str]:
         """Build the engine, yielding a description of each phase before it runs."""
         spec = EngineSpec(
             model=with_local_path(self.spec.model),
@@ -156,7 +156,7 @@ class ActorWorker(LearningWorker, Actor):
 
     @dispatch(Dispatch.BROADCAST, phase="update_weights", reads=True)
     def update_weights(self) -> None:
-        """See `Actor`. The engine sleeps again after the next `generate_sequences`."""
+        """See `Generator`. The engine sleeps again after the next `generate_sequences`."""
         assert self.engine is not None, "this actor's rollout engine was not started"
         self.versions.now = self.learner.num_updates
         self.engine.wake()

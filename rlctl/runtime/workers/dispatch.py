@@ -69,6 +69,7 @@ class Worker:
 
     transport: Transport | None = None  # set on handles only
     rank_info: RankInfo  # set on workers only
+    before_change: Callable[[], object] | None = None  # called before a call that not only reads
 
     def __init__(self, rank_info: RankInfo) -> None:
         self.rank_info = rank_info
@@ -169,6 +170,8 @@ def dispatch(
             name = method.__name__
             if not reads:
                 INTERRUPTS.close()
+                if worker.before_change is not None:
+                    worker.before_change()
             named = phase(*args, **kwargs) if callable(phase) else phase
             with timed(named), INTERRUPTS.held():
                 if worker.transport is None:
