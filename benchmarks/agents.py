@@ -22,10 +22,10 @@ from unittest.mock import patch
 from benchmarks.prompts import prompt_set
 from benchmarks.results import record
 from rlctl.data_prep.arithmetic import train_and_validation
+from rlctl.plugins.agents.environments.protocol import Row, Step
+from rlctl.plugins.agents.generator import EpisodeGenerator
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
-from rlctl.runtime.agents.environments.protocol import Row, Step, Turn
-from rlctl.runtime.agents.generator import EpisodeGenerator
 from rlctl.runtime.batch import Prompts
 from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool
@@ -35,6 +35,7 @@ from rlctl.runtime.generation.engines import ColocatedEngines
 from rlctl.runtime.generation.generators import Generation, open_generator
 from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.rollout.requests import Slice
+from rlctl.runtime.serving.chat import Turn
 from rlctl.suggest import hydra_text
 
 MEDIAN_S, P99_S, NUM_TURNS = 0.2, 3.0, 4

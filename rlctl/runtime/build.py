@@ -91,8 +91,8 @@ def request_settings(
     path = config.reward.judge.model.path
     if path is None or judge is None:
         return settings
-    from rlctl.runtime.agents.programs.chat_request import new_key
-    from rlctl.runtime.agents.programs.endpoint import LOOPBACK
+    from rlctl.runtime.serving.chat_request import new_key
+    from rlctl.runtime.serving.endpoint import LOOPBACK
     from rlctl.runtime.workers.judge import JudgeSpec, JudgeWorker
 
     spec = JudgeSpec.from_config(config)

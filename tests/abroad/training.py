@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlctl.quickstart import real_path
-from rlctl.runtime.agents.environments.protocol import ToolCall, ToolSchema, Turn
+from rlctl.runtime.serving.chat import ToolCall, ToolSchema, Turn
 from tests.e2e.command import metrics, rlctl
 
 AGENT = "actor_rollout_ref.rollout.agent"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rlctl.data_prep.shapes import ShapesParams, shapes
-from rlctl.runtime.agents.environments.protocol import Row, Step, ToolSchema, Turn
+from rlctl.plugins.agents.environments.protocol import Row, Step
+from rlctl.runtime.serving.chat import ToolSchema, Turn
 
 
 class Pictures:

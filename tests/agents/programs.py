@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlctl.runtime.agents.environments.protocol import ToolCall, ToolSchema, Turn
+from rlctl.runtime.serving.chat import ToolCall, ToolSchema, Turn
 from tests.architecture.source import ROOT
 
 EXAMPLE = ROOT / "docs/examples/agents/tool_loop.py"

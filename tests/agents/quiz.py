@@ -14,7 +14,8 @@ from typing import Any
 
 from rlctl.data_prep.arithmetic import train_and_validation
 from rlctl.data_prep.rows import PromptRow, write_rows
-from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
+from rlctl.plugins.agents.environments.protocol import Row, Step
+from rlctl.runtime.serving.chat import Message, ToolSchema, Turn
 
 
 def write_quiz(

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from rlctl.errors import ConfigError, InternalError
-from rlctl.runtime.agents.chat_bridge import ChatBridge
-from rlctl.runtime.agents.environments.protocol import Message, ToolCall, Turn
-from rlctl.runtime.agents.template_check import TOOL, USER, check_chat_template
+from rlctl.plugins.agents.chat_bridge import ChatBridge
+from rlctl.plugins.agents.template_check import TOOL, USER, check_chat_template
 from rlctl.runtime.data.tokenizer import encode_prompt, load_tokenizer
+from rlctl.runtime.serving.chat import Message, ToolCall, Turn
 from tests.agents.templates import (
     ADDED,
     CHATML,

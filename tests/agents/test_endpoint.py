@@ -8,10 +8,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rlctl.runtime.agents.environments.protocol import Turn
-from rlctl.runtime.agents.programs.chat_api import ChatReply
-from rlctl.runtime.agents.programs.chat_request import ChatRequest
-from rlctl.runtime.agents.programs.endpoint import Endpoint
+from rlctl.runtime.serving.chat import Turn
+from rlctl.runtime.serving.chat_api import ChatReply
+from rlctl.runtime.serving.chat_request import ChatRequest
+from rlctl.runtime.serving.endpoint import Endpoint
 
 USER = {"role": "user", "content": "2 + 3?"}
 JSON = "application/json"

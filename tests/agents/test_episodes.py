@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM
 from rlctl.data_prep.gridworld import GridworldParams, gridworld
 from rlctl.data_prep.rows import write_rows
 from rlctl.errors import RlctlError
+from rlctl.plugins.agents.chat_bridge import ChatBridge
+from rlctl.plugins.agents.episode import EpisodeSettings, turn_seed
+from rlctl.plugins.agents.generator import EpisodeGenerator
 from rlctl.quickstart import AGENT, real_path
 from rlctl.recipes.compose import compose
-from rlctl.runtime.agents.chat_bridge import ChatBridge
-from rlctl.runtime.agents.episode import EpisodeSettings, turn_seed
-from rlctl.runtime.agents.generator import EpisodeGenerator
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool

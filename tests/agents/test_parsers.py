@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rlctl import plugins
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.protocol import MalformedCall, ToolCall, Turn
-from rlctl.runtime.agents.parsers.base import ToolParser
+from rlctl.plugins.agents.parsers.base import ToolParser
+from rlctl.runtime.serving.chat import MalformedCall, ToolCall, Turn
 
 NAMES = ("hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder")
 Calls = list[tuple[str, dict[str, Any]]]

@@ -10,10 +10,10 @@ import torch
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.plugins.agents.build import check_episodes
+from rlctl.plugins.agents.environments.pool import PROGRAM
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
-from rlctl.runtime.agents.build import check_episodes
-from rlctl.runtime.agents.environments.pool import PROGRAM
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data.tokenizer import load_tokenizer

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from rlctl.plugins.agents.chat_bridge import ChatBridge
+from rlctl.plugins.agents.environments.calculator import calculator
+from rlctl.plugins.agents.environments.function_tools import schema_of
+from rlctl.plugins.agents.parsers.json_calls import HermesParser
+from rlctl.plugins.agents.template_check import TOOL, USER, check_chat_template
 from rlctl.quickstart import AGENT, real_path
-from rlctl.runtime.agents.chat_bridge import ChatBridge
-from rlctl.runtime.agents.environments.calculator import calculator
-from rlctl.runtime.agents.environments.function_tools import schema_of
-from rlctl.runtime.agents.parsers.json_calls import HermesParser
-from rlctl.runtime.agents.template_check import TOOL, USER, check_chat_template
 from tests.e2e.command import metrics, train
 from tests.settings import given
 from tools.make_agent_model import CALCULATOR

@@ -22,7 +22,7 @@ CALLS = """
 It is 43.
 """
 MINE = '''
-from rlctl.runtime.agents.environments.protocol import Step
+from rlctl.plugins.agents.environments.protocol import Step
 class Mine:
     """Environment of a test."""
     tools = []
@@ -37,7 +37,7 @@ class Mine:
 '''
 
 TOOL_FILE = '''
-from rlctl.runtime.agents.environments.function_tools import function_tool
+from rlctl.plugins.agents.environments.function_tools import function_tool
 @function_tool
 def convert(amount: float) -> float:
     """Convert an amount.

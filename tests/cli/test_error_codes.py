@@ -145,7 +145,7 @@ E-HUB data_prep runtime/checkpoint
 E-HUB-PUSH runtime/checkpoint
 E-IN-USE runs sweeps
 E-JUDGE runtime/planning runtime/rollout
-E-LENGTH cli/commands runtime/agents runtime/data runtime/planning
+E-LENGTH cli/commands plugins/agents runtime/data runtime/planning
 E-MEDIA data_prep runtime/data
 E-MISMATCH runtime/rollout runtime/training
 E-MODEL-FOLDER quickstart runtime/data runtime/model runtime/planning
@@ -167,14 +167,14 @@ E-RECIPE recipes
 E-REMOTE-CODE runtime/data
 E-REWARD-CODE runtime/rewards
 E-REWARD-COMPONENT runtime/algorithms/advantages runtime/planning runtime/training
-E-REWARD-ERROR cli runtime/agents runtime/rewards
+E-REWARD-ERROR cli plugins/agents runtime/rewards
 E-REWARD-FAILS cli runtime/planning
 E-SEARCH-SPACE recipes sweeps
 E-SECRET recipes runs sweeps
 E-SERVER-START runtime/rollout runtime/sandbox tracking
 E-STORAGE storage.py
-E-TOKENIZER runtime/agents runtime/data runtime/planning
-E-TOOLS data_prep runtime/agents
+E-TOKENIZER plugins/agents runtime/data runtime/planning
+E-TOOLS data_prep plugins/agents
 E-TRACKER tracking
 E-TRUST runs
 E-UNKNOWN-KEY plugins recipes

@@ -20,7 +20,7 @@ from rlctl.data_prep.gridworld import GridworldParams, gridworld
 from rlctl.data_prep.gsm8k import Gsm8kParams, gsm8k
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import UsageError
-from rlctl.runtime.agents.environments.calculator import calculate
+from rlctl.plugins.agents.environments.calculator import calculate
 from tools.make_agent_model import expression
 
 EQUATION = re.compile(r"(\d+) ([+*-]) (\d+) = (\d+)")

@@ -58,7 +58,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """
 )
 TOOL = """
-from rlctl.runtime.agents.environments.protocol import Step
+from rlctl.plugins.agents.environments.protocol import Step
 
 class Slow:
     tools = []

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlctl.runtime.agents.tokens import Tokens
+from rlctl.plugins.agents.tokens import Tokens
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel

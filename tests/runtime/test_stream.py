@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from rlctl.errors import RlctlError
+from rlctl.plugins.agents.generator import EpisodeGenerator
 from rlctl.recipes.compose import compose
-from rlctl.runtime.agents.generator import EpisodeGenerator
 from rlctl.runtime.batch import Batch, Prompts, Ragged, Rollouts
 from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
 from rlctl.runtime.generation.engines import ColocatedEngines, RankEngines, TurnEngines

@@ -10,8 +10,8 @@ import pytest
 
 from rlctl.__main__ import main
 from rlctl.errors import ConfigError, ResourceError
+from rlctl.plugins.agents.chat_bridge import ChatBridge
 from rlctl.recipes.compose import compose
-from rlctl.runtime.agents.chat_bridge import ChatBridge
 from rlctl.runtime.data.tokenizer import (
     encode_prompt,
     ends_with_assistant,

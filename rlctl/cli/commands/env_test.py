@@ -18,7 +18,7 @@ from rlctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow
-    from rlctl.runtime.agents.environments.scripted import Parse, Transcript
+    from rlctl.plugins.agents.environments.scripted import Parse, Transcript
     from rlctl.tracking.episodes import Episode
 
 app = typer.Typer()
@@ -178,8 +178,8 @@ def _play_script(
     """Play an episode of each row with scripted turns."""
     import asyncio
 
-    from rlctl.runtime.agents.environments.pool import EnvironmentPool, Timeouts
-    from rlctl.runtime.agents.environments.scripted import play, read_script
+    from rlctl.plugins.agents.environments.pool import EnvironmentPool, Timeouts
+    from rlctl.plugins.agents.environments.scripted import play, read_script
 
     scripts = read_script(scripted.expanduser()) if scripted else [[]]
     parse, limits = _parser(parser), Timeouts(timeout, timeout)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from rlctl.data_prep.rows import PromptRow
-    from rlctl.runtime.agents.environments.scripted import Transcript
+    from rlctl.plugins.agents.environments.scripted import Transcript
 
 
 def print_samples(

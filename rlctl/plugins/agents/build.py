@@ -14,13 +14,12 @@ from rlctl import plugins
 from rlctl.data_prep.images import with_parts
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
+from rlctl.plugins.agents.chat_bridge import ChatBridge
+from rlctl.plugins.agents.environments.pool import EnvironmentFailed, EnvironmentPool
+from rlctl.plugins.agents.environments.scripted import opening
+from rlctl.plugins.agents.episode import EpisodeSettings
+from rlctl.plugins.agents.template_check import TOOL, USER, check_chat_template
 from rlctl.recipes import schema
-from rlctl.runtime.agents.chat_bridge import ChatBridge
-from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool
-from rlctl.runtime.agents.environments.protocol import Message, ToolSchema
-from rlctl.runtime.agents.environments.scripted import opening
-from rlctl.runtime.agents.episode import EpisodeSettings
-from rlctl.runtime.agents.template_check import TOOL, USER, check_chat_template
 from rlctl.runtime.batch.images import processor_of
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.tokenizer import stop_token_ids
@@ -28,6 +27,7 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.auto import reads_images
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.sandbox.isolation import missing_isolation
+from rlctl.runtime.serving.chat import Message, ToolSchema
 
 LOG = logging.getLogger(__name__)
 

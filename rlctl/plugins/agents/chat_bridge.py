@@ -25,10 +25,10 @@ from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.images import text_of
 from rlctl.errors import ConfigError, InternalError
-from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn, to_call, to_schema
-from rlctl.runtime.agents.plain_text import NONCHARACTERS, openings, pieces, plain
+from rlctl.plugins.agents.plain_text import NONCHARACTERS, openings, pieces, plain
 from rlctl.runtime.data.image_prompts import ImagePrompts, expanded
 from rlctl.runtime.data.tokenizer import ends_with_assistant, render_prompt
+from rlctl.runtime.serving.chat import Message, ToolSchema, Turn, to_call, to_schema
 
 # A template may write it as an escape of JSON.
 _SENTINEL = NONCHARACTERS[1]

@@ -17,23 +17,24 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.agent_columns import SINGLE_TURN
 from rlctl.data_prep.images import images_in, text_of, with_parts
 from rlctl.errors import ConfigError
-from rlctl.plugins.results import check_result
-from rlctl.recipes import schema
-from rlctl.runtime.agents.chat_bridge import ChatBridge
-from rlctl.runtime.agents.environments import protocol as chat
-from rlctl.runtime.agents.environments.pool import (
+from rlctl.plugins.agents.chat_bridge import ChatBridge
+from rlctl.plugins.agents.environments.pool import (
     EnvironmentFailed,
     EnvironmentPool,
     RemoteEnvironment,
 )
-from rlctl.runtime.agents.environments.protocol import Row, Step, Turn
-from rlctl.runtime.agents.environments.scripted import opening
-from rlctl.runtime.agents.parsers.base import ToolParser
-from rlctl.runtime.agents.tokens import Tokens
+from rlctl.plugins.agents.environments.protocol import Row, Step
+from rlctl.plugins.agents.environments.scripted import opening
+from rlctl.plugins.agents.parsers.base import ToolParser
+from rlctl.plugins.agents.tokens import Tokens
+from rlctl.plugins.results import check_result
+from rlctl.recipes import schema
 from rlctl.runtime.generation.schedule import Schedule
 from rlctl.runtime.rollout.engine import random_stream
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
+from rlctl.runtime.serving.chat import Message as ChatMessage
+from rlctl.runtime.serving.chat import Turn
 from rlctl.tracking.episodes import Episode, Message, Use
 
 
@@ -267,7 +268,7 @@ class EpisodeRun:
         ]
         return step, turn
 
-    def _count_reply(self, messages: Sequence[chat.Message], num_ids: int) -> None:
+    def _count_reply(self, messages: Sequence[ChatMessage], num_ids: int) -> None:
         """Record the tokens of the last messages of the transcript, which have `num_ids`."""
         shares, start = self.settings.bridge.shares(messages, num_ids), -len(messages)
         for index, num_tokens in enumerate(shares, start):

@@ -17,11 +17,11 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.agent_columns import SINGLE_TURN
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import RlctlError
+from rlctl.plugins.agents.build import check_episodes, episode_settings
+from rlctl.plugins.agents.environments.protocol import Row
+from rlctl.plugins.agents.episode import EpisodeRun, EpisodeSettings, EpisodeTask
+from rlctl.plugins.agents.programs.program_run import ProgramRun
 from rlctl.recipes import schema
-from rlctl.runtime.agents.build import check_episodes, episode_settings
-from rlctl.runtime.agents.environments.protocol import Row
-from rlctl.runtime.agents.episode import EpisodeRun, EpisodeSettings, EpisodeTask
-from rlctl.runtime.agents.programs.program_run import ProgramRun
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.generation.engines import Engines, OnEngines
 from rlctl.runtime.generation.generators import Generation
@@ -35,7 +35,7 @@ from rlctl.tracking.clock import timed
 from rlctl.tracking.episodes import Episode
 
 if TYPE_CHECKING:
-    from rlctl.runtime.agents.programs.endpoint import Endpoint
+    from rlctl.runtime.serving.endpoint import Endpoint
 
 
 LOG = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class EpisodeGenerator(OnEngines):
         rows = prompts.repeat(params.n)
         endpoint: Endpoint | None = None
         if settings.kept_roles is not None:
-            from rlctl.runtime.agents.programs.endpoint import Endpoint
+            from rlctl.runtime.serving.endpoint import Endpoint
 
             endpoint = Endpoint()
         first = int(prompts.group[0]) * params.n

@@ -26,15 +26,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from rlctl.errors import ConfigError, Problem, raise_problems
-from rlctl.runtime.agents.chat_bridge import ChatBridge
-from rlctl.runtime.agents.environments.protocol import (
-    Message,
-    ToolCall,
-    ToolSchema,
-    Turn,
-    to_call,
-    to_schema,
-)
+from rlctl.plugins.agents.chat_bridge import ChatBridge
+from rlctl.runtime.serving.chat import Message, ToolCall, ToolSchema, Turn, to_call, to_schema
 
 TOOL, USER = "tool", "user"
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from rlctl.runtime.agents.environments.protocol import Message, Turn, to_call
-from rlctl.runtime.agents.programs.chat_request import ApiError, ChatRequest
+from rlctl.runtime.serving.chat import Message, Turn, to_call
+from rlctl.runtime.serving.chat_request import ApiError, ChatRequest
 
 
 @dataclass(frozen=True)

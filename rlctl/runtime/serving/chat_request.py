@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlctl.log import warn_once
-from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, to_call
+from rlctl.runtime.serving.chat import Message, ToolSchema, to_call
 
 MODEL = "policy"
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from aiohttp import web
 
-from rlctl.runtime.agents.programs.chat_api import (
+from rlctl.runtime.serving.chat_api import (
     ChatReply,
     chunks,
     completion,
@@ -22,14 +22,14 @@ from rlctl.runtime.agents.programs.chat_api import (
     text_chunks,
     text_completion,
 )
-from rlctl.runtime.agents.programs.chat_request import MODEL, ApiError, ChatRequest, new_key
-from rlctl.runtime.agents.programs.messages_api import (
+from rlctl.runtime.serving.chat_request import MODEL, ApiError, ChatRequest, new_key
+from rlctl.runtime.serving.messages_api import (
     error_body,
     message_body,
     message_events,
     parse_messages,
 )
-from rlctl.runtime.agents.programs.responses_api import (
+from rlctl.runtime.serving.responses_api import (
     parse_response_request,
     response_body,
     response_events,

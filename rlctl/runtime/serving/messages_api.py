@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, to_call, to_schema
-from rlctl.runtime.agents.programs.chat_api import ChatReply
-from rlctl.runtime.agents.programs.chat_request import ApiError, ChatRequest
+from rlctl.runtime.serving.chat import Message, ToolSchema, to_call, to_schema
+from rlctl.runtime.serving.chat_api import ChatReply
+from rlctl.runtime.serving.chat_request import ApiError, ChatRequest
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 404: "not_found_error"}

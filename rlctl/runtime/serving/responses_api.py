@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, to_call, to_schema
-from rlctl.runtime.agents.programs.chat_api import ChatReply
-from rlctl.runtime.agents.programs.chat_request import ApiError, ChatRequest
+from rlctl.runtime.serving.chat import Message, ToolSchema, to_call, to_schema
+from rlctl.runtime.serving.chat_api import ChatReply
+from rlctl.runtime.serving.chat_request import ApiError, ChatRequest
 
 _OTHER = ("input", "instructions", "tools", "max_output_tokens", "text")  # have another form
 _STORED = ("previous_response_id", "conversation", "background", "prompt")

@@ -16,15 +16,15 @@ from rlctl.errors import ConfigError
 from rlctl.plugins import load
 from rlctl.quickstart import real_path
 from rlctl.recipes import schema
-from rlctl.runtime.agents.environments.protocol import Turn
-from rlctl.runtime.agents.programs.chat_api import ChatReply
-from rlctl.runtime.agents.programs.chat_request import ApiError, ChatRequest
 from rlctl.runtime.data.tokenizer import encode_prompt, stop_token_ids, tokenizer_of
 from rlctl.runtime.model.adapter_names import engine_parameters
 from rlctl.runtime.model.load import compute_dtype, load_model, with_local_path
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
+from rlctl.runtime.serving.chat import Turn
+from rlctl.runtime.serving.chat_api import ChatReply
+from rlctl.runtime.serving.chat_request import ApiError, ChatRequest
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
 
 # Receives the response to a request, or the error that ended the loop. Runs in the loop's thread.
@@ -159,7 +159,7 @@ class JudgeWorker(Worker):
 
         The list has the key that a rank's server accepts, and the address on which it listens.
         """
-        from rlctl.runtime.agents.programs.endpoint import Endpoint
+        from rlctl.runtime.serving.endpoint import Endpoint
 
         ((key, host),) = places
         started, found = threading.Event(), list[str]()

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlctl.runtime.agents.environments.loading import load_environment
-from rlctl.runtime.agents.environments.pool import EnvironmentPool, Timeouts
-from rlctl.runtime.agents.environments.protocol import Step, ToolCall, ToolSchema, Turn
+from rlctl.plugins.agents.environments.loading import load_environment
+from rlctl.plugins.agents.environments.pool import EnvironmentPool, Timeouts
+from rlctl.plugins.agents.environments.protocol import Step
 from rlctl.runtime.sandbox.limits import WorkerSettings
+from rlctl.runtime.serving.chat import ToolCall, ToolSchema, Turn
 
 LONG = Timeouts(call_s=300, turn_s=300)
 _STAND_INS = ("verl", "skyrl_gym")

@@ -14,23 +14,23 @@ from typing import Any
 import pytest
 
 from rlctl.errors import ConfigError, InternalError, ResourceError
-from rlctl.runtime.agents.environments import pool as environments
-from rlctl.runtime.agents.environments.pool import (
+from rlctl.plugins.agents.environments import pool as environments
+from rlctl.plugins.agents.environments.pool import (
     PROGRAM,
     EnvironmentFailed,
     EnvironmentPool,
     Timeouts,
 )
-from rlctl.runtime.agents.environments.protocol import ToolCall, Turn
 from rlctl.runtime.sandbox import worker_process
 from rlctl.runtime.sandbox.limits import WorkerSettings
+from rlctl.runtime.serving.chat import ToolCall, Turn
 from tests.agents.environments.episodes import LONG, load_here, names_of
 from tests.processes import gone
 from tests.progress import wait_until
 
 SOURCE = '''
 import asyncio, os, signal, subprocess, sys, time
-from rlctl.runtime.agents.environments.protocol import Step
+from rlctl.plugins.agents.environments.protocol import Step
 
 class Mine:
     """Asynchronous environment that does what a turn says."""
@@ -402,8 +402,8 @@ def test_no_worker_outlives_the_program(mine: str) -> None:
     path = Path(mine).with_name("program.py")
     path.write_text(
         "import asyncio, sys\n"
-        "from rlctl.runtime.agents.environments.pool import EnvironmentPool\n"
-        "from rlctl.runtime.agents.environments.protocol import Turn\n"
+        "from rlctl.plugins.agents.environments.pool import EnvironmentPool\n"
+        "from rlctl.plugins.agents.environments.protocol import Turn\n"
         "async def main():\n"
         "    remote = await pool.open({}, 'k')\n"
         "    for deed in ('pid', 'daemon', 'hang'):\n"

@@ -12,9 +12,10 @@ import pytest
 
 from rlctl.data_prep.verifiers_rows import VerifiersParams, check_release, verifiers
 from rlctl.errors import ConfigError, MissingExtraError, UsageError
-from rlctl.runtime.agents.environments.protocol import Step, ToolCall, Turn
-from rlctl.runtime.agents.programs.verifiers_program import VerifiersParams as ProgramParams
-from rlctl.runtime.agents.programs.verifiers_program import VerifiersProgram
+from rlctl.plugins.agents.environments.protocol import Step
+from rlctl.plugins.agents.programs.verifiers_program import VerifiersParams as ProgramParams
+from rlctl.plugins.agents.programs.verifiers_program import VerifiersProgram
+from rlctl.runtime.serving.chat import ToolCall, Turn
 from tests.agents.environments.episodes import load_here, names_of, play, play_here, turn_of
 
 SKYRL = """

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool
-from rlctl.runtime.agents.environments.protocol import Step, Turn
+from rlctl.plugins.agents.environments.pool import EnvironmentFailed, EnvironmentPool
+from rlctl.plugins.agents.environments.protocol import Step
+from rlctl.runtime.serving.chat import Turn
 from tests.agents.environments.episodes import LONG, play_here
 
 CAPACITY = 2

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.runtime.agents.environments import python_tool
-from rlctl.runtime.agents.environments.python_tool import PythonParams, PythonTool
+from rlctl.plugins.agents.environments import python_tool
+from rlctl.plugins.agents.environments.python_tool import PythonParams, PythonTool
 from rlctl.runtime.sandbox import isolation, limits
 from rlctl.runtime.sandbox.namespaces import Namespaces
 from tests.agents.environments.escapes import LIMITED, PRELUDE, REFUSED, Escape

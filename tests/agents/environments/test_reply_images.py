@@ -12,14 +12,15 @@ from PIL import Image
 
 from rlctl.data_prep.images import data_url, images_in, opened, pattern, text_of, with_parts
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.chat_bridge import ChatBridge
-from rlctl.runtime.agents.environments.protocol import Step, Turn, step_from_json, step_to_json
-from rlctl.runtime.agents.environments.tool import result_of_value
-from rlctl.runtime.agents.environments.verl.base_classes import ToolResponse
-from rlctl.runtime.agents.environments.verl.tools import result_of
+from rlctl.plugins.agents.chat_bridge import ChatBridge
+from rlctl.plugins.agents.environments.protocol import Step, step_from_json, step_to_json
+from rlctl.plugins.agents.environments.tool import result_of_value
+from rlctl.plugins.agents.environments.verl.base_classes import ToolResponse
+from rlctl.plugins.agents.environments.verl.tools import result_of
 from rlctl.runtime.batch.images import image_token, num_image_tokens, processor_of
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.tokenizer import load_tokenizer
+from rlctl.runtime.serving.chat import Turn
 from tests.vlm import settings, vlm_config, write_vlm
 
 PICTURE = Image.new("RGB", (24, 16), (200, 30, 30))

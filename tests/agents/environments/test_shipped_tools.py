@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments import python_tool
-from rlctl.runtime.agents.environments.gridworld import MOVES, GridParams, GridWorld
-from rlctl.runtime.agents.environments.protocol import Step, Turn
-from rlctl.runtime.agents.environments.python_tool import PythonParams, PythonTool
+from rlctl.plugins.agents.environments import python_tool
+from rlctl.plugins.agents.environments.gridworld import MOVES, GridParams, GridWorld
+from rlctl.plugins.agents.environments.protocol import Step
+from rlctl.plugins.agents.environments.python_tool import PythonParams, PythonTool
+from rlctl.runtime.serving.chat import Turn
 from tests.agents.environments.episodes import load_here, play, play_here, turn_of
 
 NETWORK = """

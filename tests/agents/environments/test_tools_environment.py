@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.calculator import calculate
-from rlctl.runtime.agents.environments.function_tools import schema_of
-from rlctl.runtime.agents.environments.protocol import MalformedCall, Step, ToolCall, Turn
-from rlctl.runtime.agents.environments.tool import Side, truncated
-from rlctl.runtime.agents.environments.tools_environment import without_none
+from rlctl.plugins.agents.environments.calculator import calculate
+from rlctl.plugins.agents.environments.function_tools import schema_of
+from rlctl.plugins.agents.environments.protocol import Step
+from rlctl.plugins.agents.environments.tool import Side, truncated
+from rlctl.plugins.agents.environments.tools_environment import without_none
 from rlctl.runtime.sandbox import calls
+from rlctl.runtime.serving.chat import MalformedCall, ToolCall, Turn
 from tests.agents.environments.episodes import load_here, play_here, turn_of
 
 SOURCE = '''
 import asyncio, time
-from rlctl.runtime.agents.environments.function_tools import function_tool
+from rlctl.plugins.agents.environments.function_tools import function_tool
 
 @function_tool
 def echo(text: str, times: int = 1) -> str:

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.protocol import ToolSchema, to_schema
-from rlctl.runtime.agents.environments.tool import StatelessTool, ToolResult, result_of_value
+from rlctl.plugins.agents.environments.tool import StatelessTool, ToolResult, result_of_value
 from rlctl.runtime.sandbox.calls import call
 from rlctl.runtime.sandbox.user_code import import_file, line_of
+from rlctl.runtime.serving.chat import ToolSchema, to_schema
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from rlctl import plugins
-from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
+from rlctl.plugins.agents.environments.protocol import Row, Step
+from rlctl.runtime.serving.chat import Message, ToolSchema, Turn
 
 Cell = tuple[int, int]
 

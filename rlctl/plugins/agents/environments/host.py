@@ -8,18 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlctl.runtime.agents.environments.loading import Factory, load_environment
-from rlctl.runtime.agents.environments.protocol import (
+from rlctl.plugins.agents.environments.loading import Factory, load_environment
+from rlctl.plugins.agents.environments.protocol import (
     Environment,
     Row,
-    ToolSchema,
-    Turn,
     checked_messages,
     checked_score,
     step_to_json,
 )
 from rlctl.runtime.sandbox import calls
 from rlctl.runtime.sandbox.user_code import report_errors
+from rlctl.runtime.serving.chat import ToolSchema, Turn
 
 
 @dataclass

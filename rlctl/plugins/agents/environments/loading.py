@@ -10,9 +10,9 @@ from typing import Any
 
 from rlctl import plugins
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.protocol import Environment
-from rlctl.runtime.agents.environments.skyrl import SkyRLEnvironment, provide_skyrl
-from rlctl.runtime.agents.environments.trl import TRLEnvironment
+from rlctl.plugins.agents.environments.protocol import Environment
+from rlctl.plugins.agents.environments.skyrl import SkyRLEnvironment, provide_skyrl
+from rlctl.plugins.agents.environments.trl import TRLEnvironment
 from rlctl.runtime.sandbox.calls import is_async
 from rlctl.runtime.sandbox.user_code import load_named, report_errors
 

@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 from rlctl import plugins
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.network import is_loopback
-from rlctl.runtime.agents.environments.protocol import to_schema
-from rlctl.runtime.agents.environments.tool import StatelessTool, Tool, ToolResult
+from rlctl.plugins.agents.environments.tool import StatelessTool, Tool, ToolResult
 from rlctl.runtime.sandbox.calls import call_limit, limited
 from rlctl.runtime.sandbox.messages import error_text
 from rlctl.runtime.sandbox.user_code import check_file
+from rlctl.runtime.serving.chat import to_schema
 
 _HINT = '{"mcpServers": {"name": {"command": "...", "args": []}}}, or {"url": "..."} for the server'
 

@@ -9,9 +9,10 @@ from typing import Any
 from pydantic import Field
 
 from rlctl import plugins
-from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
-from rlctl.runtime.agents.environments.tool import as_text
+from rlctl.plugins.agents.environments.protocol import Row, Step
+from rlctl.plugins.agents.environments.tool import as_text
 from rlctl.runtime.sandbox.messages import MAX_REPLY
+from rlctl.runtime.serving.chat import Message, ToolSchema, Turn
 
 _FACTS = ("reward", "done", "metadata")  # of an observation; the rest is what the policy sees
 

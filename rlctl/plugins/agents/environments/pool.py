@@ -18,17 +18,10 @@ from typing import Any, Literal, Self
 from rlctl import plugins
 from rlctl.cores import allowed_cores
 from rlctl.errors import RlctlError
+from rlctl.plugins.agents.environments.host import EnvironmentHost
+from rlctl.plugins.agents.environments.program import ProgramEnvironment
+from rlctl.plugins.agents.environments.protocol import Row, Step, step_from_json
 from rlctl.recipes import schema
-from rlctl.runtime.agents.environments.host import EnvironmentHost
-from rlctl.runtime.agents.environments.program import ProgramEnvironment
-from rlctl.runtime.agents.environments.protocol import (
-    Message,
-    Row,
-    Step,
-    ToolSchema,
-    Turn,
-    step_from_json,
-)
 from rlctl.runtime.sandbox import worker_process
 from rlctl.runtime.sandbox.calls import CLOSE_S
 from rlctl.runtime.sandbox.interruptions import is_stopped
@@ -36,6 +29,7 @@ from rlctl.runtime.sandbox.limits import Limits, WorkerSettings
 from rlctl.runtime.sandbox.user_code import check_interpreter
 from rlctl.runtime.sandbox.worker_pool import WorkerPool
 from rlctl.runtime.sandbox.worker_process import RequestFailed, Worker, WorkerLost
+from rlctl.runtime.serving.chat import Message, ToolSchema, Turn
 
 LOG = logging.getLogger(__name__)
 

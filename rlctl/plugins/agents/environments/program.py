@@ -13,9 +13,10 @@ from pydantic import Field
 
 from rlctl import plugins
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.protocol import Row, Step, ToolSchema, Turn
+from rlctl.plugins.agents.environments.protocol import Row, Step
 from rlctl.runtime.sandbox.calls import call, is_async
 from rlctl.runtime.sandbox.user_code import load_named
+from rlctl.runtime.serving.chat import ToolSchema, Turn
 
 PARAMS_KEY = "actor_rollout_ref.rollout.agent.params"
 ENDPOINT = "endpoint"  # key of the row with base_url and api_key

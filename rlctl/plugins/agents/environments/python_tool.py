@@ -23,15 +23,15 @@ from pydantic import Field
 
 from rlctl import plugins
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.protocol import to_schema
-from rlctl.runtime.agents.environments.python_process import CANNOT_DENY, CANNOT_PROTECT
-from rlctl.runtime.agents.environments.tool import StatelessTool, ToolResult
+from rlctl.plugins.agents.environments.python_process import CANNOT_DENY, CANNOT_PROTECT
+from rlctl.plugins.agents.environments.tool import StatelessTool, ToolResult
 from rlctl.runtime.sandbox.isolation import bubblewrap, bubblewrap_advice, has_bubblewrap
 from rlctl.runtime.sandbox.usage import children, usage
+from rlctl.runtime.serving.chat import to_schema
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from rlctl.runtime.agents.environments.python_process import main; main()"
+    "from rlctl.plugins.agents.environments.python_process import main; main()"
 )
 _MIB = 2**20
 _MAX_PROCESSES = 64  # of a program

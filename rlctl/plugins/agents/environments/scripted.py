@@ -11,8 +11,9 @@ from typing import Any
 
 from rlctl.data_prep.images import text_of
 from rlctl.errors import ConfigError, NotFoundError
-from rlctl.runtime.agents.environments.pool import EnvironmentFailed, EnvironmentPool
-from rlctl.runtime.agents.environments.protocol import Message, Row, ToolCall, ToolSchema, Turn
+from rlctl.plugins.agents.environments.pool import EnvironmentFailed, EnvironmentPool
+from rlctl.plugins.agents.environments.protocol import Row
+from rlctl.runtime.serving.chat import Message, ToolCall, ToolSchema, Turn
 
 Parse = Callable[[str, Sequence[ToolSchema]], Turn]
 

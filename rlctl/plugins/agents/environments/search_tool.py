@@ -16,10 +16,10 @@ from pydantic import Field
 from rlctl import plugins
 from rlctl.data_prep.records import read_records
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.protocol import to_schema
-from rlctl.runtime.agents.environments.tool import StatelessTool, ToolResult
+from rlctl.plugins.agents.environments.tool import StatelessTool, ToolResult
 from rlctl.runtime.sandbox.calls import call
 from rlctl.runtime.sandbox.user_code import check_file
+from rlctl.runtime.serving.chat import to_schema
 
 _WORD = re.compile(r"\w+")
 _K1, _B = 1.5, 0.75  # weights of repeated words and of long texts

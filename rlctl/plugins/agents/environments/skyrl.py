@@ -17,10 +17,11 @@ from pydantic import Field
 
 from rlctl import plugins
 from rlctl.errors import MissingExtraError
-from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn
-from rlctl.runtime.agents.environments.stand_ins import provide
+from rlctl.plugins.agents.environments.protocol import Row, Step
+from rlctl.plugins.agents.environments.stand_ins import provide
 from rlctl.runtime.sandbox.calls import call
 from rlctl.runtime.sandbox.user_code import load_named
+from rlctl.runtime.serving.chat import Message, ToolSchema, Turn
 
 
 class SkyRLParams(plugins.Params):

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, Self
 
 from rlctl.data_prep.images import is_picture
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.protocol import ToolSchema
+from rlctl.runtime.serving.chat import ToolSchema
 
 Side = Literal["left", "middle", "right"]
 

@@ -10,23 +10,17 @@ from typing import Any
 from pydantic import Field
 
 from rlctl import plugins
-from rlctl.runtime.agents.environments.protocol import (
-    Message,
-    Step,
-    ToolCall,
-    ToolSchema,
-    ToolUse,
-    Turn,
-)
-from rlctl.runtime.agents.environments.tool import (
+from rlctl.plugins.agents.environments.protocol import Step, ToolUse
+from rlctl.plugins.agents.environments.tool import (
     EpisodeInfo,
     Side,
     ToolResult,
     ToolSession,
     truncated,
 )
-from rlctl.runtime.agents.environments.toolset import ToolSet
+from rlctl.plugins.agents.environments.toolset import ToolSet
 from rlctl.runtime.sandbox.calls import call_limit, limited
+from rlctl.runtime.serving.chat import Message, ToolCall, ToolSchema, Turn
 
 
 class CallParams(plugins.Params):

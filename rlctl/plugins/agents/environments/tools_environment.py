@@ -10,15 +10,16 @@ from typing import Any
 from pydantic import Field
 
 from rlctl import plugins
-from rlctl.runtime.agents.environments.protocol import Message, Row, Step, ToolSchema, Turn, to_call
-from rlctl.runtime.agents.environments.tool import EpisodeInfo
-from rlctl.runtime.agents.environments.tool_calls import CallParams, ToolCalls, close_all
-from rlctl.runtime.agents.environments.toolset import ToolSet, load_toolset
-from rlctl.runtime.agents.environments.verl.tools import (
+from rlctl.plugins.agents.environments.protocol import Row, Step
+from rlctl.plugins.agents.environments.tool import EpisodeInfo
+from rlctl.plugins.agents.environments.tool_calls import CallParams, ToolCalls, close_all
+from rlctl.plugins.agents.environments.toolset import ToolSet, load_toolset
+from rlctl.plugins.agents.environments.verl.tools import (
     InteractionSession,
     chosen,
     interactions_of_config,
 )
+from rlctl.runtime.serving.chat import Message, ToolSchema, Turn, to_call
 
 
 class ToolsParams(CallParams):

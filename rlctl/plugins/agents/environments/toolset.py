@@ -9,10 +9,10 @@ from typing import Any
 
 from rlctl import plugins
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.function_tools import FunctionTool, tools_of_file
-from rlctl.runtime.agents.environments.mcp_tools import tools_of_servers
-from rlctl.runtime.agents.environments.tool import Tool, argument_checker, name_of
-from rlctl.runtime.agents.environments.verl.tools import tools_of_config
+from rlctl.plugins.agents.environments.function_tools import FunctionTool, tools_of_file
+from rlctl.plugins.agents.environments.mcp_tools import tools_of_servers
+from rlctl.plugins.agents.environments.tool import Tool, argument_checker, name_of
+from rlctl.plugins.agents.environments.verl.tools import tools_of_config
 from rlctl.runtime.sandbox.user_code import load_named
 
 KIND = "tools"

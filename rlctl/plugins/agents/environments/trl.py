@@ -15,13 +15,14 @@ from typing import Any
 
 from pydantic import Field
 
-from rlctl.runtime.agents.environments.function_tools import FunctionTool
-from rlctl.runtime.agents.environments.protocol import Row, Step, ToolSchema, Turn
-from rlctl.runtime.agents.environments.tool import EpisodeInfo, accepted
-from rlctl.runtime.agents.environments.tool_calls import CallParams, ToolCalls
-from rlctl.runtime.agents.environments.toolset import tool_set
+from rlctl.plugins.agents.environments.function_tools import FunctionTool
+from rlctl.plugins.agents.environments.protocol import Row, Step
+from rlctl.plugins.agents.environments.tool import EpisodeInfo, accepted
+from rlctl.plugins.agents.environments.tool_calls import CallParams, ToolCalls
+from rlctl.plugins.agents.environments.toolset import tool_set
 from rlctl.runtime.sandbox.calls import call
 from rlctl.runtime.sandbox.user_code import load_named
+from rlctl.runtime.serving.chat import ToolSchema, Turn
 
 _KIND = "environments"
 _NOT_TOOLS = ("reset", "get_reward", "close")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from rlctl.runtime.agents.environments.protocol import MalformedCall, ToolCall, ToolSchema, Turn
+from rlctl.runtime.serving.chat import MalformedCall, ToolCall, ToolSchema, Turn
 
 # Templates of Mistral demand ids of nine letters and digits.
 _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")

@@ -12,7 +12,7 @@ import json
 import re
 from typing import Any
 
-from rlctl.runtime.agents.parsers.base import (
+from rlctl.plugins.agents.parsers.base import (
     InvalidCall,
     PatternParser,
     TurnBuilder,

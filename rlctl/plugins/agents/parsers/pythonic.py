@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Container
 from typing import Any
 
-from rlctl.runtime.agents.parsers.base import (
+from rlctl.plugins.agents.parsers.base import (
     InvalidCall,
     PatternParser,
     TurnBuilder,

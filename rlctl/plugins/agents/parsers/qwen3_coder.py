@@ -17,8 +17,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlctl.runtime.agents.environments.protocol import ToolSchema
-from rlctl.runtime.agents.parsers.base import InvalidCall, PatternParser, TurnBuilder, load_json
+from rlctl.plugins.agents.parsers.base import InvalidCall, PatternParser, TurnBuilder, load_json
+from rlctl.runtime.serving.chat import ToolSchema
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TAG = re.compile(rf"(?:{_OPEN}\s*)?<function=|{_OPEN}|{_CLOSE}")

@@ -6,11 +6,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from rlctl.runtime.agents.environments.protocol import Message, ToolSchema, Turn
-from rlctl.runtime.agents.programs.chat_request import ChatRequest
-from rlctl.runtime.agents.template_check import TOOL
-from rlctl.runtime.agents.tokens import Tokens
+from rlctl.plugins.agents.template_check import TOOL
+from rlctl.plugins.agents.tokens import Tokens
 from rlctl.runtime.rollout.requests import Completion
+from rlctl.runtime.serving.chat import Message, ToolSchema, Turn
+from rlctl.runtime.serving.chat_request import ChatRequest
 
 
 @dataclass

@@ -12,19 +12,19 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.pool import EnvironmentFailed, Timeouts
-from rlctl.runtime.agents.environments.program import ENDPOINT
-from rlctl.runtime.agents.environments.protocol import Message, Turn
-from rlctl.runtime.agents.episode import EpisodeRun, State, turn_seed
-from rlctl.runtime.agents.programs.chat_api import ChatReply, LogProb
-from rlctl.runtime.agents.programs.chat_request import ApiError, ChatRequest, normalized
-from rlctl.runtime.agents.programs.conversations import Conversation, continued, stopped
-from rlctl.runtime.agents.tokens import Tokens
+from rlctl.plugins.agents.environments.pool import EnvironmentFailed, Timeouts
+from rlctl.plugins.agents.environments.program import ENDPOINT
+from rlctl.plugins.agents.episode import EpisodeRun, State, turn_seed
+from rlctl.plugins.agents.programs.conversations import Conversation, continued, stopped
+from rlctl.plugins.agents.tokens import Tokens
 from rlctl.runtime.rollout.requests import Completion, Request, next_key
+from rlctl.runtime.serving.chat import Message, Turn
+from rlctl.runtime.serving.chat_api import ChatReply, LogProb
+from rlctl.runtime.serving.chat_request import ApiError, ChatRequest, normalized
 from rlctl.tracking import episodes
 
 if TYPE_CHECKING:
-    from rlctl.runtime.agents.programs.endpoint import Endpoint
+    from rlctl.runtime.serving.endpoint import Endpoint
 
 _TOO_LONG = "context_length_exceeded"  # OpenAI's code
 

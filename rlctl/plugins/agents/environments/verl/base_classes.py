@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.stand_ins import provide
+from rlctl.plugins.agents.environments.stand_ins import provide
 from rlctl.runtime.sandbox.user_code import report_errors
 
 
@@ -164,8 +164,8 @@ def load_class(class_name: str, where: str, folder: Path) -> Callable[..., Any]:
 
 def provide_verl() -> None:
     """Offer the modules of verl that tools and interactions import, unless it is installed."""
-    from rlctl.runtime.agents.environments import function_tools
-    from rlctl.runtime.agents.environments.verl import gsm8k
+    from rlctl.plugins.agents.environments import function_tools
+    from rlctl.plugins.agents.environments.verl import gsm8k
 
     types = {kind.__name__: kind for kind in TYPES}
     contents: dict[str, dict[str, Any]] = {

@@ -6,14 +6,14 @@ import json
 import uuid
 from typing import Any
 
-from rlctl.runtime.agents.environments.protocol import to_schema
-from rlctl.runtime.agents.environments.verl.base_classes import (
+from rlctl.plugins.agents.environments.verl.base_classes import (
     BaseInteraction,
     BaseTool,
     OpenAIFunctionToolSchema,
     ToolResponse,
 )
 from rlctl.runtime.rewards.gsm8k import METHODS
+from rlctl.runtime.serving.chat import to_schema
 
 
 def gsm8k_score(

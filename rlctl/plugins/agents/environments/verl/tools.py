@@ -15,12 +15,13 @@ from typing import Any
 
 from rlctl import plugins
 from rlctl.errors import ConfigError
-from rlctl.runtime.agents.environments.mcp_tools import tools_of_servers
-from rlctl.runtime.agents.environments.protocol import Message, Step, ToolSchema, checked_number
-from rlctl.runtime.agents.environments.tool import EpisodeInfo, Tool, ToolResult, accepted, as_text
-from rlctl.runtime.agents.environments.verl.base_classes import OpenAIFunctionToolSchema, load_class
+from rlctl.plugins.agents.environments.mcp_tools import tools_of_servers
+from rlctl.plugins.agents.environments.protocol import Step, checked_number
+from rlctl.plugins.agents.environments.tool import EpisodeInfo, Tool, ToolResult, accepted, as_text
+from rlctl.plugins.agents.environments.verl.base_classes import OpenAIFunctionToolSchema, load_class
 from rlctl.runtime.sandbox.calls import call
 from rlctl.runtime.sandbox.user_code import check_file, report_errors
+from rlctl.runtime.serving.chat import Message, ToolSchema
 
 _MCP = "mcp"  # `config.type` of servers whose tools are used
 
