@@ -12,7 +12,11 @@ from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.plugins import singular
 
 # Methods of the kinds that are classes; a plug-in of any other of these kinds is called.
-_METHODS = {"algorithms": ("from_config",), "engines": ("check", "from_spec")}
+_METHODS = {
+    "algorithms": ("from_config",),
+    "engines": ("check", "from_spec"),
+    "generators": ("check", "open"),
+}
 # Methods of objects, if the plug-in is their class: a function may return objects of another.
 _OF_OBJECTS = {
     "loggers": ("start", "log", "finish"),

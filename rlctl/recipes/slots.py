@@ -87,6 +87,7 @@ SLOTS: tuple[Slot, ...] = (
         isolated=True,
     ),
     Slot("engines", f"{_ROLLOUT}.name", f"{_ROLLOUT}.params"),
+    Slot("generators", f"{_ROLLOUT}.multi_turn.generator"),
     Slot(
         "environments",
         f"{_ROLLOUT}.agent.environment",

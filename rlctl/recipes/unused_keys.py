@@ -17,6 +17,7 @@ from rlctl.recipes.slots import SLOTS, Slot, lookup
 from rlctl.recipes.validate import load_config
 
 _TURNS = "actor_rollout_ref.rollout.multi_turn.enable"
+_OF_TURNS = ("generators", "tool_parsers")
 
 Origins = Mapping[str, Sequence[Origin]]
 Declared = tuple[str, str, plugins.Unused]  # selecting key, pattern of keys, reason
@@ -120,7 +121,7 @@ def _declared_by_plugins(container: Mapping[str, Any]) -> Iterator[Declared]:
 
 def _used(slot: Slot, container: Mapping[str, Any]) -> list[str]:
     """Return the plug-ins of a slot that a run surely uses."""
-    if slot.kind == "tool_parsers" and not lookup(container, _TURNS):
+    if slot.kind in _OF_TURNS and not lookup(container, _TURNS):
         return []
     return [] if lookup(container, slot.key) is None else slot.selected(container)
 

@@ -17,7 +17,7 @@ from rlctl.errors import ConfigError, UsageError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.roles import REWARD_MODEL
-from rlctl.runtime.algorithms.base import Algorithm, Needs
+from rlctl.runtime.algorithms.base import Algorithm, Needs, generate
 from rlctl.runtime.algorithms.pair_losses import pair_metrics
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm, request_settings
@@ -248,9 +248,7 @@ def _generate(
 ) -> Rollouts:
     """Return n adjacent responses to each row's prompt `ids`, with `rollout.val_kwargs`."""
     with _roles(config, tokenizer, ids) as roles:
-        roles.generator.update_weights()
-        prompts = _to_prompts(rows, ids)
-        return roles.generator.generate_sequences(prompts, seed=seed, validate=True)
+        return generate(_to_prompts(rows, ids), roles, seed, validate=True)
 
 
 @contextmanager

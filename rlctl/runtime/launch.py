@@ -23,6 +23,7 @@ from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.cluster.access import address_of
 from rlctl.runtime.cluster.pools import InlinePool, Pool, Pools
 from rlctl.runtime.data import quickstart
+from rlctl.runtime.generation.engines import Engines
 from rlctl.runtime.generation.generators import Generation, open_generator
 from rlctl.runtime.planning.capacity import describe
 from rlctl.runtime.planning.plan import Plan
@@ -71,8 +72,8 @@ def train(
         _start_trackers(trackers, run, plan, start.resume_step if start is not None else 0)
         watchdog = _watchdog(config.trainer, run)
         on_phase = partial(_begin_phase, watchdog, trackers)
-        on_lost, logs, show = partial(run.finish, "failed", 1), run.attempt, trackers.episodes
-        pools = stack.enter_context(open_pools(plan, logs, on_phase, run.event, on_lost))
+        on_lost = partial(run.finish, "failed", 1)
+        pools = stack.enter_context(open_pools(plan, run.attempt, on_phase, run.event, on_lost))
         reward = stack.enter_context(_reward(plan, run, pools))
         stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
         reward.on_first_error = lambda first: run.event("reward_error", first=first)
@@ -81,12 +82,10 @@ def train(
         )
         stream: Stream | None = None
         if engines is not None:
-            first = _first_rank(plan)
-            generation = Generation(config, plan.tokenizer, engines, first, logs, show, reward)
+            generation = _generation(plan, engines, run, trackers, reward)
             generator, stream = stack.enter_context(open_generator(generation))
             roles = replace(roles, generator_role=generator)
         collector = Collector.from_config(plan.loader, plan.algorithm, config, reward)
-        trained = trained_role(config, plan.algorithm.needs)
         state = restore(start, plan.algorithm, collector, roles, on_phase)
         _begin_trackers(trackers, plan, pools, stack)
         run.update(state="running", total_steps=plan.num_steps)
@@ -104,7 +103,7 @@ def train(
             run=run,
             num_steps=plan.num_steps,
             num_devices=sum(plan.pool_sizes.values()),
-            num_ranks=next(iter(plan.pool_sizes.values())) // trained.ranks_per_row(config),
+            num_ranks=_num_ranks(plan),
             max_response_length=config.data.max_response_length,
             on_phase=on_phase,
             profiler=StepProfiler(config.trainer.profile, pools, run, on_phase),
@@ -118,6 +117,20 @@ def train(
     return run
 
 
+def _generation(
+    plan: Plan, engines: Engines, run: RunDir, trackers: Trackers, reward: RuleReward
+) -> Generation:
+    return Generation(
+        plan.config,
+        plan.tokenizer,
+        engines,
+        _first_rank(plan),
+        run.attempt,
+        trackers.episodes,
+        reward,
+    )
+
+
 def _begin_phase(watchdog: Watchdog, trackers: Trackers, name: str) -> None:
     watchdog.begin(name)
     trackers.phase(name)
@@ -126,6 +139,12 @@ def _begin_phase(watchdog: Watchdog, trackers: Trackers, name: str) -> None:
 def _reward(plan: Plan, run: RunDir, pools: Pools) -> AbstractContextManager[RuleReward]:
     sources = plan.data_sources
     return build_reward(plan.config, plan.tokenizer, sources, run.attempt, run.path, pools.judge)
+
+
+def _num_ranks(plan: Plan) -> int:
+    """Return the ranks of the trained role that have rows of their own."""
+    trained = trained_role(plan.config, plan.algorithm.needs)
+    return next(iter(plan.pool_sizes.values())) // trained.ranks_per_row(plan.config)
 
 
 def _max_staleness(plan: Plan) -> int:

@@ -56,6 +56,7 @@ ALSO_A_WORD = {
     "auto": "trainer.device and the like have an `auto` of their own",
     "distill": "a command and a recipe",
     "dpo": "a command and a recipe",
+    "episodes": "the episodes of a batch, and of the live panel",
     "grpo": "a command and a recipe",
     "kl": "the state of the KL controller in a checkpoint",
     "math": "the `ability` of a row in verl's data",

@@ -24,7 +24,7 @@ from tests.recorded import called
 
 KINDS = {
     *("advantages", "algorithms", "commands", "datasets", "engines", "environments"),
-    *("kl_estimators", "loggers", "policy_losses", "programs", "rewards", "samplers"),
+    *("generators", "kl_estimators", "loggers", "policy_losses", "programs", "rewards", "samplers"),
     *("tool_parsers", "tools"),
 }
 IMPORTS = {
@@ -39,8 +39,10 @@ IMPORTS = {
 }
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 CODE = """
+from contextlib import contextmanager
 from rlctl.plugins import Params, declare
 from rlctl.runtime.algorithms.sft import SFT
+from rlctl.runtime.generation.on_engines import OnEngines
 from rlctl.runtime.rollout.hf import HFEngine
 
 class Settings(Params):
@@ -112,6 +114,19 @@ class NoEngine(HFEngine):
 
 class PoorEngine(HFEngine):
     def generate(self, prompt_ids, sampling): return None
+
+class NoGenerator:
+    @classmethod
+    def check(cls, config, tokenizer, rows): raise KeyError("generator")
+    open = check
+
+class NoRollouts(OnEngines):
+    @classmethod
+    def check(cls, config, tokenizer, rows): ...
+    @classmethod
+    @contextmanager
+    def open(cls, generation): yield cls(generation.engines)
+    def generate_sequences(self, prompts, **how): return None
 
 class NoAlgorithm:
     @classmethod  # algorithm
@@ -234,6 +249,16 @@ FAILURES = {
         f"{ROLLOUT}.name={{}}:NoEngine",
         "from_spec returned None, not an engine",
         "@classmethod  # engine",
+    ),
+    ("generators", "build", "raises"): (
+        f"{ROLLOUT}.multi_turn.enable=true {ROLLOUT}.multi_turn.generator={{}}:NoGenerator",
+        "KeyError: 'generator'",
+        '"generator"',
+    ),
+    ("generators", "call", "no rollouts"): (
+        f"{ROLLOUT}.multi_turn.enable=true {ROLLOUT}.multi_turn.generator={{}}:NoRollouts",
+        "generate_sequences returned None, not Rollouts",
+        "def generate_sequences",
     ),
     ("tool_parsers", "build", "raises"): (
         f"{ROLLOUT}.multi_turn.enable=true {ROLLOUT}.multi_turn.format={{}}:Parser",
@@ -454,7 +479,7 @@ def test_attributes_of_another_type_are_refused_for_every_kind(
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     names = (
-        *("check", "from_spec", "from_config", "draw", "observe", "metrics", "parse"),
+        *("check", "open", "from_spec", "from_config", "draw", "observe", "metrics", "parse"),
         *("state_dict", "load_state_dict", "start", "log", "finish"),
     )
     methods = "".join(f"    {name} = None\n" for name in names)

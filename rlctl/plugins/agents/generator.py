@@ -23,8 +23,9 @@ from rlctl.plugins.agents.episode import EpisodeRun, EpisodeSettings, EpisodeTas
 from rlctl.plugins.agents.programs.program_run import ProgramRun
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
-from rlctl.runtime.generation.engines import Engines, OnEngines
+from rlctl.runtime.generation.engines import Engines
 from rlctl.runtime.generation.generators import Generation
+from rlctl.runtime.generation.on_engines import OnEngines
 from rlctl.runtime.generation.schedule import OnStates, Schedule
 from rlctl.runtime.model.routing import RoutingShape
 from rlctl.runtime.ops import first_rows
@@ -66,10 +67,14 @@ class EpisodeGenerator(OnEngines):
 
     @classmethod
     def check(
-        cls, config: schema.Config, tokenizer: PreTrainedTokenizerBase, row: PromptRow
+        cls, config: schema.Config, tokenizer: PreTrainedTokenizerBase, rows: Sequence[PromptRow]
     ) -> None:
-        """Play the beginning of an episode of `row`: see `check_episodes`."""
-        check_episodes(config, tokenizer, row)
+        """Play the beginning of the first episode: see `check_episodes`."""
+        default = config.actor_rollout_ref.rollout.agent.default_agent_loop
+        for row in rows:
+            if (row.agent_name or default) != SINGLE_TURN:
+                check_episodes(config, tokenizer, row)
+                break
 
     @classmethod
     @contextmanager

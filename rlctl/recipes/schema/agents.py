@@ -21,6 +21,7 @@ class MultiTurn(Section):
     """Responses of several turns, between which tools or an environment reply."""
 
     enable: bool = Field(description="let tools or an environment reply to the policy's turns")
+    generator: Text = Field(description="generator of the responses: episodes, or `module:Name`")
     max_assistant_turns: Count | None = Field(
         description="turns that the policy may write in an episode; null = no limit"
     )

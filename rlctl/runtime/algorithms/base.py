@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlctl.data_prep.row_fields import RowField
 from rlctl.plugins import Params
+from rlctl.plugins.results import check_result
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Experience, Prompts, Rollouts, Scored
@@ -190,9 +191,19 @@ AGGREGATION_KEYS = (
 
 def sample(prompts: Prompts, roles: Roles, seed: int) -> Scored:
     """Generate `rollout.n` responses to each prompt with the current policy, and score them."""
-    roles.generator.update_weights()
-    rollouts = roles.generator.generate_sequences(prompts, seed=seed)
+    rollouts = generate(prompts, roles, seed)
     return roles.reward.compute_scores(rollouts).to_scored(rollouts)
+
+
+def generate(
+    prompts: Prompts, roles: Roles, seed: int, validate: bool = False, greedy: bool = False
+) -> Rollouts:
+    """Return responses of the policy as it is now: see `Generator.generate_sequences`."""
+    roles.generator.update_weights()
+    function = roles.generator.generate_sequences
+    rollouts = function(prompts, seed=seed, validate=validate, greedy=greedy)
+    check_result(function, isinstance(rollouts, Rollouts), rollouts, "Rollouts")
+    return rollouts
 
 
 def step_seed(seed: int, step: int) -> int:

@@ -21,12 +21,12 @@ from rlctl.runtime.algorithms.advantages.base import (
     Estimator,
     load_estimator,
 )
-from rlctl.runtime.algorithms.advantages.remax import with_baseline
 from rlctl.runtime.algorithms.aggregate import aggregate, conversion, count, divided
 from rlctl.runtime.algorithms.base import (
     Loss,
     Needs,
     cut,
+    generate,
     mini_batch_rows,
     sample,
     sampling_seed,
@@ -47,7 +47,6 @@ from rlctl.runtime.algorithms.old_log_probs import (
     compared_with,
     corrected,
 )
-from rlctl.runtime.algorithms.policy_filtration import draw_rows
 from rlctl.runtime.algorithms.policy_losses.base import (
     ClipRange,
     PolicyTokens,
@@ -143,8 +142,9 @@ class PPO:
         scored = sample(prompts, roles, step_seed(self.seed, step))
         if Needs.GREEDY_BASELINE not in self.needs:
             return scored
-        roles.generator.update_weights()  # the engine may have released its weights
-        greedy = roles.generator.generate_sequences(prompts, seed=0, greedy=True)
+        from rlctl.runtime.algorithms.advantages.remax import with_baseline
+
+        greedy = generate(prompts, roles, seed=0, greedy=True)
         # Normalized like the samples, whose moments must not include it.
         baseline = roles.reward.compute_scores(greedy, validate=True).to_scored(greedy)
         return with_baseline(scored, baseline, self._with_penalty)
@@ -179,6 +179,8 @@ class PPO:
         """Draw rows by their score if PF-PPO is used; mini-batches are cut as without it."""
         if not self.algorithm.use_pf_ppo:
             return experience
+        from rlctl.runtime.algorithms.policy_filtration import draw_rows
+
         scores = self._with_penalty(experience.scores, experience)
         drawn = draw_rows(scores, self.algorithm.pf_ppo, step_seed(self.seed, step))
         return replace(experience.select(drawn), group=experience.group)

@@ -95,16 +95,3 @@ class ColocatedEngines(Engines):
 
     def end_exchange(self) -> None:
         self.workers.end_exchange()
-
-
-class OnEngines(Generator):
-    """Base of generators whose weights are those of their `engines`."""
-
-    def __init__(self, engines: Engines) -> None:
-        self.engines = engines
-
-    def update_weights(self) -> None:
-        self.engines.update_weights()
-
-    def publish_weights(self) -> Published:
-        return self.engines.publish_weights()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,6 @@ from rlctl.runtime.rollout.sampling_params import SamplingConfig
 if TYPE_CHECKING:
     from rlctl.runtime.generation.schedule import OnStates, Schedule
     from rlctl.runtime.generation.stream import Stream
-
-EPISODES = "episodes"
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Generation:
 
     @property
     def is_eager(self) -> bool:
-        """Whether generation goes on while the policy learns."""
+        """Whether engines generate while the policy learns."""
         return self.config.async_training.eager
 
 
@@ -75,9 +73,9 @@ class GeneratorKind(Protocol):
 
     @classmethod
     def check(
-        cls, config: schema.Config, tokenizer: PreTrainedTokenizerBase, row: PromptRow
+        cls, config: schema.Config, tokenizer: PreTrainedTokenizerBase, rows: Sequence[PromptRow]
     ) -> None:
-        """Try what a run would need for `row`. Raises ConfigError."""
+        """Try what a run with `rows` would need. Raises ConfigError."""
 
     @classmethod
     def open(cls, generation: Generation) -> AbstractContextManager[PlayingGenerator]:
@@ -91,8 +89,9 @@ def open_generator(generation: Generation) -> Iterator[tuple[Generator, Stream |
     config, engines = generation.config, generation.engines
     with ExitStack() as stack:
         several: PlayingGenerator | None = None
-        if config.actor_rollout_ref.rollout.multi_turn.enable:
-            kind: GeneratorKind = load("generators", EPISODES)
+        turns = config.actor_rollout_ref.rollout.multi_turn
+        if turns.enable:
+            kind: GeneratorKind = load("generators", turns.generator)
             several = stack.enter_context(kind.open(generation))
         length = config.data.max_prompt_length + config.data.max_response_length
         if generation.is_eager and engines.are_separate:

@@ -11,8 +11,10 @@ from typing import Protocol
 
 import torch
 
+from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.generation.engines import Engines, OnEngines, TurnEngines
+from rlctl.runtime.generation.engines import Engines, TurnEngines
+from rlctl.runtime.generation.on_engines import OnEngines
 from rlctl.runtime.generation.schedule import OnStates, Schedule
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
@@ -77,6 +79,13 @@ class Stream:
         num_threads: int,
         on_states: OnStates = lambda _: None,
     ) -> None:
+        if not hasattr(player, "play"):  # a plug-in's
+            raise ConfigError(
+                f"the generator {type(player).__name__} has no `play`, with which it generates "
+                "while the policy learns",
+                where="async_training.schedule=eager",
+                hint="async_training.schedule=fixed",
+            )
         self.player = player
         self._schedule = Schedule(
             engines, fixed=False, num_threads=num_threads, on_states=on_states

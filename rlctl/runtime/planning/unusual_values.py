@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.data_prep.agent_columns import SINGLE_TURN, agent_problems
+from rlctl.data_prep.agent_columns import agent_problems
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, raise_problems
 from rlctl.plugins import load
@@ -17,7 +17,6 @@ from rlctl.recipes.roles import needed_roles, rollout_pool
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.cluster.access import address_of
 from rlctl.runtime.data.tokenizer import render_prompt, stop_token_ids
-from rlctl.runtime.generation.generators import EPISODES, GeneratorKind
 
 LOG = logging.getLogger(__name__)
 
@@ -121,16 +120,13 @@ def warn_of_stop_tokens(config: schema.Config, tokenizer: PreTrainedTokenizerBas
 def check_rows(
     config: schema.Config, tokenizer: PreTrainedTokenizerBase, rows: Sequence[PromptRow]
 ) -> None:
-    """Check tokenizer and rows that responses are sampled for, and the episode of one of them.
+    """Check tokenizer and rows that responses are sampled for, and the generator with them.
 
     Raises ConfigError for rows that need several turns without `multi_turn.enable`, and as
     `GeneratorKind.check`.
     """
     warn_of_stop_tokens(config, tokenizer)
-    rollout = config.actor_rollout_ref.rollout
-    enabled, default = rollout.multi_turn.enable, rollout.agent.default_agent_loop
-    raise_problems(agent_problems(rows, enabled))
-    first = next((row for row in rows if (row.agent_name or default) != SINGLE_TURN), None)
-    if enabled and first is not None:
-        kind: GeneratorKind = load("generators", EPISODES)
-        kind.check(config, tokenizer, first)
+    turns = config.actor_rollout_ref.rollout.multi_turn
+    raise_problems(agent_problems(rows, turns.enable))
+    if turns.enable:
+        load("generators", turns.generator).check(config, tokenizer, rows)

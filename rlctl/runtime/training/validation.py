@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.images import PLACEHOLDER, digest_of
+from rlctl.runtime.algorithms.base import generate
 from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.rewards.role import RULE
@@ -49,9 +50,7 @@ class Validator:
         scored: list[Scored] = []
         for start in range(0, len(self.prompts), size):
             batch = self.prompts.batch(range(start, min(start + size, len(self.prompts))))
-            roles.generator.update_weights()
-            seed = self.seed + start
-            rollouts = roles.generator.generate_sequences(batch, seed=seed, validate=True)
+            rollouts = generate(batch, roles, self.seed + start, validate=True)
             scored.append(roles.reward.compute_scores(rollouts, validate=True).to_scored(rollouts))
         samples = [sample for part in scored for sample in to_samples(part, self.tokenizer)]
         num_responses = len(samples) // len(self.prompts)
