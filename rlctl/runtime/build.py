@@ -29,7 +29,6 @@ from rlctl.recipes.roles import (
 from rlctl.runtime.algorithms.base import Algorithm, Needs, ScoreLoss, ValueLoss
 from rlctl.runtime.algorithms.references import ActorAsReference, RoutedReference, RoutesRows
 from rlctl.runtime.cluster.pools import Pool, Pools, W
-from rlctl.runtime.generation.engines import ColocatedEngines, Engines
 from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
@@ -42,6 +41,7 @@ from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.engine_group import EngineGroup
+    from rlctl.runtime.generation.engines import Engines
     from rlctl.runtime.workers.rollout import RolloutSpec
 
 LOG = logging.getLogger(__name__)
@@ -163,6 +163,8 @@ def build_roles(
 
 def colocated_engines(config: schema.Config, actor: ActorWorker) -> Engines:
     """Return the engines in the processes of `actor`, of which each starts its own."""
+    from rlctl.runtime.generation.engines import ColocatedEngines
+
     size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     return ColocatedEngines(actor, actor.world_size, size)
 

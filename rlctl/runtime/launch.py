@@ -23,8 +23,7 @@ from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.cluster.access import address_of
 from rlctl.runtime.cluster.pools import InlinePool, Pool, Pools
 from rlctl.runtime.data import quickstart
-from rlctl.runtime.generation.engines import Engines
-from rlctl.runtime.generation.generators import Generation, open_generator
+from rlctl.runtime.generation.generators import Generation, with_generator
 from rlctl.runtime.planning.capacity import describe
 from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.rank_info import RankInfo, available_cores
@@ -43,7 +42,7 @@ from rlctl.tracking.tracker import Event
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.health import OnLost
-    from rlctl.runtime.generation.stream import Stream
+    from rlctl.runtime.generation.engines import Engines
 
 OnEnd = Callable[[RunDir, Last, float], object]  # run, final state, seconds of wall-clock time
 
@@ -80,11 +79,8 @@ def train(
         roles, engines = build_roles(
             config, plan.algorithm, plan.tokenizer, pools, reward, on_phase
         )
-        stream: Stream | None = None
-        if engines is not None:
-            generation = _generation(plan, engines, run, trackers, reward)
-            generator, stream = stack.enter_context(open_generator(generation))
-            roles = replace(roles, generator_role=generator)
+        generation = _generation(plan, engines, run, trackers, reward)
+        roles, stream = stack.enter_context(with_generator(roles, generation))
         collector = Collector.from_config(plan.loader, plan.algorithm, config, reward)
         state = restore(start, plan.algorithm, collector, roles, on_phase)
         _begin_trackers(trackers, plan, pools, stack)
@@ -118,8 +114,11 @@ def train(
 
 
 def _generation(
-    plan: Plan, engines: Engines, run: RunDir, trackers: Trackers, reward: RuleReward
-) -> Generation:
+    plan: Plan, engines: Engines | None, run: RunDir, trackers: Trackers, reward: RuleReward
+) -> Generation | None:
+    """Return the configured generation, if the run has engines."""
+    if engines is None:
+        return None
     return Generation(
         plan.config,
         plan.tokenizer,

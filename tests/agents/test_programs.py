@@ -208,7 +208,7 @@ def test_a_program_beside_an_environment_is_refused() -> None:
     tokenizer = load_tokenizer(real_path("quickstart"))
     row = PromptRow("tests/quiz", [{"role": "user", "content": "1 + 1"}], "2")
     with pytest.raises(ConfigError, match="exclude each other") as caught:
-        check_episodes(compose("tools", program("chat")).config, tokenizer, (1,), row)
+        check_episodes(compose("tools", program("chat")).config, tokenizer, row)
     removals = str(caught.value.problems[0].hint).split()
     agent = compose("tools", [*program("chat"), *removals]).config.actor_rollout_ref.rollout.agent
     assert (agent.environment, agent.params) == (None, {})

@@ -53,7 +53,6 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     TokenLoss,
     load_policy_loss,
 )
-from rlctl.runtime.algorithms.policy_losses.gpg import gpg
 from rlctl.runtime.algorithms.ppo_checks import check_settings
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.algorithms.stats import entropy_metric, experience_metrics, spread
@@ -104,6 +103,8 @@ class PPO:
         correction = Correction.from_config(algorithm.rollout_correction)
         policy_loss = load_policy_loss(actor.policy_loss.loss_mode, actor.policy_loss.params)
         if correction.reinforce:
+            from rlctl.runtime.algorithms.policy_losses.gpg import gpg
+
             policy_loss = TokenLoss(gpg)
         check_settings(config, estimator, policy_loss, correction)
         warmup = config.trainer.critic_warmup if Needs.CRITIC in estimator.needs else 0

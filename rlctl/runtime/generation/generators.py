@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,7 +17,7 @@ from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.generation.engines import Engines
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rewards.role import RuleReward
-from rlctl.runtime.roles import Generator
+from rlctl.runtime.roles import Generator, Roles
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 
 if TYPE_CHECKING:
@@ -49,13 +49,9 @@ class Generation:
     @property
     def early_reward(self) -> RuleReward | None:
         """The reward, if it gets responses while others are generated."""
-        overlaps = self.config.reward.overlap and not self.is_eager  # it has its own way
+        config = self.config
+        overlaps = config.reward.overlap and not config.async_training.eager  # it has its own way
         return self.reward if overlaps and self.reward and self.reward.pool.has_workers else None
-
-    @property
-    def is_eager(self) -> bool:
-        """Whether engines generate while the policy learns."""
-        return self.config.async_training.eager
 
 
 class PlayingGenerator(Generator, Protocol):
@@ -84,6 +80,18 @@ class GeneratorKind(Protocol):
 
 
 @contextmanager
+def with_generator(
+    roles: Roles, generation: Generation | None
+) -> Iterator[tuple[Roles, Stream | None]]:
+    """Yield the roles with the generator, if there is one: see `open_generator`."""
+    if generation is None:
+        yield roles, None
+        return
+    with open_generator(generation) as (generator, stream):
+        yield replace(roles, generator_role=generator), stream
+
+
+@contextmanager
 def open_generator(generation: Generation) -> Iterator[tuple[Generator, Stream | None]]:
     """Yield the configured generator, and the stream of `async_training.schedule=eager`."""
     config, engines = generation.config, generation.engines
@@ -94,7 +102,7 @@ def open_generator(generation: Generation) -> Iterator[tuple[Generator, Stream |
             kind: GeneratorKind = load("generators", turns.generator)
             several = stack.enter_context(kind.open(generation))
         length = config.data.max_prompt_length + config.data.max_response_length
-        if generation.is_eager and engines.are_separate:
+        if config.async_training.eager and engines.are_separate:
             from rlctl.runtime.generation.stream import SingleTurns, Stream, StreamedGenerator
 
             player = several or SingleTurns(generation.sampling, length)
