@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from rlctl.plugins.objectives.distill import Graded
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.distill import Graded
 from rlctl.runtime.algorithms.pair_losses import PairParams, pair_rows
 from rlctl.runtime.batch import Experience, Ragged, Rollouts, Scored
 from rlctl.runtime.budget import Budget

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
-from rlctl.runtime.algorithms.distill import Distill, DistillParams, Graded
+from rlctl.plugins.objectives.distill import Distill, DistillParams, Graded
 from rlctl.runtime.algorithms.references import RoutedReference
 from rlctl.runtime.batch import LogProbs, Ragged, Rollouts, Scored
 from rlctl.runtime.budget import OomRetry

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
+from rlctl.plugins.objectives.self_distill import SelfDistill, SelfDistillParams
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.ppo import PPO
-from rlctl.runtime.algorithms.self_distill import SelfDistill, SelfDistillParams
 from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data.tokenizer import tokenizer_of

@@ -22,9 +22,9 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.row_fields import RowField, read_text
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
+from rlctl.plugins.objectives.distill import DistillAlgorithm, DistillParams
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.algorithms.distill import DistillAlgorithm, DistillParams
 from rlctl.runtime.batch import Ragged, Scored
 from rlctl.runtime.data.tokenizer import encode_prompt, ends_with_assistant, tokenizer_of
 from rlctl.runtime.roles import Roles

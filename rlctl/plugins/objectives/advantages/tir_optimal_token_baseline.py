@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rlctl.plugins.objectives.advantages.optimal_token_baseline import optimal_token_baseline
 from rlctl.runtime.algorithms.advantages.base import (
     AdvantageConfig,
     AdvantageInputs,
     estimator,
     reward_to_go,
 )
-from rlctl.runtime.algorithms.advantages.optimal_token_baseline import optimal_token_baseline
 from rlctl.runtime.algorithms.base import Needs
 
 
