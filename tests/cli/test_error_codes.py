@@ -140,7 +140,7 @@ E-ENGINE-INSTALL runtime/rollout/vllm_engine
 E-ENGINE-SETTING runtime/rollout
 E-EXISTS cli/commands runs runtime/checkpoint runtime/project sweeps
 E-FOLDER-GONE runs
-E-GROUPS runtime/algorithms
+E-GROUPS plugins/objectives runtime/algorithms
 E-HUB data_prep runtime/checkpoint
 E-HUB-PUSH runtime/checkpoint
 E-IN-USE runs sweeps
@@ -166,7 +166,7 @@ E-RAY runtime/cluster
 E-RECIPE recipes
 E-REMOTE-CODE runtime/data
 E-REWARD-CODE runtime/rewards
-E-REWARD-COMPONENT runtime/algorithms/advantages runtime/planning runtime/training
+E-REWARD-COMPONENT plugins/objectives runtime/algorithms/advantages runtime/planning runtime/training
 E-REWARD-ERROR cli plugins/agents runtime/rewards
 E-REWARD-FAILS cli runtime/planning
 E-SEARCH-SPACE recipes sweeps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,17 +15,14 @@ from rlctl.errors import ConfigError
 from rlctl.plugins.objectives.self_distill import SelfDistill, SelfDistillParams
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.mismatch import RolloutMismatch, sampled_log_probs
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.batch import Experience, LogProbs, Ragged, Scored
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.causal_lm import PolicyOutputs
-from rlctl.runtime.training.step_metrics import (
-    RolloutMismatch,
-    check_rollout,
-    length_metrics,
-    speed_metrics,
-)
+from rlctl.runtime.roles import Roles
+from rlctl.runtime.training.step_metrics import length_metrics, speed_metrics
 from tests.configs import configured
 from tests.numerics.batches import scored_batch
 
@@ -120,10 +118,13 @@ def test_ten_times_longer_replies_change_no_loss(estimator: str, mode: str) -> N
 def test_a_batch_whose_tokens_are_all_masked_is_no_mismatch() -> None:
     scored = scored_batch()
     far = LogProbs(scored.response_mask.like(-9 * torch.ones(9)), None)
+    actor: Any = SimpleNamespace(compute_log_probs=lambda _: far)
+    roles = Roles(actor, cast(Any, None), max_probs_diff=0.1)
     with pytest.raises(RolloutMismatch):
-        check_rollout(scored, far, 0.1, cast(Any, None))
+        sampled_log_probs(roles, scored)
+    assert sampled_log_probs(roles, scored, has_updated=True) is far
     masked = replace(scored, response_mask=scored.response_mask.like(torch.zeros(9)))
-    check_rollout(masked, far, 0.1, cast(Any, None))
+    sampled_log_probs(roles, masked)
 
 
 def test_responses_without_tokens_have_no_speed_per_token() -> None:
