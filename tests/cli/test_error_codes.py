@@ -166,7 +166,7 @@ E-RAY runtime/cluster
 E-RECIPE recipes
 E-REMOTE-CODE runtime/data
 E-REWARD-CODE runtime/rewards
-E-REWARD-COMPONENT plugins/objectives runtime/algorithms/advantages runtime/planning runtime/training
+E-REWARD-COMPONENT plugins/objectives runtime/algorithms runtime/planning runtime/training
 E-REWARD-ERROR cli plugins/agents runtime/rewards
 E-REWARD-FAILS cli runtime/planning
 E-SEARCH-SPACE recipes sweeps

@@ -12,7 +12,7 @@ import pytest
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ResourceError
 from rlctl.runtime.rewards.pool import RewardPool, RewardSpec
-from rlctl.runtime.sandbox.limits import WorkerSettings
+from rlctl.runtime.sandbox.settings import WorkerSettings
 
 SOURCE = """
 import os, sys, time
@@ -174,7 +174,7 @@ def test_the_same_function_twice_gives_two_components() -> None:
     functions = [RewardSpec("gsm8k", 1.0, {"method": name}) for name in ("flexible", "strict")]
     with RewardPool(functions, timeout_s=300, workers=WorkerSettings(2)) as pool:
         report = pool.score([PromptRow("", [], "3")], ["it is 3"])
-        assert not pool.workers.pool.workers
+        assert pool.workers is None
     assert report.results[0].components == {"gsm8k_1": 1.0, "gsm8k_2": 0.0}
 
 

@@ -14,7 +14,8 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.pool import RewardPool
-from rlctl.runtime.sandbox.limits import Limits, WorkerSettings, allowed_environment
+from rlctl.runtime.sandbox.limits import allowed_environment
+from rlctl.runtime.sandbox.settings import Limits, WorkerSettings
 from tests.processes import run_python, scopes_signals
 from tests.progress import wait_until
 

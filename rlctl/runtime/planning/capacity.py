@@ -12,7 +12,7 @@ from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.engine_memory import GIB
 from rlctl.runtime.planning.memory import RoleMemory, generating
 from rlctl.runtime.planning.role_memory import MemoryPlan
-from rlctl.runtime.sandbox.limits import usable_memory
+from rlctl.runtime.sandbox.settings import usable_memory
 
 LOG = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.roles import pool_names, rollout_pool
 from rlctl.runtime.planning.machine import check_torch
 from rlctl.runtime.rank_info import RankInfo, default_threads
-from rlctl.runtime.sandbox.limits import usable_memory
+from rlctl.runtime.sandbox.settings import usable_memory
 from rlctl.suggest import closest
 
 if TYPE_CHECKING:

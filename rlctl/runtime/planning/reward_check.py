@@ -8,7 +8,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.rewards.host import TIMEOUT_HINT
+from rlctl.runtime.rewards.functions import TIMEOUT_HINT
 from rlctl.runtime.rewards.loading import ask_plugin
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings

@@ -36,12 +36,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rlctl.plugins import declare
-from rlctl.runtime.sandbox.calls import is_async
+from rlctl.runtime.sandbox.user_code import is_async
 
 RewardFunction = Callable[..., Any]
 
 # Decorator of an entry point that is fast and needs no worker process.
 in_process = declare(in_process=True)
+
+TIMEOUT_HINT = "reward.timeout_s=N allows more time"
 
 _LIBRARY = os.path.dirname(os.__file__)  # Python's own
 _MAX_SCORE = 3.4e38  # larger numbers are infinite in float32

@@ -18,6 +18,7 @@ from rlctl.errors import ConfigError
 from rlctl.redaction import restore
 from rlctl.runtime.rewards import functions
 from rlctl.runtime.rewards.functions import (
+    TIMEOUT_HINT,
     Call,
     CallResult,
     LoadedReward,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 # Interval at which the event loop shows the alarm that it is not blocked.
 TICK_S = 1.0
-TIMEOUT_HINT = "reward.timeout_s=N allows more time"
 
 
 class RewardHost:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import InternalError
@@ -30,8 +30,10 @@ from rlctl.runtime.rewards.loading import ask_plugin, find_reward, load_reward
 from rlctl.runtime.rewards.report import RewardReport, build_report
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.rewards.specs import check_sources, reward_specs
-from rlctl.runtime.rewards.workers import RewardWorkers
-from rlctl.runtime.sandbox.limits import Limits, WorkerSettings, withheld_variable
+from rlctl.runtime.sandbox.settings import Limits, WorkerSettings
+
+if TYPE_CHECKING:
+    from rlctl.runtime.rewards.workers import RewardWorkers
 
 SCORERS_LOG = "reward-scorers-0.log"  # of failed calls in this process
 
@@ -74,8 +76,11 @@ class RewardPool:
         needed = [name for spec in specs for name in ask_plugin(spec, "environment") or ()]
         settings = replace(settings, env=[*settings.env, *needed])
         self._env = settings.env
-        self.workers = RewardWorkers(specs, timeout_s, settings, requests or RequestSettings())
+        self.workers: RewardWorkers | None = None
         if self._pooled:
+            from rlctl.runtime.rewards.workers import RewardWorkers
+
+            self.workers = RewardWorkers(specs, timeout_s, settings, requests or RequestSettings())
             try:
                 self.workers.start()
             except BaseException:
@@ -132,24 +137,31 @@ class RewardPool:
 
     def open(self, groups: Sequence[int]) -> Scoring:
         """Begin to score a batch; one that has not been finished is given up."""
-        self.workers.drop_waiting()
+        if self.workers is not None:
+            self.workers.drop_waiting()
         return Scoring(self, groups)
 
     def submit(self, index: int, calls: Sequence[Call]) -> Future[list[CallResult]]:
         """Call the function `index` in a worker and return the future of its results."""
+        assert self.workers is not None, "a pool without workers calls its functions itself"
         return self.workers.submit(self._pooled.index(index), calls)
 
     def explained(self, result: CallResult) -> CallResult:
         """Return a result whose error names the setting for a variable that is not passed on."""
-        name = result.error and withheld_variable(result.error, self._env)
-        if not name:
+        if not result.error:
+            return result
+        from rlctl.runtime.sandbox.limits import withheld_variable
+
+        name = withheld_variable(result.error, self._env)
+        if name is None:
             return result
         hint = f"{name} is set, but reward code gets it only with reward.env=[{name}]"
         return result._replace(error=f"{result.error}; {hint}")
 
     def close(self) -> None:
         """Kill the workers. Further calls are refused."""
-        self.workers.pool.close()
+        if self.workers is not None:
+            self.workers.pool.close()
 
     def __enter__(self) -> Self:
         return self

@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.errors import RlctlError
 from rlctl.monitoring.text import plural
 from rlctl.runtime.batch import Prompts, Rollouts, Scores
-from rlctl.runtime.rewards.functions import CallResult
-from rlctl.runtime.rewards.host import TIMEOUT_HINT
+from rlctl.runtime.rewards.functions import TIMEOUT_HINT, CallResult
 from rlctl.runtime.rewards.pool import RewardPool, Scoring
 from rlctl.runtime.rewards.report import RewardReport, exceeds
 from rlctl.runtime.roles import Reward

@@ -18,11 +18,19 @@ from typing import Any
 
 from rlctl.errors import ConfigError
 from rlctl.redaction import registered_in
-from rlctl.runtime.rewards.functions import Call, CallResult, RewardSpec, Traits, is_user_code
-from rlctl.runtime.rewards.host import TICK_S, TIMEOUT_HINT, RewardHost
+from rlctl.runtime.rewards.functions import (
+    TIMEOUT_HINT,
+    Call,
+    CallResult,
+    RewardSpec,
+    Traits,
+    is_user_code,
+)
+from rlctl.runtime.rewards.host import TICK_S, RewardHost
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from rlctl.runtime.sandbox import worker_process
-from rlctl.runtime.sandbox.limits import WorkerSettings, allowed_environment, withheld_variable
+from rlctl.runtime.sandbox.limits import allowed_environment, withheld_variable
+from rlctl.runtime.sandbox.settings import WorkerSettings
 from rlctl.runtime.sandbox.worker_pool import WorkerPool
 from rlctl.runtime.sandbox.worker_process import RequestFailed, Worker, WorkerLost
 

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from rlctl.runtime.sandbox.user_code import is_async
+
 T = TypeVar("T")
 
 _STACK = 2**21  # bytes; a thread's stack counts as memory of the process
@@ -60,14 +62,6 @@ async def limited(work: Awaitable[T], seconds: float | None) -> T:
         _cancel(task)
         raise TimeoutError
     return task.result()
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Return True for a coroutine function, a partial of one, or an object called as one."""
-    unwrapped = inspect.unwrap(function)
-    return inspect.iscoroutinefunction(unwrapped) or inspect.iscoroutinefunction(
-        getattr(unwrapped, "__call__", None)  # noqa: B004 (its kind, not its existence)
-    )
 
 
 async def _in_thread(

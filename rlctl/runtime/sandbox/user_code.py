@@ -20,6 +20,14 @@ from rlctl.errors import ConfigError, RlctlError
 _PACKAGE = str(Path(__file__).parents[2])  # the folder of rlctl
 
 
+def is_async(function: Callable[..., Any]) -> bool:
+    """Return True for a coroutine function, a partial of one, or an object called as one."""
+    unwrapped = inspect.unwrap(function)
+    return inspect.iscoroutinefunction(unwrapped) or inspect.iscoroutinefunction(
+        getattr(unwrapped, "__call__", None)  # noqa: B004 (its kind, not its existence)
+    )
+
+
 def check_interpreter(python: str, where: str) -> None:
     """Raise ConfigError unless `python`, which the key `where` names, is a program."""
     if shutil.which(python) is None:

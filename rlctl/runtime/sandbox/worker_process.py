@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ResourceError, RlctlError
-from rlctl.runtime.sandbox.limits import WorkerSettings, allowed_environment
+from rlctl.runtime.sandbox.limits import allowed_environment
 from rlctl.runtime.sandbox.messages import error_from_json, read_reply, request_frame
+from rlctl.runtime.sandbox.settings import WorkerSettings
 from rlctl.runtime.sandbox.worker import DUMP_SIGNAL, PING, Request
 
 START_S = 120.0  # startup timeout: a user's file may import heavy libraries

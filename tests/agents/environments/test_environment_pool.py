@@ -22,7 +22,7 @@ from rlctl.plugins.agents.environments.pool import (
     Timeouts,
 )
 from rlctl.runtime.sandbox import worker_process
-from rlctl.runtime.sandbox.limits import WorkerSettings
+from rlctl.runtime.sandbox.settings import WorkerSettings
 from rlctl.runtime.serving.chat import ToolCall, Turn
 from tests.agents.environments.episodes import LONG, load_here, names_of
 from tests.processes import gone

@@ -25,7 +25,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.sandbox import worker_process
 from rlctl.runtime.sandbox.calls import CLOSE_S
 from rlctl.runtime.sandbox.interruptions import is_stopped
-from rlctl.runtime.sandbox.limits import Limits, WorkerSettings
+from rlctl.runtime.sandbox.settings import Limits, WorkerSettings
 from rlctl.runtime.sandbox.user_code import check_interpreter
 from rlctl.runtime.sandbox.worker_pool import WorkerPool
 from rlctl.runtime.sandbox.worker_process import RequestFailed, Worker, WorkerLost

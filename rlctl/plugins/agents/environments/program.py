@@ -14,8 +14,8 @@ from pydantic import Field
 from rlctl import plugins
 from rlctl.errors import ConfigError
 from rlctl.plugins.agents.environments.protocol import Row, Step
-from rlctl.runtime.sandbox.calls import call, is_async
-from rlctl.runtime.sandbox.user_code import load_named
+from rlctl.runtime.sandbox.calls import call
+from rlctl.runtime.sandbox.user_code import is_async, load_named
 from rlctl.runtime.serving.chat import ToolSchema, Turn
 
 PARAMS_KEY = "actor_rollout_ref.rollout.agent.params"
