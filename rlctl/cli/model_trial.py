@@ -67,7 +67,7 @@ def run_trial(recipe: Path) -> Trial:
 
 def _config(recipe: Path) -> Config:
     from rlctl.recipes.compose import compose
-    from rlctl.runtime.planning.evaluation import with_models
+    from rlctl.runtime.planning.model_paths import with_models
 
     kwargs = "actor_rollout_ref.rollout.val_kwargs"
     settings = [

@@ -268,7 +268,7 @@ def _pool(
 def _score_with_model(config: Config, rows: list[PromptRow], texts: list[str]) -> RewardReport:
     """Score all responses with the reward model, with progress on a terminal."""
     from rlctl.runtime.evaluate import model_report
-    from rlctl.runtime.planning.evaluation import with_models  # imports torch
+    from rlctl.runtime.planning.model_paths import with_models  # imports torch
 
     config = with_models(config)
     path = config.reward.reward_model.model.path

@@ -34,7 +34,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/runtime/cluster/stop_key.py::StopKey.is_set": "Ray's store is away: asked again",
     "rlctl/runtime/cluster/fork_server.py::_work": "printed as Python would; it exits with 1",
     "rlctl/runtime/cluster/jobs.py::_with_deadline.run": "re-raised in the waiting thread",
-    "rlctl/runtime/training/rollout_source.py::result_of.run": "re-raised in the waiting thread",
+    "rlctl/runtime/training/one_step_ahead.py::result_of.run": "re-raised in the waiting thread",
     "rlctl/runtime/rewards/functions.py::call_reward": "user code may raise anything: scores 0",
     "rlctl/runtime/rewards/functions.py::call_async": "user code may raise anything: scores 0",
     "rlctl/runtime/rewards/workers.py::RewardWorkers._serve": "delivered to the callers",

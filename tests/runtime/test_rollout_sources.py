@@ -27,14 +27,8 @@ from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.checkpoint.store import ControllerState
 from rlctl.runtime.roles import Generator, LostEnginesError, Published, Roles
 from rlctl.runtime.training.eager import Eager
-from rlctl.runtime.training.rollout_source import (
-    Collected,
-    CollectionSetup,
-    InStep,
-    OneStepAhead,
-    StreamState,
-    with_staleness,
-)
+from rlctl.runtime.training.one_step_ahead import OneStepAhead, with_staleness
+from rlctl.runtime.training.rollout_source import Collected, CollectionSetup, InStep, StreamState
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.tracking.clock import Clock
 from tests.generation import respond

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rlctl.errors import ConfigError, UsageError
-from rlctl.quickstart import real_path
+from rlctl.errors import UsageError
 from rlctl.recipes.compose import Recipe, compose
-from rlctl.recipes.roles import ACTOR, ROLES, Role, trained_role
+from rlctl.recipes.roles import ACTOR, Role, trained_role
 from rlctl.recipes.schema import Config
 from rlctl.runs.run import Run
-from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.store import CheckpointStore
 from rlctl.runtime.data import quickstart
+from rlctl.runtime.planning.model_paths import with_models
 from rlctl.runtime.planning.preflight import read_model_config
-from rlctl.storage import is_url
 from rlctl.suggest import hydra_text
 
 _NO_TRAINING_DATA = "data.train_files=[]"
@@ -97,63 +93,3 @@ def _resolve(recipe: Recipe) -> Config:
     config = with_models(recipe.config)
     quickstart.write_data(config)
     return config
-
-
-def with_models(config: Config) -> Config:
-    """Replace bundled names and names of runs by the folders of their (latest exported) models.
-
-    Raises NotFoundError for a run without a checkpoint, and ConfigError for an ambiguous name.
-    """
-    root = Path(config.trainer.run_dir)
-    config = quickstart.resolve(config, root)
-    for key in sorted({role.model_key for role in ROLES}):
-        path = _path(attrgetter(key)(config).path, root, key)
-        config = config.replaced(f"{key}.path", path)
-    params = _in_settings(config.algorithm.params, root, "algorithm.params")
-    return config.replaced("algorithm.params", params)
-
-
-def _in_settings(values: Mapping[str, Any], root: Path, key: str) -> dict[str, Any]:
-    """Return the settings with real paths for the runs and bundled models of each `model_path`."""
-    found = dict(values)
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found[name] = _in_settings(value, root, f"{key}.{name}")
-        elif name == "model_path" and isinstance(value, str):
-            found[name] = real_path(_path(value, root, key))
-    return found
-
-
-def _path(path: str, root: Path, key: str) -> str:
-    """Return the folder of the model that `path` names; other paths unchanged."""
-    folder = Path(path).expanduser()
-    if is_url(path) or (folder.exists() and not _is_run(folder)):
-        return path
-    if path.startswith("@"):
-        raise ConfigError(
-            f"there is no model folder {path!r}",
-            where=f"{key}.path",
-            hint="give the run's name: a resumed run must find the same model",
-        )
-    found = [folder] if folder.exists() else _runs(path, root)
-    if len(found) > 1:
-        raise ConfigError(
-            f"{path!r} is the name of {len(found)} runs",
-            where=f"{key}.path",
-            hint="give the project, too: "
-            + " or ".join(str(run.relative_to(root)) for run in found),
-        )
-    return str(CheckpointStore(found[0] / "checkpoints").policy()) if found else path
-
-
-def _runs(name: str, root: Path) -> list[Path]:
-    """Return the folders of the runs `project/run`, or `run` in any project."""
-    parts = Path(name).parts
-    if not 1 <= len(parts) <= 2 or Path(name).is_absolute() or ".." in parts:
-        return []
-    projects = [root / parts[0]] if len(parts) == 2 else sorted(root.glob("*"))
-    return [folder / parts[-1] for folder in projects if _is_run(folder / parts[-1])]
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / RECORD_FILE).is_file() and (folder / "config.yaml").is_file()

@@ -20,7 +20,7 @@ from rlctl.runtime.data.loader import PromptLoader
 from rlctl.runtime.planning.devices import Devices, pool_device, pool_sizes
 from rlctl.runtime.planning.disk import warn_of_full_disk
 from rlctl.runtime.planning.draft import CHECKS, Draft
-from rlctl.runtime.planning.evaluation import with_models
+from rlctl.runtime.planning.model_paths import with_models
 from rlctl.runtime.planning.role_memory import MemoryPlan
 from rlctl.runtime.rank_info import default_threads
 from rlctl.runtime.rewards.specs import scored_sources

@@ -11,7 +11,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.planning.draft import CHECKS, Draft, check_rewards
-from rlctl.runtime.planning.evaluation import with_models
+from rlctl.runtime.planning.model_paths import with_models
 from rlctl.runtime.planning.plan import Plan
 
 # Keys of `data` that do not change the prompts.

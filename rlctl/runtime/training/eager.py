@@ -24,6 +24,7 @@ from rlctl.runtime.algorithms.base import step_seed
 from rlctl.runtime.batch import Batch, Prompts, Rollouts, Scored
 from rlctl.runtime.generation.stream import Stream
 from rlctl.runtime.roles import Generator, Published
+from rlctl.runtime.training.one_step_ahead import published_gb, result_of, with_staleness
 from rlctl.runtime.training.rollout_source import (
     Collected,
     CollectionSetup,
@@ -31,10 +32,7 @@ from rlctl.runtime.training.rollout_source import (
     RolloutSource,
     SourceState,
     StreamState,
-    published_gb,
-    result_of,
     state_of,
-    with_staleness,
 )
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 

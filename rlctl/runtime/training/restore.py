@@ -10,7 +10,7 @@ from typing import Any
 from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.checkpoint.store import GROUPS, ROLLOUTS, ControllerState
-from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts
+from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.rollout_source import Collected, StreamState
@@ -65,18 +65,7 @@ def restore(
     if state.reward:
         roles.reward.load_state_dict(state.reward)
     set_rng_state(state.rng)
-    ahead: Collected | None = None
-    stream: StreamState | None = None
-    if state.stream is not None:
-        groups: Rollouts | None = None
-        if state.stream["finished"]:
-            rows = collector.loader.prompts.rows
-            groups = read_rollouts(start.checkpoint / GROUPS, rows, Rollouts)
-        stream = StreamState.from_dict(state.stream, groups)
-    if state.ahead is not None:
-        rows = collector.loader.prompts.rows
-        rollouts = read_rollouts(start.checkpoint / ROLLOUTS, rows, Scored)
-        ahead = Collected(state.step + 1, scored=rollouts, **state.ahead)
+    ahead, stream = _ahead(start.checkpoint, state, collector.loader.prompts.rows)
     return TrainerState(
         state.step,
         state.skipped_in_a_row,
@@ -85,3 +74,24 @@ def restore(
         new_run=start.run is None,
         pending=None if start.run is None else state.pending_metrics,
     )
+
+
+def _ahead(
+    checkpoint: Path, state: ControllerState, rows: Rows
+) -> tuple[Collected | None, StreamState | None]:
+    """Return the rollouts of later steps, if the checkpoint has some."""
+    if state.stream is None and state.ahead is None:
+        return None, None
+    from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts
+
+    ahead: Collected | None = None
+    stream: StreamState | None = None
+    if state.stream is not None:
+        groups: Rollouts | None = None
+        if state.stream["finished"]:
+            groups = read_rollouts(checkpoint / GROUPS, rows, Rollouts)
+        stream = StreamState.from_dict(state.stream, groups)
+    if state.ahead is not None:
+        rollouts = read_rollouts(checkpoint / ROLLOUTS, rows, Scored)
+        ahead = Collected(state.step + 1, scored=rollouts, **state.ahead)
+    return ahead, stream

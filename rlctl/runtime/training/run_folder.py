@@ -25,7 +25,6 @@ from rlctl.recipes.stored import Change, changes, edits
 from rlctl.runs.ownership import Place, is_copy
 from rlctl.runs.provenance import data_hashes, installed_versions, named_files
 from rlctl.runs.record import Last, RunRecord, recorded_end
-from rlctl.runs.rewind import Reported, rewind
 from rlctl.runs.run_dir import CONFIG_FILE, RunDir
 from rlctl.runtime.checkpoint.store import ROWS, CheckpointStore, config_hash
 from rlctl.runtime.data import quickstart
@@ -162,6 +161,8 @@ def _rewind(run: RunDir, start: ResumePoint, validated_first: bool) -> None:
 
     The checkpoints go first: one that stayed after an interruption would lack rows before it.
     """
+    from rlctl.runs.rewind import Reported, rewind
+
     later = CheckpointStore(run.path / "checkpoints").set_aside_after(
         start.step, f"before_attempt_{run.record.attempts}"
     )

@@ -19,14 +19,12 @@ from rlctl.errors import RlctlError
 from rlctl.plugins.results import check_result
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
-from rlctl.runs.thumbnails import write_thumbnails
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.mismatch import RolloutMismatch
 from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.checkpoint.saver import Saver
 from rlctl.runtime.checkpoint.store import GROUPS, ROLLOUTS, ControllerState
-from rlctl.runtime.checkpoint.stored_rollouts import write_rollouts
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.collector import Collector
@@ -35,7 +33,6 @@ from rlctl.runtime.training.rollout_source import (
     Collected,
     CollectionSetup,
     InStep,
-    OneStepAhead,
     RolloutSource,
     SourceState,
     StreamState,
@@ -150,6 +147,8 @@ class Trainer:
             context.collector, context.roles, publish, self.clock, last, state.ahead
         )
         if context.stream is None:
+            from rlctl.runtime.training.one_step_ahead import OneStepAhead
+
             return OneStepAhead(collection, in_thread=context.engines_apart)
         from rlctl.runtime.training.eager import Eager
 
@@ -276,7 +275,10 @@ class Trainer:
         with INTERRUPTS.window(), self.source.quiet:
             validation = self.context.validator.run(self.roles)
         self.context.trackers.generations(step, validation.samples)
-        write_thumbnails(self.context.run.path, validation.images)
+        if validation.images:
+            from rlctl.runs.thumbnails import write_thumbnails
+
+            write_thumbnails(self.context.run.path, validation.images)
         return validation.metrics | {"timing_s/testing": time.perf_counter() - begin}
 
     def _mark(self, step: int, metrics: dict[str, float], pending: bool = False) -> None:
@@ -331,6 +333,8 @@ class Trainer:
     def _writer(self, rollouts: Rollouts) -> Callable[[Path], None]:
         """Return the function that writes rollouts to a folder of a checkpoint."""
         numbers = self.context.collector.loader.prompts.rows.positions_of(rollouts.rows)
+        from rlctl.runtime.checkpoint.stored_rollouts import write_rollouts
+
         return lambda folder: write_rollouts(folder, rollouts, numbers)
 
     def _keep_some(self, step: int, scored: Scored) -> None:
