@@ -27,7 +27,6 @@ from rlctl.errors import ConfigError
 from rlctl.plugins.results import check_result
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Ragged
-from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.prompt_lengths import prompt_lengths
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.samplers import (
@@ -129,7 +128,11 @@ class PromptSet:
         kwargs, limit = data.apply_chat_template_kwargs, data.max_prompt_length
         rows = Rows.concat(tables)
         with_images = rows.with_images()
-        images = ImagePrompts(model, tokenizer) if with_images.any() else None
+        images = None
+        if with_images.any():
+            from rlctl.runtime.data.image_prompts import ImagePrompts
+
+            images = ImagePrompts(model, tokenizer)
 
         def encode(row: PromptRow, where: str = "") -> list[int]:
             if images is None:

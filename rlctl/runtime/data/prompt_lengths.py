@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import date
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
@@ -22,10 +22,12 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from rlctl.data_prep.records import BATCH_ROWS
 from rlctl.errors import ConfigError
 from rlctl.files import write_bytes
-from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import render_prompt
 from rlctl.storage import cache_folder
+
+if TYPE_CHECKING:
+    from rlctl.runtime.data.image_prompts import ImagePrompts
 
 LOG = logging.getLogger(__name__)
 
