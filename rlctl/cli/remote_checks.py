@@ -27,7 +27,7 @@ def check_resume(
     run without a step left.
     """
     from rlctl.api import find_run_or_sweep
-    from rlctl.runtime.resume import compose_resumed
+    from rlctl.runtime.planning.early_resume import compose_resumed
     from rlctl.storage import is_url
 
     if is_url(selector) or not root.is_dir():

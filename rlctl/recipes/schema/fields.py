@@ -23,7 +23,9 @@ class Section(BaseModel):
     Defaults are in the base YAML only.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, defer_build=True, protected_namespaces=()
+    )
 
     @field_validator("*")
     @classmethod

@@ -10,9 +10,8 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
@@ -20,13 +19,11 @@ from rlctl.recipes import schema
 from rlctl.redaction import redact
 from rlctl.storage import local
 
+if TYPE_CHECKING:
+    import torch
+
 SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-}
+_DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def weight_folder(model: schema.Model) -> Path | None:
@@ -72,7 +69,9 @@ def stored_dtype(files: list[Path]) -> torch.dtype | None:
     names = {entry["dtype"] for file in files for entry in tensors_in(file).values()}
     if not names or not names <= _DTYPES.keys():
         return None
-    first, *others = (_DTYPES[name] for name in sorted(names))
+    import torch
+
+    first, *others = (getattr(torch, _DTYPES[name]) for name in sorted(names))
     for other in others:
         first = torch.promote_types(first, other)
     return first

@@ -253,7 +253,9 @@ def auto_classifier(config: PretrainedConfig) -> Any:
         name = writer.replace("ForConditionalGeneration", "") + "ForSequenceClassification"
         bases = GenericForSequenceClassification, whole.__bases__[0]
         own = type(name, bases, {"config_class": type(config), "__module__": __name__})
-        AutoModelForSequenceClassification.register(type(config), own, exist_ok=True)
+        # Before transformers 5.19, `register` ignores classes of transformers' own configurations.
+        known: Any = AutoModelForSequenceClassification._model_mapping
+        known._extra_content[type(config)] = own
         renamed = get_checkpoint_conversion_mapping(writer)
         if renamed is not None:
             register_checkpoint_conversion_mapping(name, renamed, overwrite=True)

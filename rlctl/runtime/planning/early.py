@@ -20,6 +20,7 @@ from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.search_path import MODEL, verbs
 from rlctl.runs.naming import check_free
 from rlctl.runs.provenance import installed_version
+from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.runtime.cluster.access import address_of
 from rlctl.runtime.data.model_folder import check_folder, check_tokenizer_files, template_of
 from rlctl.runtime.data.row_table import Rows
@@ -28,12 +29,22 @@ from rlctl.runtime.sandbox.user_code import check_file
 from rlctl.storage import is_url
 
 
-def check_early(recipe: Recipe) -> None:
-    """Raise the problems of a new run that its configuration and files show, all at once."""
+def resumed_run(trainer: schema.Trainer) -> Path | None:
+    """Return the folder of the run that `rlctl train` resumes; None for a new run."""
+    run = Path(trainer.run_dir) / trainer.project_name / (trainer.experiment_name or "")
+    by_name = trainer.resume_mode not in ("disable", "resume_path") and trainer.experiment_name
+    return run if by_name and (run / RECORD_FILE).exists() else None
+
+
+def check_early(recipe: Recipe, has_name: bool = False) -> None:
+    """Raise the problems of a run that its configuration and files show, all at once.
+
+    `has_name` says that it has its folder, whose name need not be free.
+    """
     config, errors = recipe.config, ErrorCollector()
     errors.run(lambda: raise_problems(missing_secrets(config)))
     trainer = config.trainer
-    if trainer.resume_mode == "disable":
+    if trainer.resume_mode == "disable" and not has_name:
         root = Path(trainer.run_dir)
         errors.run(check_free, root, trainer.project_name, trainer.experiment_name)
     for logger in trainer.logger:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -31,7 +31,9 @@ from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.model.files import model_hashes
 from rlctl.runtime.rewards.specs import code_hashes
-from rlctl.runtime.training.restore import ResumePoint
+
+if TYPE_CHECKING:
+    from rlctl.runtime.training.restore import ResumePoint
 
 LOG = logging.getLogger(__name__)
 _NAMES = ("trainer.experiment_name", "trainer.project_name")

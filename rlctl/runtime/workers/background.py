@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any, cast
 
 from rlctl.errors import RlctlError
 from rlctl.runtime.rank_info import RankInfo
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 # torch.distributed.checkpoint writes this file last, when every rank has written its part.
 WRITTEN = ".metadata"
@@ -37,9 +38,11 @@ class BackgroundWriter:
         self.stager: Any = None  # with pinned memory for copies of the state, on a GPU
         # A separate group: the thread's collectives must not mix with those of the training step.
         timeout = timedelta(seconds=rank_info.timeout_s)
-        self.group: dist.ProcessGroup | None = None
+        self.group: ProcessGroup | None = None
         if rank_info.world_size > 1:
-            self.group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
+            from torch.distributed import new_group
+
+            self.group = cast("ProcessGroup", new_group(backend="gloo", timeout=timeout))
 
     def submit(self, folder: Path, write: Callable[[], None]) -> None:
         """Queue the job `write`, which writes into `folder`."""

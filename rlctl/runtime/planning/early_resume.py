@@ -1,0 +1,51 @@
+"""Checks of a resumed run that need neither torch nor transformers: see `early`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlctl.recipes.compose import Recipe
+from rlctl.recipes.stored import changes
+from rlctl.runs import folders_elsewhere
+from rlctl.runs.record import RunRecord
+from rlctl.runs.run_dir import RECORD_FILE, check_idle
+from rlctl.runs.trust import recompose_run
+from rlctl.runtime.checkpoint.store import CheckpointStore
+from rlctl.runtime.planning.early import check_early
+from rlctl.runtime.training.run_folder import refuse_drift
+from rlctl.suggest import hydra_text
+
+
+def compose_resumed(run: Path, overrides: Sequence[str], fork: str | None) -> Recipe:
+    """Compose the configuration of a run with overrides, and with the name of a fork.
+
+    Raises ConfigError for another's run that names code; see `runs.trust`.
+    """
+    if fork:
+        naming = [hydra_text("trainer.experiment_name", fork), "trainer.resume_mode=disable"]
+        overrides = [*overrides, *naming]
+    return recompose_run(run, overrides)
+
+
+def check_resume(
+    run: Path,
+    recipe: Recipe,
+    from_step: int | None = None,
+    fork: str | None = None,
+    force: bool = False,
+) -> None:
+    """Raise the problems of a resumed run, or of its fork, that files and configuration show.
+
+    Finishes an interrupted change of the checkpoints' folder. Raises ConflictError if another
+    process drives the run.
+    """
+    if not fork:
+        check_idle(run, RunRecord.read(run / RECORD_FILE), force)
+        folders_elsewhere.complete(run)
+    store = CheckpointStore(run / "checkpoints")
+    if from_step is not None and not store.path(from_step).is_dir():
+        store.policy(from_step)  # raises
+    check_early(recipe, has_name=not fork)
+    if not fork:
+        refuse_drift(run, changes(run, recipe.recorded), [], force)
