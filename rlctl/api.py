@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlctl.runtime.evaluate import Answer
     from rlctl.runtime.launch import OnEnd
     from rlctl.runtime.planning.plan import Plan
-    from rlctl.runtime.resume import ResumePlan
+    from rlctl.runtime.start import StartPlan
     from rlctl.runtime.training.validation import Validation
     from rlctl.sweeps.launch import View
     from rlctl.sweeps.record import SweepDir
@@ -77,10 +77,13 @@ def train(
         from rlctl.runtime.planning.early_resume import check_resume
 
         check_resume(run, composed)
-    from rlctl.runtime.resume import plan_train, prepare_start
+    from rlctl.runtime.start import plan_new, prepare_start
 
     prepare_start(composed, inline)
-    planned = plan_train(composed, inline)
+    plan = plan_new
+    if run is not None or composed.config.trainer.resume_mode == "resume_path":
+        from rlctl.runtime.resume import plan_restart as plan
+    planned = plan(composed, inline)
     for line in report_unused_keys(composed, planned.plan.roles, strict=strict):
         LOG.warning(line)
     trainer = composed.config.trainer
@@ -115,7 +118,8 @@ def resume(
     folder = _run_of(run, root).path
     composed = compose_resumed(folder, overrides, fork)
     check_resume(folder, composed, from_step, fork, force)
-    from rlctl.runtime.resume import ResumeOptions, plan_resume, prepare_start
+    from rlctl.runtime.resume import ResumeOptions, plan_resume
+    from rlctl.runtime.start import prepare_start
 
     prepare_start(composed, inline)
     planned = plan_resume(folder, composed, ResumeOptions(from_step, fork, force, inline))
@@ -279,7 +283,7 @@ def find_run_or_sweep(selector: str, root: Path | None = None) -> Run | SweepDir
 
 
 def _run(
-    planned: ResumePlan, folder: Path, progress: bool, end_by: float | None, on_end: OnEnd | None
+    planned: StartPlan, folder: Path, progress: bool, end_by: float | None, on_end: OnEnd | None
 ) -> Run:
     """Log where the run starts from, train it, and return it as the registry shows it."""
     from rlctl.runs.run import read_run

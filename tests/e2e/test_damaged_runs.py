@@ -13,7 +13,8 @@ from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.planning.early_resume import compose_resumed
-from rlctl.runtime.resume import ResumeOptions, ResumePlan, plan_resume
+from rlctl.runtime.resume import ResumeOptions, plan_resume
+from rlctl.runtime.start import StartPlan
 from rlctl.runtime.training.run_folder import input_hashes, open_run
 from tests.e2e.command import train
 from tests.e2e.conftest import small
@@ -39,12 +40,12 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return copied
 
 
-def plan(run: Path, *overrides: str, force: bool = False, fork: str | None = None) -> ResumePlan:
+def plan(run: Path, *overrides: str, force: bool = False, fork: str | None = None) -> StartPlan:
     recipe = compose_resumed(run, overrides, fork)
     return plan_resume(run, recipe, ResumeOptions(inline=True, force=force, fork=fork))
 
 
-def reopened(resumed: ResumePlan) -> RunDir:
+def reopened(resumed: StartPlan) -> RunDir:
     config = resumed.plan.config
     return open_run(resumed.plan.recipe, config, resumed.start, input_hashes(config))
 

@@ -13,7 +13,7 @@ from rlctl.runs.run_dir import RECORD_FILE, check_idle
 from rlctl.runs.trust import recompose_run
 from rlctl.runtime.checkpoint.store import CheckpointStore
 from rlctl.runtime.planning.early import check_early
-from rlctl.runtime.training.run_folder import refuse_drift
+from rlctl.runtime.training.drift import refuse_drift
 from rlctl.suggest import hydra_text
 
 
