@@ -39,7 +39,7 @@ ALLOWED: list[tuple[str, bool, list[str]]] = [
     (
         "SGLang is not installed: make sglang",
         "RLCTL_SGLANG_PYTHON" not in os.environ,
-        ["tests/runtime/test_sglang_engine.py::*"],
+        ["tests/plugins/bridges/test_sglang_engine.py::*"],
     ),
     (
         "there is no Chromium here",

@@ -75,7 +75,10 @@ OPTIONAL = (
     "vllm sglang swanlab wandb tensorboardX mlflow trackio aiohttp_cors opencensus "
     "peft bitsandbytes torchao math_verify lm_eval s3fs mcp websockets openai debugpy triton"
 ).split()
-TRACKERS = ("mlflow", "swanlab", "tensorboard", "trackio", "wandb")
+TRACKERS = (
+    *(f"rlctl.plugins.bridges.{name}" for name in ("mlflow", "tensorboard", "trackio")),
+    *(f"rlctl.tracking.{name}" for name in ("swanlab", "wandb")),
+)
 IMPORT_WITHOUT = """
 import importlib, sys
 sys.modules.update(dict.fromkeys(sys.argv[1:]))
@@ -87,9 +90,9 @@ for name in sys.stdin.read().split():
 """
 ON_DEMAND = "ModuleNotFoundError"
 NEED_EXTRAS = {
-    **dict.fromkeys((f"rlctl.tracking.{name}" for name in TRACKERS), ON_DEMAND),
+    **dict.fromkeys(TRACKERS, ON_DEMAND),
     "rlctl.runtime.model.score_kernels": ON_DEMAND,
-    "rlctl.runtime.rollout.vllm_engine.server_extension": ON_DEMAND,  # vLLM's server imports it
+    "rlctl.plugins.bridges.vllm_server_extension": ON_DEMAND,  # vLLM's server imports it
 }
 
 

@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from rlctl.errors import ConflictError, RlctlError, UsageError
+from rlctl.plugins.bridges.tensorboard import TensorBoardTracker
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from rlctl.runs.sync import sync
 from rlctl.runs.tracked import run_info
 from rlctl.tracking.json_lines import read_lines
 from rlctl.tracking.jsonl import generations_file, metric_rows
-from rlctl.tracking.tensorboard import TensorBoardTracker
 from tests.recorded import record
 from tests.tracking.real import tensorboard_curves
 

@@ -17,9 +17,7 @@ from typing import Any, Self
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError, raise_problems
-from rlctl.recipes import schema
-from rlctl.runtime.rollout.engine import EngineSpec
-from rlctl.runtime.rollout.http_engine import (
+from rlctl.plugins.bridges.http_engine import (
     ENGINE_KWARGS,
     Call,
     HttpEngine,
@@ -27,9 +25,11 @@ from rlctl.runtime.rollout.http_engine import (
     check_urls,
     own_url,
 )
+from rlctl.plugins.bridges.sglang_server import SGLangServer
+from rlctl.recipes import schema
+from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
-from rlctl.runtime.rollout.sglang_server import SGLangServer
 from rlctl.runtime.sandbox.user_code import check_interpreter
 
 LOG = logging.getLogger(__name__)

@@ -15,9 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError, Problem, RlctlError, raise_problems
 from rlctl.network import is_loopback
-from rlctl.recipes import schema
-from rlctl.runtime.rollout.engine import EngineSpec
-from rlctl.runtime.rollout.http_engine import (
+from rlctl.plugins.bridges.http_engine import (
     ENGINE_KWARGS,
     Call,
     HttpEngine,
@@ -25,13 +23,15 @@ from rlctl.runtime.rollout.http_engine import (
     check_urls,
     own_url,
 )
+from rlctl.recipes import schema
+from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.http_server import HttpServer, LostServerError
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request
 from rlctl.runtime.rollout.vllm_engine.requests import vllm_arguments
 from rlctl.runtime.rollout.vllm_engine.versions import unlike_transformers
 from rlctl.runtime.rollout.weight_group import GroupAddress
 
-_EXTENSION = "rlctl.runtime.rollout.vllm_engine.server_extension.WeightReceiver"
+_EXTENSION = "rlctl.plugins.bridges.vllm_server_extension.WeightReceiver"
 _KEY = "actor_rollout_ref.rollout"
 
 

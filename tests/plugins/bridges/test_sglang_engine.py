@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from rlctl.__main__ import main
 from rlctl.cli.usage import corrected
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
+from rlctl.plugins.bridges.sglang import SGLangEngine
+from rlctl.plugins.bridges.sglang_server import SGLangServer
 from rlctl.runtime.rollout.engine import SamplingParams, to_requests
-from rlctl.runtime.rollout.sglang import SGLangEngine
-from rlctl.runtime.rollout.sglang_server import SGLangServer
 from tests.e2e.command import metrics, train
 from tests.generation import STOP, assert_most_probable, engine_spec, prompts, recomputed
 from tests.generation import sampling as any_sampling

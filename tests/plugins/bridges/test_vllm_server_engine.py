@@ -13,14 +13,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlctl.errors import ConfigError, RlctlError
+from rlctl.plugins.bridges.vllm_server import VLLMServer, VLLMServerEngine
 from rlctl.runtime.rollout.engine import EngineSpec, random_streams, to_requests
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
-from rlctl.runtime.rollout.vllm_engine.server import VLLMServer, VLLMServerEngine
 from rlctl.runtime.workers.rollout import RolloutSpec
 from tests.generation import engine_spec, prompts, recomputed, sampling
 from tests.models import tiny_model
+from tests.plugins.bridges.vllm_server import Server
 from tests.progress import wait_until
-from tests.vllm_server import Server
 
 KEY = "actor_rollout_ref.rollout"
 

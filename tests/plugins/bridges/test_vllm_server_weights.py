@@ -19,17 +19,17 @@ import torch
 from transformers import PreTrainedModel
 
 from rlctl.errors import RlctlError
+from rlctl.plugins.bridges.vllm_server import VLLMServerEngine
 from rlctl.runtime.rollout.http_server import LostServerError
 from rlctl.runtime.rollout.signed_store import SignedStore, new_secret, open_store
 from rlctl.runtime.rollout.store import listen
-from rlctl.runtime.rollout.vllm_engine.server import VLLMServerEngine
 from rlctl.runtime.rollout.weight_group import BROKEN, BrokenGroupError, GroupAddress, WeightGroup
 from rlctl.runtime.rollout.weight_sync import Bucket, Part, to_buckets
 from tests.distributed.ranks import rank_info
 from tests.e2e.soak_engines import vllm_server
 from tests.generation import engine_spec, full_forward, prompts, sampling
 from tests.models import mixture_model, tiny_model
-from tests.vllm_server import Server
+from tests.plugins.bridges.vllm_server import Server
 
 KEY = "actor_rollout_ref.rollout"
 NUM_WORKERS, NUM_PARTS = 2, 2

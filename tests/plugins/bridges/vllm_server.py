@@ -55,7 +55,7 @@ class Server(ThreadingHTTPServer):
             "device_config": {"device": "cpu"},
             "load_config": {"load_format": "auto"},
             "parallel_config": {
-                "worker_extension_cls": "rlctl.runtime.rollout.vllm_engine.server_extension."
+                "worker_extension_cls": "rlctl.plugins.bridges.vllm_server_extension."
                 "WeightReceiver",
                 "world_size": 2,
                 "data_parallel_size": 1,
