@@ -45,9 +45,9 @@ ALLOWED: list[tuple[str, bool, list[str]]] = [
         "there is no Chromium here",
         CHROMIUM is None,
         [
-            "tests/board/test_page.py::*",
-            "tests/runs/test_report.py::*",
-            "tests/runs/test_thumbnails.py::*",
+            "tests/plugins/console/board/test_page.py::*",
+            "tests/plugins/console/test_report.py::*",
+            "tests/plugins/console/test_thumbnails.py::*",
         ],
     ),
     *(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from rlctl.runtime.model.files import model_hashes
 from rlctl.runtime.model.load import Kind, compute_dtype, load_model
 from rlctl.runtime.planning.model_files import check_architecture
 from tests.configs import configured
-from tests.models import TINY, write_tiny_model
+from tests.models import TINY, edit, write_tiny_model
 from tests.runtime.test_probe import RIGHT
 
 KEY = "actor_rollout_ref.model.path"
@@ -38,11 +37,6 @@ def section(folder: Path, *overrides: str) -> schema.Model:
 
 def problems(folder: Path, kind: Kind = "policy") -> list[Problem]:
     return check_architecture(section(folder), AutoConfig.from_pretrained(folder), kind, KEY)
-
-
-def edit(folder: Path, **settings: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | settings))
 
 
 def change(folder: Path, *dropped: str, **added: torch.Tensor) -> None:

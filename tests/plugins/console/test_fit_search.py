@@ -14,11 +14,11 @@ from transformers import Qwen2Config
 
 from rlctl.__main__ import main
 from rlctl.errors import RlctlError, UsageError
+from rlctl.plugins.console.fit import fits
+from rlctl.plugins.console.fit.fit import ENOUGH, Search
+from rlctl.plugins.console.fit.fits import Mesh, meshes, try_step
 from rlctl.recipes.compose import compose
-from rlctl.runtime.planning import fits
 from rlctl.runtime.planning.devices import GPUS, MIB, find_device, parse_size
-from rlctl.runtime.planning.fit import ENOUGH, Search
-from rlctl.runtime.planning.fits import Mesh, meshes, try_step
 
 SEVEN_B = Qwen2Config(
     hidden_size=3584,

@@ -21,18 +21,18 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rlctl.__main__ import main
-from rlctl.cli import model_trial
 from rlctl.cli.commands import new
 from rlctl.cli.console import stderr, stdout
-from rlctl.cli.model_trial import run_trial
 from rlctl.data_prep.images import pattern
 from rlctl.data_prep.raw_data import final_answer, find_raw
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
+from rlctl.plugins.console.project import model_trial
+from rlctl.plugins.console.project.files import Schedule, reward_source
+from rlctl.plugins.console.project.model_trial import run_trial
 from rlctl.quickstart import VISION
 from rlctl.recipes.compose import compose
 from rlctl.runtime import evaluate as evaluate_module
-from rlctl.runtime.project.files import Schedule, reward_source
 from rlctl.runtime.sandbox.user_code import import_file
 from rlctl.tracking.tracker import Sample
 

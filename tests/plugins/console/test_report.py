@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
+from rlctl.plugins.console.report import page as html
+from rlctl.plugins.console.report.content import content
+from rlctl.plugins.console.report.curves import MAX_POINTS, curves
 from rlctl.recipes.layers import Origin
 from rlctl.runs.events import alarms_of, read_events
-from rlctl.runs.report import page as html
-from rlctl.runs.report.content import content
-from rlctl.runs.report.curves import MAX_POINTS, curves
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from rlctl.tracking.episodes import Episode, Message, Use

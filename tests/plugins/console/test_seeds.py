@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from rlctl.runs.report.content import content
-from rlctl.runs.report.curves import MAX_POINTS
-from rlctl.runs.report.seeds import interval, seed_bands, seed_groups, t_quantile
+from rlctl.plugins.console.report.content import content
+from rlctl.plugins.console.report.curves import MAX_POINTS
+from rlctl.plugins.console.report.seeds import interval, seed_bands, seed_groups, t_quantile
 from rlctl.runs.run import Run, read_run
 from rlctl.runs.run_dir import RunDir
 from rlctl.tracking.metric_table import MetricTable

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlctl.runs.report.curves import rows_from
+from rlctl.plugins.console.report.curves import rows_from
 from rlctl.tracking.json_lines import METRICS_FILE, Position
 from rlctl.tracking.metric_table import MetricTable
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlctl.plugins.console.report.content import plain_sample, thumbnails_of
 from rlctl.runs import details
-from rlctl.runs.report.content import plain_sample, thumbnails_of
 from rlctl.runs.run import Run
 from rlctl.tracking.tracker import Sample
 

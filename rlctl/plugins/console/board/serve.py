@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from rlctl.board.access import Access
-from rlctl.board.server import listen, make_app
-from rlctl.board.token_file import SHORTEST, new_token, stored_token
-from rlctl.board.views import PAGE, Views
 from rlctl.errors import UsageError
 from rlctl.network import is_loopback
+from rlctl.plugins.console.board.access import Access
+from rlctl.plugins.console.board.server import listen, make_app
+from rlctl.plugins.console.board.token_file import SHORTEST, new_token, stored_token
+from rlctl.plugins.console.board.views import PAGE, Views
 from rlctl.redaction import redact
 from rlctl.runs.listing import RunQuery
 

@@ -13,11 +13,6 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from rlctl import __version__
-from rlctl.board.access import Access, add_headers
-from rlctl.board.actions import Actions
-from rlctl.board.samples import VERDICTS, SampleQuery
-from rlctl.board.stream import ListChanges, RunChanges, send_events
-from rlctl.board.views import PAGE, Views
 from rlctl.causes import as_rlctl_error
 from rlctl.errors import (
     ConflictError,
@@ -26,9 +21,14 @@ from rlctl.errors import (
     RlctlError,
     UsageError,
 )
+from rlctl.plugins.console.board.access import Access, add_headers
+from rlctl.plugins.console.board.actions import Actions
+from rlctl.plugins.console.board.samples import VERDICTS, SampleQuery
+from rlctl.plugins.console.board.stream import ListChanges, RunChanges, send_events
+from rlctl.plugins.console.board.views import PAGE, Views
+from rlctl.plugins.console.report.page import BOARD_SCRIPTS, SCRIPTS, part, plotly, render
+from rlctl.plugins.console.report.page import page as report_page
 from rlctl.runs.listing import RunQuery
-from rlctl.runs.report.page import BOARD_SCRIPTS, SCRIPTS, part, plotly, render
-from rlctl.runs.report.page import page as report_page
 from rlctl.runs.thumbnails import read_thumbnail
 
 _STATUS: dict[type[RlctlError], int] = {UsageError: 400, NotFoundError: 404, ConflictError: 409}
@@ -218,7 +218,7 @@ class _Board:
         return web.Response(text=text, content_type="text/html", headers=name)
 
     def _report(self, keys: list[str]) -> str:
-        from rlctl.runs.report.content import content
+        from rlctl.plugins.console.report.content import content
 
         return report_page(content([self.views.run(key) for key in dict.fromkeys(keys)], 50))
 

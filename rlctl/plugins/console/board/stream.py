@@ -11,8 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
-from rlctl.board.views import Views
 from rlctl.errors import RlctlError
+from rlctl.plugins.console.board.views import Views
 
 POLL_S = 0.5
 IDLE_S = 2.0  # for runs that have ended: another process may resume them

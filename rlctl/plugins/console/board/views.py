@@ -16,15 +16,11 @@ from typing import Any
 
 import psutil
 
-from rlctl.board.live_metrics import MetricsCache
-from rlctl.board.samples import SampleQuery, page_of_samples
 from rlctl.errors import NotFoundError, RlctlError, UsageError
 from rlctl.monitoring.run_summary import LOSS, REWARD, validation_metric
-from rlctl.redaction import redact
-from rlctl.runs import details, logs
-from rlctl.runs.links import refuse_links
-from rlctl.runs.listing import RunQuery
-from rlctl.runs.report.content import (
+from rlctl.plugins.console.board.live_metrics import MetricsCache
+from rlctl.plugins.console.board.samples import SampleQuery, page_of_samples
+from rlctl.plugins.console.report.content import (
     checkpoints,
     content,
     head,
@@ -32,8 +28,12 @@ from rlctl.runs.report.content import (
     notable_events,
     setting_texts,
 )
-from rlctl.runs.report.curves import curves
-from rlctl.runs.report.seeds import seed_bands
+from rlctl.plugins.console.report.curves import curves
+from rlctl.plugins.console.report.seeds import seed_bands
+from rlctl.redaction import redact
+from rlctl.runs import details, logs
+from rlctl.runs.links import refuse_links
+from rlctl.runs.listing import RunQuery
 from rlctl.runs.run import ACTIVE, Run, is_run, read_run, stamp
 from rlctl.runs.stacks import run_processes
 from rlctl.runs.store import RunStore

@@ -19,9 +19,9 @@ from rlctl.runs.store import RunStore
 from rlctl.suggest import did_you_mean, hydra_text
 
 if TYPE_CHECKING:
+    from rlctl.plugins.console.fit.fit import Search
+    from rlctl.plugins.console.fit.fits import Fit, Trial
     from rlctl.recipes.layers import Recipe
-    from rlctl.runtime.planning.fit import Search
-    from rlctl.runtime.planning.fits import Fit, Trial
 
 
 app = typer.Typer()
@@ -103,10 +103,10 @@ def fit(
     composed, command = (
         _of_run(run, words, root) if run is not None else _of_recipe(verb, words, model, recipe)
     )
+    from rlctl.plugins.console.fit.fit import Search
+    from rlctl.plugins.console.fit.fits import meshes
     from rlctl.runtime.data import quickstart
     from rlctl.runtime.planning.devices import find_device
-    from rlctl.runtime.planning.fit import Search
-    from rlctl.runtime.planning.fits import meshes
 
     target = find_device(device, memory)
     per_node = devices or (8 if target.kind == "cuda" else 1)
@@ -185,7 +185,7 @@ def _of_run(name: str, words: list[str], root: Path | None) -> tuple[Recipe, lis
 
 def _try(search: Search, chosen: Fit, command: list[str]) -> tuple[Fit, Trial]:
     """Try the settings for one step, with half of the rows after each lack of memory."""
-    from rlctl.runtime.planning.fits import try_step
+    from rlctl.plugins.console.fit.fits import try_step
 
     if command[1] != "train":
         raise UsageError("--try needs a recipe, not a run", hint="rlctl fit ppo --model M --try")

@@ -18,9 +18,9 @@ from rlctl.terminal import visible
 
 if TYPE_CHECKING:
     from rlctl.data_prep.raw_data import RawData
+    from rlctl.plugins.console.project.files import Project
+    from rlctl.plugins.console.project.questions import Answers
     from rlctl.runtime.planning.dry_run import DryRun
-    from rlctl.runtime.project.files import Project
-    from rlctl.runtime.project.questions import Answers
 
 app = typer.Typer()
 
@@ -36,6 +36,14 @@ Examples:
 """
 _NUM_SHOWN = 3
 _EXAMPLE = 60  # characters of a value
+
+
+def _complete_reward(incomplete: str) -> list[str]:
+    """Complete the kinds of reward."""
+    from rlctl.plugins.console.project.rewards import REWARDS
+
+    return [kind for kind in REWARDS if kind.startswith(incomplete)]
+
 
 Folder = Annotated[
     Path | None,
@@ -78,7 +86,7 @@ Reward = Annotated[
         metavar="KIND",
         help="Rewarded: exact (same text), number (the last one), math (equal expression), own "
         "(a function to change).",
-        autocompletion=complete.reward_kind,
+        autocompletion=_complete_reward,
     ),
 ]
 ModelOption = Annotated[
@@ -159,7 +167,7 @@ def new(
     from rlctl.cli.views.samples import print_row, row_entry
     from rlctl.data_prep.raw_data import find_raw
     from rlctl.data_prep.text_files import text_form
-    from rlctl.runtime.project.files import Project
+    from rlctl.plugins.console.project.files import Project
 
     if folder is not None and not force:
         Project(folder, algorithm).refuse_existing()
@@ -193,7 +201,7 @@ def new(
 
 def _report(project: Project, entries: Sequence[Mapping[str, Any]] | None, try_model: bool) -> None:
     """Check the project and print what a start does and how to start; as JSON with `entries`."""
-    from rlctl.cli.model_trial import run_trial
+    from rlctl.plugins.console.project.model_trial import run_trial
 
     report = _dry_run(project, entries is not None)
     trial = run_trial(project.files["recipe"]) if try_model else None
@@ -214,7 +222,7 @@ def _answer(
 ) -> Answers:
     """Return the answers to all questions; show the columns before questions about them."""
     from rlctl.data_prep.raw_data import kind_of
-    from rlctl.runtime.project.questions import Interview
+    from rlctl.plugins.console.project.questions import Interview
 
     interview = Interview(options, accept, _ask if can_ask else None, announce)
     raw = interview.find_data(find)

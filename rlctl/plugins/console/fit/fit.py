@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ResourceError
+from rlctl.plugins.console.fit.fits import Fit, Mesh
 from rlctl.quickstart import NAME
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
@@ -27,7 +28,6 @@ from rlctl.runtime.model.load import Kind
 from rlctl.runtime.ops import ceil_div, divisors
 from rlctl.runtime.planning.capacity import largest_utilization
 from rlctl.runtime.planning.devices import Device, Devices, pool_sizes
-from rlctl.runtime.planning.fits import Fit, Mesh
 from rlctl.runtime.planning.mesh import check_sizes
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.planning.placement import check_placement

@@ -15,8 +15,8 @@ from rlctl.data_prep.raw_data import RowMaker
 from rlctl.data_prep.rows import RowSource, write_rows
 from rlctl.errors import ConflictError
 from rlctl.files import write_text
+from rlctl.plugins.console.project.questions import Answers
 from rlctl.quickstart import FOLDERS
-from rlctl.runtime.project.questions import Answers
 
 _NUM_MEASURED = 1000  # prompts whose tokens are counted
 _MAX_BATCH = 128  # prompts of a step

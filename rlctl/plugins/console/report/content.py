@@ -16,12 +16,12 @@ from rlctl.data_prep.images import data_url
 from rlctl.files import by_step
 from rlctl.monitoring.run_summary import is_accuracy
 from rlctl.monitoring.text import count, duration, percent_or_number
+from rlctl.plugins.console.report.curves import curves, short
+from rlctl.plugins.console.report.seeds import seed_bands
 from rlctl.recipes.layers import MISSING
 from rlctl.runs.details import changed_settings, generation_steps
 from rlctl.runs.events import alarms_of, read_events
 from rlctl.runs.listing import overview
-from rlctl.runs.report.curves import curves, short
-from rlctl.runs.report.seeds import seed_bands
 from rlctl.runs.run import Run
 from rlctl.runs.thumbnails import read_thumbnail
 from rlctl.tracking.episodes import Episode, ending, facts, speaker

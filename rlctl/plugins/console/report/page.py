@@ -1,6 +1,6 @@
 """HTML page of a report: one file without network access or other dependencies.
 
-`rlctl.board` serves the same page and scripts, which there load their data.
+`rlctl.plugins.console.board` serves the same page and scripts, which there load their data.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def render(parts: Mapping[str, str]) -> str:
 
 def part(name: str) -> str:
     """Return a file of the page."""
-    return (files("rlctl.runs.report") / name).read_text(encoding="utf-8")
+    return (files("rlctl.plugins.console.report") / name).read_text(encoding="utf-8")
 
 
 def plotly() -> str:

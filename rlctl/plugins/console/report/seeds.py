@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlctl.plugins.console.report.curves import MAX_POINTS, Chosen, Rows, axes_of, short
 from rlctl.runs.compare import Curve
-from rlctl.runs.report.curves import MAX_POINTS, Chosen, Rows, axes_of, short
 from rlctl.runs.run import Run
 from rlctl.runs.settings import read_settings
 from rlctl.tracking.metric_table import Column, MetricTable

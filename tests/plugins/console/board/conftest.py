@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.board.serving import Served, serving
+from tests.plugins.console.board.serving import Served, serving
 
 if TYPE_CHECKING:  # other tests of the board need no browser
     from playwright.sync_api import BrowserContext, Page

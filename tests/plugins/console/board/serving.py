@@ -16,9 +16,9 @@ from queue import Queue
 from typing import Any
 from urllib.parse import urlencode
 
-from rlctl.board.access import Access
-from rlctl.board.server import listen, make_app
-from rlctl.board.views import Views
+from rlctl.plugins.console.board.access import Access
+from rlctl.plugins.console.board.server import listen, make_app
+from rlctl.plugins.console.board.views import Views
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.record import SweepDir, SweepRecord, TrialTable
 from rlctl.tracking.tracker import Sample
-from tests.board.serving import Served, serving
 from tests.browser import wait_for
+from tests.plugins.console.board.serving import Served, serving
+from tests.plugins.console.test_report import ACC, EVIL, sample
+from tests.plugins.console.test_seeds import seeded
 from tests.recorded import record
-from tests.runs.test_report import ACC, EVIL, sample
-from tests.runs.test_seeds import seeded
 from tests.sweeps.test_study import settings
 
 SEEDS = ("demo/ours-seed1", "demo/ours-seed2", "demo/ours-seed3")

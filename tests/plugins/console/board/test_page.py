@@ -16,11 +16,11 @@ from rlctl.runs.labels import read_labels, set_note
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.record import SweepDir, SweepRecord, TrialTable
-from tests.board.serving import Served
 from tests.browser import wait_for
+from tests.plugins.console.board.serving import Served
+from tests.plugins.console.test_report import ACC, EVIL, sample, write_run
+from tests.plugins.console.test_thumbnails import write_run as write_seen
 from tests.recorded import record
-from tests.runs.test_report import ACC, EVIL, sample, write_run
-from tests.runs.test_thumbnails import write_run as write_seen
 from tests.sweeps.test_study import settings, study
 
 

@@ -17,22 +17,22 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.board.access import Access
-from rlctl.board.actions import Actions
-from rlctl.board.live_metrics import MetricsCache
-from rlctl.board.serve import Listening
-from rlctl.board.views import Views
 from rlctl.errors import UsageError
+from rlctl.plugins.console.board.access import Access
+from rlctl.plugins.console.board.actions import Actions
+from rlctl.plugins.console.board.live_metrics import MetricsCache
+from rlctl.plugins.console.board.serve import Listening
+from rlctl.plugins.console.board.views import Views
+from rlctl.plugins.console.report.curves import curves, rows_from
 from rlctl.runs.labels import read_labels
-from rlctl.runs.report.curves import curves, rows_from
 from rlctl.runs.run import Run
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
-from tests.board.serving import Served, serving
 from tests.data_prep.test_images import picture
-from tests.runs.test_report import ACC, write_run
-from tests.runs.test_thumbnails import NOISE, named
-from tests.runs.test_thumbnails import write_run as write_seen
+from tests.plugins.console.board.serving import Served, serving
+from tests.plugins.console.test_report import ACC, write_run
+from tests.plugins.console.test_thumbnails import NOISE, named
+from tests.plugins.console.test_thumbnails import write_run as write_seen
 
 TOKEN = "a-token-of-the-tests"
 
@@ -192,7 +192,7 @@ def test_commands_start_in_no_folder_that_a_record_names(
         def __init__(self, words: list[str], cwd: str | None, **_: object) -> None:
             given.append((words, cwd))
 
-    monkeypatch.setattr("rlctl.board.actions.subprocess.Popen", Started)
+    monkeypatch.setattr("rlctl.plugins.console.board.actions.subprocess.Popen", Started)
     Actions().act(RunStore(copy.parents[1]).find("first"), "export", "model")
     ((words, cwd),) = given
     assert words[:4] == [sys.executable, "-P", "-m", "rlctl"]

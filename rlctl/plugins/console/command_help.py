@@ -1,0 +1,29 @@
+"""Help of the console's commands, for lists, which import none of them."""
+
+from rlctl.plugins import CommandHelp
+
+HELP = {
+    "commands.new": CommandHelp(
+        "Write a recipe and a reward function for your own data, and check them.",
+        "Data and rewards",
+        before="prep",
+    ),
+    "commands.fit": CommandHelp(
+        "Find the fewest devices and the largest micro-batch that the memory allows.",
+        "Training",
+        before="resume",
+    ),
+    "commands.compare": CommandHelp(
+        "Compare the settings of runs, and their metrics at the same step.", "Runs", before="show"
+    ),
+    "commands.board": CommandHelp(
+        "Show all runs in the browser: live curves, comparisons, sweeps, samples, logs.",
+        "Runs",
+        before="loggers",
+    ),
+    "commands.report": CommandHelp(
+        "Write one self-contained HTML file about runs: curves, alarms, samples, settings.",
+        "Runs",
+        before="loggers",
+    ),
+}
