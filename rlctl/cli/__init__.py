@@ -39,7 +39,6 @@ _PANELS = {
         "prep": "Write training data as parquet files: GSM8K, arithmetic, pairs or your own.",
         "data": "Show rows of a data file as the model will see them.",
         "reward": "Test a reward function or model on stored responses.",
-        "env": "List, show and test environments and tools.",
     },
     "Recipes": {
         "recipes": "List, show, copy and check recipes.",

@@ -88,7 +88,7 @@ MAY_NAME = {
         for name in ("k1", "k2", "k3", "mse", "abs", "low_var_kl")
     },
     ("rlctl/runtime/rollout/vllm_engine/", "vllm"): "the engine's folder",
-    ("rlctl/cli/commands/env.py", "verifiers"): "library whose environments are listed",
+    ("rlctl/plugins/agents/commands/env.py", "verifiers"): "library whose environments are listed",
     ("rlctl/explain/lookup.py", "trl"): "library whose options are explained",
     ("rlctl/runs/provenance.py", "vllm"): "library whose version is recorded",
     ("rlctl/runtime/resume.py", "vllm"): "library whose version is compared",

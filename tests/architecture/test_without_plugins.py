@@ -19,6 +19,7 @@ SHORT = given(batch=8, mini_batch=8, val_rows=4, response=8, steps=1, validate=-
 TRAIN = " ".join(("train ppo --inline", *SHORT))
 # For each folder: a command that needs it, and the message without it.
 NEEDED = {
+    "agents": ("env ls", "the command 'env' is not in this installation"),
     "bridges": (
         "train ppo --inline trainer.logger=[mlflow]",
         "the logger 'mlflow' is not in this installation",

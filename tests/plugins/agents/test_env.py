@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rlctl.cli.commands import env
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError, NotFoundError, RlctlError, UsageError
+from rlctl.plugins.agents.commands import env
 from tests.agents.quiz import write_quiz
 
 CALLS = """

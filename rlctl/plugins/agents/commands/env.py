@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from rlctl import plugins
-from rlctl.cli.commands import env_test
-from rlctl.cli.commands.env_test import Name, Settings, parse_settings
 from rlctl.cli.console import print_json, print_table
 from rlctl.cli.options import Json
 from rlctl.errors import ConfigError, MissingExtraError
+from rlctl.plugins.agents.commands import env_test
+from rlctl.plugins.agents.commands.env_test import Name, Settings, parse_settings
 
-app = typer.Typer()
+app = typer.Typer(help="List, show and test environments and tools.", no_args_is_help=True)
 app.add_typer(env_test.app)
 
 

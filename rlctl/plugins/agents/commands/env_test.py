@@ -132,7 +132,7 @@ def try_environment(
             print_episodes(played)
         failed = any(episode.failed for _, episode in played)
     else:
-        from rlctl.cli.views.samples import print_transcripts
+        from rlctl.plugins.agents.commands.transcripts import print_transcripts
 
         assert name is not None, "checked: without it there is a program, which has a model"
         values = parse_settings(settings)
