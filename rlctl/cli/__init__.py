@@ -93,14 +93,15 @@ class PluginCommand(LazyCommand):
     """Command of a plug-in: a `typer.Typer` that is an entry point of the kind `module`."""
 
     def load(self) -> Any:
-        """Import the package; return the app's only command, or its group of commands."""
+        """Import the package; return the app's command of this name, its only one, or the group."""
         from rlctl.plugins.faults import check_app
 
         app = plugins.load(self.module, self.name or "")
         check_app(self.name, app)
         group: Any = get_group(app)
         is_single = len(group.commands) == 1 and not app.registered_callback
-        found = next(iter(group.commands.values())) if is_single else group
+        only = next(iter(group.commands.values())) if is_single else group
+        found = group.commands.get(self.name, only)
         found.name = self.name
         return found
 
@@ -116,17 +117,16 @@ class PluginGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
         found = super().list_commands(ctx)
-        for name in plugins.names(self.kind):
+        for name, shown in self._plugins().items():
             if name not in found:
-                before = self._help(name).before
+                before = shown.before
                 found.insert(found.index(before) if before in found else len(found), name)
         return found
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None if neither rlctl nor another package has it."""
         command = super().get_command(ctx, cmd_name)
-        if command is None and cmd_name in plugins.names(self.kind):
-            shown = self._help(cmd_name)
+        if command is None and (shown := self._plugins().get(cmd_name)) is not None:
             return PluginCommand(cmd_name, self.kind, shown.help, shown.panel)
         return command
 
@@ -135,14 +135,21 @@ class PluginGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.load() if isinstance(command, LazyCommand) else command, rest
 
-    def _help(self, name: str) -> plugins.CommandHelp:
-        """Return what lists show of a plug-in's command."""
-        for table in plugins.names("command_help"):
-            shown = plugins.load("command_help", table).get(f"{self.kind}.{name}")
-            if shown is not None:
-                return shown
-        package = plugins.packages(self.kind)[name]
-        return plugins.CommandHelp(f"A command of the package {package}.", "Plug-ins")
+    def _plugins(self) -> dict[str, plugins.CommandHelp]:
+        """Return the commands of plug-ins with their help, in the order of lists."""
+        installed = plugins.packages(self.kind)
+        tables = [plugins.load("command_help", table) for table in plugins.names("command_help")]
+        described = {
+            name: shown
+            for table in tables
+            for key, shown in table.items()
+            if (name := key.removeprefix(f"{self.kind}.")) in installed
+        }
+        others = {
+            name: plugins.CommandHelp(f"A command of the package {package}.", "Plug-ins")
+            for name, package in installed.items()
+        }
+        return described | {name: others[name] for name in others if name not in described}
 
 
 class RootGroup(PluginGroup):

@@ -15,7 +15,7 @@ PLACES = {
     "__init__.py:__getattr__": None,
     "workers.py:__getattr__": None,
     "cli/__init__.py:load": "commands",
-    "cli/__init__.py:_help": None,
+    "cli/__init__.py:_plugins": None,
     "plugins/agents/commands/env.py:show": "tools",
     "plugins/agents/commands/env.py:_descriptions": "tools",
     "plugins/agents/commands/env.py:_is_tool": "environments",

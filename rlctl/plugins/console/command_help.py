@@ -26,4 +26,22 @@ HELP = {
         "Runs",
         before="loggers",
     ),
+    "commands.runs.sync": CommandHelp(
+        "Send the missing steps of a finished run, or of a sweep's runs, to trackers."
+    ),
+    "commands.runs.rm": CommandHelp("Move runs to the trash; `rlctl runs restore` restores them."),
+    "commands.runs.restore": CommandHelp("Restore removed runs from the trash."),
+    "commands.runs.pull": CommandHelp(
+        "Download the remote copy of a run, with its latest complete checkpoint."
+    ),
+    "commands.runs.trash": CommandHelp(
+        "List removed runs with their size, or delete them permanently."
+    ),
+    "commands.runs.tag": CommandHelp(
+        "Add tags to a run or remove them, for `--where '\"TAG\" in tags'` and `@tag:TAG`."
+    ),
+    "commands.runs.note": CommandHelp("Set the note of a run."),
+    "commands.runs.prune": CommandHelp(
+        "Remove checkpoints of runs for good; metrics, samples and settings stay."
+    ),
 }

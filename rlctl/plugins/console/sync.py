@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
+from rlctl.errors import ConfigError, ConflictError, NotFoundError, Problem, RlctlError, UsageError
 from rlctl.files import read_record
 from rlctl.monitoring.text import plural
 from rlctl.plugins import load
@@ -20,7 +21,10 @@ from rlctl.redaction import SECRET
 from rlctl.runs.events import read_events
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.runs.run_dir import CONFIG_FILE, RunDir
+from rlctl.runs.store import RunStore
 from rlctl.runs.tracked import run_info
+from rlctl.sweeps.selection import whole_sweep
+from rlctl.sweeps.trackers import run_names
 from rlctl.tracking.delivery import (
     MISSED,
     SYNCED,
@@ -178,3 +182,31 @@ def _stored_config(path: Path) -> dict[str, Any]:
 
     check(path.parent, section="trainer.tracking.")
     return config
+
+
+def sync_named(
+    store: RunStore, selector: str, loggers: Sequence[str], first: int | None
+) -> Iterator[Sent]:
+    """Send the missing steps of a run, or of all runs of a sweep, and yield each result.
+
+    See `sync`. A run of a sweep that fails does not stop the others: an error with all failures is
+    raised at the end. Raises NotFoundError if the sweep has no run.
+    """
+    sweep = whole_sweep(store, selector)
+    if sweep is None:
+        run = store.find(selector)
+        yield from (sync(run, logger, first) for logger in loggers)
+        return
+    runs = [store.find(str(sweep.run_folder(name))) for name in run_names(sweep)]
+    if not runs:
+        raise NotFoundError(f"the sweep {sweep.record.name} has no run yet", where=str(sweep.path))
+    problems: list[Problem] = []
+    for run, logger in product(runs, loggers):
+        try:
+            yield sync(run, logger, first)
+        except RlctlError as error:
+            problems += [
+                replace(each, message=f"{run.name}: {each.message}") for each in error.problems
+            ]
+    if problems:
+        raise RlctlError(*problems)

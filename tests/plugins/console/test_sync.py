@@ -11,9 +11,9 @@ import yaml
 
 from rlctl.errors import ConflictError, RlctlError, UsageError
 from rlctl.plugins.bridges.tensorboard import TensorBoardTracker
+from rlctl.plugins.console.sync import sync
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
-from rlctl.runs.sync import sync
 from rlctl.runs.tracked import run_info
 from rlctl.tracking.json_lines import read_lines
 from rlctl.tracking.jsonl import generations_file, metric_rows

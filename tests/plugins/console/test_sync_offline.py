@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.runs.test_sync import RunStore, run, sync  # noqa: F401
+from tests.plugins.console.test_sync import RunStore, run, sync  # noqa: F401
 
 MODES = """
 from noted_down import Notes
