@@ -30,6 +30,11 @@ class LazyCommand(TyperCommand):
         found = group.commands.get(self.name or "", group)
         if found is group:
             group.name, group.help, group.no_args_is_help = self.name, self.help, True
+        for options in plugins.names("command_options"):
+            if options.partition(".")[0] == self.name:
+                from rlctl.cli.more_options import add_options
+
+                add_options(found, plugins.load("command_options", options))
         return found
 
 

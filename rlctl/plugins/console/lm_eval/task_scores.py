@@ -11,8 +11,8 @@ from rlctl.errors import NotFoundError, UsageError
 from rlctl.plugins import require
 
 if TYPE_CHECKING:
+    from rlctl.plugins.console.lm_eval.harness import TaskScore
     from rlctl.recipes.schema import Config
-    from rlctl.runtime.harness import TaskScore
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class TaskArguments:
 
 def print_task_scores(config: Config, given: TaskArguments, as_json: bool) -> None:
     """Evaluate the policy of `config` on tasks, and print the metrics."""
-    from rlctl.runtime.harness import TaskOptions, evaluate_tasks  # imports torch
+    from rlctl.plugins.console.lm_eval.harness import TaskOptions, evaluate_tasks  # imports torch
 
     options = TaskOptions(
         given.names, given.num_fewshot, given.limit, given.folder, given.chat_template
