@@ -142,7 +142,7 @@ E-EXISTS cli/commands runs runtime/checkpoint plugins/console sweeps
 E-FOLDER-GONE runs
 E-GROUPS runtime/algorithms
 E-HUB data_prep runtime/checkpoint
-E-HUB-PUSH runtime/checkpoint
+E-HUB-PUSH plugins/console
 E-IN-USE runs sweeps
 E-JUDGE runtime/planning runtime/rollout
 E-LENGTH cli/commands plugins/agents runtime/data runtime/planning

@@ -10,8 +10,8 @@ import pytest
 
 from rlctl.__main__ import main
 from rlctl.errors import ConflictError, NotFoundError, ResourceError
-from rlctl.runs import bug_report
-from rlctl.runs.bug_report import write_bug_report
+from rlctl.plugins.console import bug_report
+from rlctl.plugins.console.bug_report import write_bug_report
 from rlctl.runs.run import Run, read_run
 from rlctl.runs.run_dir import RunDir
 from tests.small_disk import fill, small_disk
