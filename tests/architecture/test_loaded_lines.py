@@ -9,8 +9,8 @@ import pytest
 # The first is a text run with the engine `hf`, in one process, without tools, images or judges.
 MOST_LINES = {
     "train ppo --inline trainer.total_training_steps=1": 41_739,
-    "--help": 1_373,
-    "runs": 6_615,
+    "--help": 1_378,
+    "runs": 6_620,
     "sweep ppo --dry-run actor_rollout_ref.actor.optim.lr=1e-4,1e-3": 39_135,
 }
 
