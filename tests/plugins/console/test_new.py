@@ -21,12 +21,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rlctl.__main__ import main
-from rlctl.cli.commands import new
 from rlctl.cli.console import stderr, stdout
 from rlctl.data_prep.images import pattern
 from rlctl.data_prep.raw_data import final_answer, find_raw
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
+from rlctl.plugins.console.commands import new
 from rlctl.plugins.console.project import model_trial
 from rlctl.plugins.console.project.files import Schedule, reward_source
 from rlctl.plugins.console.project.model_trial import run_trial
