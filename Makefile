@@ -70,7 +70,7 @@ SGLANG := .sglang
 sglang: $(STAMP)
 	test -e $(SGLANG)/.ready || { bash tests/sglang/setup.sh $(SGLANG) && touch $(SGLANG)/.ready; }
 	RLCTL_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
-		tests/runtime/test_sglang_engine.py
+		tests/plugins/bridges/test_sglang_engine.py
 
 # Commands of the pages in environments made from the wheel; see `python -m tests.strangers --help`.
 strangers: $(STAMP)

@@ -161,7 +161,9 @@ def main() -> None:
             open_pools(plan, Path(folder), print, lambda _kind, **_fields: None) as pools,
             clock.running(),
         ):
-            roles = build_roles(plan.config, plan.algorithm, plan.tokenizer, pools, reward, print)
+            roles, _ = build_roles(
+                plan.config, plan.algorithm, plan.tokenizer, pools, reward, print
+            )
             for step in range(1, steps + 3):
                 begin = time.perf_counter()
                 clock.take()

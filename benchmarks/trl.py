@@ -193,7 +193,7 @@ def compare(
         build_reward(plan.config, plan.tokenizer, plan.data_sources) as reward,
         open_pools(plan, folder, lambda _: None, lambda _kind, **_fields: None) as pools,
     ):
-        roles = build_roles(
+        roles, _ = build_roles(
             plan.config, plan.algorithm, plan.tokenizer, pools, reward, lambda _: None
         )
         actor: Any = roles.actor

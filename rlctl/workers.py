@@ -16,7 +16,6 @@ docs/workers.md describes the parts. Nothing heavy is imported until a name is u
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -96,10 +95,10 @@ def spawn_roles(plan: Plan, pools: Mapping[str, ResourcePool], reward: Reward) -
             else "trainer.placement.rollout=null",
         )
     given = Pools(dict(pools))
-    roles, engines = build_roles(
+    roles, _ = build_roles(
         plan.config, plan.algorithm, plan.tokenizer, given, reward, lambda _phase: None
     )
-    return replace(roles, generator_role=engines)
+    return roles
 
 
 def __getattr__(name: str) -> Any:

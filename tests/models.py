@@ -6,6 +6,7 @@ template.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -132,3 +133,9 @@ def write_tiny_model(folder: Path, arch: Arch = "qwen2", seed: int = 0, **overri
     tokenizer.save_pretrained(folder)
     tiny_model(arch, seed, **({"vocab_size": len(tokenizer)} | overrides)).save_pretrained(folder)
     return folder
+
+
+def edit(folder: Path, **settings: Any) -> None:
+    """Change settings in the `config.json` of a model's folder."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | settings))

@@ -39,15 +39,15 @@ ALLOWED: list[tuple[str, bool, list[str]]] = [
     (
         "SGLang is not installed: make sglang",
         "RLCTL_SGLANG_PYTHON" not in os.environ,
-        ["tests/runtime/test_sglang_engine.py::*"],
+        ["tests/plugins/bridges/test_sglang_engine.py::*"],
     ),
     (
         "there is no Chromium here",
         CHROMIUM is None,
         [
-            "tests/board/test_page.py::*",
-            "tests/runs/test_report.py::*",
-            "tests/runs/test_thumbnails.py::*",
+            "tests/plugins/console/board/test_page.py::*",
+            "tests/plugins/console/test_report.py::*",
+            "tests/plugins/console/test_thumbnails.py::*",
         ],
     ),
     *(

@@ -214,7 +214,9 @@ def help_pages() -> str:
 def command_paths(path: str, group: Any) -> Iterator[str]:
     """Yield the names of all commands of a group with their groups' names: `config show`."""
     loaded = group.load() if isinstance(group, LazyCommand) else group
-    for name, command in getattr(loaded, "commands", {}).items():
+    names = loaded.list_commands(None) if hasattr(loaded, "list_commands") else []
+    for name in names:
+        command = loaded.get_command(None, name)
         yield f"{path} {name}".lstrip()
         yield from command_paths(f"{path} {name}", command)
 

@@ -11,17 +11,16 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command, get_group
+from typer.main import get_group
 
 from rlctl import __version__, plugins
 from rlctl.cli.shells import replace_completion_scripts
-from rlctl.errors import ConfigError
 
 
 class LazyCommand(TyperCommand):
     """Name and help of a command in the Typer `app` of `module`, which is imported later."""
 
-    def __init__(self, name: str, module: str, help: str, panel: str) -> None:
+    def __init__(self, name: str, module: str, help: str, panel: str | None) -> None:
         super().__init__(name, help=help, rich_help_panel=panel)
         self.module = module
 
@@ -31,17 +30,20 @@ class LazyCommand(TyperCommand):
         found = group.commands.get(self.name or "", group)
         if found is group:
             group.name, group.help, group.no_args_is_help = self.name, self.help, True
+        for options in plugins.names("command_options"):
+            if options.partition(".")[0] == self.name:
+                from rlctl.cli.more_options import add_options
+
+                add_options(found, plugins.load("command_options", options))
         return found
 
 
 # Commands by panel, with their help. Command groups take it from here.
 _PANELS = {
     "Data and rewards": {
-        "new": "Write a recipe and a reward function for your own data, and check them.",
         "prep": "Write training data as parquet files: GSM8K, arithmetic, pairs or your own.",
         "data": "Show rows of a data file as the model will see them.",
         "reward": "Test a reward function or model on stored responses.",
-        "env": "List, show and test environments and tools.",
     },
     "Recipes": {
         "recipes": "List, show, copy and check recipes.",
@@ -51,7 +53,6 @@ _PANELS = {
     },
     "Training": {
         "train": "Train a model: ppo, grpo, sft, dpo, ...",
-        "fit": "Find the fewest devices and the largest micro-batch that the memory allows.",
         "resume": "Resume from the latest complete checkpoint.",
         "stop": "Stop runs or sweeps after the current step, save, and wait until they end.",
         "engines": "List, add and drain the rollout engines of a running run.",
@@ -65,14 +66,10 @@ _PANELS = {
         "runs": "List runs, or remove, prune, restore and tag them.",
         "export": "Write a run's policy or reward model as a folder that transformers "
         "and vLLM load.",
-        "compare": "Compare the settings of runs, and their metrics at the same step.",
         "show": "Show the curves, settings and validation samples of a run.",
         "watch": "Watch a run, a sweep or one of its trials until it ends, from any shell.",
         "logs": "Print the output of a run's worker processes.",
         "debug": "List the processes of a running run, or print their stacks.",
-        "board": "Show all runs in the browser: live curves, comparisons, sweeps, samples, logs.",
-        "report": "Write one self-contained HTML file about runs: curves, alarms, "
-        "samples, settings.",
         "loggers": "List the trackers, the mode each would choose, and problems with its settings.",
         "doctor": "Check the installation and suggest a fix for each problem.",
         "completion": "Print the completion script of a shell; `rlctl --install-completion` "
@@ -88,10 +85,9 @@ _MODULES = {
     "show": "runs",
     "sweeps": "runs",
     **dict.fromkeys(("logs", "stop", "debug"), "watch"),
-    "board": "report",
     **dict.fromkeys(("loggers", "version", "completion"), "doctor"),
 }
-COMMANDS = tuple(
+_COMMANDS = tuple(
     LazyCommand(name, f"rlctl.cli.commands.{_MODULES.get(name, name)}", help, panel)
     for panel, commands in _PANELS.items()
     for name, help in commands.items()
@@ -99,53 +95,81 @@ COMMANDS = tuple(
 
 
 class PluginCommand(LazyCommand):
-    """Command of another package: a `typer.Typer` that is an entry point of `rlctl.commands`."""
-
-    def __init__(self, name: str, package: str) -> None:
-        super().__init__(name, "", f"A command of the package {package}.", "Plug-ins")
+    """Command of a plug-in: a `typer.Typer` that is an entry point of the kind `module`."""
 
     def load(self) -> Any:
-        """Import the package; return the app's only command, or its group of commands."""
-        app = plugins.load("commands", self.name or "")
-        if not isinstance(app, typer.Typer):
-            raise ConfigError(
-                f"the command {self.name!r} is of type {type(app).__name__}",
-                hint="its entry point names a typer.Typer",
-            )
-        if not (app.registered_commands or app.registered_groups or app.registered_callback):
-            raise ConfigError(f"the command {self.name!r} is a typer.Typer without commands")
-        found = get_command(app)
+        """Import the package; return the app's command of this name, its only one, or the group."""
+        from rlctl.plugins.faults import check_app
+
+        app = plugins.load(self.module, self.name or "")
+        check_app(self.name, app)
+        group: Any = get_group(app)
+        is_single = len(group.commands) == 1 and not app.registered_callback
+        only = next(iter(group.commands.values())) if is_single else group
+        found = group.commands.get(self.name, only)
         found.name = self.name
         return found
 
 
-class RootGroup(TyperGroup):
-    """Top-level command group; only the command that runs is imported.
+class PluginGroup(TyperGroup):
+    """Group with commands of plug-ins, which cannot replace those of rlctl.
 
-    Commands of other packages cannot replace those of rlctl.
+    Only the command that runs is imported. `kind` is the kind of the plug-ins.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        for command in COMMANDS:
-            self.add_command(command)
+    kind = "commands"
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
-        own = super().list_commands(ctx)
-        return [*own, *(name for name in plugins.names("commands") if name not in own)]
+        found = super().list_commands(ctx)
+        for name, shown in self._plugins().items():
+            if name not in found:
+                before = shown.before
+                found.insert(found.index(before) if before in found else len(found), name)
+        return found
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None if neither rlctl nor another package has it."""
         command = super().get_command(ctx, cmd_name)
-        if command is None and (package := plugins.packages("commands").get(cmd_name)) is not None:
-            return PluginCommand(cmd_name, package)
+        if command is None and (shown := self._plugins().get(cmd_name)) is not None:
+            return PluginCommand(cmd_name, self.kind, shown.help, shown.panel)
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find the command in `args` and import it."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.load() if isinstance(command, LazyCommand) else command, rest
+
+    def _plugins(self) -> dict[str, plugins.CommandHelp]:
+        """Return the commands of plug-ins with their help, in the order of lists."""
+        installed = plugins.packages(self.kind)
+        tables = [plugins.load("command_help", table) for table in plugins.names("command_help")]
+        described = {
+            name: shown
+            for table in tables
+            for key, shown in table.items()
+            if (name := key.removeprefix(f"{self.kind}.")) in installed
+        }
+        others = {
+            name: plugins.CommandHelp(f"A command of the package {package}.", "Plug-ins")
+            for name, package in installed.items()
+        }
+        return described | {name: others[name] for name in others if name not in described}
+
+
+class RootGroup(PluginGroup):
+    """Top-level command group."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for command in _COMMANDS:
+            self.add_command(command)
+
+
+def all_commands() -> list[LazyCommand]:
+    """Return the commands below `rlctl`, also those of plug-ins, without importing them."""
+    group: Any = get_group(app)
+    return [group.get_command(None, name) for name in group.list_commands(None)]
 
 
 replace_completion_scripts()

@@ -73,13 +73,6 @@ def explained(incomplete: str) -> list[str]:
     return names or [name for name in known_names() if name.startswith(incomplete.upper())]
 
 
-def reward_kind(incomplete: str) -> list[str]:
-    """Complete the kinds of reward of `rlctl new`."""
-    from rlctl.runtime.project.rewards import REWARDS
-
-    return [kind for kind in REWARDS if kind.startswith(incomplete)]
-
-
 def bundled_model(incomplete: str) -> list[str]:
     """Complete the bundled models; the shell offers model folders if nothing matches."""
     from rlctl.quickstart import FOLDERS

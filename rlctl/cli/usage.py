@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import Fix, Problem, Words
+from rlctl.plugins.faults import removed
 from rlctl.redaction import redact_word
 from rlctl.suggest import closest
 
@@ -67,6 +68,9 @@ def explain(message: str, error: Any, words: Sequence[str]) -> Problem:
     given = getattr(error, "option_name", None)
     if match := re.match(r"no such command '(.+?)'", message):
         message = match[0]
+        kind = "commands" if path == "rlctl" else path.replace("rlctl ", "commands.", 1)
+        if (problem := removed(kind, match[1])) is not None:
+            return problem
         fix = _command(path, context, match[1])
     elif given and message.startswith("no such option"):
         message = f"no such option: {given}"

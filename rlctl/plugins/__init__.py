@@ -24,17 +24,23 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError
-from rlctl.suggest import closest
+from rlctl.errors import ConfigError, MissingExtraError, RlctlError
+from rlctl.errors import Problem as Problem
 
 if TYPE_CHECKING:
     from rlctl.params import Params
 
 P = TypeVar("P")
 
-_IN_FILES = ("rewards", "environments")  # kinds that files may define, too
+
+class CommandHelp(NamedTuple):
+    """Help of a command in lists, its panel, and the command that follows it there."""
+
+    help: str
+    panel: str | None = None
+    before: str | None = None
 
 
 def require(module: str, user: str, extra: str, where: str | None = None) -> None:
@@ -98,11 +104,9 @@ def load(kind: str, name: str) -> Any:
     points = (*entry_points_of(kind), *entry_points_of(f"other_names.{kind}"))
     found = next((point for point in points if point.name == name), None)
     if found is None:
-        raise ConfigError(
-            f"unknown {singular(kind)} {name!r}",
-            hint=suggestion(name, names(kind)) + _forms(kind, name),
-            code="E-PLUGIN",
-        )
+        from rlctl.plugins.faults import unknown_name
+
+        raise unknown_name(kind, name)
     return _import(found)
 
 
@@ -131,9 +135,9 @@ def parse_params(plugin: Any, name: str, values: Mapping[str, Any], key: str) ->
         # As JSON, so that the lists of YAML are valid tuples although the types are strict.
         return model.model_validate_json(json.dumps(dict(values), default=str))
     except ValidationError as error:
-        errors = {item["loc"][:1]: item for item in reversed(error.errors(include_url=False))}
-        problems = [_problem(model, name, key, item) for item in reversed(errors.values())]
-        raise ConfigError(*problems) from None
+        from rlctl.plugins.faults import wrong_settings
+
+        raise wrong_settings(model, name, key, error) from None
 
 
 def load_with_params(kind: str, name: str, values: Mapping[str, Any], key: str) -> Any:
@@ -168,22 +172,24 @@ def unused_keys(plugin: Any, config: Any) -> dict[str, Unused]:
 
 def suggestion(given: str, known: Sequence[str]) -> str:
     """Return `did you mean 'x'? known: …`, without the question if no known name is similar."""
+    from rlctl.suggest import closest
+
     near = closest(given, known)
     listing = "known: " + (", ".join(sorted(known)) or "none")
     return f"did you mean {near!r}? {listing}" if near else listing
 
 
-def _forms(kind: str, given: str) -> str:
-    """Return how a plug-in of `kind` is named without an entry point, as the end of a list."""
-    if kind not in _IN_FILES:
-        return ", or module:Name"
-    file = given if given.endswith(".py") else "FILE.py"
-    return f", {file}:NAME or module:NAME"
-
-
 @cache
 def _entry_points_of(kind: str, path: tuple[str, ...]) -> EntryPoints:
-    return _all_entry_points(path).select(group=f"rlctl.{kind}")
+    points = _all_entry_points(path).select(group=f"rlctl.{kind}")
+    return EntryPoints(point for point in points if not is_removed(point))
+
+
+def is_removed(point: EntryPoint) -> bool:
+    """Return True for a bundled plug-in whose folder in `rlctl/plugins` was deleted."""
+    package, _, rest = point.value.partition(".plugins.")
+    folder = os.path.join(__path__[0], rest.partition(".")[0])
+    return package == "rlctl" and not os.path.exists(os.path.join(folder, "__init__.py"))
 
 
 @cache
@@ -191,24 +197,6 @@ def _all_entry_points(path: tuple[str, ...]) -> Any:
     """Return the entry points of all packages on `path`; reading those of 300 takes 20 ms."""
     del path  # the key of the cache
     return entry_points()
-
-
-def _problem(model: type[Params], name: str, key: str, error: Mapping[str, Any]) -> Problem:
-    field = str(error["loc"][0]) if error["loc"] else ""
-    where = f"{key}.{field}" if field else key
-    if error["type"] == "extra_forbidden":
-        hint = suggestion(field, list(model.model_fields))
-        return Problem(f"{name} has no setting {field!r}", where, hint)
-    help_text = model.model_fields[field].description if field in model.model_fields else None
-    if error["type"] == "missing":
-        return Problem(f"{name} needs a value for {field}", where, help_text)
-    what = error["msg"].removeprefix("Value error, ")
-    if what.startswith("Input "):
-        given = error["input"]
-        written = "null" if given is None else repr(given)
-        message = f"{field} of {name} {what[len('Input ') :]}, not {written}"
-        return Problem(message, where, help_text, code="E-WRONG-VALUE")
-    return Problem(f"{name}: {what}", where, help_text)
 
 
 def singular(kind: str) -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
-from importlib.metadata import EntryPoint
-from typing import Any
+from collections.abc import Collection, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
 
 from rlctl.code_places import plugin_packages, users_place
-from rlctl.errors import ConfigError, MissingExtraError
-from rlctl.plugins import singular
+from rlctl.errors import ConfigError, MissingExtraError, Problem
+from rlctl.plugins import is_removed, names, singular, suggestion
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+    from rlctl.params import Params
 
 # Methods of the kinds that are classes; a plug-in of any other of these kinds is called.
 _METHODS = {
@@ -23,7 +28,52 @@ _OF_OBJECTS = {
     "samplers": ("draw", "observe", "metrics", "state_dict", "load_state_dict"),
     "tool_parsers": ("parse",),
 }
+_IN_FILES = ("rewards", "environments")  # kinds that files may define, too
 _CALLED = ("advantages", "policy_losses", "kl_estimators", "samplers", "datasets", "loggers")
+
+
+def unknown_name(kind: str, name: str) -> ConfigError:
+    """Return the error for the name of a plug-in that is in no list."""
+    if (problem := removed(kind, name)) is not None:
+        return ConfigError(problem)
+    return ConfigError(
+        f"unknown {singular(kind)} {name!r}",
+        hint=suggestion(name, names(kind)) + _forms(kind, name),
+        code="E-PLUGIN",
+    )
+
+
+def removed(kind: str, name: str) -> Problem | None:
+    """Return the problem of a bundled plug-in whose folder was deleted; None for other names."""
+    for point in entry_points(group=f"rlctl.{kind}", name=name):
+        if is_removed(point):
+            return Problem(
+                f"the {singular(kind.partition('.')[0])} {name!r} is not in this installation",
+                hint=f"install rlctl again: {point.module.rpartition('.')[0]} was deleted",
+                code="E-PLUGIN",
+            )
+    return None
+
+
+def check_app(name: str | None, found: Any) -> None:
+    """Raise ConfigError unless the command `name` is a `typer.Typer` that has commands."""
+    from typer import Typer
+
+    if not isinstance(found, Typer):
+        raise ConfigError(
+            f"the command {name!r} is of type {type(found).__name__}",
+            hint="its entry point names a typer.Typer",
+        )
+    if not (found.registered_commands or found.registered_groups or found.registered_callback):
+        raise ConfigError(f"the command {name!r} is a typer.Typer without commands")
+
+
+def _forms(kind: str, given: str) -> str:
+    """Return how a plug-in of `kind` is named without an entry point, as the end of a list."""
+    if kind not in _IN_FILES:
+        return ", or module:Name"
+    file = given if given.endswith(".py") else "FILE.py"
+    return f", {file}:NAME or module:NAME"
 
 
 def check_kind(point: EntryPoint, found: Any) -> None:
@@ -53,6 +103,30 @@ def check_attributes(point: EntryPoint, found: Any) -> None:
     if wrong is not None:
         kind = singular(point.group.removeprefix("rlctl."))
         raise ConfigError(f"the {kind} {point.value!r} is wrong: {wrong}", code="E-PLUGIN")
+
+
+def wrong_settings(model: type[Params], name: str, key: str, error: ValidationError) -> ConfigError:
+    """Return the error with one problem per wrong setting of the plug-in `name`."""
+    errors = {item["loc"][:1]: item for item in reversed(error.errors(include_url=False))}
+    return ConfigError(*(_problem(model, name, key, item) for item in reversed(errors.values())))
+
+
+def _problem(model: type[Params], name: str, key: str, error: Mapping[str, Any]) -> Problem:
+    field = str(error["loc"][0]) if error["loc"] else ""
+    where = f"{key}.{field}" if field else key
+    if error["type"] == "extra_forbidden":
+        hint = suggestion(field, list(model.model_fields))
+        return Problem(f"{name} has no setting {field!r}", where, hint)
+    help_text = model.model_fields[field].description if field in model.model_fields else None
+    if error["type"] == "missing":
+        return Problem(f"{name} needs a value for {field}", where, help_text)
+    what = error["msg"].removeprefix("Value error, ")
+    if what.startswith("Input "):
+        given = error["input"]
+        written = "null" if given is None else repr(given)
+        message = f"{field} of {name} {what[len('Input ') :]}, not {written}"
+        return Problem(message, where, help_text, code="E-WRONG-VALUE")
+    return Problem(f"{name}: {what}", where, help_text)
 
 
 def import_error(point: EntryPoint, error: BaseException) -> BaseException:

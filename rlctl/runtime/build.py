@@ -111,7 +111,7 @@ def build_roles(
     reward: Reward,
     on_phase: Callable[[str], None],
 ) -> tuple[Roles, Engines | None]:
-    """Build the roles that `algorithm` needs, each in its pool, and the engines of a generator.
+    """Build the roles that `algorithm` needs, each in its pool; return them and the engines.
 
     Calls `on_phase` with a description of each part before it is built.
     """
@@ -158,7 +158,7 @@ def build_roles(
     if engines is not None:
         on_phase("building the rollout engines")
         hosted = _separate_engines(actor, engines, config.async_training, needs)
-    return Roles(actor, reward, critic, reference, scorer), hosted
+    return Roles(actor, reward, critic, reference, scorer, generator_role=hosted), hosted
 
 
 def colocated_engines(config: schema.Config, actor: ActorWorker) -> Engines:

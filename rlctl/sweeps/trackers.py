@@ -1,22 +1,16 @@
-"""Trackers of a sweep: their modes before its start, where the data of its runs are, and `sync`."""
+"""Trackers of a sweep: their modes before its start, and where the data of its runs are."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import product
+from collections.abc import Iterator
 from typing import Any
 
-from rlctl.errors import NotFoundError, Problem, RlctlError
 from rlctl.monitoring.text import plural
 from rlctl.recipes import schema
 from rlctl.runs.events import read_events
-from rlctl.runs.store import RunStore
-from rlctl.runs.sync import Sent, sync
 from rlctl.sweeps.record import SweepDir
 from rlctl.sweeps.results import results
-from rlctl.sweeps.selection import whole_sweep
 from rlctl.tracking.destination import commands, destinations, line
 from rlctl.tracking.loggers import preflight
 
@@ -35,7 +29,7 @@ def announce(config: schema.Config) -> None:
 def places(sweep: SweepDir) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the destinations of the runs of all trials, by tracker and run."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    for run in _runs(sweep):
+    for run in run_names(sweep):
         for name, place in destinations(read_events(sweep.run_folder(run))).items():
             found.setdefault(name, {})[run] = place
     return found
@@ -58,33 +52,6 @@ def lines(sweep: SweepDir) -> Iterator[str]:
             yield f"next  rlctl runs sync {sweep.record.name} --logger {name}"
 
 
-def sync_named(
-    store: RunStore, selector: str, loggers: Sequence[str], first: int | None
-) -> Iterator[Sent]:
-    """Send the missing steps of a run, or of all runs of a sweep, and yield each result.
-
-    See `sync`. A run of a sweep that fails does not stop the others: an error with all failures is
-    raised at the end. Raises NotFoundError if the sweep has no run.
-    """
-    sweep = whole_sweep(store, selector)
-    if sweep is None:
-        run = store.find(selector)
-        yield from (sync(run, logger, first) for logger in loggers)
-        return
-    runs = [store.find(str(sweep.run_folder(name))) for name in _runs(sweep)]
-    if not runs:
-        raise NotFoundError(f"the sweep {sweep.record.name} has no run yet", where=str(sweep.path))
-    problems: list[Problem] = []
-    for run, logger in product(runs, loggers):
-        try:
-            yield sync(run, logger, first)
-        except RlctlError as error:
-            problems += [
-                replace(each, message=f"{run.name}: {each.message}") for each in error.problems
-            ]
-    if problems:
-        raise RlctlError(*problems)
-
-
-def _runs(sweep: SweepDir) -> list[str]:
+def run_names(sweep: SweepDir) -> list[str]:
+    """Return the names of the runs of all trials."""
     return [run for trial in results(sweep).trials for run in trial.runs]

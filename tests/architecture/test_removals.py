@@ -18,13 +18,14 @@ PLACED = f"{LOCKED}; a part elsewhere is the run's own since `place` was called"
 CLAIMED = "`_is_own` has read the claim: the folder is of this run in this place"
 # The number after the name of the call, if any, is that of such calls in the function.
 REASONS = {
-    "board/token_file.py:_create unlink": "own unfinished file",
-    "board/token_file.py:stored_token unlink": "a token that others may read or have made",
     "files.py:apply_umask unlink": ASIDE,
     "files.py:put_in_place replace": "the target that the caller writes, from " + ASIDE,
     "files.py:remove rmtree": CALLER,
     "files.py:remove unlink": CALLER,
     "files.py:replacing remove 2": ASIDE,
+    "plugins/bridges/sglang_server.py:_end unlink": "a log that this process made",
+    "plugins/console/board/token_file.py:_create unlink": "own unfinished file",
+    "plugins/console/board/token_file.py:stored_token unlink": "a token that others may know",
     "runs/engines.py:received unlink": "a request that this driver has read, in its attempt",
     "runs/folders_elsewhere.py:_bring_in unlink": f"{LOCKED}; the link alone, not its target",
     "runs/folders_elsewhere.py:_free unlink 2": CLAIMED,
@@ -63,7 +64,6 @@ REASONS = {
     "runtime/checkpoint/store.py:CheckpointStore.set_aside_after rename": PLACED,
     "runtime/cluster/session_folder.py:_remove_if_stale rmtree": "of this user, its lock is free",
     "runtime/cluster/session_folder.py:session_folder rmtree": "made by this process",
-    "runtime/rollout/sglang_server.py:_end unlink": "a log that this process made",
     "runtime/rollout/vllm_engine/startup.py:_unlink_shared_memory unlink 2": "made by this engine",
     "runtime/workers/background.py:_guarded rmdir": f"{PLACED}; if it is empty",
     "runtime/workers/background.py:_guarded rmtree": f"{PLACED}; a write that was given up",

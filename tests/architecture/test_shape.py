@@ -88,7 +88,7 @@ MAY_NAME = {
         for name in ("k1", "k2", "k3", "mse", "abs", "low_var_kl")
     },
     ("rlctl/runtime/rollout/vllm_engine/", "vllm"): "the engine's folder",
-    ("rlctl/cli/commands/env.py", "verifiers"): "library whose environments are listed",
+    ("rlctl/plugins/agents/commands/env.py", "verifiers"): "library whose environments are listed",
     ("rlctl/explain/lookup.py", "trl"): "library whose options are explained",
     ("rlctl/runs/provenance.py", "vllm"): "library whose version is recorded",
     ("rlctl/runtime/resume.py", "vllm"): "library whose version is compared",
@@ -142,7 +142,7 @@ def test_functions_have_few_parameters():
         for name, node in functions(path):
             given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
             named = [each.arg for each in given if each.arg not in ("self", "cls")]
-            is_command = "cli/commands" in name_of(path) and node.decorator_list
+            is_command = "/commands/" in name_of(path) and node.decorator_list
             if len(named) > MAX_PARAMETERS and not is_command:
                 found.add(f"{name_of(path)}::{name}")
     assert found == set(MAY_HAVE_MORE_PARAMETERS)
@@ -229,8 +229,8 @@ def plug_ins() -> dict[str, set[str]]:
     """
     owners: dict[str, set[str]] = {}
     for kind, group in PROJECT["entry-points"].items():
-        if kind == "rlctl.reward_sources":
-            continue  # their names are those of data sets
+        if kind == "rlctl.reward_sources" or kind.startswith("rlctl.command"):
+            continue  # their names are those of data sets, and commands that hints name
         for name, target in group.items():
             file = Path(target.partition(":")[0].replace(".", "/") + ".py")
             package = (ROOT / file).parent if file.parent.name == name else None

@@ -48,10 +48,10 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "runtime/test_optimizers.py": (2, "moments in 8 bits have no model in float64"),
     "runtime/test_rollout_correction.py": (1, _FORMULA),
     "runtime/test_second_device.py": (1, "the same kernels twice, under another device's name"),
-    "runtime/test_sglang_engine.py": (4, _OTHERS),
+    "plugins/bridges/test_sglang_engine.py": (4, _OTHERS),
     "runtime/test_vllm_install.py": (1, _OTHERS),
-    "runtime/test_vllm_server_engine.py": (1, _OTHERS),
-    "runtime/test_vllm_server_weights.py": (1, _OTHERS),
+    "plugins/bridges/test_vllm_server_engine.py": (1, _OTHERS),
+    "plugins/bridges/test_vllm_server_weights.py": (1, _OTHERS),
     "runtime/test_vllm_types.py": (3, _OTHERS),
     "sweeps/test_study.py": (1, _NO_TOLERANCE),
 }

@@ -126,7 +126,7 @@ def test_no_message_is_claimed_by_two_codes() -> None:
 # Where the messages of each code come from: a message of another place that looks like one of them
 # has the wrong code. Files or folders below rlctl.
 PLACES = """
-E-ACCESS board causes.py runs write_errors.py
+E-ACCESS plugins/console causes.py runs write_errors.py
 E-ASYNC runtime/algorithms runtime/planning
 E-ATTENTION runtime/model
 E-BATCH-SIZE runtime/planning
@@ -137,12 +137,12 @@ E-DEVICES runtime/cluster runtime/planning sweeps
 E-DISK causes.py runtime/checkpoint runtime/planning storage.py write_errors.py
 E-DRIFT runtime/training
 E-ENGINE-INSTALL runtime/rollout/vllm_engine
-E-ENGINE-SETTING runtime/rollout
-E-EXISTS cli/commands runs runtime/checkpoint runtime/project sweeps
+E-ENGINE-SETTING plugins/bridges runtime/rollout
+E-EXISTS cli/commands runs runtime/checkpoint plugins/console sweeps
 E-FOLDER-GONE runs
 E-GROUPS plugins/objectives runtime/algorithms
 E-HUB data_prep runtime/checkpoint
-E-HUB-PUSH runtime/checkpoint
+E-HUB-PUSH plugins/console
 E-IN-USE runs sweeps
 E-JUDGE runtime/planning runtime/rollout
 E-LENGTH cli/commands plugins/agents runtime/data runtime/planning
@@ -152,7 +152,7 @@ E-MODEL-FOLDER quickstart runtime/data runtime/model runtime/planning
 E-MODEL-MEMORY runtime/planning
 E-NO-CHECKPOINT runtime
 E-NO-DATA-SET data_prep storage.py
-E-NO-RUN board cli runs runtime/checkpoint
+E-NO-RUN plugins/console cli runs runtime/checkpoint
 E-NO-SCORER runtime/rewards
 E-NOT-FINITE runtime/training
 E-NOT-SUPPORTED recipes/verl
@@ -171,11 +171,11 @@ E-REWARD-ERROR cli plugins/agents runtime/rewards
 E-REWARD-FAILS cli runtime/planning
 E-SEARCH-SPACE recipes sweeps
 E-SECRET recipes runs sweeps
-E-SERVER-START runtime/rollout runtime/sandbox tracking
+E-SERVER-START plugins/bridges runtime/rollout runtime/sandbox tracking
 E-STORAGE storage.py
 E-TOKENIZER plugins/agents runtime/data runtime/planning
 E-TOOLS data_prep plugins/agents
-E-TRACKER tracking
+E-TRACKER plugins/bridges tracking
 E-TRUST runs
 E-UNKNOWN-KEY plugins recipes
 E-URL storage.py

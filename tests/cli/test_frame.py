@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlctl import __version__
-from rlctl.cli import COMMANDS
+from rlctl.cli import all_commands
 from tests.architecture.source import HEAVY
 from tests.processes import run_python
 from tests.recorded import called, plain_environment
@@ -88,7 +88,7 @@ def test_help_lists_every_command_on_stdout_and_loads_nothing_heavy():
     )
     done = run_python("-c", probe, env=plain_environment(COLUMNS="100"))
     assert done.returncode == 0
-    for command in COMMANDS:
+    for command in all_commands():
         assert re.search(rf"│ {command.name} +{re.escape((command.help or '')[:20])}", done.stdout)
     assert "--install-completion" in done.stdout
     loaded = set(done.stderr.split())
@@ -97,12 +97,12 @@ def test_help_lists_every_command_on_stdout_and_loads_nothing_heavy():
 
 
 def test_the_list_shows_the_help_of_each_command():
-    for command in COMMANDS:
+    for command in all_commands():
         loaded = command.load()
         assert loaded.name == command.name
         first_line = (loaded.help or "").strip().split("\n\n")[0].replace("\n", " ")
         assert first_line == command.help, (
-            f"rlctl {command.name}: the list in rlctl/cli/__init__.py and the command itself differ"
+            f"rlctl {command.name}: the list of commands and the command itself differ"
         )
         assert all(param.name != "install_completion" for param in loaded.params)
 

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from jsonschema import Draft202012Validator as Validator
 
-from rlctl.cli import COMMANDS, LazyCommand
+from rlctl.cli import LazyCommand, all_commands
 from rlctl.cli.json_errors import JSON_VERSION
 from tests.cli.json_schemas import ERROR, EXAMPLES, SAME, WITHOUT
 from tests.e2e.command import rlctl as trained
@@ -33,7 +33,7 @@ def commands(path: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield from commands(f"{path} {name}", loaded.get_command(None, name))
 
 
-EVERY = dict(pair for command in COMMANDS for pair in commands(command.name or "", command))
+EVERY = dict(pair for command in all_commands() for pair in commands(command.name or "", command))
 
 
 def test_every_command_has_json_and_a_schema() -> None:

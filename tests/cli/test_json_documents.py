@@ -17,8 +17,8 @@ from urllib.request import HTTPCookieProcessor, build_opener
 import jsonschema
 import pytest
 
-from rlctl.board.serve import Listening, serve
 from rlctl.data_prep.rows import PromptRow, write_rows
+from rlctl.plugins.console.board.serve import Listening, serve
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.record import Outcome, SweepDir, SweepRecord, Trial, TrialTable

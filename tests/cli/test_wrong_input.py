@@ -164,7 +164,7 @@ def test_a_report_that_cannot_be_written(
     def fail(*_: object) -> None:
         raise OSError(code, os.strerror(code), ".x.html.123.tmp")
 
-    monkeypatch.setattr("rlctl.cli.commands.report.write_text", fail)
+    monkeypatch.setattr("rlctl.plugins.console.commands.report.write_text", fail)
     assert main(["report", "r", "-o", "x.html"]) == 7
     error = capsys.readouterr().err
     assert shown in error

@@ -26,7 +26,7 @@ SERVER = [
     *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
     *("--enable-scale-out", "--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096"),
     "--worker-extension-cls",
-    "rlctl.runtime.rollout.vllm_engine.server_extension.WeightReceiver",
+    "rlctl.plugins.bridges.vllm_server_extension.WeightReceiver",
 ]
 
 

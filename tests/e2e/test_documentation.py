@@ -45,7 +45,7 @@ NOT_RUN = {
     r"source": "it puts rlctl on the PATH of a shell",
     r"(pip|ray|python -m sglang)": "it installs packages or starts servers",
     r"rlctl .*(--address|s3://|http://|sglang)": "it needs a cluster, a bucket or a server",
-    r"rlctl board": "it serves until Ctrl-C; tests/board runs it",
+    r"rlctl board": "it serves until Ctrl-C; tests/plugins/console/board runs it",
     r"rlctl runs sync": "it needs an account",
     r"rlctl prep gsm8k": "it needs the hub; tests/data_prep runs it with local files",
     r"rlctl (data show|train .*) .*(gsm8k|train\.parquet)": "it needs GSM8K or a model of the hub",

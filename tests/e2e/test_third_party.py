@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.runs.sync import Sent
+from rlctl.plugins.console.sync import Sent
 from tests.forks import completed
 from tests.processes import run_python
 from tests.settings import given

@@ -22,7 +22,7 @@ from rlctl.runs.folders_elsewhere import place
 from rlctl.runs.ownership import Place, register
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore
-from tests.board.serving import serving
+from tests.plugins.console.board.serving import serving
 from tests.recorded import called, record
 
 ESCAPE, MARKUP = "\x1b]0;owned\x07\x1b[31m", "<script>alert(1)</script>"

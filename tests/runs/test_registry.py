@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rlctl.__main__ import main
-from rlctl.cli.commands.compare import print_comparison
 from rlctl.errors import ConflictError, NotFoundError, UsageError
+from rlctl.plugins.console.commands.compare import print_comparison
 from rlctl.runs import trash
 from rlctl.runs.compare import compare
 from rlctl.runs.labels import Labels, change_tags, read_labels, set_note

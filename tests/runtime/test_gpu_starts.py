@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rlctl.errors import MissingExtraError, ResourceError
+from rlctl.plugins.bridges.sglang import _launch_arguments
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.build import load_algorithm
@@ -32,7 +33,6 @@ from rlctl.runtime.rollout import auto
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
-from rlctl.runtime.rollout.sglang import _launch_arguments
 from rlctl.runtime.rollout.vllm_engine import versions
 from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 from rlctl.runtime.rollout.vllm_engine.startup import _quiet, engine_arguments

@@ -33,8 +33,7 @@ from rlctl.runtime.planning.preflight import check_batches, check_model
 from rlctl.runtime.planning.role_memory import plan_memory
 from rlctl.runtime.planning.role_models import check_role_models, check_routers
 from tests.miniatures import miniature_config
-from tests.models import mixture_model, write_tiny_model
-from tests.runtime.test_fit import edit
+from tests.models import edit, mixture_model, write_tiny_model
 from tests.settings import KEYS, given
 
 NEEDS = Needs.GROUPS | Needs.CRITIC

@@ -7,7 +7,6 @@ import logging
 from pathlib import Path
 
 import pytest
-import yaml
 
 from rlctl.recipes.compose import compose
 from rlctl.runs.run_dir import RunDir
@@ -48,22 +47,6 @@ def test_a_sweep_says_where_the_data_of_its_runs_are(here: Path) -> None:
     written = json.loads(called("show", "lrs", "--json", cwd=here).stdout)["trackers"]
     assert {name: len(places) for name, places in written.items()} == {"wandb": 3, "swanlab": 3}
     assert written["wandb"][first]["off"] == "3 failures"
-
-
-def test_sync_sends_all_runs_of_a_sweep(here: Path) -> None:
-    made = sweep(here / "runs", "lrs", "ffr", seeds=1)
-    stored = yaml.safe_dump(compose("ppo").config.model_dump(mode="json"))
-    for number in range(3):
-        (here / "runs/p" / made.run_name(number, 1) / "config.yaml").write_text(stored)
-    done = called("runs", "sync", "lrs", "-l", "tensorboard", cwd=here)
-    sent = [line for line in done.stderr.splitlines() if "1 step sent" in line]
-    assert len(sent) == 2, done.stderr
-    assert done.returncode == 1
-    assert f"{made.run_name(2, 1)}: the run {made.run_name(2, 1)} is running" in done.stderr
-    assert len(list((here / "runs/p").glob("*/events.out*"))) == 2
-    again = called("runs", "sync", "lrs", "-l", "tensorboard", "--json", cwd=here)
-    assert again.returncode == 1
-    assert "is running" in again.stdout + again.stderr
 
 
 def test_a_sweep_says_at_its_start_what_trackers_would_do(

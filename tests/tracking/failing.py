@@ -21,9 +21,9 @@ import yaml
 from wandb.sdk.data_types._private import MEDIA_TMP  # each process removes it at its end
 
 import rlctl.tracking.wandb  # noqa: F401
+from rlctl.plugins.console.sync import sync
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
-from rlctl.runs.sync import sync
 from rlctl.runs.tracked import run_info
 from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers

@@ -27,6 +27,10 @@ Overrides = Annotated[
     list[str] | None,
     set_option("Override a setting; repeat for several."),
 ]
+Settings = Annotated[
+    list[str] | None,
+    overrides_argument("Overrides, as those of --set."),
+]
 RecipeOption = Annotated[
     str,
     recipe_option("For a model folder: recipe with the settings of validation and generation."),
@@ -35,51 +39,8 @@ Step = Annotated[
     int | None,
     typer.Option("--step", help="Use the run's checkpoint of this step; by default the latest."),
 ]
-
-_BENCHMARKS = "Tasks of lm-evaluation-harness"
-Tasks = Annotated[
-    str | None,
-    typer.Option(
-        "--tasks",
-        metavar="NAME[,NAME…]",
-        help="Evaluate on these tasks instead of the run's data (rlctl\\[lm-eval]).",
-        rich_help_panel=_BENCHMARKS,
-    ),
-]
-Fewshot = Annotated[
-    int | None,
-    typer.Option(
-        "--num-fewshot",
-        min=0,
-        help="Number of solved problems in each prompt; by default the task's.",
-        rich_help_panel=_BENCHMARKS,
-    ),
-]
-Limit = Annotated[
-    int | None,
-    typer.Option(
-        "--limit",
-        min=1,
-        help="Use only the first rows of each task, for a trial.",
-        rich_help_panel=_BENCHMARKS,
-    ),
-]
-TaskDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--task-dir",
-        metavar="DIR",
-        help="Folder with tasks of your own, one YAML file each.",
-        rich_help_panel=_BENCHMARKS,
-    ),
-]
-ChatTemplate = Annotated[
-    bool,
-    typer.Option(
-        "--chat-template/--no-chat-template",
-        help="Render prompts with the model's chat template, or give it plain text.",
-        rich_help_panel=_BENCHMARKS,
-    ),
+Samples = Annotated[
+    int, typer.Option("--samples", help="Number of responses to print, lowest scores first.")
 ]
 
 _EVAL_EXAMPLES = """
@@ -93,8 +54,6 @@ Examples:
     actor_rollout_ref.rollout.val_kwargs.n=4 \\
     actor_rollout_ref.rollout.val_kwargs.do_sample=true \\
     actor_rollout_ref.rollout.val_kwargs.temperature=1.0
-
-  rlctl eval @last --tasks gsm8k,arc_easy --limit 100
 """
 _GENERATE_EXAMPLES = """
 Examples:
@@ -107,7 +66,7 @@ Examples:
 """
 
 
-def _check(target: str, recipe: str, root: Path | None) -> None:
+def check_target(target: str, recipe: str, root: Path | None) -> None:
     """Raise NotFoundError for an unknown run, model or recipe, before torch is imported."""
     from rlctl.recipes.search_path import find_recipe
     from rlctl.runs.store import find_run_or_model
@@ -119,42 +78,22 @@ def _check(target: str, recipe: str, root: Path | None) -> None:
 @app.command("eval", epilog=_EVAL_EXAMPLES)
 def evaluate(
     target: Target,
-    settings: Annotated[
-        list[str] | None,
-        overrides_argument("Overrides, as those of --set."),
-    ] = None,
+    settings: Settings = None,
     overrides: Overrides = None,
     recipe: RecipeOption = "ppo",
     step: Step = None,
-    samples: Annotated[
-        int, typer.Option("--samples", help="Number of responses to print, lowest scores first.")
-    ] = 0,
-    tasks: Tasks = None,
-    num_fewshot: Fewshot = None,
-    limit: Limit = None,
-    task_dir: TaskDir = None,
-    chat_template: ChatTemplate = True,
+    samples: Samples = 0,
     trust: Trust = False,  # noqa: ARG001
     as_json: Json = False,
     root: Root = None,
 ) -> None:
     """Generate and score responses to the validation prompts of a run or a model folder.
 
-    A run uses its own configuration and data. With --tasks, lm-evaluation-harness evaluates.
+    A run uses its own configuration and data.
     """
-    from rlctl.cli.task_scores import TaskArguments, print_task_scores
-
-    given = TaskArguments(tasks, num_fewshot, limit, task_dir, chat_template)
-    given.check(samples)
     overrides = [*(overrides or []), *(settings or [])]
-    _check(target, recipe, root)
+    check_target(target, recipe, root)
     announce("loading the model")
-    if tasks is not None:
-        from rlctl.runtime.planning.evaluation import target_config
-
-        config = target_config(target, overrides, recipe, step, root)
-        print_task_scores(config, given, as_json)
-        return
     from rlctl import api
     from rlctl.cli.views.samples import print_sample
 
@@ -207,7 +146,7 @@ def generate(
     root: Root = None,
 ) -> None:
     """Generate responses to prompts with the model's chat template."""
-    _check(target, recipe, root)
+    check_target(target, recipe, root)
     announce("loading the model")
 
     from rlctl import api

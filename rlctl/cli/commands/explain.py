@@ -45,7 +45,7 @@ def explain(
 
     from rich.text import Text
 
-    from rlctl.cli import COMMANDS
+    from rlctl.cli import all_commands
     from rlctl.explain.lookup import Explanation
     from rlctl.explain.lookup import explain as look_up
 
@@ -53,7 +53,7 @@ def explain(
     for name in names:
         found += [
             Explanation(name, "command", command.help or "", {"options": f"rlctl {name} --help"})
-            for command in COMMANDS
+            for command in all_commands()
             if command.name == name
         ]
         try:

@@ -6,19 +6,23 @@ from typing import Annotated, Literal
 
 import typer
 
-from rlctl.cli import complete
-from rlctl.cli.commands import runs_manage, runs_prune
-from rlctl.cli.console import notice, print_json
+from rlctl.cli import PluginGroup
+from rlctl.cli.console import print_json
 from rlctl.cli.options import Json, Root, RunName
 from rlctl.errors import UsageError
 from rlctl.runs.naming import DEFAULT_ROOT
 from rlctl.runs.store import RunStore
 
+
+class _RunsGroup(PluginGroup):
+    """Group `rlctl runs`, whose commands are plug-ins."""
+
+    kind = "commands.runs"
+
+
 app = typer.Typer()
-registry = typer.Typer(invoke_without_command=True)
+registry = typer.Typer(cls=_RunsGroup, invoke_without_command=True)
 app.add_typer(registry, name="runs")
-registry.add_typer(runs_manage.app)
-registry.add_typer(runs_prune.app)
 
 State = Literal["starting", "running", "finished", "failed", "stopped", "lost", "broken"]
 
@@ -111,49 +115,6 @@ def _refuse_options(ctx: typer.Context) -> None:
             f"--{given[0]} before {command!r} has no effect",
             hint=f"rlctl runs {command} … --{given[0]} …",
         )
-
-
-_SYNC_EXAMPLES = """
-Examples:
-
-  rlctl runs sync @last --logger wandb              steps that were not sent while it was disabled
-
-  rlctl runs sync ppo-261121 -l tensorboard         all steps, to a tracker that the run did not use
-
-  rlctl runs sync ppo-sweep-261121 -l swanlab       all runs of a sweep
-"""
-
-
-@registry.command(epilog=_SYNC_EXAMPLES)
-def sync(
-    run: RunName,
-    logger: Annotated[
-        list[str],
-        typer.Option(
-            "--logger",
-            "-l",
-            help="Tracker to send to; repeat for several.",
-            autocompletion=complete.logger,
-        ),
-    ],
-    first: Annotated[
-        int | None,
-        typer.Option(
-            "--from", min=0, help="Send all steps from this one, including those already sent."
-        ),
-    ] = None,
-    root: Root = None,
-    as_json: Json = False,
-) -> None:
-    """Send the missing steps of a finished run, or of a sweep's runs, to trackers."""
-    from rlctl.sweeps.trackers import sync_named
-
-    sent = sync_named(RunStore(root), run, list(dict.fromkeys(logger)), first)
-    if as_json:
-        print_json(list(sent))
-        return
-    for synced in sent:
-        notice(f"{synced.run}: {synced}")
 
 
 _SHOW_EXAMPLES = """

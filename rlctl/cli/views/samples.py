@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from rlctl.data_prep.rows import PromptRow
-    from rlctl.plugins.agents.environments.scripted import Transcript
 
 
 def print_samples(
@@ -149,7 +148,7 @@ def _end(text: str, width: int = _WIDTH) -> str:
     return line if len(line) <= width else "…" + line[1 - width :]
 
 
-_STYLES = {"system": "dim", "user": "cyan", "assistant": "bold", "tool": "yellow"}
+ROLE_STYLES = {"system": "dim", "user": "cyan", "assistant": "bold", "tool": "yellow"}
 
 
 def print_environment(shown: Mapping[str, Any]) -> None:
@@ -164,40 +163,6 @@ def print_environment(shown: Mapping[str, Any]) -> None:
         out.print(table(["setting", "default", "description"], rows))
     for tool in shown["tools"]:
         out.print(Text(json.dumps(tool, indent=2, ensure_ascii=False)))
-
-
-def print_transcripts(transcripts: Sequence[Transcript]) -> None:
-    """Print the messages of each episode, its rewards, score and seconds."""
-    for number, transcript in enumerate(transcripts):
-        if number:
-            stdout().print()
-        _print_transcript(number, transcript)
-    failed = sum(transcript.error is not None for transcript in transcripts)
-    notice(f"{plural(len(transcripts), 'episode')}, {failed} failed")
-
-
-def _print_transcript(number: int, transcript: Transcript) -> None:
-    out, turns = stdout(), iter(transcript.turns)
-    out.print(Text(f"episode {number}", "bold underline"))
-    for message in transcript.messages:
-        role = message["role"]
-        line = Text(f"{role:>9}  ", _STYLES.get(role, ""))
-        out.print(line.append(visible(str(message["content"])), ""))
-        for call in message.get("calls", ()):
-            out.print(Text(f"{'':>11}→ {call['name']}({json.dumps(call['arguments'])})"))
-        if role == "assistant" and (turn := next(turns, None)) is not None:
-            out.print(Text(f"{'':>11}{_facts_of(turn)}", "dim"))
-    score = "of the reward functions" if transcript.score is None else transcript.score
-    out.print(Text(f"{transcript.outcome}; score {score}; {transcript.seconds:.3f} s"))
-    if transcript.error:
-        out.print(Text(visible(transcript.error), "red"))
-
-
-def _facts_of(turn: Mapping[str, Any]) -> str:
-    """Return the seconds, reward and errors of tools of a turn."""
-    errors = [f"{use['name'] or 'call'}: {use['error']}" for use in turn["uses"] if use["error"]]
-    reward = [] if turn["reward"] is None else [f"reward {turn['reward']:g}"]
-    return ", ".join([f"{turn['seconds']:.3f} s", *reward, *errors])
 
 
 def print_row(entry: dict[str, Any], images: Sequence[Image] = ()) -> None:

@@ -1,0 +1,278 @@
+"""`rlctl fit`: the fewest devices and the largest micro-batch for a model."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlctl.cli import complete
+from rlctl.cli.console import notice, print_json, print_table, stdout
+from rlctl.cli.options import Json, Root, Trust, overrides_argument, recipe_option
+from rlctl.cli.startup import announce
+from rlctl.errors import ResourceError, UsageError
+from rlctl.runs.store import RunStore
+from rlctl.suggest import did_you_mean, hydra_text
+
+if TYPE_CHECKING:
+    from rlctl.plugins.console.fit.fit import Search
+    from rlctl.plugins.console.fit.fits import Fit, Trial
+    from rlctl.recipes.layers import Recipe
+
+
+app = typer.Typer()
+
+_MODEL = "actor_rollout_ref.model.path"
+_RETRIES = 3
+_EXAMPLES = """
+Examples:
+
+  rlctl fit grpo --model Qwen/Qwen3-8B --device H100 --devices 8
+
+  rlctl fit ppo --model DIR --memory 24GB data.max_response_length=2048
+
+  rlctl fit ppo --model quickstart --device cpu --try
+
+  rlctl fit --run @failed                            after a run is out of memory
+"""
+
+
+Verb = Annotated[
+    str, typer.Argument(metavar="[ALGORITHM]", help="As in `rlctl train`: ppo, grpo, sft, …")
+]
+Overrides = Annotated[
+    list[str] | None,
+    overrides_argument("Settings to keep, such as data.max_response_length=4096."),
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="NAME|DIR", help="Model; only its config.json is read."),
+]
+RecipeName = Annotated[str | None, recipe_option("Recipe.", "NAME|PATH")]
+OfRun = Annotated[
+    str | None,
+    typer.Option(
+        "--run",
+        metavar="RUN",
+        help="Use the settings of this run, such as @failed.",
+        autocompletion=complete.run,
+    ),
+]
+DeviceName = Annotated[
+    str, typer.Option("--device", help="GPU by name, such as H100; cpu; auto: this machine's.")
+]
+Memory = Annotated[
+    str | None, typer.Option("--memory", metavar="SIZE", help="Memory of a device, such as 80GB.")
+]
+PerNode = Annotated[
+    int | None, typer.Option("--devices", min=1, help="Devices of a node, at most.")
+]
+Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Nodes, at most.")]
+Try = Annotated[
+    bool, typer.Option("--try", help="Check the result by one real step on this machine.")
+]
+
+
+@app.command(epilog=_EXAMPLES)
+def fit(
+    verb: Verb = "ppo",
+    overrides: Overrides = None,
+    model: ModelName = None,
+    recipe: RecipeName = None,
+    run: OfRun = None,
+    device: DeviceName = "auto",
+    memory: Memory = None,
+    devices: PerNode = None,
+    nodes: Nodes = 1,
+    trial: Try = False,
+    trust: Trust = False,  # noqa: ARG001
+    as_json: Json = False,
+    root: Root = None,
+) -> None:
+    """Find the fewest devices and the largest micro-batch that the memory allows.
+
+    Prints the overrides to paste. Exits with code 7 if nothing fits.
+    """
+    announce("reading the model's configuration")
+    words = [*([verb] if "=" in verb else []), *(overrides or [])]
+    verb = "ppo" if "=" in verb else verb
+    composed, command = (
+        _of_run(run, words, root) if run is not None else _of_recipe(verb, words, model, recipe)
+    )
+    from rlctl.plugins.console.fit.fit import Search
+    from rlctl.plugins.console.fit.fits import meshes
+    from rlctl.runtime.data import quickstart
+    from rlctl.runtime.planning.devices import find_device
+
+    target = find_device(device, memory)
+    per_node = devices or (8 if target.kind == "cuda" else 1)
+    config = quickstart.resolve(composed.config, Path(composed.config.trainer.run_dir))
+    search = Search.of(composed, config, target)
+    fits = [search.best(mesh) for mesh in meshes(per_node, nodes)]
+    chosen = next((fit for fit in fits if fit.rows), None)
+    tried: Trial | None = None
+    if trial and chosen is not None:
+        chosen, tried = _try(search, chosen, command)
+        fits = [chosen if fit.mesh.devices == chosen.mesh.devices else fit for fit in fits]
+    _print(search, fits, chosen, tried, command, as_json)
+    if chosen is None:
+        raise _nothing_fits(search, fits, target.name)
+
+
+def _print(
+    search: Search,
+    fits: list[Fit],
+    chosen: Fit | None,
+    tried: Trial | None,
+    command: list[str],
+    as_json: bool,
+) -> None:
+    if not as_json:
+        show_fits(fits, chosen, search.usable, search.device.name, shlex.join(command))
+        if tried is not None and chosen is not None:
+            show_trial(tried, chosen, search.device.memory)
+        return
+    print_json(
+        {
+            "device": search.device,
+            "fits": fits,
+            "cheapest": fits.index(chosen) if chosen is not None else None,
+            "trial": tried,
+            "command": shlex.join([*command, *chosen.overrides]) if chosen else None,
+        }
+    )
+
+
+def _of_recipe(
+    verb: str, words: list[str], model: str | None, recipe: str | None
+) -> tuple[Recipe, list[str]]:
+    """Compose the settings of `rlctl train`; return them and that command."""
+    from rlctl.cli.commands.train import check_algorithm, starting_recipe
+    from rlctl.recipes.compose import compose
+    from rlctl.recipes.search_path import verbs
+
+    if verb not in verbs():
+        raise UsageError(
+            f"no algorithm is named {verb!r}",
+            hint=did_you_mean(verb, verbs())
+            or f"one of {', '.join(verbs())}; --run RUN uses the settings of a run",
+        )
+    given = list(words)
+    if model is not None:
+        is_plain = re.fullmatch(r"[\w./:-]+", model, re.ASCII)
+        given.append(f"{_MODEL}={model}" if is_plain else hydra_text(_MODEL, model))
+    source = starting_recipe(verb, given, recipe)
+    # The search reads no data, and a recipe without data cannot be composed.
+    needs_data = not any(word.startswith("data.train_files=") for word in given)
+    data = ["data.train_files=[quickstart]"] if needs_data and source.endswith("_trainer") else []
+    command = ["rlctl", "train", verb, *(["--recipe", recipe] if recipe else []), *given]
+    composed = compose(source, [*data, *given])
+    check_algorithm(verb, recipe, composed)
+    return composed, command
+
+
+def _of_run(name: str, words: list[str], root: Path | None) -> tuple[Recipe, list[str]]:
+    """Compose the settings of a run; return them and the command that resumes it."""
+    from rlctl.runs.trust import recompose_run
+
+    found = RunStore(root).find(name)
+    return recompose_run(found.path, words), ["rlctl", "resume", str(found.path), *words]
+
+
+def _try(search: Search, chosen: Fit, command: list[str]) -> tuple[Fit, Trial]:
+    """Try the settings for one step, with half of the rows after each lack of memory."""
+    from rlctl.plugins.console.fit.fits import try_step
+
+    if command[1] != "train":
+        raise UsageError("--try needs a recipe, not a run", hint="rlctl fit ppo --model M --try")
+    cuda = search.device.kind == "cuda"
+    _check_present(search, chosen)
+    given = any(word.startswith("data.train_files=") for word in command)
+    data = [] if given else ["data.train_files=[quickstart]"]
+    tokenizer = search.trial_tokenizer()
+    for _ in range(_RETRIES + 1):
+        announce(f"trying one step with micro-batches of {chosen.rows:,} rows")
+        words = [*command[1:], *data, *tokenizer, *search.for_trial(chosen), *chosen.overrides]
+        tried = try_step(words, cuda=cuda)
+        if tried.peak is not None:
+            return chosen, tried
+        notice(f"out of memory with {chosen.rows:,} rows")
+        if chosen.rows == 1:
+            break
+        chosen = search.with_rows(chosen, chosen.rows // 2)
+    raise ResourceError(
+        f"one step is out of memory with micro-batches of {chosen.rows:,} rows",
+        hint="a shorter data.max_response_length, more devices, or lora_rank=32",
+    )
+
+
+def _check_present(search: Search, chosen: Fit) -> None:
+    """Raise ResourceError where this machine does not have the devices of a trial."""
+    import torch
+
+    cuda, wanted = search.device.kind == "cuda", chosen.mesh.devices
+    found = torch.cuda.device_count() if cuda else 1
+    if wanted > found:
+        raise ResourceError(
+            f"a trial needs {wanted} devices ({search.device.name}), and this machine has {found}",
+            hint="leave out --try for the estimate" + (f", or --devices {found}" if found else ""),
+        )
+
+
+def _nothing_fits(search: Search, fits: list[Fit], device: str) -> ResourceError:
+    """Describe by how much the largest mesh is too small, and what would fit."""
+    last = fits[-1]
+    if last.reason:
+        return ResourceError(last.reason, hint="see `rlctl train … --dry-run`")
+    proposed = search.propose(last.mesh)
+    return ResourceError(
+        f"nothing fits: a row of {search.longest:,} tokens needs {last.peak / 2**30:.1f} GiB on "
+        f"each of {last.mesh.devices} devices ({device}), and {search.usable / 2**30:.1f} GiB are "
+        "usable",
+        hint=f"fits, but trains otherwise: {proposed}"
+        if proposed
+        else "more --devices or --nodes, a larger --device, a smaller model or shorter responses",
+    )
+
+
+_GIB = 2**30
+
+
+def show_fits(
+    fits: Sequence[Fit], chosen: Fit | None, usable: int, device: str, command: str
+) -> None:
+    """Print a row per mesh, and the command with the overrides of the chosen one."""
+    columns = ["devices", "nodes", "saving memory", "rows", "tokens", "peak", "fits"]
+    rows = [
+        (
+            f"{fit.mesh.devices}",
+            f"{fit.mesh.nodes}",
+            fit.savings if fit.rows else "-",
+            f"{fit.rows:,}" if fit.rows else "-",
+            f"{fit.tokens:,}" if fit.rows else "-",
+            f"{fit.peak / _GIB:.1f} GiB" if fit.peak else "-",
+            "← cheapest" if fit is chosen else "yes" if fit.rows else fit.reason or "no",
+        )
+        for fit in fits
+    ]
+    print_table(columns, rows, right=columns[:2] + columns[3:6])
+    stdout().print(
+        f"\nestimated, per device; {usable / _GIB:.1f} GiB of {device} are used, the rest is left "
+        "for the framework",
+    )
+    if chosen is not None:
+        stdout().print(f"\n{command} \\\n  " + " \\\n  ".join(map(shlex.quote, chosen.overrides)))
+
+
+def show_trial(trial: Trial, fit: Fit, memory: int) -> None:
+    """Print the result of a trial beside the estimate."""
+    assert trial.peak is not None, "the trial succeeded"
+    stdout().print(
+        f"\ntried: one step with micro-batches of {fit.rows:,} rows took {trial.seconds:.0f} s and "
+        f"{trial.peak / _GIB:.2f} GiB at its peak, of {memory / _GIB:.1f} GiB "
+        f"(estimated: {fit.peak / _GIB:.2f} GiB without the framework)",
+    )

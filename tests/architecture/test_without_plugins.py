@@ -1,0 +1,95 @@
+"""Folders of `rlctl/plugins` can be deleted: the core works without them and says what is gone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import ROOT
+from tests.settings import given
+
+PLUGINS = ROOT / "rlctl" / "plugins"
+FOLDERS = sorted(path.parent.name for path in PLUGINS.glob("*/__init__.py"))
+SHORT = given(batch=8, mini_batch=8, val_rows=4, response=8, steps=1, validate=-1, threads=1)
+TRAIN = " ".join(("train ppo --inline", *SHORT))
+# For each folder: a command that needs it, and the message without it.
+NEEDED = {
+    "agents": ("env ls", "the command 'env' is not in this installation"),
+    "bridges": (
+        "train ppo --inline trainer.logger=[mlflow]",
+        "the logger 'mlflow' is not in this installation",
+    ),
+    "console": ("board", "the command 'board' is not in this installation"),
+    "objectives": (
+        "train ppo --inline algorithm.adv_estimator=tir_optimal_token_baseline",
+        "the advantage 'tir_optimal_token_baseline' is not in this installation",
+    ),
+}
+RUN = """
+import sys, rlctl
+from rlctl.__main__ import main
+
+for line in sys.stdin.read().splitlines():
+    print("$", line, flush=True)
+    print("exit", main(line.split()), flush=True)
+print(rlctl.__file__)
+"""
+
+
+def without(folders: list[str], here: Path, commands: list[str]) -> list[str]:
+    """Run commands in a copy of rlctl without `folders`; return what each prints."""
+    shutil.copytree(ROOT / "recipes", here / "recipes")
+    shutil.copytree(ROOT / "rlctl", here / "rlctl", ignore=ignore(folders))
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        input="\n".join(commands),
+        cwd=here,
+        env={**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert str(here / "rlctl") in done.stdout, done.stdout
+    printed = done.stdout.split("$ ")[1:]
+    assert len(printed) == len(commands), done.stdout
+    return printed
+
+
+def ignore(folders: list[str]):
+    """Return the `ignore` of `copytree` that leaves out folders of plug-ins."""
+    return lambda folder, _: folders if Path(folder) == PLUGINS else []
+
+
+def test_the_core_works_without_any_plug_in_folder(tmp_path: Path) -> None:
+    commands = [
+        "--help",
+        "loggers",
+        "config show ppo",
+        TRAIN,
+        *(command for command, _ in NEEDED.values()),
+    ]
+    listed, loggers, config, trained, *refused = without(FOLDERS, tmp_path, commands)
+    for printed in (listed, loggers, config, trained):
+        assert "exit 0" in printed, printed
+    assert "│ train " in listed
+    assert "│ board " not in listed
+    assert "tensorboard" not in loggers
+    for printed, (_, message) in zip(refused, NEEDED.values(), strict=True):
+        assert f"error: {message}" in printed
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_each_folder_can_be_deleted_alone(folder: str, tmp_path: Path) -> None:
+    command, message = NEEDED[folder]
+    commands = ["--help", TRAIN, command]
+    listed, trained, refused = without([folder], tmp_path, commands)
+    assert "exit 0" in listed
+    assert "exit 0" in trained
+    assert f"error: {message}" in refused
