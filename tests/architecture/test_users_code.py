@@ -30,7 +30,7 @@ PLACES = {
     "recipes/reference.py:setting_rows": "advantages",
     "recipes/unused_keys.py:_declared_by_plugins": "advantages",
     "runs/tracked.py:_num_samples": "loggers",
-    "runs/sync.py:sync": "loggers",
+    "plugins/console/sync.py:sync": "loggers",
     "plugins/agents/build.py:episode_settings": "tool_parsers",
     "plugins/agents/environments/function_tools.py:tools_of_file": "tools",
     "plugins/agents/environments/loading.py:find_environment": "environments",

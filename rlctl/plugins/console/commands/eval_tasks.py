@@ -73,7 +73,7 @@ _EXAMPLES = """
 """
 
 
-@app.command(epilog=_EXAMPLES)
+@app.command(epilog=_EXAMPLES, help="With --tasks, lm-evaluation-harness evaluates.")
 def eval_tasks(
     target: Target,
     settings: Settings = None,
@@ -90,7 +90,7 @@ def eval_tasks(
     as_json: Json = False,
     root: Root = None,
 ) -> bool:
-    """With --tasks, lm-evaluation-harness evaluates."""
+    """Evaluate on tasks; return False without them."""
     given = TaskArguments(tasks, num_fewshot, limit, task_dir, chat_template)
     given.check(samples)
     if tasks is None:

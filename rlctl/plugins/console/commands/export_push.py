@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+_HELP = """--push commits it to a model
+repository, with the token of HF_TOKEN or `hf auth login`."""
 _EXAMPLES = """
   rlctl export @last my-model --push my-org/my-model --private
 
@@ -38,7 +40,7 @@ _CardOnly = Annotated[
 ]
 
 
-@app.command(epilog=_EXAMPLES)
+@app.command(epilog=_EXAMPLES, help=_HELP)
 def export_push(
     run: RunName,
     folder: Folder,
@@ -52,9 +54,7 @@ def export_push(
     as_json: Json = False,
     root: Root = None,
 ) -> bool:
-    """--push commits it to a model
-    repository, with the token of HF_TOKEN or `hf auth login`.
-    """
+    """Export a run and push the folder; return False if neither a push nor a card is asked for."""
     if private and push is None:
         from rlctl.errors import UsageError
 
