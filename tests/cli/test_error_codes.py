@@ -141,9 +141,9 @@ E-ENGINE-SETTING plugins/bridges runtime/rollout
 E-EXISTS cli/commands runs runtime/checkpoint plugins/console sweeps
 E-FOLDER-GONE runs
 E-GROUPS plugins/objectives runtime/algorithms
-E-HUB data_prep runtime/checkpoint
+E-HUB data_prep plugins/console runtime/checkpoint
 E-HUB-PUSH plugins/console
-E-IN-USE runs sweeps
+E-IN-USE plugins/console runs sweeps
 E-JUDGE runtime/planning runtime/rollout
 E-LENGTH cli/commands plugins/agents runtime/data runtime/planning
 E-MEDIA data_prep runtime/data
@@ -170,7 +170,7 @@ E-REWARD-COMPONENT plugins/objectives runtime/algorithms runtime/planning runtim
 E-REWARD-ERROR cli plugins/agents runtime/rewards
 E-REWARD-FAILS cli runtime/planning
 E-SEARCH-SPACE recipes sweeps
-E-SECRET recipes runs sweeps
+E-SECRET plugins/console recipes runs sweeps
 E-SERVER-START plugins/bridges runtime/rollout runtime/sandbox tracking
 E-STORAGE storage.py
 E-TOKENIZER plugins/agents runtime/data runtime/planning
