@@ -8,4 +8,4 @@ from pydantic import BaseModel, ConfigDict
 class Params(BaseModel):
     """Base class of a plug-in's settings: fields with defaults, bounds and a `description`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())

@@ -33,7 +33,8 @@ REAL_TRACKERS = (
 )
 # What a new version of a library may change: private names, numbers, attention, checkpoints.
 CORE = (
-    *(f"{HERE}/on_quickstart.py", "tests/architecture/test_private_names.py"),
+    *(f"{HERE}/on_quickstart.py", "tests/cli/test_early_errors.py"),
+    "tests/architecture/test_private_names.py",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/numerics").glob("test_*.py")),
     *(f"tests/runtime/test_{name}.py" for name in ("attention", "vision", "model_types")),
     *(f"tests/runtime/test_{name}.py" for name in ("hf_engine", "optimizers", "tokenizer")),
