@@ -11,13 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
+from rlctl.recipes.roles import ACTOR
 from rlctl.redaction import SECRET, redact
 from rlctl.runs.settings import read_settings
 from rlctl.runtime.data.tokenizer import load_tokenizer
+from rlctl.runtime.model.load import load_model
 from rlctl.runtime.planning.preflight import read_model_config
+from rlctl.runtime.planning.role_memory import read_size
 from tests.cli import fuzzing
 from tests.models import write_tiny_model
 from tests.recorded import called
@@ -95,6 +99,21 @@ def test_config_of_wrong_types(tmp_path: Path, changes: dict[str, Any] | None) -
     model = compose("grpo", overrides).config.actor_rollout_ref.model
     with pytest.raises(ConfigError, match=r"no readable config\.json"):
         read_model_config(model, "actor_rollout_ref.model.path")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hidden_act": ""}, {"num_attention_heads": 0}, {"pad_token_id": 2**31}]
+)
+def test_config_with_which_there_is_no_model(tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    overrides = (f"actor_rollout_ref.model.path={folder}",)
+    model = compose("grpo", overrides).config.actor_rollout_ref.model
+    with pytest.raises(ConfigError, match=r"cannot be built|no readable config"):
+        read_size(model, ACTOR)
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_model(model, "policy", torch.float32, seed=1)
 
 
 def test_tokenizer_settings_of_wrong_types(tmp_path: Path) -> None:

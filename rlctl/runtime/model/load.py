@@ -45,13 +45,8 @@ from rlctl.storage import local
 
 # A model's own code may fail in any way where its config is not what it expects.
 _NOT_LOADED = (
-    OSError,
-    ValueError,
-    LookupError,
-    RuntimeError,
-    ImportError,
-    AttributeError,
-    TypeError,
+    *(OSError, ValueError, LookupError, ArithmeticError, AssertionError, RuntimeError),
+    *(ImportError, AttributeError, TypeError),
 )
 
 Kind = Literal["policy", "backbone", "classifier", "new_classifier"]
