@@ -94,14 +94,13 @@ class SweepRecord:
     @classmethod
     def read(cls, folder: Path) -> SweepRecord:
         """Read the record in `folder`; raise ConfigError if there is none or it is damaged."""
+        from rlctl.sweeps.received import checked_record
+
         path = folder / RECORD_FILE
         try:
             raw: dict[str, Any] = json.loads(read_record(path))
-            known = {field.name for field in dataclasses.fields(cls)}
-            fields: dict[str, Any] = {name: value for name, value in raw.items() if name in known}
-            fields["process"] = DriverProcess.from_dict(raw["process"])
-            return cls(**fields)
-        except (OSError, ValueError, TypeError, LookupError) as error:
+            return checked_record(raw)
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"cannot read the record of a sweep: {error}", where=str(path)
             ) from error
@@ -156,24 +155,20 @@ class SweepDir:
 
         Trials that had not ended when the sweep did are `stopped`.
         """
+        from rlctl.sweeps.received import checked_table
+
         is_running = self.state == "running"
         try:
-            raw: dict[str, Any] = json.loads(read_record(self.path / TABLE_FILE))
-            outcomes = [
-                Outcome(
-                    Trial(**outcome["trial"]),
-                    outcome["state"]
-                    if is_running or outcome["state"] not in ("waiting", "running")
-                    else "stopped",
-                    outcome["value"],
-                    {int(step): value for step, value in outcome["values"].items()},
-                    outcome.get("reason", ""),
-                )
-                for outcome in raw["outcomes"]
-            ]
-            return TrialTable(outcomes, raw["importances"])
-        except (OSError, ValueError, TypeError, LookupError, AttributeError):
+            table = checked_table(json.loads(read_record(self.path / TABLE_FILE)))
+        except (OSError, ValueError, RecursionError):
             return None
+        outcomes = [
+            dataclasses.replace(outcome, state="stopped")
+            if not is_running and outcome.state in ("waiting", "running")
+            else outcome
+            for outcome in table.outcomes
+        ]
+        return TrialTable(outcomes, table.importances)
 
     def write_table(self, table: TrialTable) -> None:
         """Replace `trials.json`."""

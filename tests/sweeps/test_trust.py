@@ -34,7 +34,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepDir:
         base="ppo_trainer",
         fixed=["reward.custom_reward_function.path=score.py"],
         axes=["data.seed=1,2"],
-        settings={"seeds": 1},
+        settings={"seeds": 1, "mode": "max", "metric": None},
         config_sha256="0",
         total_steps=1,
         first_seed=1,
