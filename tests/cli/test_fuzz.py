@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.recipes.roles import ACTOR
@@ -114,6 +115,35 @@ def test_config_with_which_there_is_no_model(tmp_path: Path, changes: dict[str, 
         read_size(model, ACTOR)
     with pytest.raises(ConfigError, match="cannot be loaded"):
         load_model(model, "policy", torch.float32, seed=1)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"model_type": "detr", "backbone": "owner/name", "use_timm_backbone": False},
+        {"model_type": "timm_wrapper", "architecture": "hf-hub:owner/name"},
+    ],
+)
+def test_config_that_names_another_model(
+    here: Path, part: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers asks the hub for a backbone as it reads config.json, timm as it is built."""
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.repo_exists", lambda _, name, **__: bool(asked.append(name))
+    )
+    file = write_tiny_model(here / "model") / "config.json"
+    text = json.loads(file.read_text())
+    parts = {"model_type": "llava", "text_config": text, "vision_config": part}
+    file.write_text(json.dumps(parts).replace("backbone", "back\\u0062one"))
+    write_rows(here / "rows.parquet", [PromptRow("x", [{"role": "user", "content": "a"}], "1")])
+    done = called("data", "show", "rows.parquet", "--model", "model")
+    assert done.returncode == 3, done.stderr
+    given = ["data.train_files=rows.parquet", "actor_rollout_ref.model.path=model"]
+    done = called("train", "grpo", "--inline", "--dry-run", *given)
+    assert done.returncode == 3, done.stderr
+    assert "names another model, which would be looked up: " in done.stderr
+    assert asked == []
 
 
 def test_tokenizer_settings_of_wrong_types(tmp_path: Path) -> None:

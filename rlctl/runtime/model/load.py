@@ -61,14 +61,8 @@ def class_for(kind: Kind, config: PretrainedConfig) -> Any:
     return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
 
 
-_DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES |= {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
 
 def load_model(
