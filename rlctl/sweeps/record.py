@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlctl.errors import ConfigError, NotFoundError, UsageError
 from rlctl.files import read_record, write_text
-from rlctl.runs.process import DriverProcess, lock_folder
+from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import now
-from rlctl.runs.run_dir import MODES, Access
+from rlctl.runs.run_dir import Access
 
 if TYPE_CHECKING:
     from rlctl.runs.ownership import Place
@@ -116,27 +116,21 @@ class SweepDir:
     @classmethod
     def create(cls, root: Path, record: SweepRecord, access: Access = "owner") -> SweepDir:
         """Create the folder of a new sweep; `access` says who can read it, as for a run."""
-        path = root / record.project / record.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(MODES["owner"])
-        path.chmod(MODES[access])
-        (path / "logs").mkdir()
-        _write(path / RECORD_FILE, record)
-        from rlctl.runs.ownership import register
+        from rlctl.sweeps.new_folder import create
 
-        if (lock := lock_folder(path)) is not None:
-            lock.close()  # the file of the lock marks the place
-        sweep = cls(path)
-        register(sweep.place, sweep.digest, record.cwd)
-        return sweep
+        return create(root, record, access)
 
     @property
     def place(self) -> Place:
         """Place of the sweep, which a copy of its folder does not have."""
+        return self.place_at(self.path)
+
+    def place_at(self, home: Path) -> Place:
+        """Return the place of the sweep whose folder is or will be called `home`."""
         from rlctl.runs.ownership import Place
 
         identity = f"{self.record.name}:{self.record.created}".encode()
-        return Place.of(hashlib.sha256(identity).hexdigest()[:16], self.path)
+        return Place.of(hashlib.sha256(identity).hexdigest()[:16], self.path, home)
 
     @property
     def digest(self) -> str:
