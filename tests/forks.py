@@ -32,6 +32,8 @@ FORKS.set_forkserver_preload(["tests.preloaded"])
 # Environment variable of commands whose cluster is on this machine, whatever its address: their
 # workers are forks, too. rlctl itself forks them for loopback addresses alone.
 ONE_MACHINE = "RLCTL_TEST_ONE_MACHINE"
+# That of a function `module:name`, which a command calls before it begins.
+PRELUDE = "RLCTL_TEST_PRELUDE"
 
 
 class Forked:
@@ -137,6 +139,9 @@ def run_in_fork(arguments: list[str], cwd: Path, environment: dict[str, str]) ->
 
     if ONE_MACHINE in environment:
         fork_server.on_this_machine = lambda _: True
+    if prelude := environment.get(PRELUDE):
+        module, _, name = prelude.partition(":")
+        getattr(importlib.import_module(module), name)()
     sys.argv = [str(rlctl.__main__.__file__), *arguments]
     sys.path[:0] = [str(cwd), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     try:

@@ -86,12 +86,12 @@ def check(run: Path, overrides: Sequence[str] = (), section: str = "") -> None:
         if key.startswith(section) and not any(f"{key}.".startswith(f"{own}.") for own in given)
     }
     named = [f"{key}={visible(redact(str(value)))[:80]}" for key, value in found.items()]
-    named += [f"the link {visible(str(link.relative_to(run)))}" for link in _links(run)]
+    named += [f"the link {visible(str(link.relative_to(run)))}" for link in links_to_elsewhere(run)]
     if named:
         refuse(f"the run {run.name!r}", named, run)
 
 
-def _links(run: Path) -> Iterator[Path]:
+def links_to_elsewhere(run: Path) -> Iterator[Path]:
     """Yield the links from a run's folder to another place, but those of its parts elsewhere."""
     parts, inside = [run / part for part in PARTS], run.resolve()
     of_sdks = {run / name for name in names("loggers")}  # W&B's SDK links its logs there

@@ -81,8 +81,8 @@ def resume(sweep: SweepDir, view: View) -> SweepDir:
     Raises ConflictError if the sweep is running or its recipe has changed, and ConfigError for the
     sweep of another user without trust in its folder.
     """
-    from rlctl.runs.ownership import own_folder, register
-    from rlctl.runs.trust import is_trusted, refuse
+    from rlctl.runs.ownership import register
+    from rlctl.sweeps.received import require_trust
 
     record = sweep.record
     if sweep.state == "running":
@@ -90,9 +90,7 @@ def resume(sweep: SweepDir, view: View) -> SweepDir:
             f"the sweep {record.name} is running",
             hint=f"process {record.process.pid} on {record.process.host}",
         )
-    if own_folder(sweep.place, sweep.digest) is None and not is_trusted(sweep.path):
-        named = [f"recipe={record.recipe}", f"cwd={record.cwd}", *record.fixed, *record.axes]
-        refuse(f"the sweep {record.name!r}", named, sweep.path)
+    require_trust(sweep)
     _, axes = split_axes(record.axes, record.recipe)
     recipe = compose(record.recipe, with_first_values(record.fixed, axes))
     if config_digest(recipe) != record.config_sha256:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlctl.errors import ConfigError, NotFoundError, UsageError
 from rlctl.files import read_record, write_text
-from rlctl.runs.process import DriverProcess, lock_folder
+from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import now
-from rlctl.runs.run_dir import MODES, Access
+from rlctl.runs.run_dir import Access
 
 if TYPE_CHECKING:
     from rlctl.runs.ownership import Place
@@ -94,14 +94,13 @@ class SweepRecord:
     @classmethod
     def read(cls, folder: Path) -> SweepRecord:
         """Read the record in `folder`; raise ConfigError if there is none or it is damaged."""
+        from rlctl.sweeps.received import checked_record
+
         path = folder / RECORD_FILE
         try:
             raw: dict[str, Any] = json.loads(read_record(path))
-            known = {field.name for field in dataclasses.fields(cls)}
-            fields: dict[str, Any] = {name: value for name, value in raw.items() if name in known}
-            fields["process"] = DriverProcess.from_dict(raw["process"])
-            return cls(**fields)
-        except (OSError, ValueError, TypeError, LookupError) as error:
+            return checked_record(raw)
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"cannot read the record of a sweep: {error}", where=str(path)
             ) from error
@@ -117,27 +116,21 @@ class SweepDir:
     @classmethod
     def create(cls, root: Path, record: SweepRecord, access: Access = "owner") -> SweepDir:
         """Create the folder of a new sweep; `access` says who can read it, as for a run."""
-        path = root / record.project / record.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(MODES["owner"])
-        path.chmod(MODES[access])
-        (path / "logs").mkdir()
-        _write(path / RECORD_FILE, record)
-        from rlctl.runs.ownership import register
+        from rlctl.sweeps.new_folder import create
 
-        if (lock := lock_folder(path)) is not None:
-            lock.close()  # the file of the lock marks the place
-        sweep = cls(path)
-        register(sweep.place, sweep.digest, record.cwd)
-        return sweep
+        return create(root, record, access)
 
     @property
     def place(self) -> Place:
         """Place of the sweep, which a copy of its folder does not have."""
+        return self.place_at(self.path)
+
+    def place_at(self, home: Path) -> Place:
+        """Return the place of the sweep whose folder is or will be called `home`."""
         from rlctl.runs.ownership import Place
 
         identity = f"{self.record.name}:{self.record.created}".encode()
-        return Place.of(hashlib.sha256(identity).hexdigest()[:16], self.path)
+        return Place.of(hashlib.sha256(identity).hexdigest()[:16], self.path, home)
 
     @property
     def digest(self) -> str:
@@ -156,24 +149,20 @@ class SweepDir:
 
         Trials that had not ended when the sweep did are `stopped`.
         """
+        from rlctl.sweeps.received import checked_table
+
         is_running = self.state == "running"
         try:
-            raw: dict[str, Any] = json.loads(read_record(self.path / TABLE_FILE))
-            outcomes = [
-                Outcome(
-                    Trial(**outcome["trial"]),
-                    outcome["state"]
-                    if is_running or outcome["state"] not in ("waiting", "running")
-                    else "stopped",
-                    outcome["value"],
-                    {int(step): value for step, value in outcome["values"].items()},
-                    outcome.get("reason", ""),
-                )
-                for outcome in raw["outcomes"]
-            ]
-            return TrialTable(outcomes, raw["importances"])
-        except (OSError, ValueError, TypeError, LookupError, AttributeError):
+            table = checked_table(json.loads(read_record(self.path / TABLE_FILE)))
+        except (OSError, ValueError, RecursionError):
             return None
+        outcomes = [
+            dataclasses.replace(outcome, state="stopped")
+            if not is_running and outcome.state in ("waiting", "running")
+            else outcome
+            for outcome in table.outcomes
+        ]
+        return TrialTable(outcomes, table.importances)
 
     def write_table(self, table: TrialTable) -> None:
         """Replace `trials.json`."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from rlctl.monitoring.alarms import Alarm
+from rlctl.runs.links import refuse_links
 from rlctl.runs.logs import POLL_S
 from rlctl.runs.run import is_run, read_run
 from rlctl.runs.watch import RunWatcher
@@ -60,4 +61,4 @@ class SweepWatcher:
             name = self.sweep.run_name(trial, seed)
             folder = self.sweep.run_folder(name)
             if name not in known and is_run(folder):
-                known[name] = RunWatcher(read_run(folder))
+                known[name] = RunWatcher(refuse_links(read_run(folder)))

@@ -69,6 +69,7 @@ REASONS = {
     "runtime/workers/background.py:_guarded rmtree": f"{PLACED}; a write that was given up",
     "runtime/workers/background.py:_guarded unlink": PLACED,
     "runtime/workers/trace.py:Trace.write replace": LOCKED,
+    "sweeps/new_folder.py:create rmtree": "a random name that this process made",
     "tracking/jsonl.py:JsonlTracker._write_trained unlink": LOCKED,
     "tracking/wandb.py:_remove_empty_files rmtree": "empty files that this process's SDK made",
 }

@@ -11,13 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
+from rlctl.recipes.roles import ACTOR
 from rlctl.redaction import SECRET, redact
 from rlctl.runs.settings import read_settings
 from rlctl.runtime.data.tokenizer import load_tokenizer
+from rlctl.runtime.model.load import load_model
 from rlctl.runtime.planning.preflight import read_model_config
+from rlctl.runtime.planning.role_memory import read_size
 from tests.cli import fuzzing
 from tests.models import write_tiny_model
 from tests.recorded import called
@@ -95,6 +100,50 @@ def test_config_of_wrong_types(tmp_path: Path, changes: dict[str, Any] | None) -
     model = compose("grpo", overrides).config.actor_rollout_ref.model
     with pytest.raises(ConfigError, match=r"no readable config\.json"):
         read_model_config(model, "actor_rollout_ref.model.path")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hidden_act": ""}, {"num_attention_heads": 0}, {"pad_token_id": 2**31}]
+)
+def test_config_with_which_there_is_no_model(tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    overrides = (f"actor_rollout_ref.model.path={folder}",)
+    model = compose("grpo", overrides).config.actor_rollout_ref.model
+    with pytest.raises(ConfigError, match=r"cannot be built|no readable config"):
+        read_size(model, ACTOR)
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_model(model, "policy", torch.float32, seed=1)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"model_type": "detr", "backbone": "owner/name", "use_timm_backbone": False},
+        {"model_type": "timm_wrapper", "architecture": "hf-hub:owner/name"},
+    ],
+)
+def test_config_that_names_another_model(
+    here: Path, part: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers asks the hub for a backbone as it reads config.json, timm as it is built."""
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.repo_exists", lambda _, name, **__: bool(asked.append(name))
+    )
+    file = write_tiny_model(here / "model") / "config.json"
+    text = json.loads(file.read_text())
+    parts = {"model_type": "llava", "text_config": text, "vision_config": part}
+    file.write_text(json.dumps(parts).replace("backbone", "back\\u0062one"))
+    write_rows(here / "rows.parquet", [PromptRow("x", [{"role": "user", "content": "a"}], "1")])
+    done = called("data", "show", "rows.parquet", "--model", "model")
+    assert done.returncode == 3, done.stderr
+    given = ["data.train_files=rows.parquet", "actor_rollout_ref.model.path=model"]
+    done = called("train", "grpo", "--inline", "--dry-run", *given)
+    assert done.returncode == 3, done.stderr
+    assert "names another model, which would be looked up: " in done.stderr
+    assert asked == []
 
 
 def test_tokenizer_settings_of_wrong_types(tmp_path: Path) -> None:

@@ -149,3 +149,16 @@ def test_metadata_of_every_python_is_read(saved: Path, tmp_path: Path, module: s
     again = read_metadata(folder)
     assert again.planner_data == PurePosixPath("place")
     assert again.state_dict_metadata == found.state_dict_metadata
+
+
+def test_a_signal_while_it_loads_is_no_damage(
+    saved: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DCP catches every exception, also Ctrl-C, and raises its own one."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlctl.runtime.workers.safe_load._Planner.load_bytes", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        actor(rank_info(), str(model)).load(saved)

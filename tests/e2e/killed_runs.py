@@ -15,13 +15,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlctl.tracking.tracker import RunInfo, Sample
 from tests.e2e.command import environment as usual_environment
+from tests.e2e.command import reproducible
 from tests.forks import completed
 
 KILL_AT = "RLCTL_TEST_KILL_AT"
@@ -198,6 +199,17 @@ def state(run: Path) -> dict[str, Any]:
     newest = sorted((run / "checkpoints").glob("step_*"))[-1]
     whole: dict[str, Any] = json.loads((newest / "state.json").read_text())
     return {name: value for name, value in whole.items() if name not in ("run", "metrics")}
+
+
+def differing(killed: Path, straight: Path) -> list[str]:
+    """Return the parts in which two runs differ in a byte that the seed determines."""
+    parts: dict[str, Callable[[Path], object]] = {
+        "metrics": reproducible,
+        "weights, moments, random state": learned,
+        "controller": state,
+        "responses": responses,
+    }
+    return [part for part, read in parts.items() if read(killed) != read(straight)]
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,20 +25,21 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
+from rlctl.data_prep.arithmetic import generate
+from rlctl.data_prep.rows import write_rows
 from tests.agents.quiz import write_quiz
-from tests.e2e import faults, leaks, soak_data_plane, soak_engines
+from tests.e2e import faults, leaks, soak_data_plane, soak_engines, soak_sweeps, soak_watchers
 from tests.e2e.command import remove_run, reproducible
 from tests.e2e.conftest import write_shelf
 from tests.e2e.killed_runs import (
     LOGGER,
     SCORE,
+    differing,
     events,
     finish_despite,
-    learned,
     random_kills,
     responses,
     run,
-    state,
 )
 from tests.models import write_mixture_model
 
@@ -70,6 +73,8 @@ GRPO = [
     "actor_rollout_ref.actor.use_kl_loss=true",
     "actor_rollout_ref.actor.shuffle=true",
 ]
+PAIRS = ["data.train_files=pairs.parquet", "data.val_files=pairs.parquet"]
+SAMPLED = ["actor_rollout_ref.rollout.n=4"]
 EPISODES = [
     *("data.train_files=quiz.parquet", "data.val_files=quiz.parquet"),
     "actor_rollout_ref.model.path=quickstart",
@@ -116,6 +121,7 @@ def mortal(base):
 HF, VLLM = mortal(HFEngine), mortal(VLLMEngine)
 """
 RANKS = "trainer.n_gpus_per_node={}"
+SWEPT = [*SETTINGS, *GRPO]  # settings of a sweep's runs
 
 
 def mesh_of(ranks: int, *kinds: str) -> list[str]:
@@ -163,6 +169,13 @@ class Setup:
 
 
 SETUPS = {
+    "sft-inline": Setup("sft", [], inline=True),
+    "rm-inline": Setup("rm", [*PAIRS, "reward.reward_model.model.path=model"], inline=True),
+    "dpo-inline": Setup("dpo", PAIRS, inline=True),
+    "online-dpo-inline": Setup(
+        "online_dpo", [*SAMPLED, "algorithm.params.pairs=random"], inline=True
+    ),
+    "raft-inline": Setup("raft", [*SAMPLED, "algorithm.params.threshold=0"], inline=True),
     "ppo-inline": Setup("ppo", PPO, inline=True),
     "grpo-inline": Setup("grpo", GRPO, inline=True),
     "ppo-vllm-inline": Setup("ppo", [*PPO, *VLLM], inline=True),
@@ -212,11 +225,13 @@ MOMENTS = {
     "resume": ["34", "resume"],  # the 34th phase comes after the first checkpoint
     "twice": ["checkpoint write", "first step"],
 }
+# Kills at random: their number, and the last phase of an attempt at which one happens.
+RANDOM = {"random": (3, 50), "often": (8, 18)}
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 TOLERANCE = 1e-5
 PER_RANK = "global_seqlen/"  # tokens per rank
 CASES = [f"{setup}/{moment}/{name}" for setup in SETUPS for moment in MOMENTS for name in SIGNALS]
-CASES += [f"{setup}/random/SIGKILL" for setup in SETUPS]
+CASES += [f"{setup}/{moment}/SIGKILL" for setup in SETUPS for moment in RANDOM]
 CASES += [f"{setup}/engine" for setup, each in SETUPS.items() if each.mortal]
 
 
@@ -244,9 +259,12 @@ PROOFS: dict[str, Callable[[Path], str | None]] = {
 CASES += PROOFS
 CASES += [f"{setup}/leaks" for setup, each in SETUPS.items() if each.exact]
 CASES += EAGER
+CASES += [*soak_sweeps.CASES, *soak_watchers.CASES]
 
 
 def main() -> int:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # runs inherit that nohup or `&` ignores them
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", help="cases or patterns such as 'ppo-ray/*/SIGTERM'")
     parser.add_argument("--number", type=int, help="run this many of them, chosen by the seed")
@@ -264,16 +282,26 @@ def main() -> int:
     print(f"{len(chosen)} cases, seed {wanted.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="rlctl-soak-") as scratch:
         folder = Path(scratch)
+        os.environ["XDG_STATE_HOME"] = f"{folder}/state"  # of own runs, and the board's token
         (folder / "score.py").write_text(SCORE)
         (folder / "mortal.py").write_text(MORTAL)
         write_shelf(folder)
         write_mixture_model(folder / "mixture")
         write_quiz(folder, 40)
+        _write_pairs(folder / "pairs.parquet")
         failed = [case for case in chosen if not _proves(case, folder, wanted.seed)]
     print(f"{len(chosen) - len(failed)} of {len(chosen)} cases hold")
     for case in failed:
         print(f"again: python -m tests.e2e.soak '{case}' --seed {wanted.seed}")
     return 1 if failed else 0
+
+
+def _write_pairs(file: Path) -> None:
+    """Write rows with a chosen and a rejected response."""
+    rows = generate(40, seed=1, level=1, careless=0.0, split="train")
+    for row in rows:
+        row.extra_info.update(chosen=row.extra_info.pop("answer"), rejected="#### 0")
+    write_rows(file, rows)
 
 
 def _proves(case: str, folder: Path, seed: int) -> bool:
@@ -282,6 +310,8 @@ def _proves(case: str, folder: Path, seed: int) -> bool:
     proof = (
         PROOFS.get(case)
         or (case in EAGER and partial(_learns_once, case, seed))
+        or (case in soak_sweeps.CASES and partial(soak_sweeps.survive, case, SWEPT, seed))
+        or (case in soak_watchers.CASES and partial(_is_watched, case, seed))
         or {"leaks": partial(_grows, setup), "engine": partial(_loses_engines, setup)}.get(moment)
         or partial(_differs, case, seed)
     )
@@ -310,8 +340,8 @@ def _differs(case: str, seed: int, folder: Path) -> str | None:
     setup = SETUPS[name]
     generator = random.Random(f"{seed} {case}")  # does not depend on the other cases
     kills = (
-        random_kills(3, 50, generator)
-        if moment == "random"
+        random_kills(*RANDOM[moment], generator)
+        if moment in RANDOM
         else [f"{each}:{generator.uniform(0, 0.02):.3f}:{number}" for each in MOMENTS[moment]]
     )
     command = ["train", setup.verb, *setup.options, *SETTINGS, *setup.settings, "--name"]
@@ -362,6 +392,13 @@ def _learns_once(case: str, seed: int, folder: Path) -> str | None:
     return None
 
 
+def _is_watched(case: str, seed: int, folder: Path) -> str | None:
+    """Return what is wrong with a run whose board or supervisor is killed."""
+    setup = SETUPS["grpo-inline"]
+    command = ["train", setup.verb, *setup.options, *SETTINGS, *setup.settings, "--name"]
+    return soak_watchers.survive(case, command, _straight("grpo-inline", command, folder), seed)
+
+
 def _differing(killed: Path, straight: Path, exact: bool) -> list[str]:
     """Return what differs between two runs; metrics by more than `TOLERANCE` unless `exact`."""
     if not exact:
@@ -372,13 +409,7 @@ def _differing(killed: Path, straight: Path, exact: bool) -> list[str]:
             for name in row.keys() | other.keys()
             if not name.startswith(PER_RANK) and not _close(row.get(name), other.get(name))
         ]
-    parts: dict[str, Callable[[Path], object]] = {
-        "metrics": reproducible,
-        "weights, moments, random state": learned,
-        "controller": state,
-        "responses": responses,
-    }
-    return [part for part, read in parts.items() if read(killed) != read(straight)]
+    return differing(killed, straight)
 
 
 def _close(value: float | None, other: float | None) -> bool:

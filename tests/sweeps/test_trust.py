@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +38,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepDir:
         base="ppo_trainer",
         fixed=["reward.custom_reward_function.path=score.py"],
         axes=["data.seed=1,2"],
-        settings={"seeds": 1},
+        settings={"seeds": 1, "mode": "max", "metric": None},
         config_sha256="0",
         total_steps=1,
         first_seed=1,
@@ -44,6 +48,42 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepDir:
         process=replace(DriverProcess.current(), started=0.0),
     )
     return SweepDir.create(tmp_path / "runs", record)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the killed process is a fork")
+def test_a_killed_start_leaves_its_name_free_or_a_sweep_to_resume(
+    sweep: SweepDir, tmp_path: Path
+) -> None:
+    """Kill a process at each folder that it makes, and each file that it opens or renames."""
+
+    def create_until(number: int, root: Path) -> int:
+        """Return the exit status of a process that ends at an event, 0 if it ends before."""
+        if process := os.fork():
+            return os.waitpid(process, 0)[1]
+        events = itertools.count(1)
+
+        def audit(event: str, _: tuple[object, ...]) -> None:
+            if event in ("os.mkdir", "os.rename", "open") and next(events) == number:
+                os._exit(1)
+
+        with suppress(BaseException):
+            sys.addaudithook(audit)
+            SweepDir.create(root, sweep.record)
+            os._exit(0)
+        os._exit(2)
+
+    for number in itertools.count(1):
+        root = tmp_path / f"killed-{number}"
+        ended, path = create_until(number, root), root / "p" / "s"
+        assert os.waitstatus_to_exitcode(ended) in (0, 1)
+        if path.exists():
+            with pytest.raises(Composed):
+                resume(SweepDir(path), lambda *_: None)
+        else:
+            assert SweepDir.create(root, sweep.record).path == path
+        if ended == 0:
+            break
+    assert number > 8
 
 
 def test_own_sweep_resumes_without_a_word(sweep: SweepDir, tmp_path: Path) -> None:

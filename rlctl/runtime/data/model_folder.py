@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from rlctl.errors import ConfigError
@@ -26,6 +27,7 @@ def check_folder(model_path: str, key: str) -> None:
             where=key,
             hint="a folder with config.json, or ORGANIZATION/NAME of a model on the hub",
         )
+    _check_parts(Path(local(model_path)).expanduser() / "config.json")
 
 
 def check_tokenizer_files(folder: Path) -> None:
@@ -38,6 +40,14 @@ def check_tokenizer_files(folder: Path) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise ConfigError("the model path is a file, not a folder", where=str(folder))
+    _check_parts(folder / "config.json")
+
+
+def _check_parts(file: Path) -> None:
+    if file.is_file() and re.search(rb"backbone|architecture\"|\\u", file.read_bytes()):
+        from rlctl.runtime.data.other_models import refuse_other_models
+
+        refuse_other_models(file)
 
 
 def template_of(model: schema.Model) -> str | None:

@@ -45,13 +45,8 @@ from rlctl.storage import local
 
 # A model's own code may fail in any way where its config is not what it expects.
 _NOT_LOADED = (
-    OSError,
-    ValueError,
-    LookupError,
-    RuntimeError,
-    ImportError,
-    AttributeError,
-    TypeError,
+    *(OSError, ValueError, LookupError, ArithmeticError, AssertionError, RuntimeError),
+    *(ImportError, AttributeError, TypeError),
 )
 
 Kind = Literal["policy", "backbone", "classifier", "new_classifier"]
@@ -66,14 +61,8 @@ def class_for(kind: Kind, config: PretrainedConfig) -> Any:
     return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
 
 
-_DTYPES = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES |= {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
 
 def load_model(

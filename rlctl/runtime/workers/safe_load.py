@@ -113,9 +113,9 @@ def load_into(state: dict[str, Any], folder: Path, *, no_dist: bool) -> None:
     try:
         load(state, storage_reader=_Reader(folder), planner=_Planner(), no_dist=no_dist)
     except (CheckpointException, pickle.UnpicklingError) as error:
-        failures = getattr(error, "failures", {}).values()
-        cause = next((inner for inner, _ in failures), error)
-        if isinstance(cause, RlctlError):
+        causes = [inner for inner, _ in getattr(error, "failures", {}).values()] or [error]
+        cause = min(causes, key=lambda each: isinstance(each, Exception))  # Ctrl-C before others
+        if isinstance(cause, RlctlError | KeyboardInterrupt | SystemExit):
             raise cause from error
         raise _damaged(folder, cause) from error
 

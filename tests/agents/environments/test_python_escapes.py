@@ -101,6 +101,12 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return use(request.param, monkeypatch)
 
 
+OLD_KERNEL = (
+    "import os; from types import SimpleNamespace; "
+    "os.uname = lambda kept=os.uname(): SimpleNamespace(release='5.13.0', machine=kept.machine); "
+)
+
+
 def use(kind: str, monkeypatch: pytest.MonkeyPatch) -> str:
     if kind == "bubblewrap" and not isolation.has_bubblewrap():
         pytest.skip("needs bubblewrap")
@@ -204,6 +210,22 @@ for path in glob.glob("/proc/*/environ"):
     for allow_network in (False, True):
         params = settings(allow_network=allow_network, time_limit_s=60)
         assert run(params, code, outside).strip() == ""
+
+
+def test_threads_of_a_namespace_have_a_limit(
+    kind: str, outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Linux 5.14 it would count all threads of the user; root has none."""
+    if kind == "neither":
+        return
+    params = settings(time_limit_s=60)
+    assert run(params, "print(resource.getrlimit(resource.RLIMIT_NPROC)[0])", outside) == "256"
+    threads = "for _ in range(300): threading.Thread(target=time.sleep, args=[2]).start()"
+    if os.getuid():
+        assert "can't start new thread" in run(params, threads, outside)
+    boot = python_tool._BOOT.replace("from rlctl", OLD_KERNEL + "from rlctl", 1)
+    monkeypatch.setattr(python_tool, "_BOOT", boot)
+    assert run(params, "print(resource.getrlimit(resource.RLIMIT_NPROC)[0])", outside) != "256"
 
 
 def test_programs_may_do_the_usual(kind: str, outside: Outside) -> None:

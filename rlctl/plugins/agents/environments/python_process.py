@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -30,6 +31,7 @@ from rlctl.runtime.sandbox.system_calls import restrict_calls
 CANNOT_DENY = 97  # exit status: the network cannot be denied
 CANNOT_PROTECT = 98  # exit status: files cannot be protected
 _FILE = "<code>"
+_MAX_THREADS = 256  # of all processes of a program; root has no such limit
 
 
 def main() -> None:
@@ -58,11 +60,24 @@ def main() -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         set_limit(kind, bound)
+    if found and _counts_by_namespace():
+        set_limit(resource.RLIMIT_NPROC, _MAX_THREADS)
     source = sys.stdin.buffer.read().decode(errors="surrogatepass")
     sys.argv, sys.stderr = [_FILE], sys.stdout  # in the order in which they are written
     status = run(source)
     sys.stdout.flush()
     os._exit(status)
+
+
+def _counts_by_namespace() -> bool:
+    """Return True if the kernel counts a user's threads per user namespace: Linux 5.14.
+
+    Earlier ones would count all threads that the user has on this machine.
+    """
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return (
+        sys.platform == "linux" and bool(version) and (int(version[1]), int(version[2])) >= (5, 14)
+    )
 
 
 def _continue_guarded() -> None:
