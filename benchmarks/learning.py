@@ -1,20 +1,26 @@
-"""Learning curves of the quickstart's recipes: validation accuracy for several seeds.
+"""Learning curves of shipped recipes: validation accuracy for several seeds.
 
     python -m benchmarks.learning [RECIPE ...] [--seeds 1 2 3] [--test-freq 10] [--run-dir DIR]
+    python -m benchmarks.learning sums_smollm --threads 2 --plot FILE.svg
 
 Each run is the shipped recipe in one process with one thread. Those in `GAINS` must gain what it
 says, in percentage points, and those in `REACHED` must end with the accuracy that it says;
-otherwise the exit code is 1.
+otherwise the exit code is 1. Alarms of a run are printed. `sums_smollm` downloads its model from
+the package index. The plot has mean and extremes of the seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.child import Usage, metric_rows, rlctl
+from benchmarks.line_chart import Line, write_line_chart
+from rlctl.runs.events import alarms_of, read_events
+from tools.real_model import gguf_file
 
 GAINS = {
     "tools": 40.0,
@@ -24,7 +30,8 @@ GAINS = {
     "dpo": 20.0,
     "distill": 60.0,
 }
-REACHED = {"rm": 90.0}  # in percent of held-out pairs
+REACHED = {"rm": 90.0, "sums_smollm": 60.0}  # in percent of held-out rows
+PRETRAINED = ("sums_smollm",)  # recipes for a model of the package index
 
 TAUGHT = ("distill",)  # recipes that need a teacher
 SCORED = ("ppo_reward_model",)  # recipes that need a reward model
@@ -41,6 +48,7 @@ class Curve:
     learned: dict[int, float]
     step_s: float
     usage: Usage
+    alarms: list[str]
 
     @property
     def gain(self) -> float:
@@ -60,30 +68,38 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--test-freq", type=int, default=10)
     parser.add_argument("--run-dir", type=Path)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--plot", type=Path, help="SVG file")
     wanted = parser.parse_args()
-    missed = []
+    missed: list[str] = []
+    curves: dict[str, list[Curve]] = {}
     with tempfile.TemporaryDirectory(prefix="rlctl-learning-") as scratch:
         for recipe in wanted.recipes:
             for seed in wanted.seeds:
                 folder = wanted.run_dir or Path(scratch)
                 folder.mkdir(parents=True, exist_ok=True)
-                curve = train(recipe, seed, wanted.test_freq, folder)
+                curve = train(recipe, seed, wanted.test_freq, folder, wanted.threads)
+                curves.setdefault(recipe, []).append(curve)
                 values = " | ".join(f"{each:.1f}" for each in curve.accuracy.values())
                 print(f"| {recipe}, seed {seed} | {values} |", flush=True)
                 if curve.learned:
                     scores = " | ".join(f"{each:.2f}" for each in curve.learned.values())
                     print(f"| {recipe}, seed {seed}, learned reward | {scores} |", flush=True)
-                print(f"{curve.step_s:.2f} s per step, {curve.usage}", flush=True)
+                print(f"{curve.step_s:.2f} s per step, {curve.usage}", *curve.alarms, flush=True)
                 if curve.gain < GAINS.get(recipe, 0.0):
                     missed.append(f"{recipe}, seed {seed}: {curve.gain:+.1f} points")
                 if curve.last < REACHED.get(recipe, 0.0):
                     missed.append(f"{recipe}, seed {seed}: {curve.last:.1f} %")
+    if wanted.plot:
+        title = f"{len(wanted.seeds)} seeds: mean and extremes"
+        lines = {name: line(each) for name, each in curves.items()}
+        write_line_chart(wanted.plot, title, ("step", "accuracy in %"), lines, top=100.0)
     for each in missed:
         print(f"too little: {each}")
     return 1 if missed else 0
 
 
-def train(recipe: str, seed: int, test_freq: int, folder: Path) -> Curve:
+def train(recipe: str, seed: int, test_freq: int, folder: Path, num_threads: int = 1) -> Curve:
     """Train a recipe and return its curve."""
     name = f"{recipe}-seed{seed}"
     more = []
@@ -91,18 +107,36 @@ def train(recipe: str, seed: int, test_freq: int, folder: Path) -> Curve:
         more.append(f"actor_rollout_ref.ref.model.path={teacher(folder)}")
     if recipe in SCORED:
         more.append(f"reward.reward_model.model.path={reward_model(folder, seed)}")
+    if recipe in PRETRAINED:
+        more += pretrained(folder)
     usage = rlctl(
         folder,
         *("train", "ppo" if recipe == "ppo" else "grpo", "--recipe", recipe, "--inline"),
-        *("--name", name, f"trainer.seed={seed}", f"data.seed={seed}", "trainer.num_threads=1"),
-        *(f"trainer.test_freq={test_freq}", *more),
+        *("--name", name, f"trainer.seed={seed}", f"data.seed={seed}"),
+        *(f"trainer.num_threads={num_threads}", f"trainer.test_freq={test_freq}", *more),
     )
-    rows = metric_rows(folder / "runs" / "quickstart" / name)
+    [run] = folder.glob(f"runs/[!.]*/{name}")
+    rows = metric_rows(run)
     seconds = [row["timing_s/step"] for row in rows if "timing_s/step" in row]
     accuracy = validated(rows, "val-core/", "")
     learned = validated(rows, "val-aux/", "/model_reward/mean@1")
     percent = {step: 100 * value for step, value in accuracy.items()}
-    return Curve(percent, learned, sum(seconds) / len(seconds), usage)
+    alarms = [f"alarm: {alarm['name']}" for alarm in alarms_of(read_events(run))]
+    return Curve(percent, learned, sum(seconds) / len(seconds), usage, alarms)
+
+
+def line(curves: list[Curve]) -> Line:
+    """Return lowest, mean and highest accuracy by step."""
+    values = {step: [curve.accuracy[step] for curve in curves] for step in curves[0].accuracy}
+    return Line([(step, min(y), statistics.fmean(y), max(y)) for step, y in values.items()])
+
+
+def pretrained(folder: Path) -> list[str]:
+    """Write the sums that the recipe reads; return the settings of its model."""
+    if not (folder / "data" / "sums").exists():
+        rows = ("--level", "0", "--train", "302", "--val", "96")
+        rlctl(folder, "prep", "arithmetic", *rows, "--out", "data/sums")
+    return [f"actor_rollout_ref.model.path={gguf_file()}"]
 
 
 def validated(rows: list[dict[str, float]], start: str, end: str) -> dict[int, float]:

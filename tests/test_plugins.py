@@ -29,7 +29,7 @@ def test_unknown_name_raises_with_a_suggestion() -> None:
     assert (
         caught.value.problems[0].hint
         == "did you mean 'gsm8k'? known: geo3k, gsm8k, judge, judge_group, judge_pairs, math, "
-        "reasoning_gym, same_text, FILE.py:NAME or module:NAME"
+        "pattern, reasoning_gym, same_text, FILE.py:NAME or module:NAME"
     )
     with pytest.raises(ConfigError) as caught:
         plugins.load("environments", "game.py")

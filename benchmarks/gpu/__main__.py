@@ -5,9 +5,10 @@
 
 It needs Python 3.11 or later, torch 2.11 or later, transformers and the packages that `python -m
 benchmarks.gpu.wheels FOLDER` collects for a machine without a registry. Each rung has a process
-of its own and at most `--minutes`; the ladder stops at the first one that fails, unless told to
-`--keep-going`. Rungs whose packages are missing are skipped. Prints tables and writes results.json
-and results.md to the folder `--out`. The exit code is 1 if a rung failed.
+of its own and at most `--minutes`, or the longer time that it states. The ladder stops at the first
+one that fails, unless told to `--keep-going`. Rungs whose packages are missing are skipped. Prints
+tables and writes results.json, results.md and a log per rung to the folder `--out`. The exit code
+is 1 if a rung failed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main() -> int:
     # A forked process cannot use CUDA if torch counted GPUs by CUDA before.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["PYTHONPATH"] = python_path(Path(folder))
+        os.environ["PYTHONPATH"] = python_path(Path(folder), given.any_torch)
         # Rungs are processes of multiprocessing, which have the path of this one.
         sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
         rows = climb([_RUNGS[name] for name in given.rungs], given)
@@ -58,9 +59,12 @@ def climb(chosen: list[rungs.Rung], given: argparse.Namespace) -> list[report.Ro
         else:
             print(f"\n{rung.name}", flush=True)
             settings = Settings(given.device, given.tiny)
-            found = rungs.run(rung, settings, 60 * given.minutes, given.out)
+            minutes = max(given.minutes, 0 if given.tiny else rung.minutes)
+            found = rungs.run(rung, settings, 60 * minutes, given.out)
             state = "failed" if report.has_failed(found) else state
             print(report.text(found), flush=True)
+            if state == "failed":
+                print(rungs.end_of_log(rung, given.out), flush=True)
         took = time.monotonic() - begin
         ladder = {"rung": rung.name, "table": report.LADDER, "name": rung.name}
         rows += [*found, ladder | {"state": state, "seconds": took}]
@@ -81,7 +85,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default=default)
     parser.add_argument("--tiny", action="store_true", help="shapes for a CPU")
-    parser.add_argument("--minutes", type=float, default=3.0, help="limit of each rung")
+    parser.add_argument("--minutes", type=float, default=3.0, help="least limit of each rung")
+    parser.add_argument("--any-torch", action="store_true", help="try vLLM beside any torch")
     parser.add_argument("--rungs", nargs="+", choices=_RUNGS, default=list(_RUNGS))
     parser.add_argument("--keep-going", action="store_true", help="also after a rung that failed")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))

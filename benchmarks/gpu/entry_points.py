@@ -6,14 +6,17 @@ import os
 import tomllib
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).parents[2]
 _NAME, _VERSION = "rlctl", "0.0.0"
 
 
-def python_path(folder: Path) -> str:
+def python_path(folder: Path, any_torch: bool = False) -> str:
     """Write rlctl's metadata as a package to `folder`; return a PYTHONPATH with both.
 
-    The checkout comes first, so that its code is used even where another rlctl is installed.
+    With `any_torch` it requires no version of torch, so that vLLM is tried beside another one. The
+    checkout comes first, so that its code is used even where another rlctl is installed.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = []
@@ -22,7 +25,11 @@ def python_path(folder: Path) -> str:
     package = folder / f"{_NAME}-{_VERSION}.dist-info"
     package.mkdir(parents=True)
     (package / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    needs = [f"Requires-Dist: {each}" for each in project["dependencies"]]
+    required = [
+        "torch" if any_torch and Requirement(each).name == "torch" else each
+        for each in project["dependencies"]
+    ]
+    needs = [f"Requires-Dist: {each}" for each in required]
     for extra, packages in project["optional-dependencies"].items():
         needs += [f'Requires-Dist: {each}; extra == "{extra}"' for each in packages]
     head = ["Metadata-Version: 2.1", f"Name: {_NAME}", f"Version: {_VERSION}"]

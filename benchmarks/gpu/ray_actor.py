@@ -7,7 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
+from torch._dynamo import config
 
 from benchmarks.gpu.recorder import Recorder, Settings
 from rlctl.recipes.compose import compose
@@ -38,9 +40,15 @@ class Probe(Worker):
         return {
             "devices": torch.cuda.device_count() if self.device == "cuda" else 0,
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
-            "aot": hasattr(compiled, "aot_compile"),
+            "aot": _compiles_ahead(compiled),
             "error": float((compiled(values) - function(values)).abs().max()),
         }
+
+
+def _compiles_ahead(compiled: Any) -> bool:
+    """Return True if vLLM can compile ahead of time: it sets the option, off in torch 2.11."""
+    with config.patch(enable_aot_compile=True):
+        return hasattr(compiled, "aot_compile")
 
 
 def measure(settings: Settings, recorder: Recorder) -> None:
@@ -52,6 +60,7 @@ def measure(settings: Settings, recorder: Recorder) -> None:
         with open_pools(plan, logs, print, lambda _kind, **_fields: None) as pools:
             (pool,) = pools.workers.values()
             facts = pool.spawn("probe", Probe).facts()
+            counted = ray.cluster_resources().get("GPU", 0.0)
     expected = int(settings.device == "cuda")
-    holds = facts["aot"] and facts["error"] < 1e-3 and facts["devices"] == expected
-    recorder.row("ray", **facts, ok=holds)
+    holds = facts["aot"] and facts["error"] < 1e-3 and facts["devices"] == expected <= counted
+    recorder.row("ray", **facts, counted_by_ray=int(counted), ok=holds)

@@ -15,6 +15,7 @@ TITLES = {
     "correctness": "Correctness",
     "ray": "Process of Ray",
     "vllm": "vLLM in the trainer's process",
+    "engine": "Choices of vLLM",
     "steps": "Steps by phase",
     "memory": "Peak memory and plan",
     "link": "Link of weight sync",

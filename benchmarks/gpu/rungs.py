@@ -20,15 +20,20 @@ from typing import Any
 from benchmarks.gpu.recorder import NOTE, Recorder, Settings, read_rows
 
 GRACE_S = 5.0  # after its deadline, before a rung is killed
+_NUM_SHOWN = 40  # lines of the output of a rung that failed
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One rung: its function MODULE:NAME(settings, recorder), and the packages that it needs."""
+    """One rung: its function MODULE:NAME(settings, recorder), and the packages that it needs.
+
+    It has `minutes` at least.
+    """
 
     name: str
     function: str
     packages: tuple[str, ...] = ()
+    minutes: float = 0.0
 
     @property
     def missing(self) -> list[str]:
@@ -45,7 +50,7 @@ RUNGS = (
     Rung("vllm-eager", "benchmarks.gpu.vllm_cycle:eager", ("vllm",)),
     Rung("vllm-compiled", "benchmarks.gpu.vllm_cycle:compiled", ("vllm",)),
     Rung("vllm-lora", "benchmarks.gpu.vllm_cycle:lora", ("vllm", "peft")),
-    Rung("steps", "benchmarks.gpu.steps:measure"),
+    Rung("steps", "benchmarks.gpu.steps:measure", minutes=8.0),
     Rung("lora", "benchmarks.gpu.steps:lora", ("peft",)),
     Rung("offload", "benchmarks.gpu.memory:measure"),
     Rung("resume", "benchmarks.gpu.correctness:resume"),
@@ -72,7 +77,7 @@ def run(rung: Rung, settings: Settings, seconds: float, out: Path) -> list[dict[
 
     A rung that fails or exceeds its time adds a note with `failed`; its output is in `out`.
     """
-    rows_file, log = out / f"{rung.name}.jsonl", out / f"{rung.name}.log"
+    rows_file, log = out / f"{rung.name}.jsonl", _log(rung, out)
     rows_file.unlink(missing_ok=True)
     context = get_context("forkserver")
     context.set_forkserver_preload(preloaded(settings.device))
@@ -105,7 +110,20 @@ def _work(rung: Rung, settings: Settings, seconds: float, rows: Path, log: Path)
         getattr(import_module(module), name)(settings, Recorder(rung.name, file, deadline))
 
 
-def _tail(log: Path) -> str:
+def end_of_log(rung: Rung, out: Path) -> str:
+    """Return the last lines that a rung has printed, for a machine whose files are lost soon."""
+    return "\n".join(_lines(_log(rung, out))[-_NUM_SHOWN:])
+
+
+def _log(rung: Rung, out: Path) -> Path:
+    return out / f"{rung.name}.log"
+
+
+def _lines(log: Path) -> list[str]:
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    lines = [line for line in text.splitlines() if line.strip()]
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _tail(log: Path) -> str:
+    lines = _lines(log)
     return lines[-1][:300] if lines else "no output"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from benchmarks.gpu.work import ACTOR, build_actor, experience, pool
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.model.load import compute_dtype
+from rlctl.runtime.rollout.vllm_engine.versions import check_installed
 from rlctl.runtime.workers.actor import ActorWorker
 
 SHAPE = "Qwen2.5-0.5B"
@@ -47,13 +49,18 @@ def lora(settings: Settings, recorder: Recorder) -> None:
 
 
 def _cycle(settings: Settings, recorder: Recorder, updates: int, *overrides: str) -> None:
-    """Write a row for the start, and one for each load of weights with what follows."""
+    """Write a row for the start, and one for each load of weights with what follows.
+
+    The installed vLLM must be one that a run accepts, as `steps` demands it.
+    """
+    check_installed(settings.device)
     fixed = f"{ROLLOUT}.name=vllm", f"{ACTOR}.optim.weight_decay=0"
     with tempfile.TemporaryDirectory() as folder, pool(settings.device) as opened:
         shape = write_config(Path(folder), SHAPE, settings.tiny)
         worker = build_actor(opened, shape, *fixed, *overrides)
         took = _timed(worker.start_engine, settings)
         recorder.row("vllm", what="start, then sleep", seconds=took)
+        recorder.row("engine", **engine_facts(worker))
         for number in range(updates + 1):
             _check(worker, number, settings, recorder)
             if number < updates:
@@ -71,6 +78,7 @@ def _check(worker: ActorWorker, number: int, settings: Settings, recorder: Recor
         lambda: found.append(worker.generate_sequences(_prompts(), seed=number)), settings
     )
     ours = worker.compute_log_probs(found[0]).log_probs.values
+    used = _free_gib(device)
     difference = float((ours - found[0].rollout_log_probs.values).abs().mean())
     size = compute_dtype(worker.spec.model, device).itemsize
     num_bytes = size * sum(value.numel() for value in worker.policy.parameters())
@@ -84,8 +92,29 @@ def _check(worker: ActorWorker, number: int, settings: Settings, recorder: Recor
         log_prob_error=difference,
         free_gib_asleep=asleep,
         free_gib_with_weights=awake,
+        free_gib_after_generation=used,
         ok=difference <= _LIMITS[device] and slept,
     )
+
+
+def engine_facts(worker: ActorWorker) -> dict[str, Any]:
+    """Return what vLLM has chosen: its version, runner, attention, cache, and share of memory."""
+    from rlctl.runtime.rollout.vllm_engine.weights import model_runner
+
+    engine: Any = worker.engine
+    runner = model_runner(engine.llm)
+    cache = runner.vllm_config.cache_config
+    layers = runner.vllm_config.compilation_config.static_forward_context.values()
+    backends = (layer.get_attn_backend() for layer in layers if hasattr(layer, "get_attn_backend"))
+    attention = {backend.get_name() for backend in backends}
+    return {
+        "version": import_module("vllm").__version__,
+        "runner": f"{type(runner).__module__}.{type(runner).__name__}",
+        "attention": ", ".join(sorted(attention)),
+        "kv_blocks": cache.num_gpu_blocks,
+        "kv_block_tokens": cache.block_size,
+        "memory_share": cache.gpu_memory_utilization,
+    }
 
 
 def _prompts() -> Prompts:

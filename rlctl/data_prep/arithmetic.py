@@ -63,6 +63,7 @@ ASK = (
     "How many {items} are there now?",
 )
 
+_RECIPES = ("grpo --recipe sums_smollm", "ppo --recipe ppo")  # of level 0, of others
 # Consecutive draws of known questions after which the templates count as exhausted.
 MAX_REPEATS = 2000
 
@@ -108,14 +109,13 @@ class ArithmeticParams(ToolsParams):
     """Options of `rlctl prep arithmetic`."""
 
     train: int = option(4096, "N", "Training problems.", ge=1)
-    val: int = option(
-        256, "M", "Validation problems; none of them is among the training problems.", ge=1
-    )
+    val: int = option(256, "M", "Validation problems; none of them is for training.", ge=1)
     seed: int = Field(default=0, description="The same seed makes the same files.")
     level: int = Field(
         default=2,
-        description="1: one or two steps, numbers to 30. 2: one to three steps, to 99. "
-        "3: two or three steps, to 999. 4: one or two steps, to 9,999, for a calculator.",
+        description="0: sums of two numbers to 20, 398 in all. 1: one or two steps, numbers to 30. "
+        "2: one to three steps, to 99. 3: two or three steps, to 999. "
+        "4: one or two steps, to 9,999, for a calculator.",
     )
     careless: float = option(
         0.0,
@@ -130,7 +130,7 @@ class ArithmeticParams(ToolsParams):
     ArithmeticParams,
     "rlctl prep arithmetic --out data/arithmetic --train 4096 --val 256 --seed 1 --level 2",
     default_out="data/arithmetic",
-    train=lambda params: None if params.tools else "ppo --recipe ppo",
+    train=lambda params: None if params.tools else _RECIPES[params.level > 0],
 )
 def arithmetic(params: ArithmeticParams) -> dict[str, list[PromptRow]]:
     """Word problems from templates, with GSM8K's schema and scorer: train.parquet, val.parquet.
@@ -139,12 +139,12 @@ def arithmetic(params: ArithmeticParams) -> dict[str, list[PromptRow]]:
     solution, such as "12 + 5 = 17 ; 17 - 3 = 14 ; #### 14", is in extra_info.answer.
     """
     names = params.tool_names()
+    if not params.level:
+        from rlctl.data_prep.sums import sums
+
+        return sums(params.train, params.val, params.seed, names)
     train, val = train_and_validation(
-        params.train,
-        params.val,
-        seed=params.seed,
-        level=params.level,
-        careless=params.careless,
+        params.train, params.val, seed=params.seed, level=params.level, careless=params.careless
     )
     return {"train": with_tools(train, names), "val": with_tools(val, names)}
 

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.gpu import correctness, report, rungs
 from benchmarks.gpu.__main__ import climb
 from benchmarks.gpu.entry_points import ROOT, python_path
+from benchmarks.gpu.ray_actor import _compiles_ahead
 from benchmarks.gpu.recorder import NOTE, Settings
 from benchmarks.gpu.rungs import RUNGS, Rung
 from benchmarks.gpu.shapes import write_config
@@ -142,6 +143,40 @@ def test_a_checkout_has_its_entry_points_without_installation(tmp_path: Path) ->
     needs = next(iter(distributions(name="rlctl", path=[second]))).requires
     assert needs is not None
     assert any(each.startswith("vllm>=") for each in needs)
+    assert any(each.startswith("torch==") for each in needs)
+
+
+def test_a_checkout_may_try_any_torch(tmp_path: Path) -> None:
+    python_path(tmp_path, any_torch=True)
+    needs = next(iter(distributions(name="rlctl", path=[str(tmp_path)]))).requires
+    assert needs is not None
+    assert "torch" in needs
+    assert not any(each.startswith("torch=") for each in needs)
+    assert any(each.startswith("vllm>=") for each in needs)
+
+
+def test_an_option_of_compilation_that_is_off_by_default_does_not_fail_a_rung() -> None:
+    compiled = torch.compile(torch.nn.functional.silu, fullgraph=True)
+    with torch._dynamo.config.patch(enable_aot_compile=False):  # as in torch 2.11
+        assert _compiles_ahead(compiled)
+
+
+def test_a_rung_has_the_time_that_it_needs_and_its_output_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits: list[float] = []
+
+    def run(rung: Rung, settings: Settings, seconds: float, out: Path) -> list[report.Row]:
+        limits.append(seconds)
+        (out / f"{rung.name}.log").write_text("first line\nlast line\n")
+        return [{"rung": rung.name, "table": NOTE, "what": "a", "why": "b", "failed": True}]
+
+    monkeypatch.setattr(rungs, "run", run)
+    given = {"device": "cpu", "tiny": False, "minutes": 3.0, "out": tmp_path, "keep_going": True}
+    climb([Rung("a", "a:a"), Rung("b", "b:b", minutes=8.0)], argparse.Namespace(**given))
+    climb([Rung("b", "b:b", minutes=8.0)], argparse.Namespace(**given | {"tiny": True}))
+    assert limits == [180.0, 480.0, 180.0]
+    assert "first line\nlast line\na: failed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("scale", "limit_s"), [(("7B", 8, 8), 0.6), (("32B", 32, 32), 3.0)])

@@ -22,6 +22,7 @@ import grpc
 import psutil
 import pytest
 import ray
+import torch
 from ray._private import parameter
 from ray.exceptions import ActorUnavailableError
 
@@ -30,7 +31,7 @@ from rlctl.errors import MissingExtraError, ResourceError, RlctlError, Terminate
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster import access, daemons, fork_server
 from rlctl.runtime.cluster.pool import gather
-from rlctl.runtime.cluster.session import _options, ray_session
+from rlctl.runtime.cluster.session import _Local, _options, ray_session
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.store import use_interface_to
@@ -249,6 +250,20 @@ def test_settings_reach_ray_which_is_private_and_stale_folders_are_removed(
     os.environ.pop("RAY_AUTH_MODE")  # set by Ray
     tracker.kill()
     tracker.wait()
+
+
+def test_a_started_cluster_has_the_gpus_that_torch_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["ray_kwargs.ray_init.num_gpus=3"]
+    inits = [compose("ppo", each).config.ray_kwargs.ray_init for each in ([], given)]
+    for count, expected in ((0, [None, 3]), (2, [2, 3])):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        options = [
+            _Local(_options(init, 1, None), init, 1, 60.0, set())._options(tmp_path, False)
+            for init in inits
+        ]
+        assert [each["num_gpus"] for each in options] == expected
 
 
 def test_an_unknown_release_of_ray_starts_all_its_daemons(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,16 @@ Log-probs, gradients and responses are compared with those of transformers, runs
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -24,7 +28,7 @@ from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.data.tokenizer import encode_prompt, load_tokenizer, stop_token_ids
-from rlctl.runtime.model.adapter_names import merged_parameters
+from rlctl.runtime.model.adapter_names import engine_parameters, merged_parameters
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.lora import add_adapters
@@ -34,6 +38,7 @@ from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
 from tests.e2e.command import metrics, rlctl, train
 from tests.e2e.killed_runs import learned
+from tests.generation import engine_spec
 from tests.settings import given
 from tests.tolerance import assert_all_as_exact, assert_as_exact, in_float64
 from tools.real_model import gguf_file
@@ -246,6 +251,28 @@ def check_responses(model: PreTrainedModel, prompts: Ragged) -> None:
     assert_as_exact(torch.cat([*sampled.log_probs.rows()]), *own)
 
 
+@pytest.mark.extra("vllm")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_vllm_reports_the_log_probs_of_transformers(
+    model: PreTrainedModel, folder: Path, texts: tuple[Ragged, Ragged], dtype: torch.dtype
+) -> None:
+    from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+
+    policy, prompts = model.to(dtype), texts[0]
+    spec = engine_spec(folder, "actor_rollout_ref.rollout.name=vllm", max_length=256)
+    engine = VLLMEngine.from_spec(replace(spec, dtype=dtype), None)
+    try:
+        engine.load_weights(engine_parameters(policy, lambda _: True))
+        limits = torch.full((len(prompts),), 24)
+        found = engine.generate(prompts, SamplingParams(1.0, 1.0, -1, (2,), limits, 7, 1))
+    finally:
+        engine.close()
+    sampled = (prompts, found.response_ids)
+    with torch.no_grad():
+        own = of_transformers(policy, sampled), of_transformers(in_float64(policy), sampled)
+    assert_as_exact(found.log_probs.values, *own)
+
+
 def test_adapters_train_as_the_merged_model(
     model: PreTrainedModel, folder: Path, texts: tuple[Ragged, Ragged]
 ) -> None:
@@ -303,6 +330,54 @@ def test_an_export_generates_the_same_tokens_in_transformers(
     assert own.get_vocab() == tokenizer.get_vocab()
     exported = AutoModelForCausalLM.from_pretrained(root / "out", dtype=torch.float32)
     check_responses(exported, texts[0])
+
+
+@pytest.mark.extra("lm-eval")
+def test_tasks_score_an_export_before_training_as_the_file(
+    root: Path, data: Path, gguf: Path, folder: Path
+) -> None:
+    own = settings(data, model=gguf, lr=0.0, steps=1)
+    still = train("sft", "still", "--inline", *own, cwd=root)
+    rlctl("export", still.name, "same", cwd=root)
+    assert tensors(root / "same") == tensors(folder)
+    lines = [json.dumps({"question": question, "answer": answer}) for question, answer in ROWS]
+    (root / "rows.jsonl").write_text("\n".join(lines))
+    (root / "answers.yaml").write_text(yaml.safe_dump(task(root)))
+    scores = [evaluated(each, root) for each in (gguf, folder, root / "same")]
+    assert [each["metric"] for each in scores[0]] == ["perplexity", "acc"]
+    assert 1 < scores[0][0]["value"] < 1e30
+    assert scores[0] == scores[1] == scores[2]
+
+
+def tensors(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of each tensor of a model's folder."""
+    values = load_file(folder / "model.safetensors")
+    return {name: value.numpy().tobytes() for name, value in values.items()}
+
+
+def task(folder: Path) -> dict[str, Any]:
+    """Return the task of lm-eval that measures how likely the answers of `ROWS` are."""
+    files = {"data_files": {"test": str(folder / "rows.jsonl")}}
+    higher = {"perplexity": False, "acc": True}
+    return {
+        "task": "rlctl_answers",
+        "dataset_path": "json",
+        "dataset_kwargs": files | {"cache_dir": str(folder / "cache")},
+        "test_split": "test",
+        "output_type": "loglikelihood",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{answer}}",
+        "metric_list": [
+            {"metric": name, "aggregation": mean, "higher_is_better": higher[name]}
+            for name, mean in (("perplexity", "perplexity"), ("acc", "mean"))
+        ],
+    }
+
+
+def evaluated(model: Path, folder: Path) -> list[dict[str, Any]]:
+    """Return the metrics of a model on that task."""
+    words = ("--task-dir", folder, "--tasks", "rlctl_answers", "--json")
+    return json.loads(rlctl("eval", model, *words, cwd=folder).stdout)["results"]
 
 
 def test_grpo_with_adapters_on_the_file(root: Path, data: Path, gguf: Path) -> None:

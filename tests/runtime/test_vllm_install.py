@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from rlctl.runtime.rollout.auto import AutoEngine, select_engine
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.vllm_engine.cpu import HEAD_SIZES, rotate_unaligned_heads
 from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+from rlctl.runtime.rollout.vllm_engine.startup import set_environment, shows_output
 from rlctl.runtime.rollout.vllm_engine.versions import check_versions
 from tests.settings import given
 
@@ -105,3 +108,18 @@ def test_16_bit_heads_of_any_size_are_rotated(size: int, monkeypatch: pytest.Mon
     for found, expected in zip(rounded, exact, strict=True):
         assert found is not None
         torch.testing.assert_close(found.float(), expected, atol=0.05, rtol=0.02)
+
+
+def test_the_level_of_the_log_and_the_sampler_may_be_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    level, sampler = "VLLM_LOGGING_LEVEL", "VLLM_USE_FLASHINFER_SAMPLER"
+    monkeypatch.setattr(os, "environ", {})
+    set_environment()
+    assert os.environ[level] == "ERROR"
+    assert os.environ[sampler] == "0"  # this environment has no FlashInfer
+    assert [shows_output(log) for log in (None, Path("actor.log"))] == [False, True]
+    os.environ |= {level: "INFO", sampler: "1"}
+    set_environment()
+    assert (os.environ[level], os.environ[sampler]) == ("INFO", "1")
+    assert shows_output(None)

@@ -176,11 +176,18 @@ class _Local:
         return self.options | {
             "runtime_env": environment | {"env_vars": variables},
             "num_cpus": self.num_cpus,
-            "num_gpus": self.init.num_gpus,
+            "num_gpus": self.init.num_gpus if self.init.num_gpus is not None else _num_gpus(),
             "object_store_memory": self.init.object_store_memory,
             "include_dashboard": dashboard,
             "_temp_dir": str(folder),
         }
+
+
+def _num_gpus() -> int | None:
+    """Return the number of GPUs that torch sees; None if it sees none, so that Ray counts."""
+    import torch
+
+    return torch.cuda.device_count() or None
 
 
 def _options(init: schema.RayInit, num_threads: int, address: str | None) -> dict[str, Any]:

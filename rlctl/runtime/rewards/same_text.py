@@ -9,7 +9,7 @@ from rlctl.runtime.rewards.functions import in_process
 
 
 @in_process
-@declare(data_sources=("rlctl/shapes",))
+@declare(data_sources=("rlctl/shapes", "rlctl/sums"))
 def score(
     data_source: str,
     solution_str: str,

@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,14 +66,28 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run in this process: faster start, no serialization
-    "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
+_LEVEL = "VLLM_LOGGING_LEVEL"
+_QUIET = "ERROR"  # unless another level is set
+
+
+def set_environment() -> None:
+    """Set vLLM's variables; a level of its log, and a choice of its sampler, may be given."""
+    os.environ.update(_ENVIRONMENT)
+    os.environ.setdefault(_LEVEL, _QUIET)
+    if find_spec("flashinfer") is None:  # vLLM imports it on a GPU to ask what it can do
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+
+
+def shows_output(log_path: Path | None) -> bool:
+    """Return True if vLLM's output is kept: it has a file, or a level is given that asks for it."""
+    return log_path is not None or os.environ.get(_LEVEL, _QUIET) != _QUIET
 
 
 def prepare(spec: EngineSpec) -> None:
     """Import vLLM and patch it for this process."""
-    os.environ.update(_ENVIRONMENT)
+    set_environment()
     if spec.rank_info.host:  # else vLLM looks for a way to the internet
         os.environ.setdefault("VLLM_HOST_IP", spec.rank_info.host)
     on_cpu = spec.rank_info.device == "cpu"
@@ -256,11 +271,11 @@ def _quiet(spec: EngineSpec) -> Iterator[None]:
     """Keep vLLM's output from the terminal; print it if the block raises.
 
     In a process with a log file it goes there at once, and so do stacks and NCCL's warnings of a
-    process that is killed.
+    process that is killed. If VLLM_LOGGING_LEVEL asks for more, nothing is kept from the terminal.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with _captured() if spec.rank_info.log_path is None else nullcontext():
+        with nullcontext() if shows_output(spec.rank_info.log_path) else _captured():
             yield
 
 

@@ -1,0 +1,58 @@
+"""Sums of two numbers, answered by the number alone: level 0 of `rlctl prep arithmetic`.
+
+Two examples before the question show the form, so that a small chat model answers in it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import product
+
+from rlctl.data_prep.agent_columns import with_tools
+from rlctl.data_prep.rows import PromptRow
+from rlctl.errors import UsageError
+
+DATA_SOURCE = "rlctl/sums"
+LARGEST = 20
+_QUESTION = "What is {} + {}?"
+_EXAMPLES = (((6, 11), 17), ((9, 4), 13))
+_CHAT = [
+    {"role": role, "content": text}
+    for pair, answer in _EXAMPLES
+    for role, text in (("user", _QUESTION.format(*pair)), ("assistant", str(answer)))
+]
+
+
+def sums(
+    num_train: int, num_val: int, seed: int, tools: Sequence[str]
+) -> dict[str, list[PromptRow]]:
+    """Return training and validation rows without common questions.
+
+    Raises UsageError if they are more than the sums that there are.
+    """
+    shown = [pair for pair, _ in _EXAMPLES]
+    pairs = [pair for pair in product(range(1, LARGEST + 1), repeat=2) if pair not in shown]
+    if num_train + num_val > len(pairs):
+        raise UsageError(
+            f"level 0 has {len(pairs)} different problems, requested {num_train + num_val}",
+            hint="such as --train 302 --val 96, or use a higher --level",
+        )
+    random.Random(seed).shuffle(pairs)
+    chosen = {"train": pairs[:num_train], "val": pairs[num_train : num_train + num_val]}
+    return {
+        split: with_tools([_row(split, i, *pair) for i, pair in enumerate(each)], tools)
+        for split, each in chosen.items()
+    }
+
+
+def _row(split: str, index: int, first: int, second: int) -> PromptRow:
+    question, truth = _QUESTION.format(first, second), str(first + second)
+    return PromptRow(
+        data_source=DATA_SOURCE,
+        prompt=[*_CHAT, {"role": "user", "content": question}],
+        ground_truth=truth,
+        ability="math",
+        style="rule",
+        extra_info={"split": split, "index": index, "question": question, "answer": truth},
+    )
