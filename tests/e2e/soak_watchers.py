@@ -166,7 +166,7 @@ class Watched:
 
 
 def _kill_supervisor(watched: Watched) -> list[str]:
-    """Kill the supervisor twice; its driver saves and stops, and a resume goes on from there."""
+    """Kill the supervisor twice; its driver saves and stops, and a resume continues."""
     wrong: list[str] = []
     for _ in range(2):
         process = watched.begin("--inline", "--retries", "2")
@@ -353,7 +353,7 @@ def _views(board: Board) -> list[Any]:
 
 
 def _kill_board_of_a_resume(watched: Watched) -> list[str]:
-    """Let the board stop and resume the run, and kill it while the run goes on."""
+    """Let the board stop and resume the run, and kill it while the run continues."""
     process = start(*watched.command, "watched", cwd=watched.folder, marker=watched.marker)
     wait_until(lambda: watched.rows > 2 or process.poll() is not None, process.pid, "three rows")
     with _board(watched) as board:
