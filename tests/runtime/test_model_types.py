@@ -253,6 +253,7 @@ def delta_kernel(chunk: Any) -> Any:
     """Return `chunk` of transformers as flash-linear-attention has it: with `cu_seqlens`."""
 
     def kernel(*qkv: Tensor, cu_seqlens: Tensor | None, **arguments: Any) -> tuple[Tensor, None]:
+        arguments.pop("seq_idx", None)
         sizes = cu_seqlens.diff().tolist()
         parts = zip(*(each.split(sizes, dim=1) for each in qkv), strict=True)
         gates = zip(
