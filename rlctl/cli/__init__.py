@@ -31,6 +31,11 @@ class LazyCommand(TyperCommand):
         found = group.commands.get(self.name or "", group)
         if found is group:
             group.name, group.help, group.no_args_is_help = self.name, self.help, True
+            for name in plugins.names("commands"):
+                if name.startswith(f"{self.name}."):
+                    added = PluginCommand(name, "").load()
+                    added.name = name.partition(".")[2]
+                    group.add_command(added)
         return found
 
 
@@ -133,7 +138,8 @@ class RootGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
         own = super().list_commands(ctx)
-        return [*own, *(name for name in plugins.names("commands") if name not in own)]
+        more = [name for name in plugins.names("commands") if "." not in name]
+        return [*own, *(name for name in more if name not in own)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None if neither rlctl nor another package has it."""

@@ -20,6 +20,7 @@ import pytest
 from rlctl.errors import ConfigError
 from rlctl.plugins.console import notices
 from rlctl.plugins.console.notify import LOG_FILE, check_targets
+from tests.processes import gone
 
 # Drives a run without steps, and ends as its first argument says.
 DRIVER = """
@@ -101,7 +102,7 @@ def drive(
 
 
 def wait_for_exit(pid: int) -> None:
-    while Path(f"/proc/{pid}").exists() and "zombie" not in Path(f"/proc/{pid}/status").read_text():
+    while not gone(pid):
         time.sleep(0.05)
 
 
@@ -122,7 +123,8 @@ def test_a_killed_run_is_reported_by_its_watcher(tmp_path: Path):
     assert "step 3: KL runaway" in server.received[0]["message"]
     assert "rlctl show night" in server.received[1]["message"]
     log = log_of(tmp_path)
-    assert log.count("MY_HOOK try 1: sent") == 1 and "MY_HOOK try 2: sent" in log
+    assert log.count("MY_HOOK try 1: sent") == 1
+    assert "MY_HOOK try 2: sent" in log
     written = "".join(
         path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()
     )
@@ -171,13 +173,11 @@ def test_a_wrong_receiver_is_refused(target: str, message: str, monkeypatch: pyt
 
 
 def test_addresses_of_chats_are_known(monkeypatch: pytest.MonkeyPatch):
-    teams = (
-        "https://prod-1.westus.logic.azure.com:443/workflows/643e69f8/triggers/manual/paths/invoke"
-    )
+    teams = "https://prod-1.westus.logic.azure.com:443/workflows/64/triggers/manual/paths/invoke"
     addresses = {
         "SLACK_URL": "https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ",
         "DISCORD_URL": f"https://discord.com/api/webhooks/{'4' * 18}/{'A' * 64}",
-        "TEAMS_URL": f"{teams}?api-version=2016-06-01&sp=%2Ftriggers%2Fmanual%2Frun&sv=1.0&sig=abcdef",
+        "TEAMS_URL": f"{teams}?api-version=2016-06-01&sp=%2Ftriggers&sv=1.0&sig=abcdef",
         "NTFY_URL": "ntfy://ntfy.sh/rlctl",
         "MAIL_URL": "mailto://user:password@example.com",
     }

@@ -12,25 +12,32 @@ from rlctl.errors import ConfigError
 from rlctl.plugins.console.stop_rules import KEY, StopRules
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
-from rlctl.tracking.jsonl import read_metrics
 from tests.e2e.command import metrics, reproducible, rlctl
 from tests.recorded import record
+from tests.settings import given
 
 ACC = "val-core/x/acc/mean@1"
 
 
+BASE = compose("ppo", ["trainer.test_freq=1"]).config
+
+
 def config(*rules: str, **trainer: object) -> schema.Config:
     """Return the configuration of a run with rules, which validates."""
-    composed = compose("ppo", ["trainer.test_freq=1"]).config
     changed = {"stop_when": rules, **trainer}
-    return composed.model_copy(update={"trainer": composed.trainer.model_copy(update=changed)})
+    return BASE.model_copy(update={"trainer": BASE.trainer.model_copy(update=changed)})
 
 
-def end_of(tmp_path: Path, rules: list[str], rows: list[dict[str, float]], split: int = 0) -> int:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return RunDir.create(tmp_path_factory.mktemp("runs"), "p", "r", "ppo")
+
+
+def end_of(run: RunDir, rule: str, rows: list[dict[str, float]], split: int) -> int:
     """Return the step that ends the run, 0 if none does; the run is resumed after `split` steps."""
-    run = RunDir.create(tmp_path, "p", f"r{split}", "ppo")
+    run.metrics.unlink(missing_ok=True)
     record(run.path, {step: rows[step - 1] for step in range(1, split + 1)})
-    listener = StopRules(run, config(*rules))
+    listener = StopRules(run, config(rule))
     if split and listener.on_step(split, {}):
         return split
     for step in range(split + 1, len(rows) + 1):
@@ -61,14 +68,13 @@ def column(name: str, *values: float) -> list[dict[str, float]]:
     ],
 )
 def test_a_rule_ends_the_same_step_however_often_the_run_is_interrupted(
-    rule: str, rows: list[dict[str, float]], step: int, tmp_path: Path
+    rule: str, rows: list[dict[str, float]], step: int, run: RunDir
 ):
-    ends = [end_of(tmp_path, [rule], rows, split) for split in range(len(rows) + 1)]
-    assert ends == [max(step, split) if step else 0 for split in range(len(rows) + 1)]
+    splits = range((step or len(rows)) + 1)
+    assert [end_of(run, rule, rows, split) for split in splits] == [step] * len(splits)
 
 
-def test_hours_count_all_attempts(tmp_path: Path):
-    run = RunDir.create(tmp_path, "p", "r", "ppo")
+def test_hours_count_all_attempts(run: RunDir):
     run.update(seconds=7199.0)
     listener = StopRules(RunDir(run.path), config("hours(2)"))
     assert listener.on_step(1, {}) is None
@@ -92,7 +98,7 @@ def test_hours_count_all_attempts(tmp_path: Path):
     ],
 )
 def test_a_wrong_rule_is_one_clear_error(rule: str, message: str):
-    alarms = compose("ppo").config.trainer.alarms.model_copy(update={"kl": None})
+    alarms = BASE.trainer.alarms.model_copy(update={"kl": None})
     with pytest.raises(ConfigError) as raised:
         StopRules.check(config("hours(8)", rule, alarms=alarms), None, ["x"])
     (problem,) = raised.value.problems
@@ -108,23 +114,17 @@ def test_a_rule_about_validation_needs_validation():
             StopRules.check(settings, None, sources)
 
 
-def test_a_run_ends_early_and_trains_on_with_other_rules(tmp_path: Path):
+def test_a_run_ends_early_and_trains_on_with_other_rules(settings: list[str], tmp_path: Path):
     """The run is finished, exit code 0, and resumed it equals one that never stopped."""
-    settings = [
-        *("--inline", "trainer.total_training_steps=3", "trainer.save_freq=3"),
-        *("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4"),
-        *("data.val_files=null", "data.max_response_length=8"),
-    ]
+    words = ["--inline", *settings, *given(save=2, val=None), "trainer.logger=[console]"]
     rule = 'trainer.stop_when=["min(response_length/mean) > 0"]'
-    done = rlctl("train", "grpo", "--name", "a", *settings, rule, cwd=tmp_path)
+    done = rlctl("train", "grpo", "--name", "a", *words, rule, cwd=tmp_path)
     assert "step 1: the run ends, because trainer.stop_when has min(response_length" in done.stderr
     folder = tmp_path / "runs" / "quickstart" / "a"
     assert json.loads((folder / "run.json").read_text())["state"] == "finished"
-    assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")] == [1]
-    again = rlctl("resume", "a", "--inline", cwd=tmp_path)
-    assert "has already finished" in again.stderr
-    shown = rlctl("show", "a", cwd=tmp_path).stdout
-    assert "ended early" in shown
+    assert [row["step"] for row in metrics(folder)] == [0, 1]
+    assert "has already finished" in rlctl("resume", "a", "--inline", cwd=tmp_path).stderr
+    assert "ended early  step 1: trainer.stop_when" in rlctl("show", "a", cwd=tmp_path).stdout
     rlctl("resume", "a", "--inline", "trainer.stop_when=[]", cwd=tmp_path)
-    rlctl("train", "grpo", "--name", "b", *settings, cwd=tmp_path)
-    assert reproducible(metrics(folder)) == reproducible(metrics(folder.with_name("b")))
+    rlctl("train", "grpo", "--name", "b", *words, cwd=tmp_path)
+    assert reproducible(folder) == reproducible(folder.with_name("b"))

@@ -1,0 +1,3 @@
+from tests.e2e.conftest import settings, shelf
+
+__all__ = ["settings", "shelf"]
