@@ -31,11 +31,8 @@ class LazyCommand(TyperCommand):
         found = group.commands.get(self.name or "", group)
         if found is group:
             group.name, group.help, group.no_args_is_help = self.name, self.help, True
-            for name in plugins.names("commands"):
-                if name.startswith(f"{self.name}."):
-                    added = PluginCommand(name, "").load()
-                    added.name = name.partition(".")[2]
-                    group.add_command(added)
+            for name in plugins.names(kind := f"commands.{self.name}"):
+                group.add_command(get_command(plugins.load(kind, name)), name)
         return found
 
 
@@ -138,8 +135,7 @@ class RootGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
         own = super().list_commands(ctx)
-        more = [name for name in plugins.names("commands") if "." not in name]
-        return [*own, *(name for name in more if name not in own)]
+        return [*own, *(name for name in plugins.names("commands") if name not in own)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None if neither rlctl nor another package has it."""
@@ -175,10 +171,7 @@ def root(
     version: Annotated[  # noqa: ARG001
         bool,
         typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            help="Show the version and exit.",
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
     debug: Annotated[

@@ -25,7 +25,7 @@ from rlctl.cli import model_trial
 from rlctl.cli.commands import new
 from rlctl.cli.console import stderr, stdout
 from rlctl.cli.model_trial import run_trial
-from rlctl.data_prep.images import pattern
+from rlctl.data_prep.decoded_images import pattern
 from rlctl.data_prep.raw_data import final_answer, find_raw
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError

@@ -1,3 +1,0 @@
-from tests.e2e.conftest import settings, shelf
-
-__all__ = ["settings", "shelf"]
