@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
+from rlctl.cli import complete
 from rlctl.cli.console import notice, print_json, stdout, table
 from rlctl.cli.options import Json, Root, RunNames
 from rlctl.cli.views.runs import SHOWN_METRICS, short
@@ -19,11 +20,13 @@ from rlctl.monitoring.text import percent_or_number
 
 if TYPE_CHECKING:
     from rlctl.runs.compare import Comparison
+    from rlctl.runs.run import Run
+    from rlctl.runs.store import RunStore
 
 
 app = typer.Typer()
 
-Form = Literal["table", "csv", "markdown"]
+Form = Literal["table", "csv", "md", "markdown", "tex"]
 Figure = Callable[[str, float | None], str]  # returns the value of a metric as text
 
 _EXAMPLES = """
@@ -40,6 +43,10 @@ Examples:
   rlctl compare my-sweep 0 3                          two trials of a sweep
 
   rlctl compare my-sweep other-sweep                  the best trial of each
+
+  rlctl compare my-sweep --group-by actor_rollout_ref.actor.optim.lr    mean and 95 % interval
+
+  rlctl compare base-1 base-2 new-1 new-2 --group-by recipe --format tex
 """
 
 
@@ -59,6 +66,16 @@ def compare(
             help="Show this metric at every step; repeat for several.",
         ),
     ] = None,
+    group_by: Annotated[
+        str | None,
+        typer.Option(
+            "--group-by",
+            metavar="KEY",
+            help="Show mean, 95 % interval and n of the runs with the same value of this setting "
+            "or field, and test two groups for a difference, paired by seed.",
+            autocompletion=complete.key,
+        ),
+    ] = None,
     form: Annotated[
         Form,
         typer.Option("--format", help="Print the tables in this form."),
@@ -70,7 +87,8 @@ def compare(
 
     Runs that differ only in their seeds get a column with mean and standard deviation. Given one
     sweep, show its trials, best first, and the importance of each parameter. `SWEEP NUMBER…` and
-    `SWEEP-NUMBER` are the runs of trials, and a sweep among several names is its best trial.
+    `SWEEP-NUMBER` are the runs of trials, and a sweep among several names is its best trial; with
+    --group-by it is all its runs. A --metric of groups may be best(METRIC) and the like.
     """
     from rlctl import api
     from rlctl.cli.views.sweep import show_sweep
@@ -78,6 +96,9 @@ def compare(
     from rlctl.sweeps.selection import find_compared, whole_sweep
 
     store = RunStore(root)
+    if group_by is not None:
+        print_groups(store, runs, group_by, metrics or [], form, as_json)
+        return
     if len(runs) == 1 and (sweep := whole_sweep(store, runs[0])) is not None:
         show_sweep(sweep, as_json)
         return
@@ -95,6 +116,35 @@ def compare(
         print_curves(comparison, metrics, form)
     else:
         print_comparison(comparison, changed, form)
+
+
+def print_groups(
+    store: RunStore, names: Sequence[str], key: str, metrics: list[str], form: Form, as_json: bool
+) -> None:
+    """Print statistics of groups of runs."""
+    from rlctl.plugins import load
+    from rlctl.sweeps.results import runs_of
+    from rlctl.sweeps.selection import find_compared, whole_sweep
+
+    found: list[Run] = []
+    for name in names:
+        sweep = whole_sweep(store, name)
+        found += runs_of(sweep) if sweep is not None else find_compared(store, [name])
+    group = load("commands.compare", "group-by")
+    grouped = group(list({run.path: run for run in found}.values()), key, metrics)
+    if as_json:
+        print_json(grouped.as_json())
+        return
+    columns = ["metric", key, "n", "mean", "95 % interval", "min", "max"]
+    _print(table(columns, grouped.rows(), right=columns[2:]), form)
+    for pairs in grouped.pairs():
+        difference, (first, second) = pairs.differences, pairs.groups
+        low, high = difference.mean - difference.half, difference.mean + difference.half
+        notice(
+            f"{pairs.metric}: {second} − {first} is {difference.mean:.4g}, 95 % interval "
+            f"{low:.4g} to {high:.4g}, p = {difference.p_value():.3g} (paired t-test, "
+            f"{len(difference.values)} pairs)"
+        )
 
 
 _WITH_BEST = ("val-core/", "critic/score", "train/loss")
@@ -190,9 +240,25 @@ def _print(built: Table, form: Form) -> None:
     if form == "csv":
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
         return
+    if form == "tex":
+        sys.stdout.write(_as_tex(rows))
+        return
     rows.insert(1, ["---"] * len(rows[0]))
     for row in rows:
         sys.stdout.write(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n")
+
+
+def _as_tex(rows: Sequence[Sequence[str]]) -> str:
+    """Return a LaTeX table with the rules of booktabs; the first row is the head."""
+    head, *body = (" & ".join(map(_tex_text, row)) + r" \\" for row in rows)
+    begin = r"\begin{tabular}{" + "l" + "r" * (len(rows[0]) - 1) + "}"
+    lines = [begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def _tex_text(text: str) -> str:
+    escaped = "".join(f"\\{char}" if char in r"#$%&_{}" else char for char in text)
+    return escaped.replace("−", "$-$").replace("±", r"$\pm$").replace("→", r"$\to$")
 
 
 def _names(comparison: Comparison) -> list[str]:

@@ -17,7 +17,7 @@ from rlctl.tracking.metric_table import Column, MetricTable
 Band = tuple[Column, Column, NDArray[np.intp]]  # mean, half of the interval, number of runs
 
 # Names and places of a run, which change nothing in its training.
-_NAMES = {
+NAMES = {
     *("trainer.experiment_name", "trainer.project_name", "trainer.run_dir", "trainer.logger"),
     *("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"),
 }
@@ -42,7 +42,7 @@ def seed_groups(runs: Sequence[Run]) -> list[list[int]]:
         same = {
             key: repr(value)
             for key, value in settings.items()
-            if not _is_seed(key) and key not in _NAMES
+            if not _is_seed(key) and key not in NAMES
         }
         data = run.record.data if run.record else {}
         if seeds:
