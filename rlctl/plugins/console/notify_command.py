@@ -20,7 +20,7 @@ Examples:
 
   rlctl notify SLACK_URL
 
-  rlctl notify 'notify-send "$RLCTL_TITLE" "$RLCTL_BODY"'
+  rlctl notify 'notify-send "$RLCTL_TITLE" "$RLCTL_BODY"'        a command
 
   rlctl train ppo 'trainer.notify=[SLACK_URL]' 'trainer.notify_on=[failed,lost]'
 """

@@ -13,6 +13,7 @@ from rlctl.plugins.console.stop_rules import KEY, StopRules
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from tests.e2e.command import metrics, reproducible, rlctl
+from tests.e2e.conftest import small, write_shelf
 from tests.recorded import record
 from tests.settings import given
 
@@ -114,9 +115,14 @@ def test_a_rule_about_validation_needs_validation():
             StopRules.check(settings, None, sources)
 
 
-def test_a_run_ends_early_and_trains_on_with_other_rules(settings: list[str], tmp_path: Path):
+def test_a_run_ends_early_and_trains_on_with_other_rules(tmp_path: Path):
     """The run is finished, exit code 0, and resumed it equals one that never stopped."""
-    words = ["--inline", *settings, *given(save=2, val=None), "trainer.logger=[console]"]
+    words = [
+        "--inline",
+        *small(write_shelf(tmp_path)),
+        *given(save=2, val=None),
+        "trainer.logger=[console]",
+    ]
     rule = 'trainer.stop_when=["min(response_length/mean) > 0"]'
     done = rlctl("train", "grpo", "--name", "a", *words, rule, cwd=tmp_path)
     assert "step 1: the run ends, because trainer.stop_when has min(response_length" in done.stderr
