@@ -101,6 +101,12 @@ def ended_early(run: Run) -> dict[str, Any] | None:
     return {"step": last["step"], "reason": last["reason"]} if is_early else None
 
 
+def early_ends(run: Run) -> list[tuple[str, str]]:
+    """Return label and text of an early end, if there is one."""
+    found = ended_early(run)
+    return [("ended early", "step {step}: {reason}".format_map(found))] if found else []
+
+
 def trackers(run: Run) -> dict[str, dict[str, Any]]:
     """Return where the trackers of the latest attempts have their data, by logger."""
     try:

@@ -15,6 +15,7 @@ PLACES = {
     "__init__.py:__getattr__": None,
     "workers.py:__getattr__": None,
     "cli/__init__.py:load": "commands",
+    "cli/commands/compare.py:print_groups": None,
     "cli/commands/env.py:show": "tools",
     "cli/commands/env.py:_descriptions": "tools",
     "cli/commands/env.py:_is_tool": "environments",

@@ -29,6 +29,17 @@ app = typer.Typer()
 Form = Literal["table", "csv", "md", "markdown", "tex"]
 Figure = Callable[[str, float | None], str]  # returns the value of a metric as text
 
+GroupBy = Annotated[
+    str | None,
+    typer.Option(
+        "--group-by",
+        metavar="KEY",
+        help="Show mean, 95 % interval and n of the runs with the same value of this setting or "
+        "field, and test two groups for a difference, paired by seed.",
+        autocompletion=complete.key,
+    ),
+]
+
 _EXAMPLES = """
 Examples:
 
@@ -66,16 +77,7 @@ def compare(
             help="Show this metric at every step; repeat for several.",
         ),
     ] = None,
-    group_by: Annotated[
-        str | None,
-        typer.Option(
-            "--group-by",
-            metavar="KEY",
-            help="Show mean, 95 % interval and n of the runs with the same value of this setting "
-            "or field, and test two groups for a difference, paired by seed.",
-            autocompletion=complete.key,
-        ),
-    ] = None,
+    group_by: GroupBy = None,
     form: Annotated[
         Form,
         typer.Option("--format", help="Print the tables in this form."),

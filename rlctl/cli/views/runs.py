@@ -161,14 +161,13 @@ def print_run(run: Run) -> None:
     for name, value in [
         ("project", run.project),
         *(_facts(run.record) if run.record else []),
+        *details.early_ends(run),
         *_figures(run, summary),
         *_files(run),
     ]:
         facts.add_row(name, Text(visible(value)))
     for name, destination in details.trackers(run).items():
         facts.add_row(name, Text(visible("; ".join([line(destination), *commands(destination)]))))
-    if (early := details.ended_early(run)) is not None:
-        facts.add_row("ended early", Text(visible("step {step}: {reason}".format_map(early))))
     for alarm in alarms(run):
         until = "on" if alarm["over"] is None else f"to {alarm['over']}"
         facts.add_row(

@@ -54,7 +54,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Watch:
-    """What to watch: the attempt of a run in `folder`, whose events start at byte `begin`."""
+    """Watch of the attempt of a run in `folder`, whose events start at byte `begin`."""
 
     folder: Path
     attempt: int

@@ -77,13 +77,13 @@ class Rule(Protocol):
     def metrics(self) -> Collection[str]: ...
 
     def reason(self, history: History) -> str | None:
-        """Return why the run ends, None if it goes on."""
+        """Return why the run ends, None if it continues."""
         ...
 
 
 @dataclass(frozen=True)
 class AlarmRule:
-    """`alarm(NAME)`."""
+    """Rule `alarm(NAME)`."""
 
     name: str
     metrics: Collection[str] = ()
@@ -94,7 +94,7 @@ class AlarmRule:
 
 @dataclass(frozen=True)
 class HoursRule:
-    """`hours(X)`."""
+    """Rule `hours(X)`."""
 
     hours: float
     metrics: Collection[str] = ()
@@ -106,7 +106,7 @@ class HoursRule:
 
 @dataclass(frozen=True)
 class NoGain:
-    """`no_gain(METRIC, N, D)`."""
+    """Rule `no_gain(METRIC, N, D)`."""
 
     metric: str
     patience: int

@@ -33,7 +33,7 @@ class Listener:
         """
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        """Return why the run ends after this step, or None if it goes on.
+        """Return why the run ends after this step, or None if it continues.
 
         Called when the step's metrics are recorded, and for the last step of a resumed run
         without metrics.

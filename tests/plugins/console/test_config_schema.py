@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 import yaml
 
-from rlctl.plugins.console.config_schema import recipe_schema
+from rlctl.plugins.console.commands.config_schema import recipe_schema
 from rlctl.recipes.keys import schema_keys
 from tests.architecture.source import ROOT
 

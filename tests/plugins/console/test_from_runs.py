@@ -57,7 +57,7 @@ def test_right_responses_become_rows_of_sft(folder: Path):
 
 
 def test_pairs_differ_by_the_margin(folder: Path):
-    rows = written(folder, "--as", "preferences", "--margin", "0.6", "--best", "1")
+    rows = written(folder, "--as", "pairs", "--margin", "0.6", "--best", "1")
     assert rows
     for row in rows:
         info = row["extra_info"]
@@ -82,7 +82,7 @@ def test_errors_and_counts(folder: Path):
     failed = rlctl("data", "from-runs", "a", "--where", "score > 9", *out, cwd=folder, code=4)
     assert "no response is left (64 not matching)" in failed.stderr
     failed = rlctl("data", "from-runs", "a", "--margin", "1", *out, cwd=folder, code=2)
-    assert "--as preferences" in failed.stderr
+    assert "--as pairs" in failed.stderr
     assert not (folder / "none.parquet").exists()
     counted = rlctl("data", "from-runs", "a", "--where", "even == 1", *out, "--json", cwd=folder)
     shown = json.loads(counted.stdout)
