@@ -97,8 +97,9 @@ def ended_early(run: Run) -> dict[str, Any] | None:
         return None
     ends = (event for event in reversed(events) if event["kind"] in ("ended_early", "attempt"))
     last = next(ends, None)
-    is_early = last is not None and last["kind"] == "ended_early"
-    return {"step": last["step"], "reason": last["reason"]} if is_early else None
+    if last is None or last["kind"] != "ended_early":
+        return None
+    return {"step": last["step"], "reason": last["reason"]}
 
 
 def early_ends(run: Run) -> list[tuple[str, str]]:

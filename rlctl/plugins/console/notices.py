@@ -7,6 +7,7 @@ attempt.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rlctl.errors import RlctlError
 from rlctl.monitoring.text import duration, percent_or_number
@@ -186,7 +187,7 @@ def _by_address(notice: Notice, variable: str) -> str | None:
         kind = _TYPES.get(notice.event, "warning")
         if receiver.notify(notice.body, notice.title, notify_type=kind):
             return None
-        text = " ".join(messages.getvalue().split())
+        text = " ".join(cast(io.StringIO, messages).getvalue().split())
     return text.replace(os.environ.get(variable) or "\0", variable)[:300] or "no answer"
 
 

@@ -173,7 +173,7 @@ def prompt_rows(run: Run) -> dict[str, PromptRow]:
         if isinstance(draft.validator, Validator):
             sets.append(draft.validator.prompts)
         return {
-            draft.tokenizer.decode(prompts.encode(row)): row
+            str(draft.tokenizer.decode(prompts.encode(row))): row
             for prompts in reversed(sets)
             for row in prompts.rows
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jsonschema
 import pytest
 import yaml
@@ -10,7 +12,8 @@ from rlctl.plugins.console.commands.config_schema import recipe_schema
 from rlctl.recipes.keys import schema_keys
 from tests.architecture.source import ROOT
 
-VALIDATOR = jsonschema.Draft202012Validator(recipe_schema())
+SCHEMA = recipe_schema()
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
 def test_every_bundled_recipe_is_valid():
@@ -48,8 +51,8 @@ def test_every_key_has_its_help():
         assert found["description"], name
 
 
-def recipe_schema_at(name: str) -> dict[str, object]:
-    found = VALIDATOR.schema
+def recipe_schema_at(name: str) -> dict[str, Any]:
+    found = SCHEMA
     for part in name.split("."):
         found = found["properties"][part]
     return found

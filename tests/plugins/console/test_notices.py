@@ -58,18 +58,18 @@ class Server(HTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Server
-
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.num_posts += 1
-        is_refused = self.server.num_posts <= self.server.num_failures
+        server = self.server
+        assert isinstance(server, Server)
+        server.num_posts += 1
+        is_refused = server.num_posts <= server.num_failures
         if not is_refused:
-            self.server.received.append(body)
+            server.received.append(body)
         self.send_response(500 if is_refused else 200)
         self.end_headers()
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *_: object) -> None:
         pass
 
 
