@@ -40,7 +40,7 @@ FREE = (
     "trainer.mirror",
     "trainer.stop_when",
     "trainer.notify*",
-    "trainer.listeners*",
+    "trainer.listener*",
     "trainer.run_dir_access",
     "trainer.test_freq",
     "trainer.max_ckpt_to_keep",

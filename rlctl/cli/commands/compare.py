@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Callable, Sequence
 from statistics import mean, stdev
@@ -14,6 +13,7 @@ from rich.table import Table
 from rlctl.cli import complete
 from rlctl.cli.console import notice, print_json, stdout, table
 from rlctl.cli.options import Json, Root, RunNames
+from rlctl.cli.table_forms import FORMS, cells
 from rlctl.cli.views.runs import SHOWN_METRICS, short
 from rlctl.errors import NotFoundError
 from rlctl.monitoring.text import percent_or_number
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-Form = Literal["table", "csv", "md", "markdown", "tex"]
+Form = Literal["table", "csv", "md", "markdown", "tex", "json"]
 Figure = Callable[[str, float | None], str]  # returns the value of a metric as text
 
 GroupBy = Annotated[
@@ -97,7 +97,7 @@ def compare(
     from rlctl.runs.store import RunStore
     from rlctl.sweeps.selection import find_compared, whole_sweep
 
-    store = RunStore(root)
+    store, as_json = RunStore(root), as_json or form == "json"
     if group_by is not None:
         print_groups(store, runs, group_by, metrics or [], form, as_json)
         return
@@ -231,36 +231,11 @@ def _differ_in_seeds(comparison: Comparison) -> bool:
 
 
 def _print(built: Table, form: Form) -> None:
-    """Print a table, or the same cells as CSV or Markdown."""
+    """Print a table, or the same cells in another form."""
     if form == "table":
         stdout().print(built)
-        return
-    rows = [[str(column.header) for column in built.columns]]
-    rows += [
-        list(map(str, row)) for row in zip(*(column.cells for column in built.columns), strict=True)
-    ]
-    if form == "csv":
-        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
-        return
-    if form == "tex":
-        sys.stdout.write(_as_tex(rows))
-        return
-    rows.insert(1, ["---"] * len(rows[0]))
-    for row in rows:
-        sys.stdout.write(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n")
-
-
-def _as_tex(rows: Sequence[Sequence[str]]) -> str:
-    """Return a LaTeX table with the rules of booktabs; the first row is the head."""
-    head, *body = (" & ".join(map(_tex_text, row)) + r" \\" for row in rows)
-    begin = r"\begin{tabular}{" + "l" + "r" * (len(rows[0]) - 1) + "}"
-    lines = [begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
-    return "\n".join(lines) + "\n"
-
-
-def _tex_text(text: str) -> str:
-    escaped = "".join(f"\\{char}" if char in r"#$%&_{}" else char for char in text)
-    return escaped.replace("−", "$-$").replace("±", r"$\pm$").replace("→", r"$\to$")
+    else:
+        sys.stdout.write(FORMS[form](cells(built)))
 
 
 def _names(comparison: Comparison) -> list[str]:

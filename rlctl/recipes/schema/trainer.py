@@ -288,10 +288,8 @@ class Trainer(Section):
     notify_on: Annotated[tuple[Event, ...], OneOrMany, UnusedIf({".notify": ()})] = Field(
         description="events that are notified: finished, failed, alarm, lost, preempted"
     )
-    listeners: dict[str, dict[str, Any]] = Field(
-        description="other plug-ins that follow the run, with their settings, such as "
-        "{my_package:Copy: {url: …}}"
-    )
+    listeners: Texts = Field(description="other plug-ins that follow the run: module:Name")
+    listener_params: dict[str, dict[str, Any]] = Field(description="settings per listener")
     log_val_generations: Annotated[NonNegativeInt | None, NO_VALIDATION] = Field(
         description="validation samples sent to the trackers; null = 8 if one of them shows "
         "samples, else 0"

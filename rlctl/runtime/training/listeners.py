@@ -97,5 +97,6 @@ def check_listener(
 
 def _load(name: str, config: schema.Config) -> Callable[[RunDir, schema.Config], Listener]:
     """Return the plug-in, with its settings."""
-    values = config.trainer.listeners.get(name, {})
-    return plugins.load_with_params("listeners", name, values, f"trainer.listeners.{name}")
+    short = name.rpartition(":")[2]
+    values = config.trainer.listener_params.get(short, {})
+    return plugins.load_with_params("listeners", name, values, f"trainer.listener_params.{short}")
