@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from rlctl import plugins
 from rlctl.recipes import schema
+from rlctl.runs.record import Last, recorded_end
 from rlctl.runs.run_dir import RunDir
 
 LOG = logging.getLogger(__name__)
@@ -51,7 +53,8 @@ class Listeners:
 
     def __init__(self, run: RunDir, config: schema.Config) -> None:
         self.run = run
-        self.on = {name: _load(name, config)(run, config) for name in config.trainer.listening}
+        with recorded_end(partial(_finish_failed, run)):
+            self.on = {name: _load(name, config)(run, config) for name in config.trainer.listening}
 
     def __enter__(self) -> Self:
         return self
@@ -84,6 +87,11 @@ class Listeners:
                 with suppress(OSError):
                     self.run.event("listener_off", name=name, why=str(error))
         return {name: result for name, result in results.items() if result}
+
+
+def _finish_failed(run: RunDir, state: Last, code: int, error: Exception | None) -> None:
+    if error is not None:
+        run.finish(state, code, error)
 
 
 def check_listener(
