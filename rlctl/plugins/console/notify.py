@@ -50,7 +50,8 @@ def check_address(variable: str) -> None:
     """Raise ConfigError if the variable has no address, and MissingExtraError without apprise."""
     if not os.environ.get(variable):
         message = f"the environment variable {variable} is not set"
-        raise ConfigError(message, where=KEY, hint=_HINT)
+        hint = f"{_HINT}; a command of one word is ./{variable}"
+        raise ConfigError(message, where=KEY, hint=hint)
     require("apprise", f"{KEY}=[{variable}] needs apprise", "notify", KEY)
     from apprise import Apprise
 

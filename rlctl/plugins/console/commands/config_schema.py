@@ -10,7 +10,7 @@ import typer
 
 from rlctl.cli.console import notice
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 _EXAMPLES = """
 Examples:

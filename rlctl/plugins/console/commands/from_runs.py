@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlctl.data_prep.rows import PromptRow
     from rlctl.plugins.console.run_samples import Response, Responses
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 Form = Literal["sft", "pairs", "prompts"]
 

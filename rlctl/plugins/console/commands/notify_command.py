@@ -11,7 +11,7 @@ from rlctl.cli.console import print_json, print_table
 from rlctl.cli.options import Json
 from rlctl.errors import RlctlError
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 _EXAMPLES = """
 Examples:
@@ -22,7 +22,7 @@ Examples:
 
   rlctl notify 'notify-send "$RLCTL_TITLE" "$RLCTL_BODY"'        a command
 
-  rlctl train ppo 'trainer.notify=[SLACK_URL]' 'trainer.notify_on=[failed,lost]'
+  rlctl train ppo 'trainer.notify=[SLACK_URL]' 'trainer.notify_on=\\[failed,lost]'
 """
 
 
