@@ -50,10 +50,10 @@ def notify(
     body = f"a test of `rlctl notify` on {socket.gethostname()}"
     notice = Notice("finished", "test", "rlctl can reach you", body)
     errors = {target: error_of(notice, target) for target in targets}
+    failed = [target for target, error in errors.items() if error]
     if as_json:
         print_json([{"receiver": target, "error": error} for target, error in errors.items()])
-    else:
-        rows = [(target, error or "sent") for target, error in errors.items()]
-        print_table(["receiver", "result"], rows)
-    if failed := [target for target, error in errors.items() if error]:
+        raise typer.Exit(bool(failed))
+    print_table(["receiver", "result"], [(name, error or "sent") for name, error in errors.items()])
+    if failed:
         raise RlctlError(f"no notice could be sent to {', '.join(failed)}")
