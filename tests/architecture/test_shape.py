@@ -96,6 +96,7 @@ MAY_NAME = {
     ("rlctl/explain/lookup.py", "trl"): "library whose options are explained",
     ("rlctl/runs/provenance.py", "vllm"): "library whose version is recorded",
     ("rlctl/runtime/resume.py", "vllm"): "library whose version is compared",
+    ("rlctl/runtime/planning/doctor.py", "notify"): "the extra of that name",
     ("rlctl/runtime/planning/doctor.py", "vllm"): "library whose installation is checked",
 }
 
