@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -21,21 +21,6 @@ Root = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
-Form = Literal["table", "csv", "md", "tex", "json"]
-
-
-def _use_form(ctx: typer.Context, form: Form) -> Form:
-    if form not in ("table", "json"):
-        from rlctl.cli.console import use_form
-
-        use_form(form)
-        ctx.call_on_close(lambda: use_form("table"))
-    return form
-
-
-Format = Annotated[
-    Form, typer.Option("--format", callback=_use_form, help="Print tables in this form.")
-]
 DryRunJson = Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON to stdout.")]
 
 

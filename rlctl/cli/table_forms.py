@@ -5,13 +5,28 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
+from rlctl.cli.console import use_form
 from rlctl.monitoring.safe_console import SafeConsole
 
+Form = Literal["table", "csv", "md", "tex", "json"]
+
+
+def _use_form(ctx: typer.Context, form: Form) -> Form:
+    if form not in ("table", "json"):
+        use_form(form)
+        ctx.call_on_close(lambda: use_form("table"))
+    return form
+
+
+Format = Annotated[
+    Form, typer.Option("--format", callback=_use_form, help="Print tables in this form.")
+]
 Rows = Sequence[Sequence[str]]  # the first one is the head
 
 

@@ -9,7 +9,8 @@ import typer
 from rlctl.cli import complete
 from rlctl.cli.commands import runs_manage, runs_prune
 from rlctl.cli.console import notice, print_json
-from rlctl.cli.options import Format, Json, Root, RunName
+from rlctl.cli.options import Json, Root, RunName
+from rlctl.cli.table_forms import Format
 from rlctl.errors import UsageError
 from rlctl.runs.naming import DEFAULT_ROOT
 from rlctl.runs.store import RunStore
