@@ -14,7 +14,7 @@ import pytest
 
 import rlctl
 from rlctl import debugging
-from rlctl.cli.views.runs import print_run
+from rlctl.cli.views.run_page import print_run
 from rlctl.errors import ConfigError, ConflictError, MissingExtraError, ResourceError
 from rlctl.recipes.compose import compose
 from rlctl.runs import stacks

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlctl.data_prep.images import content_of, opened, with_parts
+from rlctl.data_prep.decoded_images import opened
+from rlctl.data_prep.images import content_of, with_parts
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.shapes import COLOURS, QUESTION, SHAPES, ShapesParams, shapes
 from rlctl.files import apply_umask

@@ -193,10 +193,7 @@ def root(
     version: Annotated[  # noqa: ARG001
         bool,
         typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            help="Show the version and exit.",
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
     debug: Annotated[

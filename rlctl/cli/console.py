@@ -25,6 +25,7 @@ from rlctl.redaction import redact
 from rlctl.terminal import visible
 
 _GAP = 2  # columns between the cells of a table
+_form: list[str] = []
 _NARROWEST = 7  # columns of a cell that wraps: a word or two
 
 
@@ -43,9 +44,19 @@ class _PipeConsole(SafeConsole):
         self.file.write(re.sub(" +$", "", captured.get(), flags=re.MULTILINE))
 
 
+def use_form(name: str) -> None:
+    """Print only tables from now on, in the form `csv`, `md` or `tex`; `table`: as usual."""
+    stdout.cache_clear()
+    _form[:] = [] if name == "table" else [name]
+
+
 @functools.cache
 def stdout() -> Console:
     """Return the console for data."""
+    if _form:
+        from rlctl.cli.table_forms import FormConsole
+
+        return FormConsole(_form[0])
     return SafeConsole() if sys.stdout.isatty() else _PipeConsole()
 
 

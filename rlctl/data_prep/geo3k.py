@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rlctl.data_prep.datasets import dataset, option
-from rlctl.data_prep.images import require_pillow
+from rlctl.data_prep.decoded_images import require_pillow
 from rlctl.data_prep.jsonl import Fields, rows_from_records
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import record_files

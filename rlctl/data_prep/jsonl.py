@@ -23,14 +23,9 @@ from rlctl.data_prep.chats import (
     split_response,
 )
 from rlctl.data_prep.datasets import Splits, StreamedRows, dataset, option
+from rlctl.data_prep.decoded_images import require_pillow
 from rlctl.data_prep.duplicates import keep_equal_together
-from rlctl.data_prep.images import (
-    PLACEHOLDER,
-    image_faults,
-    read_images,
-    require_pillow,
-    with_text,
-)
+from rlctl.data_prep.images import PLACEHOLDER, image_faults, read_images, with_text
 from rlctl.data_prep.records import convert, raise_capped, value_at
 from rlctl.data_prep.rows import PromptRow, RowSource
 from rlctl.data_prep.skipping import report_skipped

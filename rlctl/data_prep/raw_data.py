@@ -14,7 +14,8 @@ from typing import Any
 from rlctl.data_prep.chats import ends_with_response, is_chat
 from rlctl.data_prep.contract import CHATS, row_faults
 from rlctl.data_prep.datasets import StreamedRows
-from rlctl.data_prep.images import images_of, require_pillow
+from rlctl.data_prep.decoded_images import require_pillow
+from rlctl.data_prep.images import images_of
 from rlctl.data_prep.jsonl import Fields, labelled, row_of, rows_from_records, split_source
 from rlctl.data_prep.records import raise_capped, read_records
 from rlctl.data_prep.rows import PromptRow, RowSource, stream_rows

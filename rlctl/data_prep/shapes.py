@@ -8,7 +8,7 @@ import random
 from pydantic import Field
 
 from rlctl.data_prep.datasets import dataset, option
-from rlctl.data_prep.images import require_pillow
+from rlctl.data_prep.decoded_images import require_pillow
 from rlctl.data_prep.rows import PromptRow
 from rlctl.plugins import Params
 

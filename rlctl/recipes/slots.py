@@ -95,6 +95,7 @@ SLOTS: tuple[Slot, ...] = (
         isolated=True,
     ),
     Slot("tool_parsers", f"{_ROLLOUT}.multi_turn.format"),
+    Slot("listeners", "trainer.listeners", "trainer.listener_params", several=True),
     Slot("loggers", "trainer.logger", "trainer.tracking.params", several=True),
     Slot("samplers", "data.sampler", "data.sampler_params"),
 )

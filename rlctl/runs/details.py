@@ -33,6 +33,7 @@ def details(run: Run) -> dict[str, Any]:
             for name, values in run.metrics.metrics.items()
         },
         "alarms": alarms(run),
+        "ended_early": ended_early(run),
         "trackers": trackers(run),
         "generations": generation_steps(run.path),
         "profiles": profiles(run.path),
@@ -86,6 +87,25 @@ def alarms(run: Run) -> list[dict[str, Any]]:
         return alarms_of(read_events(run.path))
     except OSError:
         return []
+
+
+def ended_early(run: Run) -> dict[str, Any] | None:
+    """Return `step` and `reason` of a run whose listener has ended it; None for other runs."""
+    try:
+        events = read_events(run.path)
+    except OSError:
+        return None
+    ends = (event for event in reversed(events) if event["kind"] in ("ended_early", "attempt"))
+    last = next(ends, None)
+    if last is None or last["kind"] != "ended_early":
+        return None
+    return {"step": last["step"], "reason": last["reason"]}
+
+
+def early_ends(run: Run) -> list[tuple[str, str]]:
+    """Return label and text of an early end, if there is one."""
+    found = ended_early(run)
+    return [("ended early", "step {step}: {reason}".format_map(found))] if found else []
 
 
 def trackers(run: Run) -> dict[str, dict[str, Any]]:

@@ -126,7 +126,7 @@ def where(runs: Sequence[Run], text: str) -> list[Run]:
     Raises UsageError for an invalid expression or an unknown name.
     """
     query = Query(text)
-    _check_names(query, runs)
+    check_names(query, runs)
     # Copies forget their metrics, which would fill the memory.
     return [run for run in runs if query.evaluate(partial(value_of, replace(run)))]
 
@@ -135,7 +135,7 @@ def _ordered(runs: Sequence[Run], text: str) -> list[Run]:
     """Sort the runs by a value, ascending, or descending with a leading `-`; missing ones last."""
     query = Query(text.removeprefix("-"))
     term = query.term()
-    _check_names(query, runs)
+    check_names(query, runs)
     values = [(value_of(replace(run), term), run) for run in runs]
     known = [(value, run) for value, run in values if value is not None]
     numbers = all(isinstance(value, int | float) for value, _ in known)
@@ -148,11 +148,11 @@ def _columns(runs: Sequence[Run], texts: Sequence[str]) -> list[dict[str, Any]]:
     queries = {text: Query(text) for text in texts}
     terms = {text: query.term() for text, query in queries.items()}
     for query in queries.values():
-        _check_names(query, runs)
+        check_names(query, runs)
     return [{text: value_of(run, term) for text, term in terms.items()} for run in runs]
 
 
-def _check_names(query: Query, runs: Sequence[Run]) -> None:
+def check_names(query: Query, runs: Sequence[Run]) -> None:
     """Raise UsageError for a name that no run has; a known one may be null in all of them."""
     for term in query.terms:
         if term.name in FIELDS or not runs:

@@ -88,10 +88,10 @@ class Query:
             raise self._wrong(0, "expected one name, or an aspect such as best(METRIC)")
         return self.terms[0]
 
-    def unknown(self, term: Term, near: str) -> UsageError:
-        """Return the error for an unknown name."""
+    def unknown(self, term: Term, near: str, of: str = "run") -> UsageError:
+        """Return the error for a name that no `of` has."""
         kind = "metric" if term.is_metric else "field or key"
-        return self._wrong(term.at, f"no run has a {kind} {term.name!r}", near)
+        return self._wrong(term.at, f"no {of} has a {kind} {term.name!r}", near)
 
     def _compile(self, node: ast.expr, level: int) -> Callable[[Values], Any]:
         """Return the function that evaluates a tree, and note its terms.

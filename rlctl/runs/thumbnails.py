@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlctl.data_prep.images import opened
 from rlctl.errors import ConfigError
 from rlctl.files import replacing
 
@@ -43,6 +42,8 @@ def write_thumbnails(run: Path, images: Mapping[str, bytes]) -> None:
 
 def _thumbnail(content: bytes) -> bytes | None:
     """Return a JPEG of at most `MAX_BYTES`; None for an image that Pillow refuses to decode."""
+    from rlctl.data_prep.decoded_images import opened
+
     try:
         image = opened(content)
     except ConfigError:

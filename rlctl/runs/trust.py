@@ -43,7 +43,7 @@ _GUARDED = (
     *("*agent_loop_config_path", "*agent_loop_manager_class", "*optimizer_impl", "hydra*"),
     *("ray_kwargs.ray_init.address", "*runtime_env*", "ray_kwargs.timeline_json_file"),
     *("reward.cache_path", "trainer.tracking.modes*", "*api_key*", "*.url", "*base_url*"),
-    "defaults*",
+    *("defaults*", "trainer.notify", "trainer.listener*"),
 )
 # Places that a resumed run may change: those of another's run are not used.
 _ELSEWHERE = (

@@ -43,6 +43,7 @@ from rlctl.tracking.tracker import Event
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.health import OnLost
     from rlctl.runtime.generation.engines import Engines
+    from rlctl.runtime.training.listeners import Listeners
 
 OnEnd = Callable[[RunDir, Last, float], object]  # run, final state, seconds of wall-clock time
 
@@ -66,7 +67,7 @@ def train(
     seed_all(config.trainer.seed)
     with ExitStack() as stack:
         stack.enter_context(relaxed_umask(config.trainer.run_dir_access))
-        run, on_checkpoint = _open_run(plan, start, on_end, stack)
+        run, listeners = _open_run(plan, start, on_end, stack)
         trackers = _load_trackers(config, run, stack)
         _start_trackers(trackers, run, plan, start.resume_step if start is not None else 0)
         watchdog = _watchdog(config.trainer, run)
@@ -103,7 +104,7 @@ def train(
             max_response_length=config.data.max_response_length,
             on_phase=on_phase,
             profiler=StepProfiler(config.trainer.profile, pools, run, on_phase),
-            on_checkpoint=on_checkpoint,
+            listeners=listeners,
             end_by=end_by,
             interrupt_workers=pools.interrupt,
             reward=reward,
@@ -154,29 +155,25 @@ def _max_staleness(plan: Plan) -> int:
 
 def _open_run(
     plan: Plan, start: ResumePoint | None, on_end: OnEnd | None, stack: ExitStack
-) -> tuple[RunDir, Callable[[], None]]:
-    """Open the run's folder; return the run and the function that requests a remote copy.
+) -> tuple[RunDir, Listeners | None]:
+    """Open the run's folder; return the run and its listeners, if one is on.
 
-    `stack` records the end of the run, and copies it.
+    `stack` records the end of the run, and then reports it to them.
     """
     quickstart.write_data(plan.config)
     inputs = input_hashes(plan.config)
     with deferred_signals():  # else a stop here would leave a folder without an end
         run = open_run(plan.recipe, plan.config, start, inputs)
-        on_checkpoint = _request_no_copy
-        if plan.config.trainer.mirror is not None:
-            from rlctl.runtime.checkpoint.remote_copy import keep_remote_copy
+        listeners = None
+        if plan.config.trainer.listening:
+            from rlctl.runtime.training.listeners import Listeners
 
-            on_checkpoint = stack.enter_context(keep_remote_copy(run, plan.config.trainer))
+            listeners = stack.enter_context(Listeners(run, plan.config))
         stack.enter_context(recorded_end(partial(_close, run, time.monotonic(), on_end)))
     stack.enter_context(_oom_event(run, plan))
     if plan.loader.prompts.skipped:
         run.update(skipped_rows=plan.loader.prompts.skipped)
-    return run, on_checkpoint
-
-
-def _request_no_copy() -> None:
-    """Do nothing, in a run without a remote copy."""
+    return run, listeners
 
 
 @contextmanager

@@ -60,7 +60,10 @@ def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> StartPlan:
     if not options.fork:
         refuse_drift(run, differing, files, options.force)
     if record.state == "finished" and options.fork is None and options.from_step is None:
-        if plan.num_steps <= (record.total_steps or 0):
+        # A run that ended early trains on if its rules are others.
+        others = any(change.key == "trainer.stop_when" for change in differing)
+        is_early = others and found.step < plan.num_steps
+        if plan.num_steps <= (record.total_steps or 0) and not is_early:
             return StartPlan(plan, None, finished=True)
         if found.checkpoint is None:
             raise NotFoundError(

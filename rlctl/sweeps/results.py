@@ -39,7 +39,8 @@ class TrialResult:
 
     `value` is its objective (None without one), `error` the standard error over seeds (None for one
     seed and without a value of each), `best` the best validation value, `step` the last validated
-    step, `runs` the run names, `reason` why a trial failed or was pruned.
+    step, `runs` the run names, `reason` why a trial failed or was pruned, `curve` its values at
+    all validations.
     """
 
     number: int
@@ -51,6 +52,7 @@ class TrialResult:
     step: int | None
     runs: Sequence[str]
     reason: str = ""
+    curve: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,7 @@ def _result(sweep: SweepDir, outcome: Outcome) -> TrialResult:
         step=max(values) if values else None,
         runs=names,
         reason=outcome.reason,
+        curve=[values[step] for step in sorted(values)],
     )
 
 

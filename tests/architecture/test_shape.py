@@ -26,6 +26,8 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/tracking/destination.py::announce": "a tracker may fail; one warning",
     "rlctl/tracking/delivery.py::Delivery.send": "a tracker may fail; one warning",
     "rlctl/tracking/delivery.py::ThreadedDelivery._run": "re-raised in the waiting thread",
+    "rlctl/runtime/training/listeners.py::Listeners._call": "a plug-in may fail; one warning",
+    "rlctl/plugins/console/notices.py::error_of": "a receiver may fail: printed, and tried again",
     "rlctl/tracking/swanlab.py::_in_time.work": "re-raised in the waiting thread",
     "rlctl/tracking/wandb.py::WandbTracker._log_config": "the files are not needed; one warning",
     "rlctl/tracking/read_back.py::confirm": "a server may not answer; then nothing is confirmed",
@@ -65,6 +67,7 @@ ALSO_A_WORD = {
     "python": "the version, and a random stream",
     "raft": "a command and a recipe",
     "random": "model.init and sweep.sampler have a `random` of their own",
+    "schema": "JSON schema",
     "search": "HTML of the report",
     "sft": "a command and a recipe",
     "tools": "argument of chat templates, and a column of verl's data",
@@ -92,6 +95,7 @@ MAY_NAME = {
     ("rlctl/explain/lookup.py", "trl"): "library whose options are explained",
     ("rlctl/runs/provenance.py", "vllm"): "library whose version is recorded",
     ("rlctl/runtime/resume.py", "vllm"): "library whose version is compared",
+    ("rlctl/runtime/planning/doctor.py", "notify"): "the extra of that name",
     ("rlctl/runtime/planning/doctor.py", "vllm"): "library whose installation is checked",
 }
 

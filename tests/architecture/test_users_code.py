@@ -64,6 +64,7 @@ PLACES = {
     "runtime/workers/judge.py:__init__": "engines",
     "runtime/workers/optimizers.py:_class_of": None,
     "runtime/workers/rollout.py:__init__": "engines",
+    "runtime/training/listeners.py:_load": "listeners",
     "tracking/loggers.py:make_tracker": "loggers",
     "tracking/loggers.py:preflight": "loggers",
 }

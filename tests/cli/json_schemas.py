@@ -115,6 +115,10 @@ class Example:
 EXAMPLES: dict[str, Example] = {
     "prep arithmetic": Example(table(_SPLIT), "--out data --train 64 --val 8"),
     "data show": Example(rows(_ROW), "data/train.parquet -n 1"),
+    "data from-runs": Example(
+        record(file="s", rows="i", prompts="i", left_out="o"),
+        "one --where 'score >= 0' --out from.parquet",
+    ),
     "reward test": Example(
         record(mean="n", num_errors="i", answers=rows("o")),
         "--data data/val.parquet --responses responses.jsonl",
@@ -170,6 +174,7 @@ EXAMPLES: dict[str, Example] = {
             changed="o",
             metrics=table(record(first="n?", last="n?", min="n?", max="n?")),
             alarms="l",
+            ended_early="o?",
             generations="l",
             profiles="l",
             checkpoints="l",
@@ -212,6 +217,7 @@ WITHOUT = {
     "resume": "it trains; `runs --json` has the result",
     "watch": "it shows a terminal; `logs --json` and metrics.jsonl can be followed",
     "completion": "it prints the script of a shell",
+    "config schema": "its output is JSON",
 }
 # Commands whose document is that of another one, from the same code.
 SAME = {"prep": "prep arithmetic", "train": "train ppo", "sweep": "sweep ppo"}

@@ -171,7 +171,7 @@ def test_a_near_name_is_suggested(given: str, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("slack", "no description has the word, either; searched are codes, alarms, metrics, keys"),
+        ("zebra", "no description has the word, either; searched are codes, alarms, metrics, keys"),
         ("checkpoints", "described with it: E-NO-CHECKPOINT, E-DISK, trainer.save_freq"),
     ],
 )

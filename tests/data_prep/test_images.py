@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from rlctl.cli.views.samples import row_entry
-from rlctl.data_prep.images import content_of, digest_of, opened, size_of, with_parts
+from rlctl.data_prep.decoded_images import opened, size_of
+from rlctl.data_prep.images import content_of, digest_of, with_parts
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError
 from rlctl.runtime.data.row_table import Rows

@@ -56,6 +56,7 @@ NOT_RUN = {
     r"rlctl (watch|compare) SWEEP": "sweeps/test_selection runs it",
     r"rlctl export RUN DIR --lora": "the run has no adapter; e2e/test_export runs it",
     r"rlctl (eval|export) ": "`make strangers` runs those of the README and the tutorial",
+    r"rlctl (data from-runs|compare .* --group-by)": "tests/plugins/console run them",
     r"rlctl config .*mine\.yaml": "the recipe is an outline; tests/recipes runs it",
 }
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlctl.data_prep.images import data_url, pattern
+from rlctl.data_prep.decoded_images import pattern
+from rlctl.data_prep.images import data_url
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose

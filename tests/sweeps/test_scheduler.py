@@ -181,7 +181,10 @@ def test_only_a_value_of_all_seeds_has_a_standard_error(
     assert (ended.value, ended.error) == (pytest.approx(0.5), pytest.approx(0.1))
     assert (stopped.value, stopped.error) == (None, None)
     show_sweep(made.sweep, as_json=False)
-    assert "± is the standard error of 2 seeds" in capsys.readouterr().out
+    assert (
+        "± half of the 95 % interval of the mean (Student's t), n = 2 seeds"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(("data_seed", "wanted"), [(5, ["data.seed=6"]), (None, [])])

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlctl.cli import complete
+from rlctl.cli import PluginGroup, complete
 from rlctl.cli.config_target import ConfigTarget, load_target, values_of
 from rlctl.cli.console import notice, print_json, print_table, stdout
 from rlctl.cli.options import Json, overrides_argument
@@ -17,7 +17,14 @@ from rlctl.recipes.layers import Origin, leaves, nested
 from rlctl.suggest import did_you_mean
 from rlctl.terminal import visible
 
-app = typer.Typer()
+
+class _ConfigGroup(PluginGroup):
+    """Group `rlctl config`, of which some commands are plug-ins."""
+
+    kind = "commands.config"
+
+
+app = typer.Typer(cls=_ConfigGroup)
 
 
 RecipeOption = Annotated[

@@ -7,12 +7,20 @@ from typing import Annotated
 
 import typer
 
+from rlctl.cli import PluginGroup
 from rlctl.cli.console import notice, print_json
 from rlctl.cli.options import Json
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.monitoring.text import plural
 
-app = typer.Typer()
+
+class _DataGroup(PluginGroup):
+    """Group `rlctl data`, of which some commands are plug-ins."""
+
+    kind = "commands.data"
+
+
+app = typer.Typer(cls=_DataGroup)
 
 _EXAMPLE = """
 Example: rlctl data show ~/data/gsm8k/train.parquet --model Qwen/Qwen2.5-0.5B-Instruct -n 1

@@ -9,6 +9,7 @@ import typer
 from rlctl.cli import PluginGroup
 from rlctl.cli.console import print_json
 from rlctl.cli.options import Json, Root, RunName
+from rlctl.cli.table_forms import Format
 from rlctl.errors import UsageError
 from rlctl.runs.naming import DEFAULT_ROOT
 from rlctl.runs.store import RunStore
@@ -77,6 +78,7 @@ def runs(
         typer.Option("--watch", "-w", help="Refresh the list every two seconds until Ctrl-C."),
     ] = False,
     root: Root = None,
+    form: Format = "table",
     as_json: Json = False,
 ) -> None:
     """List runs, or remove, prune, restore and tag them.
@@ -93,7 +95,7 @@ def runs(
     listing = RunQuery(state, where, sort, cols, None if every else number)
     if watch:
         runs_view.watch_runs(listing, store, as_json)
-    elif as_json:
+    elif as_json or form == "json":
         print_json(listing.page(store.runs()).as_json())
     else:
         runs_view.print_runs(listing.page(store.runs()), store.root)
@@ -155,12 +157,14 @@ def show(
         typer.Option("-n", "--number", min=1, help="Maximum number of samples; by default all."),
     ] = None,
     root: Root = None,
+    form: Format = "table",
     as_json: Json = False,
 ) -> None:
     """Show the curves, settings and validation samples of a run."""
 
+    as_json = as_json or form == "json"
     from rlctl.api import find_run_or_sweep
-    from rlctl.cli.views.runs import print_run
+    from rlctl.cli.views.run_page import print_run
     from rlctl.cli.views.samples import print_samples
     from rlctl.cli.views.sweep import show_sweep
     from rlctl.runs import details
@@ -185,10 +189,10 @@ def show(
 
 
 @app.command(epilog="Example: rlctl sweeps --json")
-def sweeps(root: Root = None, as_json: Json = False) -> None:
+def sweeps(root: Root = None, form: Format = "table", as_json: Json = False) -> None:
     """List the sweeps, newest first."""
     from rlctl.cli.views import sweep as sweep_view
     from rlctl.sweeps import record, results
 
     found = [results.overview(sweep) for sweep in record.sweeps(root or DEFAULT_ROOT)]
-    print_json(found) if as_json else sweep_view.print_sweeps(found)
+    print_json(found) if as_json or form == "json" else sweep_view.print_sweeps(found)

@@ -15,7 +15,8 @@ from rich.style import Style
 from rich.text import Text
 
 from rlctl.cli.console import notice, paged, print_table, stdout, table
-from rlctl.data_prep.images import Image, content_of, opened
+from rlctl.data_prep.decoded_images import opened
+from rlctl.data_prep.images import Image, content_of
 from rlctl.errors import ConfigError
 from rlctl.monitoring.text import plural
 from rlctl.terminal import visible

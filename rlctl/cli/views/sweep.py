@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlctl.cli.console import notice, print_json, print_table, stderr, stdout, table
-from rlctl.monitoring.text import format_resources, plural
+from rlctl.monitoring.text import format_resources, plural, sparkline
 
 if TYPE_CHECKING:
     from rlctl.sweeps.child import Child
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TRIAL_COLUMNS = ("trial", "parameters", "value", "best", "step", "state", "runs")
+_TRIAL_COLUMNS = ("trial", "parameters", "value", "best", "curve", "step", "state", "runs")
 _SAMPLED = re.compile(r"^-?\d+\.\d{5,}(e[+-]?\d+)?$")
 _COLOURS = {
     "finished": "green",
@@ -167,9 +167,10 @@ def print_sweep(sweep: SweepDir) -> None:
     stdout().print(Text.assemble((record.name, "bold"), verb, _coloured(sweep.state)))
     metric = record.settings["metric"] or "first validation metric"
     stdout().print(Text(f"  {metric}, {record.settings['mode']}"))
-    rows = [_result_row(trial) for trial in found.trials]
+    seeds = record.settings["seeds"]
+    rows = [_result_row(trial, seeds) for trial in found.trials]
     print_table(_TRIAL_COLUMNS, rows, right=("trial", "value", "best", "step"))
-    _print_remarks(found.trials, record.settings["seeds"])
+    _print_remarks(found.trials, seeds)
     if found.importances:
         stdout().print(
             Text(
@@ -189,7 +190,8 @@ def print_sweep(sweep: SweepDir) -> None:
 def _print_remarks(trials: Sequence[TrialResult], seeds: int) -> None:
     """Print what ± means, and why trials have no result."""
     if any(trial.error is not None for trial in trials):
-        stdout().print(Text(f"± is the standard error of {seeds} seeds", style="dim"))
+        about = f"value ± half of the 95 % interval of the mean (Student's t), n = {seeds} seeds"
+        stdout().print(Text(about, style="dim"))
     for trial in trials:
         if trial.reason:
             reason = "\n  ".join(trial.reason.strip().splitlines())
@@ -209,7 +211,7 @@ def show_sweep(sweep: SweepDir, as_json: bool) -> None:
 
 def print_best(sweep: SweepDir, trial: TrialResult) -> None:
     """Print one trial and its overrides."""
-    print_table(_TRIAL_COLUMNS, [_result_row(trial)])
+    print_table(_TRIAL_COLUMNS, [_result_row(trial, sweep.record.settings["seeds"])])
     stdout().print(Text(f"  {shlex.join(trial.overrides)}  ({sweep.record.name})"))
 
 
@@ -241,8 +243,12 @@ def short(overrides: Sequence[str]) -> str:
     )
 
 
-def _result_row(trial: TrialResult) -> list[str | Text]:
-    error = f" ± {trial.error:.2g}" if trial.error is not None else ""
+def _result_row(trial: TrialResult, seeds: int) -> list[str | Text]:
+    error = ""
+    if trial.error is not None:
+        from rlctl.runs.student_t import t_quantile
+
+        error = f" ± {t_quantile(seeds - 1) * trial.error:.2g}"
     value = _number(trial.value) + error
     step = "" if trial.step is None else str(trial.step)
     return [
@@ -250,6 +256,7 @@ def _result_row(trial: TrialResult) -> list[str | Text]:
         short(trial.overrides),
         value,
         _number(trial.best),
+        sparkline(trial.curve, 20),
         step,
         _coloured(trial.state),
         " ".join(trial.runs),

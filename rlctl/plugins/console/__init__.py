@@ -1,1 +1,1 @@
-"""Commands around runs: board, report, comparison, sizing and new projects; not in the core."""
+"""Console outside the core: commands around runs, notices and stop rules."""

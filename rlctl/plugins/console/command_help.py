@@ -26,6 +26,15 @@ HELP = {
         "Runs",
         before="loggers",
     ),
+    "commands.notify": CommandHelp(
+        "Send a test notice to receivers of `trainer.notify`.", "Runs", before="loggers"
+    ),
+    "commands.config.schema": CommandHelp(
+        "Print the JSON schema of a recipe, so that editors complete and check its keys."
+    ),
+    "commands.data.from-runs": CommandHelp(
+        "Write training data from the stored responses of runs."
+    ),
     "commands.runs.sync": CommandHelp(
         "Send the missing steps of a finished run, or of a sweep's runs, to trackers."
     ),

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from rlctl.plugins import names
 from rlctl.recipes.schema.fields import (
     NO_ENGINE_POOL,
     NO_REWARD_MODEL,
@@ -18,6 +19,7 @@ from rlctl.recipes.schema.fields import (
     NonNegativeInt,
     NonNegativeInts,
     Not,
+    OneOrMany,
     PositiveFloat,
     Section,
     Seed,
@@ -33,6 +35,9 @@ _NOT_BEST = UnusedIf({".metric": None})
 _BYPASS = UnusedIf({"algorithm.rollout_correction.bypass_mode": True})
 _STALE = UnusedIf({"async_training.max_staleness": Not(0)})
 _UNNAMED = UnusedIf({".resume_mode": "auto", ".experiment_name": None})
+
+
+Event = Literal["finished", "failed", "alarm", "lost", "preempted"]
 
 
 class KeepBest(Section):
@@ -272,6 +277,19 @@ class Trainer(Section):
         description="remote copy of the run on shared storage, such as s3://bucket/runs, at "
         "<this>/<project>/<run>; null = none"
     )
+    stop_when: Texts = Field(
+        description="rules of which the first that holds ends the run, such as "
+        "no_gain(val-core/…, 5), best(val-core/…) > 0.95, alarm(kl) or hours(8); [] = none"
+    )
+    notify: Texts = Field(
+        description="receivers of notices: environment variables with an address such as "
+        "https://hooks.slack.com/…, and shell commands; [] = none"
+    )
+    notify_on: Annotated[tuple[Event, ...], OneOrMany, UnusedIf({".notify": ()})] = Field(
+        description="events that are notified: finished, failed, alarm, lost, preempted"
+    )
+    listeners: Texts = Field(description="other plug-ins that follow the run: module:Name")
+    listener_params: dict[str, dict[str, Any]] = Field(description="settings per listener")
     log_val_generations: Annotated[NonNegativeInt | None, NO_VALIDATION] = Field(
         description="validation samples sent to the trackers; null = 8 if one of them shows "
         "samples, else 0"
@@ -283,6 +301,14 @@ class Trainer(Section):
     tracking: Tracking
     placement: Placement
     timeouts: Timeouts
+
+    @property
+    def listening(self) -> list[str]:
+        """Names of the listeners that are on: keys of this section, and other plug-ins."""
+        return [
+            *(name for name in names("listeners") if getattr(self, name, None)),
+            *self.listeners,
+        ]
 
     @property
     def saves(self) -> bool:

@@ -23,7 +23,6 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from rlctl.data_prep.images import opened
 from rlctl.storage import local
 
 Images = tuple[bytes, ...]  # the files of a row's images
@@ -127,6 +126,8 @@ class ImageProcessor:
     def _processed(self, image: bytes) -> Inputs:
         found = self._done.get(image)
         if found is None:
+            from rlctl.data_prep.decoded_images import opened
+
             found = self._done[image] = self.process(opened(image))
             self._num_bytes += _num_bytes(found)
         self._done.move_to_end(image)

@@ -10,8 +10,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,19 +39,25 @@ CHECKPOINTS = "checkpoints"
 _NOT_SENT = (".pt",)  # batches dumped for debugging, which are large
 
 
-@contextmanager
-def keep_remote_copy(run: RunDir, trainer: schema.Trainer) -> Iterator[Callable[[], None]]:
-    """Yield the function that requests a copy to `trainer.mirror`, which is set.
+class Mirror:
+    """Listener that keeps a copy of the run at `trainer.mirror`.
 
-    At the end waits for the last copy, at most `trainer.timeouts.mirror_s`.
+    At the end it waits for the last copy, at most `trainer.timeouts.mirror_s`.
     """
-    assert trainer.mirror is not None, "a run without a mirror has no copy"
-    url = address(trainer.mirror, run.record.project, run.record.name)
-    copy = RemoteCopy(run, url, Retention.from_config(trainer), trainer.timeouts.mirror_s)
-    try:
-        yield copy.push
-    finally:
-        copy.close()
+
+    def __init__(self, run: RunDir, config: schema.Config) -> None:
+        trainer = config.trainer
+        assert trainer.mirror is not None, "a run without a mirror has no copy"
+        url = address(trainer.mirror, run.record.project, run.record.name)
+        copy = RemoteCopy(run, url, Retention.from_config(trainer), trainer.timeouts.mirror_s)
+        self.on_checkpoint, self.close = copy.push, copy.close
+
+    @classmethod
+    def check(cls, config: schema.Config, run: Path | None, sources: Collection[str]) -> None:  # noqa: ARG003
+        """Check that the storage can be written and has no other, or later, run of that name."""
+        trainer = config.trainer
+        assert trainer.mirror is not None, "a run without a mirror has no copy"
+        check_remote_copy(trainer.mirror, trainer.project_name, trainer.experiment_name, run)
 
 
 def address(mirror: str, project: str, name: str) -> str:

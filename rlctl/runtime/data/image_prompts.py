@@ -9,14 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from rlctl.data_prep.images import (
-    Image,
-    content_of,
-    images_in,
-    require_pillow,
-    size_of,
-    with_parts,
-)
+from rlctl.data_prep.images import Image, content_of, images_in, with_parts
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
@@ -34,6 +27,8 @@ class ImagePrompts:
             MissingExtraError: Pillow is not installed.
             ConfigError: the model reads text alone.
         """
+        from rlctl.data_prep.decoded_images import require_pillow
+
         require_pillow("data.image_key")
         found = model and processor_of(model.path, model.trust_remote_code)
         if model is None or found is None:
@@ -72,6 +67,8 @@ class ImagePrompts:
                 where=self.tokenizer.name_or_path,
                 hint="use the chat template of the vision-language model",
             )
+        from rlctl.data_prep.decoded_images import size_of
+
         tokens = [self._tokens_of(size_of(content_of(image))) for image in images]
         return first + "".join(map("".join, zip(tokens, others, strict=True)))
 

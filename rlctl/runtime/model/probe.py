@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlctl.data_prep.images import pattern
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.batch.images import Images, image_token, num_image_tokens, placeholder_ids
@@ -203,6 +202,8 @@ def _image_rows(hf: PreTrainedModel) -> list[_Row]:
     """Return two rows with an image and one with both; the first two share a prompt."""
     processor, rows = image_processor(hf), list[_Row]()
     assert processor is not None
+    from rlctl.data_prep.decoded_images import pattern
+
     first, second = (pattern(width, 56) for width in (56, 112))
     for number, images in enumerate([(first,), (first,), (first, second)]):
         counts = [num_image_tokens(processor.inputs([image]), hf.config) for image in images]

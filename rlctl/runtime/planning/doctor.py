@@ -45,6 +45,7 @@ _EXTRAS = {
     "triton": "kernels of logits; torch for CUDA brings it",
     "math": "scorer of mathematics",
     "lm-eval": "rlctl eval --tasks",
+    "notify": "trainer.notify",
     "gguf": "models in GGUF files",
     "s3": "s3:// addresses",
     "mcp": "tools of MCP servers",

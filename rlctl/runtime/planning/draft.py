@@ -217,10 +217,6 @@ def _check_surroundings(draft: Draft) -> None:
     name = trainer.experiment_name
     if draft.run is None:
         run(check_free, Path(trainer.run_dir), trainer.project_name, name)
-    if trainer.mirror is not None:
-        from rlctl.runtime.checkpoint.remote_copy import check_remote_copy
-
-        run(check_remote_copy, trainer.mirror, trainer.project_name, name, draft.run)
     run(load, "engines", draft.config.actor_rollout_ref.rollout.name)
     if trainer.resume_mode == "resume_path":
         run(checkpoint_at, trainer.resume_from_path)
@@ -231,6 +227,16 @@ def _check_surroundings(draft: Draft) -> None:
     for logger in trainer.logger:
         tracking = trainer.tracking
         run(check_logger, logger, tracking.modes.get(logger), tracking.params)
+
+
+def _check_listeners(draft: Draft) -> None:
+    if draft.config.trainer.listening:
+        from rlctl.runtime.training.listeners import check_listener
+
+        validator = draft.errors.run(lambda: draft.validator)
+        sources = validator.prompts.rows.count_sources() if validator else ()
+        for name in draft.config.trainer.listening:
+            draft.errors.run(check_listener, name, draft.config, draft.run, sources)
 
 
 def _check_inline(draft: Draft) -> None:
@@ -320,6 +326,7 @@ CHECKS: tuple[Callable[[Draft], object], ...] = (
     lambda draft: _check_images(draft, draft.loader.prompts.rows),
     lambda draft: check_routes(draft.algorithm, draft.loader.prompts.rows),
     lambda draft: draft.validator and _check_images(draft, draft.validator.prompts.rows),
+    _check_listeners,
     _check_pairs,
     check_rewards,
 )

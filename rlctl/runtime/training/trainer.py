@@ -53,6 +53,7 @@ from rlctl.tracking.metrics import to_floats
 if TYPE_CHECKING:
     from rlctl.runtime.generation.stream import Stream
     from rlctl.runtime.rewards.step_failures import StepFailures
+    from rlctl.runtime.training.listeners import Listeners
     from rlctl.runtime.training.pair_validation import PairValidator
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class RunContext:
     max_response_length: int
     on_phase: Callable[[str], None]  # called when a phase begins
     profiler: StepProfiler
-    on_checkpoint: Callable[[], None]  # called when a checkpoint is complete
+    listeners: Listeners | None  # plug-ins, if one is on
     end_by: float | None  # deadline by time.monotonic; None: no deadline
     interrupt_workers: Callable[[], None]  # interrupts their calls that only read
     reward: RuleReward
@@ -115,7 +116,7 @@ class Trainer:
         halt = None if context.max_staleness else config.mismatch.halt
         self.roles = replace(context.roles, max_probs_diff=halt)
         self.saver = Saver(
-            context.run, context.roles, context.tokenizer, config, context.on_checkpoint
+            context.run, context.roles, context.tokenizer, config, self._report_checkpoint
         )
         self.stopping = Stopping(
             config.timeouts.stop_s,
@@ -189,18 +190,27 @@ class Trainer:
             raise
 
     def _run(self) -> None:
-        done = self.state.step
+        done, metrics = self.state.step, dict[str, float]()
         if not (self.config.saves or self.config.val_only):
             logger.info(NO_CHECKPOINTS)
         if self.state.pending is not None:
             self._complete(done, dict(self.state.pending), validates=True)
         elif self.state.new_run and (self.config.val_before_train or self.config.val_only):
-            self.context.trackers.log(done, self._validate(done))
+            metrics = self._validate(done)
+            self.context.trackers.log(done, metrics)
         if self.stopping.asked:
             raise self.stopping.error()
+        if self._ends(done, metrics):
+            return
         for step in range(done + 1, 0 if self.config.val_only else self.context.num_steps + 1):
             self.stopping.watches = step < self.context.num_steps
-            self._complete(step, self._train(step), self._due(self.config.test_freq, step))
+            metrics = self._train(step)
+            self._complete(step, metrics, self._due(self.config.test_freq, step))
+            if step < self.context.num_steps and self._ends(step, metrics):
+                if self.config.saves:
+                    self._save()
+                    self.saver.commit(self.context.trackers.not_certain)
+                return
 
     def _complete(self, step: int, metrics: dict[str, float], validates: bool) -> None:
         """Validate, save and report a step that is trained. Raises a request to stop."""
@@ -221,6 +231,15 @@ class Trainer:
             self.saver.commit(self.context.trackers.not_certain)
             self.saver.close()
             raise self.stopping.error()
+
+    def _ends(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Return True if a listener, such as `trainer.stop_when`, ends the run with this step."""
+        listeners = self.context.listeners
+        return listeners is not None and listeners.on_step(step, metrics)
+
+    def _report_checkpoint(self) -> None:
+        if self.context.listeners is not None:
+            self.context.listeners.on_checkpoint()
 
     def _train(self, step: int) -> dict[str, float]:
         """Run one training step and return its metrics."""

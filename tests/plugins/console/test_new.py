@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 
 from rlctl.__main__ import main
 from rlctl.cli.console import stderr, stdout
-from rlctl.data_prep.images import pattern
+from rlctl.data_prep.decoded_images import pattern
 from rlctl.data_prep.raw_data import final_answer, find_raw
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError

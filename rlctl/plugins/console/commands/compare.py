@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Callable, Sequence
 from statistics import mean, stdev
@@ -11,20 +10,35 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
+from rlctl.cli import complete
 from rlctl.cli.console import notice, print_json, stdout, table
 from rlctl.cli.options import Json, Root, RunNames
+from rlctl.cli.table_forms import FORMS, cells
 from rlctl.cli.views.runs import SHOWN_METRICS, short
 from rlctl.errors import NotFoundError
 from rlctl.monitoring.text import percent_or_number
 
 if TYPE_CHECKING:
     from rlctl.runs.compare import Comparison
+    from rlctl.runs.run import Run
+    from rlctl.runs.store import RunStore
 
 
 app = typer.Typer()
 
-Form = Literal["table", "csv", "markdown"]
+Form = Literal["table", "csv", "md", "markdown", "tex", "json"]
 Figure = Callable[[str, float | None], str]  # returns the value of a metric as text
+
+GroupBy = Annotated[
+    str | None,
+    typer.Option(
+        "--group-by",
+        metavar="KEY",
+        help="Show mean, 95 % interval and n of the runs with the same value of this setting or "
+        "field, and test two groups for a difference, paired by seed.",
+        autocompletion=complete.key,
+    ),
+]
 
 _EXAMPLES = """
 Examples:
@@ -40,6 +54,10 @@ Examples:
   rlctl compare my-sweep 0 3                          two trials of a sweep
 
   rlctl compare my-sweep other-sweep                  the best trial of each
+
+  rlctl compare my-sweep --group-by actor_rollout_ref.actor.optim.lr    mean and 95 % interval
+
+  rlctl compare base-1 base-2 new-1 new-2 --group-by recipe --format tex
 """
 
 
@@ -59,6 +77,7 @@ def compare(
             help="Show this metric at every step; repeat for several.",
         ),
     ] = None,
+    group_by: GroupBy = None,
     form: Annotated[
         Form,
         typer.Option("--format", help="Print the tables in this form."),
@@ -70,14 +89,18 @@ def compare(
 
     Runs that differ only in their seeds get a column with mean and standard deviation. Given one
     sweep, show its trials, best first, and the importance of each parameter. `SWEEP NUMBER…` and
-    `SWEEP-NUMBER` are the runs of trials, and a sweep among several names is its best trial.
+    `SWEEP-NUMBER` are the runs of trials, and a sweep among several names is its best trial; with
+    --group-by it is all its runs. A --metric of groups may be best(METRIC) and the like.
     """
     from rlctl import api
     from rlctl.cli.views.sweep import show_sweep
     from rlctl.runs.store import RunStore
     from rlctl.sweeps.selection import find_compared, whole_sweep
 
-    store = RunStore(root)
+    store, as_json = RunStore(root), as_json or form == "json"
+    if group_by is not None:
+        print_groups(store, runs, group_by, metrics or [], form, as_json)
+        return
     if len(runs) == 1 and (sweep := whole_sweep(store, runs[0])) is not None:
         show_sweep(sweep, as_json)
         return
@@ -95,6 +118,37 @@ def compare(
         print_curves(comparison, metrics, form)
     else:
         print_comparison(comparison, changed, form)
+
+
+def print_groups(
+    store: RunStore, names: Sequence[str], key: str, metrics: list[str], form: Form, as_json: bool
+) -> None:
+    """Print statistics of groups of runs."""
+    from rlctl.plugins.console.group_statistics import GroupedRuns
+    from rlctl.sweeps.results import runs_of
+    from rlctl.sweeps.selection import find_compared, whole_sweep
+
+    found: list[Run] = []
+    for name in names:
+        sweep = whole_sweep(store, name)
+        found += runs_of(sweep) if sweep is not None else find_compared(store, [name])
+    grouped = GroupedRuns.of(list({run.path: run for run in found}.values()), key, metrics)
+    if as_json:
+        print_json(grouped.as_json())
+        return
+    columns = ["metric", key, "n", "mean", "95 % interval", "min", "max"]
+    _print(table(columns, grouped.rows(), right=columns[2:]), form)
+    for pairs in grouped.pairs():
+        difference, (first, second) = pairs.differences, pairs.groups
+        half, p = difference.half, difference.p_value()
+        if half is None or p is None:  # of one pair
+            continue
+        low, high = difference.mean - half, difference.mean + half
+        notice(
+            f"{pairs.metric}: {second} − {first} is {difference.mean:.4g}, 95 % interval "
+            f"{low:.4g} to {high:.4g}, p = {p:.3g} (paired t-test, "
+            f"{len(difference.values)} pairs)"
+        )
 
 
 _WITH_BEST = ("val-core/", "critic/score", "train/loss")
@@ -133,11 +187,11 @@ def print_curves(comparison: Comparison, metrics: Sequence[str], form: Form) -> 
         _print(table([metric, *names], rows, right=names), form)
 
 
-def _exact(metric: str, value: float | None) -> str:  # noqa: ARG001
+def _exact(metric: str, value: float | None) -> str:
     return "" if value is None else repr(value)
 
 
-def _rounded(metric: str, value: float | None) -> str:  # noqa: ARG001
+def _rounded(metric: str, value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"
 
 
@@ -179,20 +233,11 @@ def _differ_in_seeds(comparison: Comparison) -> bool:
 
 
 def _print(built: Table, form: Form) -> None:
-    """Print a table, or the same cells as CSV or Markdown."""
+    """Print a table, or the same cells in another form."""
     if form == "table":
         stdout().print(built)
-        return
-    rows = [[str(column.header) for column in built.columns]]
-    rows += [
-        list(map(str, row)) for row in zip(*(column.cells for column in built.columns), strict=True)
-    ]
-    if form == "csv":
-        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
-        return
-    rows.insert(1, ["---"] * len(rows[0]))
-    for row in rows:
-        sys.stdout.write(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n")
+    else:
+        sys.stdout.write(FORMS[form](cells(built)))
 
 
 def _names(comparison: Comparison) -> list[str]:

@@ -86,7 +86,7 @@ def eval_tasks(
     limit: Limit = None,
     task_dir: TaskDir = None,
     chat_template: ChatTemplate = True,
-    trust: Trust = False,  # noqa: ARG001
+    trust: Trust = False,
     as_json: Json = False,
     root: Root = None,
 ) -> bool:

@@ -50,7 +50,7 @@ def export_push(
     push: _Push = None,
     private: _Private = False,
     card_only: _CardOnly = False,
-    trust: Trust = False,  # noqa: ARG001
+    trust: Trust = False,
     as_json: Json = False,
     root: Root = None,
 ) -> bool:

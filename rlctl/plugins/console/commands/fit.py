@@ -89,7 +89,7 @@ def fit(
     devices: PerNode = None,
     nodes: Nodes = 1,
     trial: Try = False,
-    trust: Trust = False,  # noqa: ARG001
+    trust: Trust = False,
     as_json: Json = False,
     root: Root = None,
 ) -> None:

@@ -12,22 +12,16 @@ from rlctl.plugins.console.report.curves import MAX_POINTS, Chosen, Rows, axes_o
 from rlctl.runs.compare import Curve
 from rlctl.runs.run import Run
 from rlctl.runs.settings import read_settings
+from rlctl.runs.student_t import t_quantile
 from rlctl.tracking.metric_table import Column, MetricTable
 
 Band = tuple[Column, Column, NDArray[np.intp]]  # mean, half of the interval, number of runs
 
 # Names and places of a run, which change nothing in its training.
-_NAMES = {
+NAMES = {
     *("trainer.experiment_name", "trainer.project_name", "trainer.run_dir", "trainer.logger"),
     *("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"),
 }
-# 97.5 % quantiles of Student's t with 1 to 30 degrees of freedom.
-_T = (
-    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
-    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
-)
-_NORMAL = 1.959964
 
 
 def seed_groups(runs: Sequence[Run]) -> list[list[int]]:
@@ -42,7 +36,7 @@ def seed_groups(runs: Sequence[Run]) -> list[list[int]]:
         same = {
             key: repr(value)
             for key, value in settings.items()
-            if not _is_seed(key) and key not in _NAMES
+            if not _is_seed(key) and key not in NAMES
         }
         data = run.record.data if run.record else {}
         if seeds:
@@ -149,11 +143,3 @@ def interval(values: NDArray[np.float64]) -> Band:
     quantiles = np.array([t_quantile(int(count) - 1) for count in number])
     error = np.nanstd(values, axis=0, ddof=1) / np.sqrt(number)
     return np.nanmean(values, axis=0), quantiles * error, number
-
-
-def t_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t; beyond 30 degrees of freedom to four digits."""
-    if freedom <= len(_T):
-        return _T[freedom - 1]
-    z = _NORMAL
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

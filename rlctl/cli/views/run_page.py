@@ -1,0 +1,136 @@
+"""Page of one run in the terminal: `rlctl show`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from rich.table import Table
+from rich.text import Text
+
+from rlctl.cli.console import print_table, stdout, warn
+from rlctl.cli.views.runs import COLOURS, SHOWN_METRICS, short, validation
+from rlctl.files import by_step
+from rlctl.monitoring.run_summary import RunSummary
+from rlctl.monitoring.text import count, duration, percent_or_number, size, sparkline
+from rlctl.recipes.search_path import place
+from rlctl.runs.record import RunRecord
+from rlctl.runs.run import Run
+from rlctl.terminal import visible
+
+SHOWN_PREFIXES = ("agent/outcome/", "agent/refused_calls/", "tool/")
+
+
+def print_run(run: Run) -> None:
+    """Print the page of `rlctl show`."""
+    from rlctl.runs import details
+    from rlctl.runs.details import alarms, changed_settings
+    from rlctl.tracking.destination import commands, line
+
+    summary, problem = run.metrics.figures, run.metrics.problem
+    stdout().print(Text.assemble((run.name, "bold"), "  ", (run.state, COLOURS[run.state])))
+    for trouble in filter(None, (run.problem, problem)):
+        warn(trouble)
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_column(overflow="fold")
+    for name, value in [
+        ("project", run.project),
+        *(_facts(run.record) if run.record else []),
+        *details.early_ends(run),
+        *_figures(run, summary),
+        *_files(run),
+    ]:
+        facts.add_row(name, Text(visible(value)))
+    for name, destination in details.trackers(run).items():
+        facts.add_row(name, Text(visible("; ".join([line(destination), *commands(destination)]))))
+    for alarm in alarms(run):
+        until = "on" if alarm["over"] is None else f"to {alarm['over']}"
+        facts.add_row(
+            "alarm",
+            Text(
+                visible(f"step {alarm['step']} {until}: {alarm['message']}"),
+                style="red" if alarm["over"] is None else "yellow",
+            ),
+        )
+    if run.labels.tags:
+        facts.add_row("tags", Text(", ".join(run.labels.tags)))
+    if run.labels.note:
+        facts.add_row("note", Text(visible(run.labels.note)))
+    stdout().print(facts)
+    series = run.metrics.metrics
+    names = [
+        *(name for name in series if name.startswith("val-core/")),
+        *(name for name in SHOWN_METRICS if name in series),
+        *(name for name in series if name.startswith(SHOWN_PREFIXES)),
+    ]
+    metrics = run.table()
+    # A damaged summary may name a metric that the run has not.
+    values = {name: found for name in names if len(found := metrics.finite_values(name))}
+    if values:
+        stdout().print()
+        rows = [
+            [name, f"{values[name][0]:.4g}", f"{values[name][-1]:.4g}", sparkline(values[name])]
+            for name in values
+        ]
+        print_table(["metric", "first", "last", "curve"], rows, right=["first", "last"])
+    if changed := changed_settings(run.path):
+        stdout().print()
+        rows = [
+            [key, short(change["value"]), short(change["base"]), place(change["where"])]
+            for key, change in changed.items()
+        ]
+        print_table(["setting", "value", "base", "from"], rows)
+
+
+def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
+    yield "recipe", record.recipe
+    yield "command", shlex.join(record.command)
+    yield "created", f"{record.created} on {record.process.host}"
+    if record.exit_code is not None:
+        yield "exit code", str(record.exit_code)
+    if record.failure is not None:
+        yield "failure", "{message}  ({code})".format_map(record.failure)
+        if record.failure["hint"]:
+            yield "help", record.failure["hint"]
+    if record.git and (commit := record.git["commit"]):
+        yield "commit", f"{commit[:12]}{' with changes' if record.git['diff_sha256'] else ''}"
+    versions = ", ".join(
+        f"{name} {number}"
+        for name, number in record.versions.items()
+        if number and name in ("rlctl", "torch", "ray")
+    )
+    yield "versions", versions
+
+
+def _figures(run: Run, summary: RunSummary | None) -> Iterator[tuple[str, str]]:
+    if summary is None or summary.step is None:
+        return
+    total = f" of {run.record.total_steps}" if run.record and run.record.total_steps else ""
+    yield "step", f"{summary.step}{total}"
+    if summary.metric:
+        best = f"{percent_or_number(summary.metric, summary.best)} at step {summary.best_step}"
+        yield "validation", f"{validation(summary)}, best {best}  ({summary.metric})"
+    if run.seconds is not None:
+        tokens = f", {count(summary.tokens)} tokens" if summary.tokens else ""
+        yield "took", duration(run.seconds) + tokens
+
+
+def _files(run: Run) -> Iterator[tuple[str, str]]:
+    from rlctl.runs.details import generation_steps, profiles
+
+    yield "folder", f"{run.path}  ({size(run.num_bytes)})"
+    if steps := generation_steps(run.path):
+        yield "samples", f"steps {', '.join(map(str, steps))}  (--samples)"
+    if checkpoints := by_step(run.path / "checkpoints"):
+        from rlctl.runs.prune import checkpoint_sizes, pruned_steps
+
+        sizes = checkpoint_sizes(run.path)
+        names = [f"{path.name} ({size(sizes.get(step, 0))})" for step, path in checkpoints.items()]
+        yield "checkpoints", ", ".join(names)
+        if pruned := pruned_steps(run.path):
+            yield "pruned", f"steps {', '.join(map(str, pruned))}"
+    if traces := profiles(run.path):
+        yield "profiles", f"{', '.join(traces)}  (open in ui.perfetto.dev)"
+    if (latest := run.path / "attempts" / "latest").exists():
+        yield "logs", str(latest)
