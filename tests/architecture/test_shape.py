@@ -63,6 +63,7 @@ ALSO_A_WORD = {
     "kl": "the state of the KL controller in a checkpoint",
     "math": "the `ability` of a row in verl's data",
     "online_dpo": "a command and a recipe",
+    "pattern": "a keyword of JSON schema",
     "ppo": "a command, a recipe, and the prefix of verl's micro-batch keys",
     "python": "the version, and a random stream",
     "raft": "a command and a recipe",
