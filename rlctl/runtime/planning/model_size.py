@@ -146,7 +146,6 @@ def build_on_meta(config: PretrainedConfig, model: schema.Model, kind: Kind) -> 
     try:
         return build_empty(config, model.trust_remote_code, kind)
     except (ValueError, ImportError, LookupError, ArithmeticError, AssertionError) as error:
-        # No such class, a package that it needs, or a value with which there is no model.
         raise ConfigError(
             f"the model {model.path!r} cannot be built: {_first_line(error)}"
         ) from error
@@ -158,9 +157,8 @@ def build_on_meta(config: PretrainedConfig, model: schema.Model, kind: Kind) -> 
 
 
 def _first_line(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"config.json has {error}, which is none of the known names"
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    unknown = "none of the known names: " if isinstance(error, KeyError) else ""
+    return unknown + (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _count(module: nn.Module) -> int:
