@@ -106,8 +106,12 @@ def best(sweep: SweepDir) -> TrialResult:
 def export(sweep: SweepDir, trial: TrialResult, path: Path) -> None:
     """Write a trial as a self-contained recipe: the base plus all values of recipe and overrides.
 
-    Raises ConflictError if the file exists.
+    Raises ConflictError if the file exists, and ConfigError for the sweep of another user, which
+    names the recipe, without trust in its folder.
     """
+    from rlctl.sweeps.received import require_trust
+
+    require_trust(sweep)
     if path.exists():
         raise ConflictError(
             f"the file {path} already exists", hint="choose another name, or remove the file"

@@ -9,6 +9,8 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from rlctl.errors import ConfigError
 from rlctl.runs.process import DriverProcess
 from rlctl.sweeps.launch import resume
 from rlctl.sweeps.record import SweepDir, SweepRecord
+from rlctl.sweeps.results import export
 
 
 class Composed(Exception):
@@ -103,6 +106,9 @@ def test_copied_or_edited_sweep_needs_a_word(
     copy = SweepDir(shutil.copytree(sweep.path, tmp_path / "copied" / "p" / "s"))
     with pytest.raises(ConfigError, match="the sweep 's' was not made by you"):
         resume(copy, lambda *_: None)
+    trial: Any = SimpleNamespace(number=0, overrides=[], value=None)
+    with pytest.raises(ConfigError, match="the sweep 's' was not made by you"):
+        export(copy, trial, tmp_path / "best.yaml")
     sweep.update(recipe=f"{tmp_path}/other.yaml")
     with pytest.raises(ConfigError, match="the sweep 's' was not made by you"):
         resume(sweep, lambda *_: None)
