@@ -345,8 +345,8 @@ def test_tasks_score_an_export_before_training_as_the_file(
     (root / "answers.yaml").write_text(yaml.safe_dump(task(root)))
     scores = [evaluated(each, root) for each in (gguf, folder, root / "same")]
     assert [each["metric"] for each in scores[0]] == ["perplexity", "acc"]
-    assert 1 < scores[0][0]["value"] < 1e30
     assert scores[0] == scores[1] == scores[2]
+    assert math.isfinite(scores[0][0]["value"])
 
 
 def tensors(folder: Path) -> dict[str, bytes]:
