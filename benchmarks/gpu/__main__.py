@@ -35,7 +35,7 @@ def main() -> int:
     # A forked process cannot use CUDA if torch counted GPUs by CUDA before.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["PYTHONPATH"] = python_path(Path(folder), given.any_torch)
+        os.environ["PYTHONPATH"] = python_path(Path(folder))
         # Rungs are processes of multiprocessing, which have the path of this one.
         sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
         rows = climb([_RUNGS[name] for name in given.rungs], given)
@@ -86,7 +86,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default=default)
     parser.add_argument("--tiny", action="store_true", help="shapes for a CPU")
     parser.add_argument("--minutes", type=float, default=3.0, help="least limit of each rung")
-    parser.add_argument("--any-torch", action="store_true", help="try vLLM beside any torch")
     parser.add_argument("--rungs", nargs="+", choices=_RUNGS, default=list(_RUNGS))
     parser.add_argument("--keep-going", action="store_true", help="also after a rung that failed")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))

@@ -6,17 +6,14 @@ import os
 import tomllib
 from pathlib import Path
 
-from packaging.requirements import Requirement
-
 ROOT = Path(__file__).parents[2]
 _NAME, _VERSION = "rlctl", "0.0.0"
 
 
-def python_path(folder: Path, any_torch: bool = False) -> str:
+def python_path(folder: Path) -> str:
     """Write rlctl's metadata as a package to `folder`; return a PYTHONPATH with both.
 
-    With `any_torch` it requires no version of torch, so that vLLM is tried beside another one. The
-    checkout comes first, so that its code is used even where another rlctl is installed.
+    The checkout comes first, so that its code is used even where another rlctl is installed.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = []
@@ -25,11 +22,7 @@ def python_path(folder: Path, any_torch: bool = False) -> str:
     package = folder / f"{_NAME}-{_VERSION}.dist-info"
     package.mkdir(parents=True)
     (package / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    required = [
-        "torch" if any_torch and Requirement(each).name == "torch" else each
-        for each in project["dependencies"]
-    ]
-    needs = [f"Requires-Dist: {each}" for each in required]
+    needs = [f"Requires-Dist: {each}" for each in project["dependencies"]]
     for extra, packages in project["optional-dependencies"].items():
         needs += [f'Requires-Dist: {each}; extra == "{extra}"' for each in packages]
     head = ["Metadata-Version: 2.1", f"Name: {_NAME}", f"Version: {_VERSION}"]

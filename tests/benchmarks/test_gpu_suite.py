@@ -143,16 +143,6 @@ def test_a_checkout_has_its_entry_points_without_installation(tmp_path: Path) ->
     needs = next(iter(distributions(name="rlctl", path=[second]))).requires
     assert needs is not None
     assert any(each.startswith("vllm>=") for each in needs)
-    assert any(each.startswith("torch==") for each in needs)
-
-
-def test_a_checkout_may_try_any_torch(tmp_path: Path) -> None:
-    python_path(tmp_path, any_torch=True)
-    needs = next(iter(distributions(name="rlctl", path=[str(tmp_path)]))).requires
-    assert needs is not None
-    assert "torch" in needs
-    assert not any(each.startswith("torch=") for each in needs)
-    assert any(each.startswith("vllm>=") for each in needs)
 
 
 def test_an_option_of_compilation_that_is_off_by_default_does_not_fail_a_rung() -> None:
