@@ -20,7 +20,7 @@ class _Settings(BaseModel):
     """Settings of a sweep without which its results cannot be read."""
 
     mode: Literal["max", "min"]
-    metric: str | None
+    metric: str | None = None
     seeds: int = Field(ge=1, le=_MAX_SEEDS)
 
 

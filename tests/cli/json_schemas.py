@@ -192,6 +192,7 @@ EXAMPLES: dict[str, Example] = {
     ),
     "loggers": Example(rows(record(name="s", package="s", state="s", message="s")), ""),
     "doctor": Example(rows(record(check="s", state="s", message="s", remedy="s?")), ""),
+    "notify": Example(rows(record(receiver="s", error="s?")), "'cd .'"),
     "version": Example(record(rlctl="s", python="s", json="i"), ""),
     "stop": Example(rows(record(name="s", state="s")), "two"),
     "runs prune": Example(

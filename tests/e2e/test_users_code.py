@@ -348,7 +348,7 @@ ELSEWHERE = {
     ("rewards", "call"): "e2e/test_failing_rewards.py:test_each_file_is_scored_before_the_start",
     ("environments", "build"): "agents/environments/test_environment_pool.py:"
     "test_wrong_environments_are_refused_at_the_start",
-    ("environments", "call"): "cli/test_env.py:test_failures_exit_with_one",
+    ("environments", "call"): "plugins/agents/test_env.py:test_failures_exit_with_one",
     ("tools", "build"): "agents/environments/test_tools_environment.py:test_wrong_configurations",
     ("tools", "call"): "agents/environments/test_tools_environment.py:"
     "test_every_call_gets_a_message_in_order",

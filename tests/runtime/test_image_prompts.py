@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlctl import api
-from rlctl.data_prep import images
+from rlctl.data_prep import decoded_images
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError, MissingExtraError
 from rlctl.quickstart import NAME, VISION, real_path
@@ -110,7 +110,7 @@ def test_a_model_for_text_and_a_missing_package_are_named(
     del rows
     with pytest.raises(ConfigError, match="the model reads text alone"):
         loaded(tmp_path, Path(real_path(NAME)))
-    monkeypatch.setattr(images, "find_spec", lambda _: None)
+    monkeypatch.setattr(decoded_images, "find_spec", lambda _: None)
     with pytest.raises(MissingExtraError) as caught:
         loaded(tmp_path, folder)
     assert "rlctl[images]" in str(caught.value.problems[0].hint)

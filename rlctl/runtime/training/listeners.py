@@ -76,11 +76,13 @@ class Listeners:
         return bool(reasons)
 
     def _call(self, method: str, *arguments: Any) -> dict[str, Any]:
-        """Call a method of each listener; return the results that say something, by name."""
+        """Call a method of the listeners that have it; return the results that say something."""
         results: dict[str, Any] = {}
         for name, listener in list(self.on.items()):
+            if (call := getattr(listener, method, None)) is None:
+                continue
             try:
-                results[name] = getattr(listener, method)(*arguments)
+                results[name] = call(*arguments)
             except Exception as error:
                 del self.on[name]
                 LOG.warning("the listener %s is off: %s: %s", name, type(error).__name__, error)
