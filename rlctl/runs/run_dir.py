@@ -163,7 +163,7 @@ class RunDir:
         try:
             return RunRecord.read(self.path / RECORD_FILE).id != self.record.id
         except RlctlError:
-            return not self.path.exists()
+            return not (self.path / RECORD_FILE).exists()
 
     def update(self, **changes: Any) -> None:
         """Change fields of `run.json` atomically."""

@@ -391,3 +391,12 @@ def test_two_runs_of_one_name_do_not_share_a_folder_elsewhere(tmp_path):
         place(second, "checkpoints", str(tmp_path / "disk"))
     place(first, "checkpoints", None)
     place(second, "checkpoints", str(tmp_path / "disk"))
+
+
+def test_a_folder_that_a_write_has_made_again_is_gone(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, "p", "r", "ppo")
+    assert not run.is_gone()
+    shutil.rmtree(run.path)
+    assert run.is_gone()
+    (run.path / "checkpoints").mkdir(parents=True)
+    assert run.is_gone()
