@@ -245,6 +245,7 @@ def try_environment(stranger: Stranger, wheel: Path) -> None:
 
 def main() -> int:
     """Try the environments that the command line names and print what broke the rules."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `&` in a script ignores it
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     extras = sorted(set(EXTRAS) - NOT_TRIED)
     parser.add_argument("names", nargs="*", help=f"bare, all, {', '.join(extras)}; default: each")
