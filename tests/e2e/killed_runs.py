@@ -16,9 +16,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from rlctl.tracking.tracker import RunInfo, Sample
 from tests.e2e.command import environment as usual_environment
@@ -27,6 +30,7 @@ from tests.forks import completed
 
 KILL_AT = "RLCTL_TEST_KILL_AT"
 KILLED_FILE = "RLCTL_TEST_KILLED_FILE"
+VICTIMS = "RLCTL_TEST_VICTIMS"  # seed of the choice: other processes of the run are killed
 LOGGER = "trainer.logger=['tests.e2e.killed_runs:Killer']"
 SCORE = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -49,7 +53,8 @@ EXIT_CODES = {"SIGKILL": -9, "SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143, "SIG
 class Killer:
     """Tracker that signals its own run at the moment that the environment names (see `run`).
 
-    It writes what the run was doing into a file that the environment names.
+    It writes what the run was doing into a file that the environment names. With `VICTIMS` it kills
+    processes that the run has started, again and again, and writes what they were.
     """
 
     def __init__(self) -> None:
@@ -61,6 +66,7 @@ class Killer:
         self.doing = "starting"
         self.folder: Path | None = None
         self.timer: threading.Timer | None = None
+        self.generator: random.Random | None = None
 
     def start(self, run: RunInfo) -> None:
         self.folder = run.folder
@@ -101,10 +107,27 @@ class Killer:
             self._kill()
 
     def _kill(self) -> None:
+        if VICTIMS in os.environ:
+            self._kill_another()
+            return
         if file := os.environ.get(KILLED_FILE):
             writing = " while writing a checkpoint" if self._is_writing() else ""
             Path(file).write_text(self.doing + writing, encoding="utf-8")
         os.kill(os.getpid(), self.signal)
+
+    def _kill_another(self) -> None:
+        self.generator = self.generator or random.Random(os.environ[VICTIMS])
+        self.left = self.generator.randint(8, 25)  # phases until the next one
+        found = sorted(psutil.Process().children(recursive=True), key=lambda each: each.pid)
+        if found:
+            victim = self.generator.choice(found)
+            with (
+                suppress(psutil.Error),
+                Path(os.environ[KILLED_FILE]).open("a", encoding="utf-8") as file,
+            ):
+                words = [word for word in victim.cmdline() if len(word) < 60]
+                victim.kill()
+                file.write(f"{self.doing}: {' '.join(words)[-60:]}\n")
 
     def _is_writing(self) -> bool:
         return self.folder is not None and any(self.folder.glob("checkpoints/.*.partial"))

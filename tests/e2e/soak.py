@@ -3,7 +3,8 @@
 A case is `<setup>/<moment>/<signal>`; all of them take hours. Every recorded and learned byte is
 compared, or the metrics within 1e-5 where the number of ranks changes. `<setup>/leaks` measures
 what an undisturbed run of 210 steps holds (`tests.e2e.leaks`), `<setup>/engine` kills engines and
-compares the responses, `engines/vllm-server*` train on servers (`tests.e2e.soak_engines`),
+compares the responses, `<setup>/others` kills any processes of a run (of rewards, environments,
+ranks, Ray), `engines/vllm-server*` train on servers (`tests.e2e.soak_engines`),
 `data-plane/…` (`tests.e2e.soak_data_plane`) compare two runs, `eager/…` count the prompts of a run
 with random faults (`tests.e2e.faults`). Prints the seed and the command that repeats a failed case.
 """
@@ -32,8 +33,10 @@ from tests.e2e import faults, leaks, soak_data_plane, soak_engines, soak_sweeps,
 from tests.e2e.command import remove_run, reproducible
 from tests.e2e.conftest import write_shelf
 from tests.e2e.killed_runs import (
+    KILLED_FILE,
     LOGGER,
     SCORE,
+    VICTIMS,
     differing,
     events,
     finish_despite,
@@ -229,10 +232,12 @@ MOMENTS = {
 RANDOM = {"random": (3, 50), "often": (8, 18)}
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 TOLERANCE = 1e-5
+MOST_ATTEMPTS = 20
 PER_RANK = "global_seqlen/"  # tokens per rank
 CASES = [f"{setup}/{moment}/{name}" for setup in SETUPS for moment in MOMENTS for name in SIGNALS]
 CASES += [f"{setup}/{moment}/SIGKILL" for setup in SETUPS for moment in RANDOM]
 CASES += [f"{setup}/engine" for setup, each in SETUPS.items() if each.mortal]
+CASES += [f"{setup}/others" for setup in SETUPS]
 
 
 def _same_on_both_planes(recipe: str, settings: list[str], exact: bool, folder: Path) -> str | None:
@@ -312,7 +317,11 @@ def _proves(case: str, folder: Path, seed: int) -> bool:
         or (case in EAGER and partial(_learns_once, case, seed))
         or (case in soak_sweeps.CASES and partial(soak_sweeps.survive, case, SWEPT, seed))
         or (case in soak_watchers.CASES and partial(_is_watched, case, seed))
-        or {"leaks": partial(_grows, setup), "engine": partial(_loses_engines, setup)}.get(moment)
+        or {
+            "leaks": partial(_grows, setup),
+            "engine": partial(_loses_engines, setup),
+            "others": partial(_loses_others, setup, seed),
+        }.get(moment)
         or partial(_differs, case, seed)
     )
     begin = time.monotonic()
@@ -372,6 +381,36 @@ def _loses_engines(name: str, folder: Path) -> str | None:
     lost, same = len(events(killed, "engine_lost")), responses(killed) == responses(straight)
     remove_run(killed, folder / "elsewhere")
     return None if same and lost else f"{lost} engines killed, responses are same: {same}"
+
+
+def _loses_others(name: str, seed: int, folder: Path) -> str | None:
+    """Return what differs after kills of processes that a run has started, and resumptions."""
+    setup = SETUPS[name]
+    command = ["train", setup.verb, *setup.options, *SETTINGS, *setup.settings, "--name"]
+    straight = _straight(name, command, folder)
+    killed, victims = straight.with_name("killed"), folder / "victims"
+    victims.write_text("")
+    generator = random.Random(f"{seed} {name}")
+    words: list[str] = [*command, "killed"]
+    codes: list[int] = []
+    try:
+        while not codes or codes[-1] != 0:
+            ended = run(
+                *words,
+                cwd=folder,
+                kill_at=f"{generator.randint(2, 30)}:0.001",
+                environment={VICTIMS: str(generator.random()), KILLED_FILE: str(victims)},
+            )
+            assert "internal error" not in ended.talk, ended.talk
+            assert len(codes) < MOST_ATTEMPTS, ended.talk
+            codes.append(ended.code)
+            words = ["resume", "killed", *setup.options]
+        print(f"exit codes {codes}", *victims.read_text().splitlines(), sep="\n    ", flush=True)
+        # An episode that is played again shares other steps of the engine, and their rounding.
+        found = [part for part in _differing(killed, straight, True) if part != "metrics"]
+        return ", ".join(found + _differing(killed, straight, exact=False)) or None
+    finally:
+        remove_run(killed, folder / "elsewhere")
 
 
 def _grows(name: str, folder: Path) -> str | None:
