@@ -116,6 +116,12 @@ def test_a_model_for_text_and_a_missing_package_are_named(
     assert "rlctl[images]" in str(caught.value.problems[0].hint)
 
 
+def test_a_size_that_the_model_refuses_is_named(folder: Path) -> None:
+    reader = ImagePrompts(settings(folder), load_tokenizer(str(folder)))
+    with pytest.raises(ConfigError, match="an image of 4099 × 3 pixels is refused by the model's"):
+        reader._tokens_of_size((4099, 3))
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

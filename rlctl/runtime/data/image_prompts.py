@@ -73,9 +73,20 @@ class ImagePrompts:
         return first + "".join(map("".join, zip(tokens, others, strict=True)))
 
     def _tokens_of_size(self, size: tuple[int, int]) -> str:
-        """Return the placeholders, as text, of an image of `size`, width and height."""
+        """Return the placeholders, as text, of an image of `size`, width and height.
+
+        Raises ConfigError for a size that the model's processor refuses.
+        """
         tokens_of = self._tokens_by_count if self._counts_patches else self._tokens_of_blank
-        return tokens_of(size)
+        try:
+            return tokens_of(size)
+        except ValueError as error:  # some have a largest aspect ratio
+            width, height = size
+            raise ConfigError(
+                f"an image of {width} × {height} pixels is refused by the model's image processor: "
+                f"{error}",
+                hint="resize the image, or `data.skip_invalid=true` leaves such rows out",
+            ) from error
 
     @cached_property
     def _counts_patches(self) -> bool:
