@@ -131,12 +131,11 @@ class PairAlgorithm(PolicyAlgorithm[P]):
         if self.params.uses_reference and len(kept):
             reference = roles.reference.compute_log_probs(scored).log_probs
         updates: list[Metrics] = [{"pairs/count": Sum(0.0)}]
-        other_policy = Needs.GROUPS not in self.needs  # than the one that generated the responses
-        for rows in rows_of_groups(groups, scored.group, self.actor, step):
+        stored = Needs.GROUPS not in self.needs  # responses of another policy
+        for number, rows in enumerate(rows_of_groups(groups, scored.group, self.actor, step)):
             mine = torch.searchsorted(rows, pairs[torch.isin(pairs[:, 0], rows)])
             batch, ref = scored.select(rows), reference and reference.select(rows)
-            now = sampled_log_probs(roles, batch, other_policy)
-            other_policy = True
+            now = sampled_log_probs(roles, batch, has_updated=stored or number > 0)
             batch, metrics = pair_rows(batch, now.log_probs, ref, mine, self.params)
             updates += [metrics, roles.actor.update(batch, self.schedule(step - 1))]
         return merge(updates)
