@@ -162,7 +162,7 @@ def prompt_rows(run: Run) -> dict[str, PromptRow]:
     from rlctl.runtime.data import quickstart
     from rlctl.runtime.data.loader import PromptSet
     from rlctl.runtime.planning.draft import Draft
-    from rlctl.runtime.planning.evaluation import with_models
+    from rlctl.runtime.planning.model_paths import with_models
     from rlctl.runtime.training.validation import Validator
 
     recipe = recompose_run(run.path)
