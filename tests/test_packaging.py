@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from packaging.version import Version
 from typer.main import get_group
 
 from rlctl import __version__
@@ -157,6 +156,6 @@ def test_every_range_was_tried_at_its_ends() -> None:
     for name, requirement in tried.ranges().items():
         oldest, newest = (results[trial]["versions"][name] for trial in ("oldest", "newest"))
         assert all(requirement.specifier.contains(found) for found in (oldest, newest)), name
-        ends = [end.version for end in requirement.specifier if end.operator == ">="]
-        assert [Version(end) for end in ends] == [Version(oldest)], f"{name} begins at {ends}"
+    assert tried.not_lowest(results["oldest"]["versions"]) == []
+    assert len(tried.not_lowest(results["newest"]["versions"])) > 15
     assert all(not result["failed"] for result in results.values())

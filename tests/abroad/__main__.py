@@ -26,7 +26,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.abroad.packages import GROUPS, TRIALS, Trial
-from tests.abroad.tried import note
+from tests.abroad.tried import not_lowest, note
 from tests.e2e.wheel import ROOT, TIMEOUT_S, UV, build, install, install_packages, run
 
 # What the tests themselves import.
@@ -80,6 +80,10 @@ def try_packages(trial: Trial, wheel: Path, folder: Path) -> Outcome:
         prepare(trial, wheel, folder)
     except AssertionError as error:
         return Outcome(" ".join(trial.packages), failed=1, notes=(f"no environment: {error}",))
+    if trial.resolution == "lowest-direct" and (
+        newer := not_lowest(list_packages(folder / ".venv"))
+    ):
+        return Outcome(", ".join(newer), failed=1, notes=("not the lower ends of the ranges",))
     other = folder / "apart" / ".venv"
     commands, report = folder / ".venv/bin", folder / "report.xml"
     report.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import tomllib
 from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
-from tests.e2e.wheel import ROOT
+from tests.e2e.wheel import ROOT, requirements
 
 FILE = Path(__file__).with_name("tried.json")
 PAGE = ROOT / "docs" / "compatibility.md"
@@ -23,13 +23,28 @@ END = "<!-- end -->\n"
 
 def ranges() -> dict[str, Requirement]:
     """Return what rlctl itself requires, by name."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return {each.name: each for each in map(Requirement, project["dependencies"])}
+    return {each.name: each for each in requirements()}
+
+
+def not_lowest(installed: Mapping[str, str]) -> list[str]:
+    """Return the packages that are newer than the lower end of their range, as `name version`."""
+    known = _by_name(installed)
+    return [
+        f"{name} {known[canonicalize_name(name)]}"
+        for name, requirement in ranges().items()
+        for bound in requirement.specifier
+        if bound.operator == ">="
+        and Version(Version(known[canonicalize_name(name)]).public) != Version(bound.version)
+    ]
+
+
+def _by_name(installed: Mapping[str, str]) -> dict[str, str]:
+    return {canonicalize_name(name): version for name, version in installed.items()}
 
 
 def note(trial: str, installed: Mapping[str, str], passed: int, failed: int) -> None:
     """Write versions and numbers of tests of a trial to `tried.json`, and the table."""
-    known = {canonicalize_name(name): version for name, version in installed.items()}
+    known = _by_name(installed)
     results = read()
     results[trial] = {
         "date": date.today().isoformat(),

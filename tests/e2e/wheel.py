@@ -7,8 +7,11 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 UV = [sys.executable, "-m", "uv"]
@@ -50,18 +53,29 @@ def install(
     CI tests, or with a `resolution` of uv, "highest" or "lowest-direct", any that rlctl takes.
     """
     wanted = [f"rlctl[{extras}] @ {wheel.as_uri()}", *packages]
+    if resolution:  # for uv those of a wheel are not direct
+        wanted += map(str, requirements(extras))
     install_packages(folder, wanted, python, resolution)
     _copy_bytecode(folder / ".venv")
     return folder / ".venv" / "bin"
 
 
+def requirements(extras: str = "") -> list[Requirement]:
+    """Return what `pyproject.toml` requires, without and with extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    listed = [*project["dependencies"]]
+    for extra in filter(None, extras.split(",")):
+        listed += project["optional-dependencies"][extra]
+    return [Requirement(each) for each in listed]
+
+
 def install_packages(
     folder: Path,
-    requirements: Sequence[str],
+    packages: Sequence[str],
     python: str = sys.executable,
     resolution: str = "",
 ) -> None:
-    """Add `requirements` to the environment in `folder`, which is made; paths are of the checkout.
+    """Add `packages` to the environment in `folder`, which is made; paths are of the checkout.
 
     See `install` for `resolution`.
     """
@@ -73,7 +87,7 @@ def install_packages(
         *(["--find-links", links] if links else []),
         *["--override", ROOT / "constraints.txt"],
         *(["--resolution", resolution] if resolution else ["--constraint", ROOT / "tested.txt"]),
-        *requirements,
+        *packages,
         cwd=ROOT,
     )
 
