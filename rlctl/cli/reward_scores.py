@@ -184,7 +184,8 @@ def print_pair_scores(config: Config, rows: Sequence[PromptRow], data: Path, as_
 
 def read_texts(path: Path) -> Iterator[str]:
     """Yield the responses of a file; a record is a text or has one under `response`."""
-    from rlctl.data_prep.records import raise_capped, read_records
+    from rlctl.data_prep.contract import raise_capped
+    from rlctl.data_prep.records import read_records
 
     if path.suffix not in (".jsonl", ".json", ".parquet"):
         with path.open(encoding="utf-8") as file:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.data_prep.images import PLACEHOLDER, Image, content_of
+from rlctl.data_prep.images import Image, content_of
+from rlctl.data_prep.message_parts import PLACEHOLDER
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import VALIDATION
 from rlctl.errors import ConfigError, UsageError, raise_problems
