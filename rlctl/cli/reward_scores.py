@@ -16,7 +16,8 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from rlctl.cli.console import notice, print_json, stderr
+from rlctl.cli.console import print_json
+from rlctl.cli.stderr import notice, stderr
 from rlctl.cli.views.samples import print_pairs, print_scores
 from rlctl.data_prep.rows import PromptRow, stream_rows
 from rlctl.errors import ConfigError, NotFoundError, Problem, RlctlError, UsageError
