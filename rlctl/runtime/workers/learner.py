@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss
-from rlctl.runtime.algorithms.importance_weights import PROBS_DIFF
+from rlctl.runtime.algorithms.sampled_tokens import PROBS_DIFF
 from rlctl.runtime.balance import TokenCounts
 from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
