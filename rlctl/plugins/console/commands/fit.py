@@ -107,7 +107,7 @@ def fit(
     from rlctl.plugins.console.fit.fit import Search
     from rlctl.plugins.console.fit.fits import meshes
     from rlctl.runtime.data import quickstart
-    from rlctl.runtime.planning.devices import find_device
+    from rlctl.runtime.planning.known_gpus import find_device
 
     target = find_device(device, memory)
     per_node = devices or (8 if target.kind == "cuda" else 1)
