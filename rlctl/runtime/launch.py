@@ -205,10 +205,7 @@ def _load_trackers(config: schema.Config, run: RunDir, stack: ExitStack) -> Trac
     timeouts = TrackerTimeouts(
         tracking.queue_size, tracking.start_s, tracking.call_s, tracking.finish_s
     )
-    # The policy that generates differs from the trainer's on purpose.
-    mismatch = None if config.async_training.max_staleness else trainer.mismatch.warn
-    limits = trainer.alarms.model_dump() | {"rollout_mismatch": mismatch}
-    alarms = Alarms(limits, metric_rows(run.metrics))
+    alarms = Alarms(config.alarm_limits, metric_rows(run.metrics))
     trackers = Trackers.load(trainer.logger, run.event, timeouts, alarms, tracking.params)
     stack.enter_context(
         recorded_end(lambda state, code, error: trackers.finish(state, code, message_of(error)))
