@@ -114,7 +114,7 @@ def _report(error: RlctlError, words: Sequence[str] = ()) -> int:
 
     `words` are the command line. Returns the exit code.
     """
-    from rlctl.cli.console import print_corrected, print_problems, print_see_also
+    from rlctl.cli.stderr import print_corrected, print_problems, print_see_also
     from rlctl.cli.usage import correct
     from rlctl.errors import UsageError
     from rlctl.explain.entries import code_of

@@ -6,7 +6,6 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rlctl.code_places import plugin_packages, users_place
 from rlctl.errors import (
     FULL_DISK,
     NO_ACCESS,
@@ -82,6 +81,8 @@ def _error_of_users_code(error: BaseException) -> ConfigError | None:
         return None
     if isinstance(error, SystemExit) and Terminated.latest is not None:
         return None
+    from rlctl.code_places import plugin_packages, users_place
+
     place = users_place(error, plugin_packages)
     return None if place is None else raised_by_users_code(error, place)
 

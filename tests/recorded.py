@@ -14,7 +14,8 @@ from unittest.mock import patch
 import pytest
 
 from rlctl.__main__ import main
-from rlctl.cli.console import stderr, stdout
+from rlctl.cli.console import stdout
+from rlctl.cli.stderr import stderr
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore
 from rlctl.runtime.training.stopping import restored_process

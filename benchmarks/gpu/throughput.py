@@ -28,7 +28,7 @@ from benchmarks.memory import PEAK_METRIC
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.model.costs import Costs
 from rlctl.runtime.workers.actor import ActorWorker
-from rlctl.runtime.workers.process_memory import peak_flops
+from rlctl.runtime.workers.device_usage import peak_flops
 from rlctl.tracking.metrics import Metrics, to_floats
 
 LORA_RANK = 16

@@ -19,7 +19,7 @@ from benchmarks.gpu.throughput import useful_flops_of
 from benchmarks.gpu.work import settings as model_settings
 from benchmarks.trl import compare, response_lengths
 from rlctl.runtime.model.costs import Costs
-from rlctl.runtime.workers.process_memory import peak_flops
+from rlctl.runtime.workers.device_usage import peak_flops
 
 SHAPE, KIND = "Qwen2.5-0.5B", "natural"
 _PASSES = 8  # of TRL on a GPU: it holds the logits of all tokens of a pass

@@ -1,7 +1,4 @@
-"""Terminal output of commands: data on stdout, messages on stderr.
-
-Both go through rich, which honours NO_COLOR, FORCE_COLOR and dumb terminals.
-"""
+"""Data that commands print on stdout, through rich; `stderr` has the messages."""
 
 from __future__ import annotations
 
@@ -19,10 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlctl.errors import Problem
 from rlctl.monitoring.safe_console import SafeConsole
-from rlctl.redaction import redact
-from rlctl.terminal import visible
 
 _GAP = 2  # columns between the cells of a table
 _form: list[str] = []
@@ -58,12 +52,6 @@ def stdout() -> Console:
 
         return FormConsole(_form[0])
     return SafeConsole() if sys.stdout.isatty() else _PipeConsole()
-
-
-@functools.cache
-def stderr() -> Console:
-    """Return the console for messages: progress, notices, errors."""
-    return SafeConsole(stderr=True, soft_wrap=True)
 
 
 @contextmanager
@@ -128,36 +116,3 @@ def print_table(
 ) -> None:
     """Print a `table` on stdout."""
     stdout().print(table(columns, rows, right))
-
-
-def print_problems(problems: Iterable[Problem]) -> None:
-    """Print each problem on stderr: message, place and hint."""
-    for problem in problems:
-        stderr().print(Text.assemble(("error", "bold red"), f": {visible(problem.message)}"))
-        if problem.where:
-            stderr().print(Text.assemble(("  at", "bold"), f": {visible(problem.where)}"))
-        if hint := problem.help:
-            stderr().print(Text.assemble(("  help", "bold cyan"), f": {visible(hint)}"))
-
-
-def print_see_also(codes: Iterable[str]) -> None:
-    """Print the command that explains codes of errors, one line on stderr."""
-    stderr().print(Text.assemble(("  see", "bold"), f": rlctl explain {' '.join(codes)}"))
-
-
-def print_corrected(line: str, remaining: Sequence[Problem] = ()) -> None:
-    """Print a command line that works in place of the user's, or what it still lacks, on stderr."""
-    label = "corrected in part" if remaining else "corrected"
-    for problem in remaining:
-        stderr().print(Text.assemble(("remains", "bold"), f": {visible(problem.message)}"))
-    stderr().print(Text.assemble((label, "bold green"), f": {visible(line)}"))
-
-
-def notice(message: str) -> None:
-    """Print a notice, one line on stderr."""
-    stderr().print(Text.assemble(("note", "bold"), f": {visible(redact(message))}"))
-
-
-def warn(message: str) -> None:
-    """Print a warning, one line on stderr."""
-    stderr().print(Text.assemble(("warning", "bold yellow"), f": {visible(redact(message))}"))

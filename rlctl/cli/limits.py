@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from rlctl.cli.console import notice
+from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
 from rlctl.recipes.durations import HINT, parse_duration
 from rlctl.redaction import redact_word

@@ -16,7 +16,8 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from rlctl.cli.console import notice, print_json, stderr
+from rlctl.cli.console import print_json
+from rlctl.cli.stderr import notice, stderr
 from rlctl.cli.views.samples import print_pairs, print_scores
 from rlctl.data_prep.rows import PromptRow, stream_rows
 from rlctl.errors import ConfigError, NotFoundError, Problem, RlctlError, UsageError
@@ -184,7 +185,8 @@ def print_pair_scores(config: Config, rows: Sequence[PromptRow], data: Path, as_
 
 def read_texts(path: Path) -> Iterator[str]:
     """Yield the responses of a file; a record is a text or has one under `response`."""
-    from rlctl.data_prep.records import raise_capped, read_records
+    from rlctl.data_prep.contract import raise_capped
+    from rlctl.data_prep.records import read_records
 
     if path.suffix not in (".jsonl", ".json", ".parquet"):
         with path.open(encoding="utf-8") as file:

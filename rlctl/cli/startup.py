@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from rlctl.cli.console import notice
 from rlctl.cli.options import RUNS_VARIABLE
+from rlctl.cli.stderr import notice
 from rlctl.errors import RlctlError
 from rlctl.files import by_step
 from rlctl.monitoring.run_summary import (

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlctl.data_prep.message_parts import ASSISTANT, shortened
+
 Chat = list[dict[str, str]]
 
-ASSISTANT = "assistant"
 FORMS = "a list of {role, content}, or of ShareGPT's {from, value}"
 _KEYS = (("role", "content"), ("from", "value"))
 _ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "model": ASSISTANT}
@@ -76,12 +77,6 @@ def _last(chat: Chat, name: str) -> int:
     if last is None:
         raise ValueError(f"{name!r} has no message of the assistant, which would be the answer")
     return last
-
-
-def shortened(value: Any) -> str:
-    """Return the repr of a value, cut to 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _keys(message: Any) -> tuple[str, str] | None:

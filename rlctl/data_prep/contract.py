@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlctl.data_prep.chats import chat_in, shortened
-from rlctl.data_prep.images import IMAGE_KEY, image_faults, text_of
-from rlctl.errors import Problem
+from rlctl.data_prep.message_parts import IMAGE_KEY, shortened, text_of
+from rlctl.errors import ConfigError, Problem
 
 CONTRACT_HINT = (
     "`rlctl prep jsonl` converts your own data; `rlctl data show FILE` shows the rows of a file"
@@ -17,6 +16,9 @@ CONTRACT_HINT = (
 TRUTH_PATH = "reward_model.ground_truth"
 REWARD_SPEC = "reward_spec"  # name of `reward_model` in rows of SkyRL
 CHATS = ("messages", "conversations", "conversation", "chat")  # columns of whole conversations
+# Problems of one file that are listed in full; the others are counted.
+MAX_PROBLEMS = 10
+_MAX_ALIKE = 3  # places that are listed for one message
 
 _QUESTIONS = ("question", "prompt", "problem", "instruction", "input", "query")
 _ANSWERS = ("answer", "ground_truth", "solution", "response", "output", "target", "label")
@@ -60,7 +62,11 @@ def prompt_of(record: dict[str, Any], prompt_key: str) -> Any:
     value: Any = record
     for part in prompt_key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    return (chat_in(value) or value) if isinstance(value, str) else value
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    from rlctl.data_prep.chats import chat_in
+
+    return chat_in(value) or value
 
 
 class Fault(NamedTuple):
@@ -118,8 +124,11 @@ def _faults(
                 f"column {prompt_key!r}, message {position} is {shortened(message)}, "
                 "expected {role, content}, both text",
             )
-    for fault in image_faults(record, image_key, texts):
-        yield Fault(f"{image_key} does not fit the prompt", fault)
+    if image_key in record:
+        from rlctl.data_prep.images import image_faults
+
+        for fault in image_faults(record[image_key], image_key, texts):
+            yield Fault(f"{image_key} does not fit the prompt", fault)
     reward = record.get("reward_model")
     truth = reward.get("ground_truth") if isinstance(reward, dict) else reward
     if not isinstance(reward, dict) or truth is None:
@@ -141,3 +150,30 @@ def _reason(name: str, value: Any) -> str:
     if value is None:
         return f"{name} is null"
     return f"{name} {'has the wrong type' if value or value == 0 else 'is empty'}"
+
+
+def raise_capped(problems: list[Problem], path: Path) -> None:
+    """Raise one ConfigError with the first problems of a file and a count of the others, if any.
+
+    A problem that several records share is reported once, at the first of them.
+    """
+    alike: dict[tuple[str, str | None], list[Problem]] = {}
+    for problem in problems:
+        alike.setdefault((problem.message, problem.hint), []).append(problem)
+    problems = [record for same in alike.values() for record in _joined(same)]
+    hidden = len(problems) - MAX_PROBLEMS
+    if hidden > 0:
+        problems = [
+            *problems[:MAX_PROBLEMS],
+            Problem(f"and {hidden} more problems of this file", str(path)),
+        ]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _joined(same: list[Problem]) -> list[Problem]:
+    """Return problems with one message, or one for all if they are many."""
+    if len(same) <= _MAX_ALIKE:
+        return same
+    first = same[0]
+    return [Problem(first.message, f"{first.where} and {len(same) - 1} more records", first.hint)]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from rlctl.data_prep.datasets import dataset, option
 from rlctl.data_prep.decoded_images import require_pillow
 from rlctl.data_prep.jsonl import Fields, rows_from_records
+from rlctl.data_prep.record_files import record_files
 from rlctl.data_prep.rows import PromptRow
-from rlctl.data_prep.sources import record_files
 from rlctl.plugins import Params
 
 DATA_SOURCE = "hiyouga/geometry3k"

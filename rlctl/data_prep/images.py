@@ -2,8 +2,7 @@
 
 A row has a list of images, or a single one; each is the bytes of its file, a path or an address
 (`data:…` too), a struct `{bytes, path}` as in `datasets`, or an image of Pillow. The text of its
-messages refers to them in their order by `<image>`. Content parts as in TRL, such as
-`{"type": "image"}`, become text.
+messages refers to them in their order by `<image>`; see `message_parts`.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from rlctl.data_prep.message_parts import PLACEHOLDER
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.storage import local
 
-IMAGE_KEY = "images"  # default column
-PLACEHOLDER = "<image>"
 _MAX_BYTES = 128 * 2**20  # of a file
 
 Image = bytes | str  # content of a file, or its path or address
@@ -72,35 +70,10 @@ def read_images(value: Any, folder: Path) -> tuple[bytes, ...]:
     return contents
 
 
-def text_of(content: Any) -> Any:
-    """Return the text of a message with a placeholder for each image part; other values as is."""
-    if not isinstance(content, list):
-        return content
-    texts = [_text(part) for part in content]
-    return content if None in texts else "".join(map(str, texts))
-
-
-def with_text(message: Any) -> Any:
-    """Return a message with `<image>` in its text in place of content parts."""
-    if not isinstance(message, Mapping) or "content" not in message:
-        return message
-    return {**message, "content": text_of(message["content"])}
-
-
-def _text(part: Any) -> str | None:
-    if not isinstance(part, dict):
-        return None
-    if part.get("type") == "image":
-        return PLACEHOLDER
-    return part.get("text") if part.get("type") == "text" else None
-
-
-def image_faults(record: Mapping[str, Any], image_key: str, texts: Sequence[Any]) -> list[str]:
-    """Return what is wrong with the images of a row whose messages have `texts`."""
-    if image_key not in record:
-        return []
+def image_faults(value: Any, image_key: str, texts: Sequence[Any]) -> list[str]:
+    """Return what is wrong with the images in the value of a row whose messages have `texts`."""
     try:
-        images = images_of(record[image_key])
+        images = images_of(value)
     except ValueError as error:
         return [f"column {image_key!r}: {error}"]
     count = sum(text.count(PLACEHOLDER) for text in texts if isinstance(text, str))

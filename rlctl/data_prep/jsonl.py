@@ -12,24 +12,25 @@ from typing import Any
 from pydantic import Field
 
 from rlctl.data_prep.chats import (
-    ASSISTANT,
     FORMS,
     Chat,
     chat_in,
     is_chat,
     last_response,
     read_chat,
-    shortened,
     split_response,
 )
+from rlctl.data_prep.contract import raise_capped
 from rlctl.data_prep.datasets import Splits, StreamedRows, dataset, option
 from rlctl.data_prep.decoded_images import require_pillow
 from rlctl.data_prep.duplicates import keep_equal_together
-from rlctl.data_prep.images import PLACEHOLDER, image_faults, read_images, with_text
-from rlctl.data_prep.records import convert, raise_capped, value_at
+from rlctl.data_prep.images import image_faults, read_images
+from rlctl.data_prep.message_parts import ASSISTANT, PLACEHOLDER, shortened, with_text
+from rlctl.data_prep.record_files import name_of, record_files
+from rlctl.data_prep.records import convert, value_at
 from rlctl.data_prep.rows import PromptRow, RowSource
 from rlctl.data_prep.skipping import report_skipped
-from rlctl.data_prep.sources import TRAIN, name_of, record_files
+from rlctl.data_prep.sources import TRAIN
 from rlctl.data_prep.text_files import TextForm, TextParams
 from rlctl.errors import Problem, UsageError
 
@@ -241,7 +242,7 @@ def with_images(row: PromptRow, key: str | None, record: Any, folder: Path) -> P
     if not any(PLACEHOLDER in turn["content"] for turn in row.prompt):
         asked = next((turn for turn in row.prompt if turn["role"] != "system"), row.prompt[-1])
         asked["content"] = PLACEHOLDER * len(images) + asked["content"]
-    for fault in image_faults({key: images}, key, [turn["content"] for turn in row.prompt]):
+    for fault in image_faults(images, key, [turn["content"] for turn in row.prompt]):
         raise ValueError(fault)
     return replace(row, images=images)
 

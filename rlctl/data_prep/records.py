@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from rlctl.data_prep.arrow_types import check_names, records_of
-from rlctl.data_prep.chats import shortened
+from rlctl.data_prep.contract import raise_capped
+from rlctl.data_prep.message_parts import shortened
+from rlctl.data_prep.parquet_files import BATCH_ROWS, readable_parquet, stream_parquet
 from rlctl.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from rlctl.data_prep.text_files import TextForm
 
-# Problems of one file that are listed in full; the others are counted.
-MAX_PROBLEMS = 10
-_MAX_ALIKE = 3  # places that are listed for one message
-BATCH_ROWS = 1024  # rows that are in memory as Python objects at a time
-_BUFFER = 2**20  # bytes of a column that are read at a time
 MAX_DEPTH = 100  # of lists and objects in a record: Arrow and Python have limits of their own
 _TOO_DEEP = f"lists or objects are nested more than {MAX_DEPTH} deep"
 
@@ -102,33 +99,6 @@ def value_at(record: Any, dotted: str) -> Any:
             raise ValueError(f"no key {dotted!r}; keys: {', '.join(map(str, value))}")
         value = value[part]
     return value
-
-
-def raise_capped(problems: list[Problem], path: Path) -> None:
-    """Raise one ConfigError with the first problems of a file and a count of the others, if any.
-
-    A problem that several records share is reported once, at the first of them.
-    """
-    alike: dict[tuple[str, str | None], list[Problem]] = {}
-    for problem in problems:
-        alike.setdefault((problem.message, problem.hint), []).append(problem)
-    problems = [record for same in alike.values() for record in _joined(same)]
-    hidden = len(problems) - MAX_PROBLEMS
-    if hidden > 0:
-        problems = [
-            *problems[:MAX_PROBLEMS],
-            Problem(f"and {hidden} more problems of this file", str(path)),
-        ]
-    if problems:
-        raise ConfigError(*problems)
-
-
-def _joined(same: list[Problem]) -> list[Problem]:
-    """Return problems with one message, or one for all if they are many."""
-    if len(same) <= _MAX_ALIKE:
-        return same
-    first = same[0]
-    return [Problem(first.message, f"{first.where} and {len(same) - 1} more records", first.hint)]
 
 
 @contextmanager
@@ -268,27 +238,3 @@ def numbered(path: Path, batches: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     records = chain.from_iterable(map(records_of, batches))
     for index, record in enumerate(records):
         yield f"{path}, row {index}", record
-
-
-@contextmanager
-def readable_parquet(path: Path, hint: str | None = None) -> Iterator[Any]:
-    """Open a parquet file to stream it. Raises ConfigError if it cannot be read."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        file = pq.ParquetFile(path, buffer_size=_BUFFER)
-        check_names(file.schema_arrow, path)
-        yield file
-    except (pa.ArrowException, OSError) as error:
-        raise ConfigError(
-            f"not a readable parquet file: {str(error).splitlines()[0]}",
-            where=str(path),
-            hint=hint,
-        ) from error
-
-
-def stream_parquet(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """Yield the rows of an open parquet file as Arrow batches."""
-    for group in range(file.num_row_groups):  # in one call, pyarrow 26 keeps memory of each group
-        yield from file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlctl.data_prep import agent_columns
 from rlctl.data_prep.agent_columns import AGENT_COLUMNS, ENV_CLASS, with_agent_columns
@@ -33,18 +33,11 @@ from rlctl.data_prep.contract import (
     is_blank,
     missing_columns,
     prompt_of,
+    raise_capped,
     row_faults,
 )
-from rlctl.data_prep.images import IMAGE_KEY, Image, images_of, text_of
-from rlctl.data_prep.records import (
-    BATCH_ROWS,
-    parse_json,
-    raise_capped,
-    raw_records,
-    read_records,
-    readable_parquet,
-    stream_parquet,
-)
+from rlctl.data_prep.message_parts import IMAGE_KEY, text_of
+from rlctl.data_prep.parquet_files import BATCH_ROWS, readable_parquet, stream_parquet
 from rlctl.data_prep.row_columns import (
     CHECKED,
     JSON_COLUMNS,
@@ -56,6 +49,9 @@ from rlctl.errors import ConfigError, Problem
 from rlctl.files import replacing
 from rlctl.storage import local
 from rlctl.suggest import closest
+
+if TYPE_CHECKING:
+    from rlctl.data_prep.images import Image
 
 _COLUMNS = ("reward_model", REWARD_SPEC, "ability", "extra_info")
 _RECORD = "rlctl.record"  # column of the records of a JSON file
@@ -82,6 +78,8 @@ class PromptRow:
 
     def __post_init__(self) -> None:
         if self.images:
+            from rlctl.data_prep.images import images_of
+
             object.__setattr__(self, "images", images_of(self.images))
         if isinstance(self.prompt, str):
             object.__setattr__(self, "prompt", [{"role": "user", "content": self.prompt}])
@@ -238,6 +236,8 @@ def _json_batches(path: Path, skip: bool) -> Iterator[tuple[Any, list[str]]]:
     """Yield the records as JSON text, with their positions; with `skip` null for a broken line."""
     import pyarrow as pa
 
+    from rlctl.data_prep.records import raw_records, read_records
+
     records = read_records(path)
     if skip:
         raw = raw_records(path)
@@ -252,6 +252,8 @@ def _parquet_batches(
 ) -> Iterator[tuple[Any, list[str]]]:
     """Yield the columns that rows need, with the positions of the rows."""
     if path.suffix.lower() in (".csv", ".tsv"):
+        from rlctl.data_prep.records import read_records
+
         columns = next(iter(read_records(path)), ("", {}))[1]
         hint = contract_hint(path, columns)
         raise ConfigError("a CSV file must be converted first", where=str(path), hint=hint)
@@ -286,6 +288,8 @@ def _unpacked(record: Any) -> Any:
     if not isinstance(record, dict):
         return record
     if isinstance(extra_info := record.get("extra_info"), str):
+        from rlctl.data_prep.records import parse_json
+
         # Text that is no JSON stays one, which is a fault of the row.
         with suppress(ValueError):
             record["extra_info"] = parse_json(extra_info) if extra_info else None
@@ -305,8 +309,16 @@ def _row(record: dict[str, Any], prompt_key: str, reward_fn_key: str, image_key:
         style=reward.get("style") or "rule",
         extra_info=with_agent_columns(record),
         agent_name=agent_columns.agent_name(record),
-        images=images_of(record.get(image_key)),
+        images=_images(record.get(image_key)),
     )
+
+
+def _images(value: Any) -> tuple[Image, ...]:
+    if value is None:
+        return ()
+    from rlctl.data_prep.images import images_of
+
+    return images_of(value)
 
 
 def _prompt(record: dict[str, Any], prompt_key: str) -> list[dict[str, str]]:

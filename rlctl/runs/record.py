@@ -15,7 +15,6 @@ import orjson
 
 from rlctl.causes import as_rlctl_error
 from rlctl.errors import ConfigError, InternalError, NotFoundError
-from rlctl.explain.entries import code_of
 from rlctl.files import read_record, write_text
 from rlctl.redaction import redact_texts, redact_word
 from rlctl.runs.process import DriverProcess
@@ -125,6 +124,8 @@ def recorded_end(report: Callable[[Last, int, Exception | None], object]) -> Ite
 
 def failure_of(error: Exception) -> dict[str, str | None]:
     """Return `code`, one-line `message` and `hint` of the first problem of an error."""
+    from rlctl.explain.entries import code_of
+
     known = as_rlctl_error(error) or InternalError(
         f"internal error: {type(error).__name__}: {error}",
         hint="please report this bug; `rlctl --debug …` prints the traceback",

@@ -15,7 +15,6 @@ from rlctl.runs.labels import Labels, read_labels
 from rlctl.runs.process import uptime
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
-from rlctl.runs.settings import read_setting
 from rlctl.tracking.jsonl import METRICS_FILE, read_generations, read_metrics
 from rlctl.tracking.summary import MetricsSummary, read_summary
 from rlctl.tracking.tracker import Sample
@@ -118,6 +117,8 @@ class Run:
 
     def setting(self, key: str) -> Any:
         """Return the value of a key in the configuration, None if it is missing."""
+        from rlctl.runs.settings import read_setting
+
         return read_setting(self.path, key, self.record and self.record.config_sha256)
 
     def history(self) -> list[dict[str, float]]:

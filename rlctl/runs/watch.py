@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlctl.monitoring.alarms import EVENT, OVER, Alarm
-from rlctl.monitoring.panel import Panel
+from rlctl.monitoring.live_panel import LivePanel
 from rlctl.monitoring.run_summary import OUTSIDE_A_STEP, SECONDS, figure
 from rlctl.monitoring.text import duration
 from rlctl.runs.events import EVENTS_FILE
@@ -24,7 +24,7 @@ class RunWatcher:
         self.run = run
         self.metrics, self.events = Tail(run.path / METRICS_FILE), Tail(run.path / EVENTS_FILE)
         began = time.monotonic() - (run.seconds or 0.0)
-        self.panel = Panel(run.name, began=began, doing=self._status)
+        self.panel = LivePanel(run.name, began=began, doing=self._status)
         # Training time according to the metrics: a clock for steps done before the watching began.
         self.seconds = 0.0
         self.ended = False

@@ -26,8 +26,13 @@ from rlctl.recipes.roles import (
     is_adapter_base,
     needed_roles,
 )
-from rlctl.runtime.algorithms.base import Algorithm, Needs, ScoreLoss, ValueLoss
-from rlctl.runtime.algorithms.references import ActorAsReference, RoutedReference, RoutesRows
+from rlctl.runtime.algorithms.base import (
+    Algorithm,
+    Needs,
+    RoutesRows,
+    ScoreLoss,
+    ValueLoss,
+)
 from rlctl.runtime.cluster.pools import Pool, Pools, W
 from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.rewards.pool import RewardPool
@@ -138,6 +143,8 @@ def build_roles(
             on_phase(phase)
     reference: Reference | None = None
     if Needs.AVERAGE in needs:
+        from rlctl.runtime.algorithms.references import ActorAsReference
+
         reference = ActorAsReference(actor, "average")
     elif REFERENCE in needed:
         reference = _build_reference(config, algorithm, actor, pools, on_phase)
@@ -200,6 +207,8 @@ def _build_reference(
     """Build the reference, or those between which the algorithm chooses for each row."""
     placement = config.trainer.placement
     if isinstance(algorithm, RoutesRows) and algorithm.references:
+        from rlctl.runtime.algorithms.references import RoutedReference
+
         members: dict[str, Reference] = {}
         for name, model in algorithm.references.items():
             on_phase(f"building the teacher {name}")
@@ -208,6 +217,8 @@ def _build_reference(
             members[name] = _spawn(role, ReferenceWorker, placement, pools, spec)
         return RoutedReference(members, algorithm.reference_of)
     if is_adapter_base(REFERENCE, config):
+        from rlctl.runtime.algorithms.references import ActorAsReference
+
         return ActorAsReference(actor, "base")
     on_phase("building the reference")
     spec = ReferenceSpec.from_config(config, algorithm.needs, REFERENCE.model(config))

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.data_prep.images import PLACEHOLDER, Image, content_of
+from rlctl.data_prep.images import Image, content_of
+from rlctl.data_prep.message_parts import PLACEHOLDER
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import VALIDATION
 from rlctl.errors import ConfigError, UsageError, raise_problems
@@ -36,8 +37,8 @@ from rlctl.runtime.generation.engines import ColocatedEngines
 from rlctl.runtime.generation.generators import Generation, open_generator
 from rlctl.runtime.planning.devices import inline_rank_info
 from rlctl.runtime.planning.evaluation import no_responses
+from rlctl.runtime.planning.image_check import check_images
 from rlctl.runtime.planning.preflight import check_model, check_vocabulary
-from rlctl.runtime.planning.role_models import check_images
 from rlctl.runtime.planning.unusual_values import greedy_validation, missing_generation_prompt
 from rlctl.runtime.rewards.functions import CallResult
 from rlctl.runtime.rewards.pool import RewardPool

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,13 +19,11 @@ from rlctl.runs.run_dir import RunDir, relaxed_umask
 from rlctl.runs.tracked import run_info
 from rlctl.runtime.algorithms.base import Needs, sampling_seed
 from rlctl.runtime.build import build_reward, build_roles
-from rlctl.runtime.cluster.access import address_of
-from rlctl.runtime.cluster.pools import InlinePool, Pool, Pools
+from rlctl.runtime.cluster.pools import InlinePool, Pools
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.generation.generators import Generation, with_generator
 from rlctl.runtime.planning.capacity import describe
 from rlctl.runtime.planning.plan import Plan
-from rlctl.runtime.rank_info import RankInfo, available_cores
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.profile import StepProfiler
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
 
 OnEnd = Callable[[RunDir, Last, float], object]  # run, final state, seconds of wall-clock time
 
-JUDGE_POOL = "judge-engines"
 _WATCHDOG_MARGIN_S = 10.0  # a call to workers times out first, and then the run ends in order
 
 
@@ -124,7 +120,7 @@ def _generation(
         plan.config,
         plan.tokenizer,
         engines,
-        _first_rank(plan),
+        plan.first_rank,
         run.attempt,
         trackers.episodes,
         reward,
@@ -192,100 +188,24 @@ def open_pools(
     """
     with ExitStack() as stack:
         if plan.inline:
-            pool = InlinePool(_first_rank(plan))
+            pool = InlinePool(plan.first_rank)
             stack.callback(pool.close)
             pools = Pools(dict.fromkeys(plan.pool_sizes, pool), judge=pool)
         else:
-            pools = _open_ray_pools(plan, logs, on_phase, event, on_lost, stack)
+            from rlctl.runtime.planning.ray_pools import open_ray_pools
+
+            pools = open_ray_pools(plan, logs, on_phase, event, on_lost, stack)
         event("placed", **pools.nodes())
         yield pools
-
-
-def _open_ray_pools(
-    plan: Plan,
-    logs: Path,
-    on_phase: Callable[[str], None],
-    event: Event,
-    on_lost: OnLost,
-    stack: ExitStack,
-) -> Pools:
-    from rlctl.runtime.cluster.engine_group import EnginePool
-    from rlctl.runtime.cluster.pool import PoolSpec, RayPool
-    from rlctl.runtime.cluster.session import ray_session, recorded_timeline
-
-    trainer, ray_kwargs = plan.config.trainer, plan.config.ray_kwargs
-    judge = plan.config.reward.judge
-    num_judges = 0 if judge.model.path is None else judge.rollout.num_engines
-    num_processes = sum(plan.pool_sizes.values()) + num_judges
-    on_phase("starting Ray")
-    session = ray_session(
-        ray_kwargs.ray_init,
-        ray_kwargs.ray_init.num_cpus or max(available_cores(), num_processes),
-        plan.num_threads,
-        trainer.timeouts.ray_start_s,
-        on_lost,
-    )
-    stack.enter_context(session)
-    stack.enter_context(recorded_timeline(ray_kwargs.timeline_json_file))
-    on_phase(f"starting {num_processes} worker process{'es' if num_processes > 1 else ''}")
-    workers: dict[str, Pool] = {}
-    engines: EnginePool | None = None
-    judges: Pool | None = None
-    for name, size in (*plan.pool_sizes.items(), (JUDGE_POOL, num_judges)):
-        if size == 0:
-            continue
-        log_path = (logs / f"{name}.log").absolute()
-        # As many processes on each node, so that no group of ranks is divided between nodes.
-        is_spread = trainer.nnodes > 1 and name not in (plan.rollout_pool, JUDGE_POOL)
-        device = plan.device_of(name)
-        spec = PoolSpec(
-            name,
-            size,
-            replace(_first_rank(plan), world_size=size, log_path=log_path, device=device),
-            trainer.timeouts.worker_start(plan.devices.kind),
-            call_limit(trainer.timeouts.call_s),
-            trainer.balance_batch,
-            trainer.placement.device_fraction,
-            (size // trainer.nnodes,) * trainer.nnodes if is_spread else (),
-        )
-        if name == plan.rollout_pool:
-            limit, bundles = trainer.timeouts.rollout_restart_s, plan.engine_bundles
-            pool = engines = EnginePool(spec, limit, event, bundles, plan.devices.kind)
-            stack.callback(engines.end_changes)
-        elif name == JUDGE_POOL:
-            pool = judges = RayPool(spec)
-        else:
-            pool = workers[name] = RayPool(spec)
-        if address_of(ray_kwargs.ray_init) is not None:  # else the session ends it
-            stack.callback(pool.close)
-    return Pools(workers, engines, judges)
-
-
-def _first_rank(plan: Plan) -> RankInfo:
-    trainer = plan.config.trainer
-    return RankInfo(
-        rank=0,
-        world_size=1,
-        device=plan.devices.kind,
-        num_threads=plan.num_threads,
-        timeout_s=call_limit(trainer.timeouts.call_s),
-        deterministic=trainer.deterministic,
-        log_path=None,
-        seed=trainer.seed,
-        access=trainer.run_dir_access,
-    )
 
 
 def _load_trackers(config: schema.Config, run: RunDir, stack: ExitStack) -> Trackers:
     """Return the trackers of a run; `stack` reports its end to them."""
     trainer, tracking = config.trainer, config.trainer.tracking
-    # The policy that generates differs from the trainer's on purpose.
-    mismatch = None if config.async_training.max_staleness else trainer.mismatch.warn
     timeouts = TrackerTimeouts(
         tracking.queue_size, tracking.start_s, tracking.call_s, tracking.finish_s
     )
-    limits = trainer.alarms.model_dump() | {"rollout_mismatch": mismatch}
-    alarms = Alarms(limits, metric_rows(run.metrics))
+    alarms = Alarms(config.alarm_limits, metric_rows(run.metrics))
     trackers = Trackers.load(trainer.logger, run.event, timeouts, alarms, tracking.params)
     stack.enter_context(
         recorded_end(lambda state, code, error: trackers.finish(state, code, message_of(error)))

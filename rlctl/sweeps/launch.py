@@ -16,7 +16,7 @@ from rlctl.recipes.search_path import level_of
 from rlctl.runs.naming import fresh_name
 from rlctl.runs.process import DriverProcess, lock_folder
 from rlctl.runs.record import now, recorded_end
-from rlctl.runtime.cluster.access import address_of
+from rlctl.runtime.cluster.address import address_of
 from rlctl.runtime.rank_info import available_cores
 from rlctl.suggest import overridden_keys
 from rlctl.sweeps.child import Child

@@ -24,13 +24,17 @@ class ConsoleTracker:
 
     def __init__(self) -> None:
         self.console = SafeConsole(stderr=True)
-        self.panel = Panel(doing=self._doing)
+        self.live: Live | None = None
+        self.panel = Panel()
         self.phase_began = time.monotonic()
         self.phase_name: str | None = None
         self.states: Mapping[str, int] = {}  # number of episodes
         self.started = False
-        self.live = live_display(self.console, self.panel) if is_terminal(self.console) else None
-        if self.live:
+        if is_terminal(self.console):
+            from rlctl.monitoring.live_panel import LivePanel
+
+            self.panel = LivePanel(doing=self.doing)
+            self.live = live_display(self.console, self.panel)
             call_on_breakpoint(self._end_panel)
 
     def start(self, run: RunInfo) -> None:
@@ -106,7 +110,8 @@ class ConsoleTracker:
         if self.live:
             self.live.start(refresh=True)
 
-    def _doing(self) -> str:
+    def doing(self) -> str:
+        """Return the phase, its seconds and the numbers of episodes."""
         if not self.phase_name:
             return ""
         doing = f"{self.phase_name} … {duration(time.monotonic() - self.phase_began)}"

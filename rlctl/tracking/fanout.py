@@ -12,25 +12,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rlctl.monitoring.alarms import EVENT, OVER, Alarms
 from rlctl.tracking.delivery import (
-    DELIVERED,
     MAX_FAILURES,
-    MISSED,
     Call,
     Delivery,
-    ThreadedDelivery,
     TrackerTimeouts,
-    first_missing_step,
-    force_exit_after_main,
     log_call,
     sample_calls,
 )
-from rlctl.tracking.jsonl import METRICS_FILE, RESPONSES, metric_rows
+from rlctl.tracking.jsonl import RESPONSES
 from rlctl.tracking.loggers import make_tracker
 from rlctl.tracking.tracker import Event, RunInfo, Sample, ShowsPhases, Tracker
+
+if TYPE_CHECKING:
+    from rlctl.tracking.threaded import ThreadedDelivery
 
 RECORD = "jsonl"  # every run has this tracker: its files are the source of truth
 
@@ -53,7 +51,7 @@ class Trackers:
     alarms: Alarms | None = None
     system: Callable[[], Mapping[str, float]] | None = None  # metrics of machines, not recorded
     run: RunInfo | None = None  # from `start` on, like `threaded`
-    threaded: dict[str, ThreadedDelivery] = field(default_factory=dict[str, ThreadedDelivery])
+    threaded: dict[str, ThreadedDelivery] = field(default_factory=dict[str, "ThreadedDelivery"])
     num_non_finite: Counter[str] = field(default_factory=Counter[str])
     _warned: set[str] = field(default_factory=set[str])
 
@@ -89,24 +87,19 @@ class Trackers:
         self.run = run
         if RECORD in self.direct:
             self.trackers[RECORD].start(run)
-        recorded = metric_rows(run.folder / METRICS_FILE) if run.resume_step else ()
-        past = [int(row["step"]) for row in recorded if row["step"] <= run.resume_step]
+        others = {name: each for name, each in self.trackers.items() if name not in self.direct}
+        if not others:
+            self._warn_once()
+            return {}
+        from rlctl.tracking.destination import announce
+        from rlctl.tracking.threaded import start_threads
+
         with self._captured_output():
-            for name, tracker in self.trackers.items():
-                if name not in self.direct:
-                    first = first_missing_step(run.folder, name, run.resume_step + 1) if past else 0
-                    self.threaded[name] = ThreadedDelivery(
-                        name, tracker, self.timeouts, run, past, first
-                    )
+            self.threaded = start_threads(others, self.timeouts, run)
             ids = {name: delivery.wait_for_start() for name, delivery in self.threaded.items()}
         self._warn_once()
-        if self.threaded:
-            from rlctl.tracking.destination import announce
-
-            started = [
-                name for name in self.threaded if self.threaded[name].disabled_reason is None
-            ]
-            announce({name: self.trackers[name] for name in started}, self._record_event)
+        started = [name for name in self.threaded if self.threaded[name].disabled_reason is None]
+        announce({name: self.trackers[name] for name in started}, self._record_event)
         return {name: run_id for name, run_id in ids.items() if run_id is not None}
 
     def begin(self) -> None:
@@ -172,6 +165,12 @@ class Trackers:
             self._record_event("non_finite_total", metrics=dict(self.num_non_finite))
         self._send(Call("finish", (state,)), self.direct)
         self._report_lost()
+        if self.threaded:
+            self._finish_threads(state, exit_code, failure)
+
+    def _finish_threads(self, state: str, exit_code: int | None, failure: str | None) -> None:
+        from rlctl.tracking.threaded import DELIVERED, MISSED, force_exit_after_main
+
         deadline = time.monotonic() + self.timeouts.finish_s
         started = [delivery for delivery in self.threaded.values() if delivery.has_started]
         with self._captured_output():

@@ -20,7 +20,6 @@ from typing import Any
 
 from rlctl.errors import ConfigError
 from rlctl.files import replacing, step_name
-from rlctl.tracking.episodes import Episode
 from rlctl.tracking.json_lines import (
     METRICS_FILE,
     OnBroken,
@@ -216,10 +215,12 @@ def read_generations(path: Path) -> list[Sample]:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
-    episode = row.get("episode")
     images = tuple(map(str, row.get("images", ())))
-    episode = Episode.from_dict(episode) if episode else None
-    return Sample(**{**row, "episode": episode, "images": images})
+    if episode := row.get("episode"):
+        from rlctl.tracking.episodes import Episode
+
+        episode = Episode.from_dict(episode)
+    return Sample(**{**row, "episode": episode or None, "images": images})
 
 
 def _number(value: float) -> float | int | None:

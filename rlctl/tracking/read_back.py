@@ -11,7 +11,8 @@ from rlctl.tracking.jsonl import METRICS_FILE, generations_file, metric_rows
 from rlctl.tracking.tracker import SAMPLES, ReadsBack, RunInfo
 
 if TYPE_CHECKING:
-    from rlctl.tracking.delivery import Call, ThreadedDelivery
+    from rlctl.tracking.delivery import Call
+    from rlctl.tracking.threaded import ThreadedDelivery
 
 log = logging.getLogger(__name__)
 

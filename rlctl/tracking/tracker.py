@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from rlctl.tracking.episodes import Episode
+if TYPE_CHECKING:
+    from rlctl.tracking.episodes import Episode
 
 SAMPLES = "val/generations"  # name of the samples among the metrics, for `ReadsBack`
 NUM_SHOWN = 8  # default of trainer.log_val_generations with a tracker that `shows_samples`

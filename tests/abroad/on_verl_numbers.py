@@ -29,9 +29,11 @@ from rlctl.runtime.algorithms.advantages.base import (
     load_estimator,
 )
 from rlctl.runtime.algorithms.aggregate import MODES
-from rlctl.runtime.algorithms.correction import CRITERIA, parse_criteria, rejection_mask
-from rlctl.runtime.algorithms.importance_weights import Bounds, importance_weights, mismatch
+from rlctl.runtime.algorithms.bounds import Bounds
+from rlctl.runtime.algorithms.importance_weights import importance_weights
 from rlctl.runtime.algorithms.kl import load_kl_estimator, make_kl_controller
+from rlctl.runtime.algorithms.rejection import CRITERIA, parse_criteria, rejection_mask
+from rlctl.runtime.algorithms.sampled_tokens import mismatch
 from rlctl.runtime.algorithms.token_rewards import penalise_kl
 from rlctl.runtime.algorithms.value_loss import value_loss
 from rlctl.runtime.training.repeated import draws

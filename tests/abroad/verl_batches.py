@@ -16,8 +16,8 @@ from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 
 from rlctl.recipes.schema import Config
 from rlctl.runtime.algorithms.correction import Correction
-from rlctl.runtime.algorithms.importance_weights import SampledTokens
 from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.algorithms.sampled_tokens import SampledTokens
 from rlctl.runtime.batch import Experience, Ragged
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from tests.configs import configured

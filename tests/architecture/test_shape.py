@@ -25,7 +25,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/monitoring/system.py::Sampler._add": "a machine may not answer; one warning",
     "rlctl/tracking/destination.py::announce": "a tracker may fail; one warning",
     "rlctl/tracking/delivery.py::Delivery.send": "a tracker may fail; one warning",
-    "rlctl/tracking/delivery.py::ThreadedDelivery._run": "re-raised in the waiting thread",
+    "rlctl/tracking/threaded.py::ThreadedDelivery._run": "re-raised in the waiting thread",
     "rlctl/runtime/training/listeners.py::Listeners._call": "a plug-in may fail; one warning",
     "rlctl/plugins/console/notices.py::error_of": "a receiver may fail: printed, and tried again",
     "rlctl/tracking/swanlab.py::_in_time.work": "re-raised in the waiting thread",

@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rlctl.recipes.compose import compose
 from rlctl.runtime.cluster.gpus import ClusterGpus, cluster_gpus
 from rlctl.runtime.cluster.pool import PoolSpec, nodes_of, process_options, reserve
-from rlctl.runtime.model.sharding import _mesh
+from rlctl.runtime.model.device_mesh import mesh_of
 from rlctl.runtime.rank_info import RankInfo
 
 NODES, GPUS, PER_NODE = 4, 8, 4
@@ -105,7 +105,7 @@ def test_groups_of_ranks_are_on_one_node(
     ranks = RankInfo(0, len(places), "cpu", 1, 60.0, False, None)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=len(places))
     try:
-        mesh = _mesh(ranks, fsdp.actor_rollout_ref.actor.fsdp_config)
+        mesh = mesh_of(ranks, fsdp.actor_rollout_ref.actor.fsdp_config)
         index = (mesh.mesh_dim_names or ()).index(dimension)
         groups = mesh.mesh.movedim(index, -1).reshape(-1, size).tolist()
     finally:

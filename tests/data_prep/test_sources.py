@@ -22,7 +22,8 @@ from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runs.provenance import data_hashes
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
-from rlctl.runtime.data.samplers import Part, mixed_order, quotas, random_order, sequential_order
+from rlctl.runtime.data.mixing import Part, mixed_order, quotas
+from rlctl.runtime.data.samplers import random_order, sequential_order
 from rlctl.runtime.data.tokenizer import load_tokenizer
 
 

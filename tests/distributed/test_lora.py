@@ -20,7 +20,6 @@ from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.model.adapter_names import merged_parameters, without_adapters
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.engine_weights import AdapterSync, EngineWeights, Selection
-from rlctl.runtime.model.four_bit import is_4bit
 from rlctl.runtime.model.load import load_model
 from rlctl.runtime.model.lora import add_adapters
 from rlctl.runtime.model.sequences import Sequences
@@ -234,4 +233,4 @@ def test_a_base_in_4_bits_that_cannot_run_is_refused_before_the_start(tmp_path: 
     with pytest.raises(ConfigError, match="is for policies"):
         check_adapters(config(model, *critic), one, Needs.CRITIC)
     whole = compose("ppo", [FOUR_BIT]).config.actor_rollout_ref.model
-    assert not is_4bit(whole)  # without adapters
+    assert not whole.is_4bit  # without adapters

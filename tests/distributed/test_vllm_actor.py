@@ -25,7 +25,7 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.vllm_engine.weights import model_runner
 from rlctl.runtime.workers.actor import ActorWorker
 from rlctl.runtime.workers.background import await_written, begin_writing
-from rlctl.runtime.workers.process_memory import sleeping_bytes
+from rlctl.runtime.workers.device_usage import sleeping_bytes
 from tests.distributed.ranks import in_a_process, rank_info
 from tests.fake_gpu import FakeGpu
 from tests.interpreted import interpreted

@@ -20,6 +20,7 @@ from rlctl.errors import ConfigError, ConflictError, MissingExtraError, NotFound
 from rlctl.runs.events import read_events
 from rlctl.runs.provenance import data_hashes
 from rlctl.runtime.checkpoint.store import damage
+from rlctl.storage import remote
 from tests.e2e.command import metrics, reproducible
 from tests.ports import free_port
 from tests.progress import wait_until
@@ -66,7 +67,7 @@ def surroundings(server: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 def forget() -> None:
     """Clear cached look-ups, as in a new process."""
-    storage._fetched.cache_clear()
+    remote.fetched.cache_clear()
     import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()
@@ -74,7 +75,7 @@ def forget() -> None:
 
 @pytest.fixture
 def bucket() -> str:
-    fs, path = storage.open_url("s3://shelf")
+    fs, path = remote.open_url("s3://shelf")
     if not fs.exists(path):
         fs.mkdir(path)
     return "s3://shelf"
@@ -84,7 +85,7 @@ def bucket() -> str:
 def shared(request: pytest.FixtureRequest, bucket: str, shelf: Path, tmp_path: Path) -> str:
     """Return a URL with the files of `shelf` and a recipe."""
     url = bucket if request.param == "s3" else f"file://{tmp_path}/shared"
-    fs, path = storage.open_url(url)
+    fs, path = remote.open_url(url)
     files = {
         file: f"{path}/{file.relative_to(shelf)}" for file in shelf.rglob("*") if file.is_file()
     }
@@ -93,7 +94,7 @@ def shared(request: pytest.FixtureRequest, bucket: str, shelf: Path, tmp_path: P
         "defaults: [ppo_trainer, _self_]\n"
         "trainer: {save_freq: 1, max_ckpt_to_keep: 1, test_freq: 2}\n"
     )
-    storage.put(fs, files | {recipe: f"{path}/tiny.yaml"})
+    remote.put(fs, files | {recipe: f"{path}/tiny.yaml"})
     recipe.unlink()
     return url
 
@@ -147,11 +148,11 @@ def test_run_resumes_from_its_remote_copy(
 
 
 def steps(copy: str) -> list[str]:
-    fs, path = storage.open_url(copy)
+    fs, path = remote.open_url(copy)
     return sorted(
         {
             name.split("/")[1]
-            for name in storage.listing(fs, path).files
+            for name in remote.listing(fs, path).files
             if name.startswith("checkpoints/")
         }
     )
@@ -161,7 +162,7 @@ def test_files_are_fetched_once_until_they_change(
     bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "rlctl")
-    fs, path = storage.open_url(f"{bucket}/folder")
+    fs, path = remote.open_url(f"{bucket}/folder")
     for text in ("old", "new"):
         fs.pipe({f"{path}/a.txt": text.encode(), f"{path}/deep/b.txt": b"same"})
         for _ in range(2):
@@ -189,5 +190,5 @@ def test_fetch_errors_name_the_url(bucket: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(ConfigError, match="credentials"):
         storage.local(f"{bucket}/nothing")
-    with pytest.raises(ResourceError), storage.explained(bucket):
+    with pytest.raises(ResourceError), remote.explained(bucket):
         raise OSError("no route to host")

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from rlctl.cli.startup import print_summary
-from rlctl.monitoring.panel import Panel
+from rlctl.monitoring.live_panel import LivePanel
 from rlctl.monitoring.run_summary import RunSummary, validation_metric
 from rlctl.monitoring.text import ago, count, duration, percent_or_number, sparkline
 
@@ -79,7 +79,7 @@ def test_sparkline():
 
 
 def test_eta_is_pace_of_latest_steps_times_steps_left():
-    panel = Panel(total_steps=100)
+    panel = LivePanel(total_steps=100)
     assert panel.eta() is None
     panel.add(0, {}, at=0.0)
     assert panel.eta() is None
@@ -90,7 +90,7 @@ def test_eta_is_pace_of_latest_steps_times_steps_left():
 
 
 def test_kl_is_that_to_the_reference() -> None:
-    panel = Panel()
+    panel = LivePanel()
     panel.add(1, {"actor/ppo_kl": 0.5}, at=0.0)
     assert panel.line() == "step 1"
     panel.add(2, {"actor/ppo_kl": 0.5, "actor/kl_loss": 0.25}, at=0.0)
@@ -108,21 +108,21 @@ def test_kl_is_that_to_the_reference() -> None:
 def test_the_validation_has_the_name_of_its_metric(
     row: dict[str, float], first: dict[str, float], line: str
 ) -> None:
-    panel = Panel()
+    panel = LivePanel()
     panel.add(0, first, at=0.0)
     panel.add(1, row, at=1.0)
     assert line in panel.line()
 
 
 def test_line_has_turns_and_outcomes_of_episodes():
-    panel = Panel()
+    panel = LivePanel()
     row = {"agent/turns/mean": 3.25, "agent/outcome/length": 0.25, "agent/outcome/done": 0.75}
     panel.add(1, row, at=0.0)
     assert panel.line() == "step 1  turns 3.2  75% done, 25% length"
 
 
 def test_phases_beside_a_step_are_not_part_of_its_time() -> None:
-    panel = Panel()
+    panel = LivePanel()
     row = {"timing_s/gen": 60.0, "timing_s/wait_rollouts": 2.0, "timing_s/update_actor": 2.0}
     for more, expected in (({}, "rollout 94%"), ({"async/engines_idle": 0.4}, "rollouts 50%")):
         panel.add(1, row | more, at=0.0)

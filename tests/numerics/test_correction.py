@@ -9,20 +9,16 @@ import pytest
 import torch
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.algorithms.correction import (
+from rlctl.runtime.algorithms.bounds import Bounds, Level
+from rlctl.runtime.algorithms.importance_weights import importance_weights
+from rlctl.runtime.algorithms.rejection import (
     CRITERIA,
     Criterion,
     parse_criteria,
     rejection_mask,
     veto_mask,
 )
-from rlctl.runtime.algorithms.importance_weights import (
-    Bounds,
-    Level,
-    SampledTokens,
-    importance_weights,
-    mismatch,
-)
+from rlctl.runtime.algorithms.sampled_tokens import SampledTokens, mismatch
 from rlctl.tracking.metrics import merge, to_floats
 
 

@@ -21,9 +21,11 @@ from rlctl.runtime.algorithms.advantages.base import (
     AdvantageInputs,
     load_estimator,
 )
-from rlctl.runtime.algorithms.importance_weights import Bounds, SampledTokens, importance_weights
+from rlctl.runtime.algorithms.bounds import Bounds
+from rlctl.runtime.algorithms.importance_weights import importance_weights
 from rlctl.runtime.algorithms.kl import load_kl_estimator, make_kl_controller
 from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.algorithms.sampled_tokens import SampledTokens
 from rlctl.runtime.algorithms.token_rewards import overlong_penalty
 from rlctl.runtime.algorithms.value_loss import value_loss
 from rlctl.runtime.batch import Experience

@@ -16,7 +16,7 @@ from rlctl.runtime.model.padded_rows import use_own_attention
 from rlctl.runtime.rollout.decoding import Prefill
 from rlctl.runtime.rollout.fused import Passes
 from rlctl.runtime.rollout.kv_cache import KVCache, Saved
-from rlctl.runtime.workers.process_memory import peak_flops
+from rlctl.runtime.workers.device_usage import peak_flops
 from tests.miniatures import PADDED, REFUSED, TYPES, miniature
 
 # A mixture, latent attention, and layers with states; the others are tested by `make soak`.

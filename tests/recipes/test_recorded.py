@@ -106,7 +106,7 @@ def test_sweeps_name_axes_without_effect(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_sweeps_and_jobs_refuse_literal_secrets() -> None:
-    from rlctl.cli import remote
+    from rlctl.cli import remote_jobs
     from rlctl.sweeps.plan import make_sweep_plan
 
     axis = "actor_rollout_ref.actor.optim.lr=1e-5,1e-4"
@@ -114,7 +114,7 @@ def test_sweeps_and_jobs_refuse_literal_secrets() -> None:
         make_sweep_plan("ppo", "ppo", [LITERAL[0], axis])
     assert "planted" not in str(raised.value)
     with pytest.raises(UsageError, match="must not contain secrets") as refused:
-        remote.run("http://127.0.0.1:1", False, "job", ["train", "ppo", LITERAL[0]])
+        remote_jobs.run("http://127.0.0.1:1", False, "job", ["train", "ppo", LITERAL[0]])
     assert "planted" not in str(refused.value)
 
 

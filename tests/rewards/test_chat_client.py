@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from rlctl.runtime.rewards import chat_client, request_limits
+from rlctl.runtime.rewards import chat_client, limiter
 from rlctl.runtime.rewards.chat_client import ChatClient, ReplyCache, RequestFailed, RequestTimeout
 from rlctl.runtime.rewards.request_limits import RequestSettings
 from tests.rewards.chat_server import ChatServer, Reply, chat_server
@@ -79,7 +79,7 @@ def test_requests_that_fail(
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_limits, "_WINDOW_S", 0.4)  # of a "minute"
+    monkeypatch.setattr(limiter, "_WINDOW_S", 0.4)  # of a "minute"
     with chat_server(lambda *_: Reply(delay_s=0.1)) as server:
 
         async def many(client: ChatClient) -> float:

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.model import activations
-from rlctl.runtime.model.activations import Lane, save_activation_memory
+from rlctl.runtime.model import activation_offload
+from rlctl.runtime.model.activation_offload import Lane
+from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.sequences import Sequences
@@ -54,7 +55,7 @@ def gradients(*overrides: str) -> tuple[list[Tensor], int, int]:
         responses = Ragged.from_rows([[3, 4, 5, 6], [7, 8]], torch.int64).to(NAME)
         outputs = PolicyModel(hf, 1.0)(Sequences.from_ragged(prompts, responses))
         outputs.log_probs.sum().backward()
-        copies = sum(n for place, n in device.syncs.items() if "activations.py" in place)
+        copies = sum(n for place, n in device.syncs.items() if "activation_offload.py" in place)
         return (
             [each.grad.cpu() for each in hf.parameters() if each.grad is not None],
             len(calls),
@@ -120,9 +121,9 @@ class _Late(TorchDispatchMode):
 def test_copies_end_before_they_are_needed(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA they are made by streams beside that of the computation."""
     expected, *_ = gradients()
-    monkeypatch.setattr(activations, "Lane", LateLane)
-    monkeypatch.setattr(activations, "_ARRIVING", ahead)
-    monkeypatch.setattr(activations, "_LEAVING", 2**12)
+    monkeypatch.setattr(activation_offload, "Lane", LateLane)
+    monkeypatch.setattr(activation_offload, "_ARRIVING", ahead)
+    monkeypatch.setattr(activation_offload, "_LEAVING", 2**12)
     found, _, copies = gradients("enable_activation_offload=true")
     assert all(torch.equal(*each) for each in zip(expected, found, strict=True))
     out, back = lanes[-2:]

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.model import kernels, shared_prompts
+from rlctl.runtime.model import gpu_kernels, kernels, shared_prompts
 from rlctl.runtime.model.attention import Packing, use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.kernels import Reach, choose_kernel
@@ -196,7 +196,7 @@ def test_flash_attention_gets_values_as_large_as_keys(monkeypatch: pytest.Monkey
         return dense(query, key, value)
 
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
-    found = kernels.attend_varlen(query, key, value, Reach(0.3), (ends, ends), (5, 5))
+    found = gpu_kernels.attend_varlen(query, key, value, Reach(0.3), (ends, ends), (5, 5))
     torch.testing.assert_close(found, dense(query, key, value))
 
 

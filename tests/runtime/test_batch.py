@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Batch, Ragged, Scored
 from rlctl.runtime.batch.ragged import Packed
-from rlctl.runtime.batch.stored import Fields, attach, detach, fetched, is_stored
+from rlctl.runtime.batch.stored import Fields, attach, detach, fetched
 from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
 from rlctl.runtime.model.sequences import concat_ragged
 from rlctl.tracking.episodes import Episode, Message
@@ -94,7 +94,7 @@ def test_rows_are_selected_and_joined_without_their_values() -> None:
     (one, shard), (two, other) = stored(first), stored(second)
     index = torch.tensor([6, 2, 0, 5, 2, 1])
     found = Batch.concat([one, two]).select(index)
-    assert is_stored(found)
+    assert found.is_stored
     assert found.response_ids.lengths.tolist() == [6, 4, 3, 1, 4, 0]
     assert shard.num_reads == other.num_reads == 0
     expected = Batch.concat([first, second]).select(index)
@@ -102,7 +102,7 @@ def test_rows_are_selected_and_joined_without_their_values() -> None:
         whole, own = getattr(fetched(found), name), getattr(expected, name)
         assert torch.equal(whole.values, own.values), name
         assert whole.values.dtype is own.values.dtype
-    assert not is_stored(fetched(found))
+    assert not fetched(found).is_stored
 
 
 def test_parts_of_a_tuple_are_stored_under_names_of_their_own() -> None:

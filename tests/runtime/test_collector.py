@@ -17,13 +17,8 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.batch import Prompts, Ragged, Scored
 from rlctl.runtime.data.loader import PromptLoader, PromptSet, _truncate
-from rlctl.runtime.data.samplers import (
-    MixedSampler,
-    Part,
-    StatefulSampler,
-    random_order,
-    sequential_order,
-)
+from rlctl.runtime.data.mixing import MixedSampler, Part
+from rlctl.runtime.data.samplers import StatefulSampler, random_order, sequential_order
 from rlctl.runtime.training.collector import Collector
 from rlctl.tracking.episodes import Episode
 from tests.configs import configured

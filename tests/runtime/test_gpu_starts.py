@@ -20,7 +20,7 @@ from rlctl.runtime.cluster import gpus, pool
 from rlctl.runtime.cluster.gpus import ClusterGpus, NodeGpus
 from rlctl.runtime.cluster.pool import PoolSpec, RayPool
 from rlctl.runtime.cluster.session import _options
-from rlctl.runtime.model import causal_lm, compiled, kernels
+from rlctl.runtime.model import causal_lm, compiled, gpu_kernels
 from rlctl.runtime.model.causal_lm import has_score_kernel
 from rlctl.runtime.model.compiled import compiles_by_default, enable_compiler
 from rlctl.runtime.planning import devices
@@ -36,7 +36,6 @@ from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 from rlctl.runtime.rollout.vllm_engine import versions
 from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
 from rlctl.runtime.rollout.vllm_engine.startup import _quiet, engine_arguments
-from rlctl.runtime.workers import process as process_module
 from rlctl.runtime.workers.process import Process
 from tests.models import mixture_model, tiny_model, write_tiny_model
 from tests.settings import KEYS, given
@@ -422,10 +421,10 @@ def test_flash_attention_3_is_used_where_it_is(
             raise error
         activated.append(name)
 
-    monkeypatch.setattr(kernels, "find_spec", lambda _: installed or None)
+    monkeypatch.setattr(gpu_kernels, "find_spec", lambda _: installed or None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activate)
-    assert kernels.use_flash_attention_3() is used
+    assert gpu_kernels.use_flash_attention_3() is used
     assert activated == ["FA3"] * used
     assert ("undefined symbol" in caplog.text) is (error is not None)
 
@@ -451,7 +450,7 @@ def test_vllm_chooses_its_own_algorithms() -> None:
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the compiler and the settings of the allocator as they are."""
-    monkeypatch.setattr(process_module, "enable_compiler", lambda: None)
+    monkeypatch.setattr(compiled, "enable_compiler", lambda: None)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
 
 

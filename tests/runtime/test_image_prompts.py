@@ -25,7 +25,7 @@ from rlctl.runtime.data import row_table
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import encode_text, load_tokenizer
-from rlctl.runtime.planning.role_models import check_images
+from rlctl.runtime.planning.image_check import check_images
 from rlctl.runtime.training.validation import to_samples
 from tests.configs import configured
 from tests.numerics.batches import scored_batch

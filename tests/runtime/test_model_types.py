@@ -30,7 +30,7 @@ from rlctl.runtime.model.padded_rows import decoder_of, has_padded_rows, use_own
 from rlctl.runtime.model.probe import check_model, check_packing
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.stage import saved_buffers
-from rlctl.runtime.model.vision import freeze_tower, towers
+from rlctl.runtime.model.tower import freeze_tower, towers
 from rlctl.runtime.planning import preflight
 from rlctl.runtime.planning.mesh import check_meshes
 from rlctl.runtime.planning.model_size import ModelSize

@@ -26,9 +26,9 @@ from rlctl.runtime.model.costs import Costs
 from rlctl.runtime.planning.capacity import check_capacity
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.memory import RoleMemory
-from rlctl.runtime.planning.mesh import check_sizes
 from rlctl.runtime.planning.model_files import check_weights
 from rlctl.runtime.planning.model_size import ModelSize
+from rlctl.runtime.planning.placement import check_sizes
 from rlctl.runtime.planning.preflight import check_batches, check_model
 from rlctl.runtime.planning.role_memory import plan_memory
 from rlctl.runtime.planning.role_models import check_role_models, check_routers

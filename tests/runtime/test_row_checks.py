@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rlctl.data_prep import row_fields
 from rlctl.data_prep.row_fields import RowField
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.data import row_checks
 from rlctl.runtime.data.row_checks import RowFaults, check_fields, empty_truths
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.planning.plan import make_plan
@@ -88,7 +88,7 @@ def test_columns_of_texts_are_checked_without_decoding_rows(
 ) -> None:
     plain(tmp_path / "x.parquet", [record("8"), record("9")])
     rows = loaded(tmp_path / "x.parquet")
-    monkeypatch.setattr(row_checks, "read_field", None)
+    monkeypatch.setattr(row_fields, "read_field", None)
     check_fields(rows, [FIELD])
 
 

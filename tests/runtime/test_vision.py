@@ -25,7 +25,7 @@ from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes.compose import compose
 from rlctl.runs.thumbnails import read_thumbnail
 from rlctl.runtime.batch import Prompts, Ragged
-from rlctl.runtime.batch.images import image_token, placeholder_ids
+from rlctl.runtime.batch.images import image_token
 from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.model import image_attention
 from rlctl.runtime.model.attention import use_rlctl_attention
@@ -37,7 +37,8 @@ from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.probe import check_model
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences, prompt_numbers
-from rlctl.runtime.model.vision import SeenPrompt, freeze_tower, image_processor
+from rlctl.runtime.model.tower import freeze_tower, image_processor, placeholder_ids
+from rlctl.runtime.model.vision import SeenPrompt
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine

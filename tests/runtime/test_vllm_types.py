@@ -21,10 +21,10 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from rlctl.errors import RlctlError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.batch.images import placeholder_ids
 from rlctl.runtime.model.adapter_names import engine_parameters
 from rlctl.runtime.model.padded_rows import use_own_attention
 from rlctl.runtime.model.routing import SUPPORTED, routing_shape
+from rlctl.runtime.model.tower import placeholder_ids
 from rlctl.runtime.planning.preflight import check_model
 from rlctl.runtime.rollout.engine import Responses, SamplingParams
 from rlctl.runtime.rollout.requests import Decoding, Request

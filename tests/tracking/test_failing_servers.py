@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlctl.tracking.delivery import first_missing_step
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
+from rlctl.tracking.threaded import first_missing_step
 from tests.processes import run_python
 from tests.tracking.failing_cases import NUM_STEPS, Case, row
 from tests.tracking.faults import Switch

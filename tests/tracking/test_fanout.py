@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from rlctl.errors import ConfigError, ResourceError, RlctlError
-from rlctl.tracking.delivery import TrackerTimeouts, first_missing_step
+from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import METRICS_FILE, JsonlTracker, read_metrics
 from rlctl.tracking.loggers import preflight
+from rlctl.tracking.threaded import first_missing_step
 from rlctl.tracking.tracker import RunInfo, Sample, Tracker
 from tests.processes import run_python
 from tests.recorded import record

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlctl.runs.rewind import Reported, rewind
 from rlctl.runs.run_dir import RunDir
 from rlctl.tracking import jsonl
-from rlctl.tracking.delivery import TrackerTimeouts, first_missing_step
+from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.fanout import RECORD, Trackers
 from rlctl.tracking.jsonl import (
     RESPONSES,
@@ -23,6 +23,7 @@ from rlctl.tracking.jsonl import (
     read_generations,
     read_metrics,
 )
+from rlctl.tracking.threaded import first_missing_step
 from rlctl.tracking.tracker import RunInfo, Sample
 from tests.small_disk import fill, small_disk
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rlctl.tracking import read_back
-from rlctl.tracking.delivery import Call, ThreadedDelivery
+from rlctl.tracking.delivery import Call
+from rlctl.tracking.threaded import ThreadedDelivery
 from rlctl.tracking.tracker import SAMPLES, RunInfo, Sample
 from tests.recorded import record
 from tests.tracking.test_fanout import LONG, info

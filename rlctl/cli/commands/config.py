@@ -9,8 +9,9 @@ import typer
 
 from rlctl.cli import PluginGroup, complete
 from rlctl.cli.config_target import ConfigTarget, load_target, values_of
-from rlctl.cli.console import notice, print_json, print_table, stdout
+from rlctl.cli.console import print_json, print_table, stdout
 from rlctl.cli.options import Json, overrides_argument
+from rlctl.cli.stderr import notice
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.layers import Origin, leaves, nested

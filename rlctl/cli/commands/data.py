@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from rlctl.cli import PluginGroup
-from rlctl.cli.console import notice, print_json
+from rlctl.cli.console import print_json
 from rlctl.cli.options import Json
+from rlctl.cli.stderr import notice
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.monitoring.text import plural
 

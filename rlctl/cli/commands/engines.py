@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from rlctl.cli.console import notice, print_json, print_table
+from rlctl.cli.console import print_json, print_table
 from rlctl.cli.options import Json, Root, RunName
+from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
 from rlctl.runs.engines import EngineRequest, attempt_folder, check_drain, pool_status, send, wait
 from rlctl.runs.run import Run

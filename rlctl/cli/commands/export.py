@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rlctl.cli.console import notice, print_json
+from rlctl.cli.console import print_json
 from rlctl.cli.options import Json, Root, RunName, Trust
 from rlctl.cli.startup import announce
+from rlctl.cli.stderr import notice
 from rlctl.errors import NotFoundError
 from rlctl.runs.store import RunStore
 

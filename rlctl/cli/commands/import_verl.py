@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from rlctl.cli.console import notice, print_json
+from rlctl.cli.console import print_json
 from rlctl.cli.options import Json
+from rlctl.cli.stderr import notice
 from rlctl.errors import ConfigError, ConflictError
 from rlctl.files import write_text
 

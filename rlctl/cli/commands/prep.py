@@ -15,8 +15,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from rlctl import plugins
-from rlctl.cli.console import print_json, stderr, table
+from rlctl.cli.console import print_json, table
 from rlctl.cli.options import Json
+from rlctl.cli.stderr import stderr
 from rlctl.errors import ConfigError, UsageError
 from rlctl.monitoring.text import plural
 

@@ -12,8 +12,9 @@ import typer
 from rlctl import plugins
 from rlctl.causes import as_rlctl_error
 from rlctl.cli import complete
-from rlctl.cli.console import notice, print_json, print_problems, print_table, stdout, warn
+from rlctl.cli.console import print_json, print_table, stdout
 from rlctl.cli.options import Json, Strict
+from rlctl.cli.stderr import notice, print_problems, warn
 from rlctl.errors import ConflictError, Problem
 from rlctl.files import write_text
 from rlctl.recipes.search_path import find_recipe, library_recipes

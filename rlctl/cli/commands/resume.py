@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.cli import remote
-from rlctl.cli.console import notice
 from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.cli.options import Root, Trust, overrides_argument, run_argument
 from rlctl.cli.remote import Address, Detach
+from rlctl.cli.remote_jobs import run as run_job
 from rlctl.cli.startup import announce, until_start
+from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
 from rlctl.owner import command
 from rlctl.runs.store import RunStore
@@ -105,7 +106,7 @@ def resume(
         check_resume(run, overrides or [], from_step, fork, RunStore(root).root)
         words += [*limits.words, "--root", str(RunStore(root).root.absolute())]
         name = f"{Path(run).name.lstrip('@')}-{time.strftime('%y%m%d-%H%M%S')}"
-        remote.run(address, detach, name, ["resume", run, *words])
+        run_job(address, detach, name, ["resume", run, *words])
         return
     found = _pull(run, root) if is_url(run) else api.find_run_or_sweep(run, root)
     if not isinstance(found, Run):

@@ -17,10 +17,11 @@ from rlctl.cli.commands.train import (
     loggers,
     starting_recipe,
 )
-from rlctl.cli.console import notice, print_json
+from rlctl.cli.console import print_json
 from rlctl.cli.options import DryRunJson, Json, Root, overrides_argument
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce
+from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
 from rlctl.owner import command
 from rlctl.recipes.search_path import DEFAULT, MODEL, verbs
@@ -163,7 +164,9 @@ def _add(verb: str, help: str) -> None:
             _sweep(verb, source, settings, dry_run, as_json)
         else:  # the cluster checks the trials
             words = ["sweep", verb, "--recipe", source, *settings]
-            remote.submit(address, detach, words, _compose_first(source, settings))
+            from rlctl.cli.remote_jobs import submit
+
+            submit(address, detach, words, _compose_first(source, settings))
 
 
 for verb, facts in verbs().items():

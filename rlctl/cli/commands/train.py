@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.cli import complete, remote
-from rlctl.cli.console import notice
 from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.cli.options import (
     RUNS_VARIABLE,
@@ -20,6 +19,7 @@ from rlctl.cli.options import (
 )
 from rlctl.cli.remote import Address, Detach
 from rlctl.cli.startup import announce, compose_with_notices, problems_as_json, until_start
+from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
 from rlctl.recipes.search_path import MODEL, Verb, verbs
 from rlctl.suggest import hydra_text, overridden_keys
@@ -140,7 +140,9 @@ def _add(verb: str, facts: Verb) -> None:
             check_algorithm(verb, recipe, composed)
         words = ["train", verb, "--recipe", source, *(["--strict"] if strict else []), *settings]
         if address is not None:
-            remote.submit(address, detach, [*words, *limits.words], composed)
+            from rlctl.cli.remote_jobs import submit
+
+            submit(address, detach, [*words, *limits.words], composed)
         elif retries and not dry_run:
             _train_with_retries(words, settings, composed, inline, limits)
         else:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlctl.cli import remote
-from rlctl.cli.console import notice, print_json, print_table, stdout
+from rlctl.cli.console import print_json, print_table, stdout
 from rlctl.cli.options import Json, Root, RunName, RunNames
+from rlctl.cli.stderr import notice
 from rlctl.errors import RlctlError, UsageError
 from rlctl.runs.run import Run
 from rlctl.runs.stop import StopTarget, request_stop, run_target, wait
@@ -126,7 +126,9 @@ def logs(
             raise UsageError(
                 "--json cannot be combined with --address", hint="leave out one of them"
             )
-        remote.follow(address, run, sys.stdout)
+        from rlctl.cli.remote_jobs import follow as follow_job
+
+        follow_job(address, run, sys.stdout)
         return
     found = RunStore(root).find(run)
     files = stored.log_files(found, attempt, role, rank)

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from rlctl.cli.console import notice, print_json, print_table, stdout, warn
+from rlctl.cli.console import print_json, print_table, stdout
+from rlctl.cli.stderr import notice, warn
 from rlctl.monitoring.text import counted, plural, size
 from rlctl.recipes.search_path import place
 

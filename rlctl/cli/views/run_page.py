@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from rlctl.cli.console import print_table, stdout, warn
+from rlctl.cli.console import print_table, stdout
+from rlctl.cli.stderr import warn
 from rlctl.cli.views.runs import COLOURS, SHOWN_METRICS, short, validation
 from rlctl.files import by_step
 from rlctl.monitoring.run_summary import RunSummary

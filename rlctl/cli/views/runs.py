@@ -11,7 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rlctl.cli.console import notice, stdout, table, warn
+from rlctl.cli.console import stdout, table
+from rlctl.cli.stderr import notice, warn
 from rlctl.errors import UsageError
 from rlctl.monitoring.run_summary import RunSummary
 from rlctl.monitoring.text import ago, duration, percent_or_number, size

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from rlctl.cli.console import notice, paged, print_table, stdout, table
+from rlctl.cli.console import paged, print_table, stdout, table
+from rlctl.cli.stderr import notice
 from rlctl.data_prep.decoded_images import opened
 from rlctl.data_prep.images import Image, content_of
 from rlctl.errors import ConfigError

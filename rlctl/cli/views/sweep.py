@@ -13,7 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rlctl.cli.console import notice, print_json, print_table, stderr, stdout, table
+from rlctl.cli.console import print_json, print_table, stdout, table
+from rlctl.cli.stderr import notice, stderr
 from rlctl.monitoring.text import format_resources, plural, sparkline
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from rlctl.cli.console import notice, stdout
+from rlctl.cli.console import stdout
+from rlctl.cli.stderr import notice
 from rlctl.cli.views.sweep import trials_table
 from rlctl.sweeps.record import SweepDir
 from rlctl.sweeps.watch import SweepWatcher

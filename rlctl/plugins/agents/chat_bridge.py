@@ -23,7 +23,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.data_prep.images import text_of
+from rlctl.data_prep.message_parts import text_of
 from rlctl.errors import ConfigError, InternalError
 from rlctl.plugins.agents.plain_text import NONCHARACTERS, openings, pieces, plain
 from rlctl.runtime.data.image_prompts import ImagePrompts, expanded

@@ -15,7 +15,8 @@ from enum import StrEnum
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.agent_columns import SINGLE_TURN
-from rlctl.data_prep.images import images_in, text_of, with_parts
+from rlctl.data_prep.images import images_in, with_parts
+from rlctl.data_prep.message_parts import text_of
 from rlctl.errors import ConfigError
 from rlctl.plugins.agents.chat_bridge import ChatBridge
 from rlctl.plugins.agents.environments.pool import (

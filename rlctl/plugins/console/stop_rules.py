@@ -203,20 +203,13 @@ def _wrong(text: str, message: str, hint: str = FORMS) -> ConfigError:
     return ConfigError(f"the rule {text!r} is wrong: {message}", where=KEY, hint=hint)
 
 
-def alarm_limits(config: schema.Config) -> Mapping[str, float | None]:
-    """Return the limits of all alarms of a run by name."""
-    stale = config.async_training.max_staleness
-    mismatch = None if stale else config.trainer.mismatch.warn
-    return config.trainer.alarms.model_dump() | {"rollout_mismatch": mismatch}
-
-
 class StopRules(Listener):
     """Listener that ends the run with the first step after which a rule holds."""
 
     def __init__(self, run: RunDir, config: schema.Config) -> None:
         super().__init__(run, config)
         self.rules = {text: parse(text) for text in config.trainer.stop_when}
-        self.history = History(Alarms(alarm_limits(config)))
+        self.history = History(Alarms(config.alarm_limits))
         self._validations = 0
         self._unknown = {name for rule in self.rules.values() for name in rule.metrics}
         for row in metric_rows(run.metrics):
@@ -258,7 +251,7 @@ def _without_effect(
 ) -> list[Problem]:
     """Return the problem of a rule that could never hold."""
     trainer = config.trainer
-    if isinstance(rule, AlarmRule) and alarm_limits(config).get(rule.name) is None:
+    if isinstance(rule, AlarmRule) and config.alarm_limits.get(rule.name) is None:
         message = f"the rule {text!r} never holds: the alarm is off"
         return [Problem(message, KEY, f"give trainer.alarms.{rule.name} a number")]
     for metric in rule.metrics:

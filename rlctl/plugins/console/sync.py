@@ -25,19 +25,18 @@ from rlctl.runs.store import RunStore
 from rlctl.runs.tracked import run_info
 from rlctl.sweeps.selection import whole_sweep
 from rlctl.sweeps.trackers import run_names
-from rlctl.tracking.delivery import (
-    MISSED,
-    SYNCED,
-    Call,
-    ThreadedDelivery,
-    TrackerTimeouts,
-    first_missing_step,
-    was_offline,
-)
+from rlctl.tracking.delivery import Call, TrackerTimeouts
 from rlctl.tracking.destination import Locates, destinations, relative
 from rlctl.tracking.fanout import RECORD
 from rlctl.tracking.jsonl import METRICS_FILE, metric_rows
 from rlctl.tracking.loggers import make_tracker, preflight, settings_of
+from rlctl.tracking.threaded import (
+    MISSED,
+    SYNCED,
+    ThreadedDelivery,
+    first_missing_step,
+    was_offline,
+)
 from rlctl.tracking.tracker import ShowsPhases
 
 _FAILURES = {"lost": "its process disappeared", "failed": "the cause was not recorded"}

@@ -84,3 +84,9 @@ class Config(Section):
     async_training: AsyncTraining
     ray_kwargs: RayKwargs
     sweep: Sweep
+
+    @property
+    def alarm_limits(self) -> dict[str, float | None]:
+        """Limits of all alarms by name; an older policy generates other responses on purpose."""
+        mismatch = None if self.async_training.max_staleness else self.trainer.mismatch.warn
+        return self.trainer.alarms.model_dump() | {"rollout_mismatch": mismatch}

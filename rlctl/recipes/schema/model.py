@@ -78,6 +78,11 @@ class Model(Section):
     )
 
     @property
+    def is_4bit(self) -> bool:
+        """True if the linear layers are stored in 4 bits, which needs adapters."""
+        return self.load_in_4bit and self.lora_rank > 0
+
+    @property
     def chat_template_file(self) -> str | None:
         """File of `custom_chat_template`; None if it is null or the template itself."""
         template = self.custom_chat_template
@@ -137,6 +142,11 @@ class FSDP(Section):
         """Number of ranks that compute the same rows."""
         sliced = self.ulysses_sequence_parallel_size * self.tensor_model_parallel_size
         return sliced * self.pipeline_model_parallel_size
+
+    @property
+    def has_mesh(self) -> bool:
+        """True if ranks divide rows, layers or experts, besides sharding all weights."""
+        return self.ranks_per_row > 1 or self.expert_model_parallel_size > 1
 
 
 class Optim(Section):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from rlctl.data_prep.row_fields import RowField
+from rlctl.data_prep.rows import PromptRow
 from rlctl.plugins import Params
 from rlctl.plugins.results import check_result
 from rlctl.recipes import schema
@@ -20,6 +20,9 @@ from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.roles import Roles
 from rlctl.tracking.metrics import Metrics
+
+if TYPE_CHECKING:
+    from rlctl.data_prep.row_fields import RowField
 
 P = TypeVar("P", bound=Params)
 
@@ -125,6 +128,25 @@ def row_fields(algorithm: object) -> Sequence[RowField]:
     All rows are checked before a run starts.
     """
     return getattr(algorithm, "row_fields", ())
+
+
+@runtime_checkable
+class RoutesRows(Protocol):
+    """Algorithm that chooses a reference for each row."""
+
+    @property
+    def references(self) -> Mapping[str, schema.Model]:
+        """Models of the references by name; empty: the configuration's reference grades all."""
+        ...
+
+    def reference_of(self, row: PromptRow) -> str:
+        """Return the name of the row's reference. Raises ConfigError if there is none."""
+        ...
+
+
+def routed_models(algorithm: object) -> Mapping[str, schema.Model]:
+    """Return the models between which an algorithm chooses; empty if it does not."""
+    return algorithm.references if isinstance(algorithm, RoutesRows) else {}
 
 
 class Stateless:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from rlctl.runtime.algorithms.importance_weights import SampledTokens, probs_diff
+from rlctl.runtime.algorithms.mismatch import sum_of_probs_diff
 from rlctl.runtime.algorithms.token_rewards import KL_PENALTY
 from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged, Rollouts, Scored
-from rlctl.runtime.batch.stored import is_stored
 from rlctl.runtime.roles import Actor, Total
-from rlctl.tracking.metrics import Mean, Metric, Metrics
+from rlctl.tracking.metrics import Metric, Metrics
 
 if TYPE_CHECKING:
     from rlctl.runtime.algorithms.ppo import PPO
@@ -59,7 +58,7 @@ class _OnWorkers:
         return _Added(**added), metrics
 
 
-def compute_advantages(
+def divide_advantages(
     algorithm: PPO,
     actor: Actor,
     scored: Scored,
@@ -67,15 +66,7 @@ def compute_advantages(
     ref: LogProbs | None,
     values: Ragged | None,
 ) -> tuple[Experience, Metrics]:
-    """Compute advantages on the workers if they have the tokens and it is possible.
-
-    Episodes are not divided: workers do not know which rows belong to one.
-    """
-    correction = algorithm.correction
-    stored = is_stored(scored) or (old is not None and is_stored(old))
-    whole = bool(scored.episodes) or (correction.batch_normalize and not correction.bypass)
-    if whole or not stored or not algorithm.estimator.by_group:
-        return algorithm.compute_advantages(scored, old, ref, values)
+    """Compute advantages on the workers, each those of some groups."""
     ref_log_probs = ref.log_probs if ref is not None else None
     old_log_probs = old.log_probs if old is not None else None
     batch = scored.grow(
@@ -107,23 +98,12 @@ class _Compared(Rollouts):
     trainer: Ragged
 
 
-def mean_probs_diff(rollouts: Rollouts, log_probs: LogProbs, actor: Actor) -> float:
-    """Return the mean of |π_train − π_rollout| of the unmasked tokens, 0 without any."""
-    if not (is_stored(rollouts) or is_stored(log_probs)):
-        return _value(_probs_diff(rollouts, log_probs.log_probs))
+def divided_probs_diff(rollouts: Rollouts, log_probs: LogProbs, actor: Actor) -> Metric:
+    """Return the `sum_of_probs_diff` of rows whose tokens are on the workers."""
     columns = {field.name: getattr(rollouts, field.name) for field in fields(Rollouts)}
     metrics = actor.map_groups(_Compared(**columns, trainer=log_probs.log_probs), _compare)
-    return _value(metrics[_DIFF])
-
-
-def _value(diff: Metric) -> float:
-    return 0.0 if isinstance(diff, Mean) and not diff.count else diff.value
+    return metrics[_DIFF]
 
 
 def _compare(batch: _Compared, _: Total) -> Metrics:
-    return {_DIFF: _probs_diff(batch, batch.trainer)}
-
-
-def _probs_diff(rollouts: Rollouts, log_probs: Ragged) -> Mean:
-    diff = probs_diff(SampledTokens.from_rollouts(rollouts, log_probs.values))
-    return Mean(float(diff.sum()), len(diff))
+    return {_DIFF: sum_of_probs_diff(batch, batch.trainer)}

@@ -6,11 +6,10 @@ mean of |π_engine − π_trainer| over their tokens exceeds `Roles.max_probs_di
 
 from __future__ import annotations
 
-from rlctl.runtime.algorithms.divided import mean_probs_diff
-from rlctl.runtime.algorithms.importance_weights import PROBS_DIFF
-from rlctl.runtime.batch import LogProbs, Rollouts
-from rlctl.runtime.roles import REFUSED, Roles
-from rlctl.tracking.metrics import Metrics
+from rlctl.runtime.algorithms.sampled_tokens import PROBS_DIFF, SampledTokens, probs_diff
+from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
+from rlctl.runtime.roles import REFUSED, Actor, Roles
+from rlctl.tracking.metrics import Mean, Metrics
 
 
 class RolloutMismatch(Exception):
@@ -32,10 +31,27 @@ def sampled_log_probs(roles: Roles, batch: Rollouts, has_updated: bool = False) 
     """
     log_probs, limit = roles.actor.compute_log_probs(batch), roles.max_probs_diff
     if limit is not None and not has_updated:
-        value = mean_probs_diff(batch, log_probs, roles.actor)
+        value = _mean_probs_diff(batch, log_probs, roles.actor)
         if not value <= limit:
             raise RolloutMismatch(value, limit, batch, log_probs)
     return log_probs
+
+
+def _mean_probs_diff(rollouts: Rollouts, log_probs: LogProbs, actor: Actor) -> float:
+    """Return the mean of |π_train − π_rollout| of the unmasked tokens, 0 without any."""
+    if rollouts.is_stored or log_probs.is_stored:
+        from rlctl.runtime.algorithms.divided import divided_probs_diff
+
+        diff = divided_probs_diff(rollouts, log_probs, actor)
+    else:
+        diff = sum_of_probs_diff(rollouts, log_probs.log_probs)
+    return 0.0 if isinstance(diff, Mean) and not diff.count else diff.value
+
+
+def sum_of_probs_diff(rollouts: Rollouts, log_probs: Ragged) -> Mean:
+    """Return the sum of |π_train − π_rollout| of the unmasked tokens, and their number."""
+    diff = probs_diff(SampledTokens.from_rollouts(rollouts, log_probs.values))
+    return Mean(float(diff.sum()), len(diff))
 
 
 def check_update(

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs, cut
-from rlctl.runtime.algorithms.correction import Correction, proximal
-from rlctl.runtime.algorithms.importance_weights import SampledTokens
+from rlctl.runtime.algorithms.correction import Correction
 from rlctl.runtime.algorithms.mismatch import check_update, sampled_log_probs
 from rlctl.runtime.algorithms.policy_losses.base import TokenLoss
+from rlctl.runtime.algorithms.sampled_tokens import SampledTokens
 from rlctl.runtime.algorithms.stats import entropy_metric
 from rlctl.runtime.batch import Batch, Experience, LogProbs, Ragged, Scored
-from rlctl.runtime.batch.stored import is_stored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.roles import Actor, Roles, Total
 from rlctl.tracking.metrics import Metrics
@@ -151,7 +150,7 @@ def _with_old_log_probs(
     """Return `batch` with the log-probs `old`, mask and weights of the correction, and metrics."""
     with_old = batch.grow(_WithEntropy, entropy=old.entropy)
     with_old = replace(with_old, old_log_probs=old.log_probs)
-    if is_stored(with_old) and not correction.batch_normalize:
+    if with_old.is_stored and not correction.batch_normalize:
         changed, metrics = actor.map_groups(with_old, partial(_correct, correction))
     else:
         changed, metrics = _correct(correction, with_old)
@@ -210,7 +209,10 @@ def compared_with(
     if batch.old_log_probs is None or correction.in_loss:
         sampled = SampledTokens.from_rollouts(batch, now)
         mask, weights, metrics = correction(sampled)
-        old = proximal(sampled) if correction.interpolate else old
+        if correction.interpolate:
+            from rlctl.runtime.algorithms.proximal import proximal
+
+            old = proximal(sampled)
     if batch.old_log_probs is None and outputs.entropy is not None:
         metrics |= entropy_metric(batch, outputs.entropy.detach())
     return old, mask, weights, metrics

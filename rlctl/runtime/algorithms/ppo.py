@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rlctl.recipes import schema
+from rlctl.runtime.algorithms.advantage_pass import compute_advantages
 from rlctl.runtime.algorithms.advantages.base import (
     AdvantageConfig,
     AdvantageInputs,
@@ -33,7 +34,6 @@ from rlctl.runtime.algorithms.base import (
     step_seed,
 )
 from rlctl.runtime.algorithms.correction import Correction
-from rlctl.runtime.algorithms.divided import compute_advantages
 from rlctl.runtime.algorithms.kl import (
     KLController,
     KLEstimator,

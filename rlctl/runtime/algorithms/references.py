@@ -4,34 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 
 from rlctl.data_prep.rows import PromptRow
-from rlctl.recipes import schema
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.roles import Actor, Reference, Weights
-
-
-@runtime_checkable
-class RoutesRows(Protocol):
-    """Algorithm that chooses a reference for each row."""
-
-    @property
-    def references(self) -> Mapping[str, schema.Model]:
-        """Models of the references by name; empty: the configuration's reference grades all."""
-        ...
-
-    def reference_of(self, row: PromptRow) -> str:
-        """Return the name of the row's reference. Raises ConfigError if there is none."""
-        ...
-
-
-def routed_models(algorithm: object) -> Mapping[str, schema.Model]:
-    """Return the models between which an algorithm chooses; empty if it does not."""
-    return algorithm.references if isinstance(algorithm, RoutesRows) else {}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,9 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.runtime.batch.ragged import Packed
 from rlctl.runtime.batch.ragged import Ragged as Ragged
 from rlctl.runtime.ops import to_device
-from rlctl.tracking.episodes import Episode
+
+if TYPE_CHECKING:
+    from rlctl.tracking.episodes import Episode
 
 B = TypeVar("B", bound="Batch")
 N = TypeVar("N", bound="Batch")
@@ -111,6 +113,12 @@ class Batch:
     def to(self, device: torch.device | str) -> Self:
         """Return the same batch with all tensors on `device`."""
         return type(self)(**{name: _to(value, device) for name, value in self._fields().items()})
+
+    @property
+    def is_stored(self) -> bool:
+        """True if the values of any ragged field are stored elsewhere; see `batch.stored`."""
+        values = self._fields().values()
+        return any(isinstance(value, Ragged) and type(value) is not Ragged for value in values)
 
     def _fields(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

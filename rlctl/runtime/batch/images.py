@@ -29,11 +29,6 @@ Images = tuple[bytes, ...]  # the files of a row's images
 Inputs = dict[str, Tensor]  # arguments of a model's `forward`, along images or their patches
 
 _CACHE_BYTES = 2**30  # of processed images
-_PLACEHOLDERS = tuple(
-    f"{modality}_token_{ending}"
-    for modality in ("image", "video", "audio")
-    for ending in ("id", "index")
-)
 
 
 def reads_images(config: PretrainedConfig) -> bool:
@@ -48,13 +43,6 @@ def reads_images(config: PretrainedConfig) -> bool:
     text = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, whole)
     classifier = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(kind)
     return text == whole or whole in named or classifier in named
-
-
-def placeholder_ids(config: PretrainedConfig) -> list[int]:
-    """Return the placeholders of images, videos and audio."""
-    size = config.get_text_config(decoder=True).vocab_size
-    found = (getattr(config, name, None) for name in _PLACEHOLDERS)
-    return sorted({number for number in found if isinstance(number, int) and number < size})
 
 
 def image_token(config: PretrainedConfig) -> int:

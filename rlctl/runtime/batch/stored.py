@@ -251,12 +251,6 @@ def _map_ragged(value: Any, change: Callable[[str, Ragged], Ragged], name: str =
     )
 
 
-def is_stored(batch: Batch) -> bool:
-    """Return True if any ragged field of the batch is stored elsewhere."""
-    fields = dataclasses.fields(batch)
-    return any(isinstance(getattr(batch, field.name), StoredRagged) for field in fields)
-
-
 def fetched(batch: B) -> B:
     """Return the batch with the values of all fields."""
     return _map_ragged(batch, lambda _, value: Ragged(value.values, value.lengths))

@@ -162,7 +162,8 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     from rlctl.runtime.model.load import load_model, master_dtype
     from rlctl.runtime.model.reward_model import RewardModel, write_scale
     from rlctl.runtime.model.sharding import trained_state
-    from rlctl.runtime.model.vision import copy_processor, freeze_tower
+    from rlctl.runtime.model.tower import freeze_tower
+    from rlctl.runtime.model.vision import copy_processor
     from rlctl.runtime.workers.safe_load import load_into
 
     config, role = quickstart.resolve(recompose_run(run, []).config, run), _trained(checkpoint)

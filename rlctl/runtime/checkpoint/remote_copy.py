@@ -17,7 +17,6 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from rlctl import storage
 from rlctl.errors import ConflictError, RlctlError
 from rlctl.files import by_step, step_name, step_of
 from rlctl.recipes import schema
@@ -32,6 +31,7 @@ from rlctl.runtime.checkpoint.store import (
     metrics_at,
     metrics_in,
 )
+from rlctl.storage import remote as storage
 
 LOG = logging.getLogger(__name__)
 

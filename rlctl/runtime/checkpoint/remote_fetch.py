@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from rlctl import storage
 from rlctl.errors import ConflictError, NotFoundError
 from rlctl.files import replacing, step_name
 from rlctl.runs.naming import check_free
@@ -15,6 +14,7 @@ from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import MODES, RECORD_FILE
 from rlctl.runtime.checkpoint.remote_copy import CHECKPOINTS, remote_record, remote_steps
 from rlctl.runtime.checkpoint.store import CheckpointStore, damage
+from rlctl.storage import remote as storage
 
 LOG = logging.getLogger(__name__)
 

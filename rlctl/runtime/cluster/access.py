@@ -17,6 +17,7 @@ from rlctl.debugging import post_mortem
 from rlctl.errors import MissingExtraError, ResourceError
 from rlctl.plugins import require
 from rlctl.recipes import schema
+from rlctl.runtime.cluster.address import address_of
 
 _MODE, _TOKENS = "RAY_AUTH_MODE", ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 # On macOS and Windows, and with this variable, Ray binds to the address of the node, 127.0.0.1.
@@ -110,11 +111,6 @@ def check_packages(init: schema.RayInit) -> None:
             f"{user} needs packages that are not installed: {', '.join(missing)}",
             hint="pip install 'rlctl[cluster]'",
         )
-
-
-def address_of(init: schema.RayInit) -> str | None:
-    """Return the address of the cluster to connect to; None if one starts on this machine."""
-    return init.address or os.environ.get("RAY_ADDRESS")
 
 
 def is_loopback(address: str) -> bool:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.dispatch import Arguments, Dispatch, Worker
 from rlctl.runtime.workers.process import Process
-from rlctl.runtime.workers.trace import TraceSpec
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.engine_group import EnginePool
+    from rlctl.runtime.workers.trace import TraceSpec
 
 # A controller with R relays holds about R² references to values per step: 16 for 1,024 ranks.
 RANKS_PER_RELAY = 64

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
-from rlctl.data_prep.images import PLACEHOLDER, content_of
+from rlctl.data_prep.images import content_of
+from rlctl.data_prep.message_parts import PLACEHOLDER
 from rlctl.data_prep.row_fields import RowField, read_field, read_text
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.data_prep.images import content_of
-from rlctl.data_prep.row_fields import RowField
 from rlctl.data_prep.rows import PromptRow
 from rlctl.data_prep.sources import TRAIN, data_files
 from rlctl.errors import ConfigError
@@ -30,17 +28,16 @@ from rlctl.runtime.batch import Prompts, Ragged
 from rlctl.runtime.data.prompt_lengths import prompt_lengths
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.samplers import (
-    MixedSampler,
     Order,
-    Part,
     Sampling,
     StatefulSampler,
-    mixed_order,
 )
 from rlctl.runtime.data.tokenizer import encode_prompt, encode_text
 
 if TYPE_CHECKING:
+    from rlctl.data_prep.row_fields import RowField
     from rlctl.runtime.data.image_prompts import ImagePrompts
+    from rlctl.runtime.data.mixing import Part
 
 LOG = logging.getLogger(__name__)
 
@@ -81,6 +78,8 @@ class PromptSet:
             cls._of(_tables([path], data, -1, TRAIN), data, tokenizer, model, rules)
             for path in paths
         ]
+        from rlctl.runtime.data.mixing import Part
+
         starts = [sum(len(dataset) for dataset in sets[:number]) for number in range(len(sets))]
         parts = tuple(
             Part(start, start + len(dataset), weight / sum(weights))
@@ -178,12 +177,21 @@ class PromptSet:
         """Return the N prompts at `index` as a batch with groups 0 … N−1."""
         rows = [self.rows[i] for i in index]
         ids = Ragged.from_rows([self.encode(row) for row in rows], dtype=torch.int64)
-        images = [tuple(map(content_of, row.images)) for row in rows]
+        images = [_contents(row) for row in rows]
         return Prompts(prompt_ids=ids, group=torch.arange(len(index)), rows=rows, images=images)
 
     def __len__(self) -> int:
         """Return the number of prompts."""
         return len(self.rows)
+
+
+def _contents(row: PromptRow) -> tuple[bytes, ...]:
+    """Return the files of the images of a row."""
+    if not row.images:
+        return ()
+    from rlctl.data_prep.images import content_of
+
+    return tuple(map(content_of, row.images))
 
 
 @dataclass(frozen=True)
@@ -272,6 +280,8 @@ class PromptLoader:
         sampling, seed = Sampling.from_config(data), data.seed
         stateful: StatefulSampler | None = None
         if sampling.stateful is not None and prompts.parts:
+            from rlctl.runtime.data.mixing import MixedSampler
+
             stateful = MixedSampler(prompts.parts, sampling.stateful, seed)
         elif sampling.stateful is not None:
             stateful = sampling.stateful(len(prompts), seed)
@@ -321,6 +331,8 @@ class PromptLoader:
 
     def _order(self, epoch: int) -> Tensor:
         if self.prompts.parts:
+            from rlctl.runtime.data.mixing import mixed_order
+
             return mixed_order(self.prompts.parts, self.sampler, epoch, self.seed)
         order = self.sampler(len(self.prompts), epoch, self.seed)
         expected = f"a tensor of ({len(self.prompts)},)"

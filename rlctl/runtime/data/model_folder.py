@@ -63,3 +63,10 @@ def template_of(model: schema.Model) -> str | None:
             where="actor_rollout_ref.model.custom_chat_template",
             hint="give a jinja file, its address, or the text of a template",
         ) from error
+
+
+def is_hub_silent() -> bool:
+    """Return True if the hub, which may have a model that is no folder, does not respond."""
+    from rlctl.data_prep.hub import hub_answers
+
+    return not hub_answers()

@@ -19,7 +19,7 @@ import tokenizers
 import transformers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rlctl.data_prep.records import BATCH_ROWS
+from rlctl.data_prep.parquet_files import BATCH_ROWS
 from rlctl.errors import ConfigError
 from rlctl.files import write_bytes
 from rlctl.runtime.data.row_table import Rows

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlctl.data_prep.agent_columns import ENV_CLASS
 from rlctl.data_prep.contract import TRUTH_PATH, Fault
-from rlctl.data_prep.row_fields import RowField, read_field
 from rlctl.errors import ConfigError, Problem
 from rlctl.runtime.data.row_table import Rows
+
+if TYPE_CHECKING:
+    from rlctl.data_prep.row_fields import RowField
 
 SKIP_HINT = "data.skip_invalid=true leaves such rows out of training, and counts them"
 
@@ -33,8 +35,12 @@ class RowFaults:
     def find(cls, rows: Rows, fields: Sequence[RowField]) -> RowFaults:
         """Return the first fault of each row in the `fields` that an algorithm reads."""
         found = cls(np.zeros(len(rows), np.int32))
+        if not fields:
+            return found
+        from rlctl.data_prep.row_fields import read_field
+
         for each in fields:
-            codes = _codes(rows, each)
+            codes = _codes(rows, each.path, each.is_number)
             if codes is None:
                 for position, row in enumerate(rows):
                     found._add(read_field(row, each), np.array([position]))
@@ -88,7 +94,7 @@ def check_fields(rows: Rows, fields: Sequence[RowField]) -> None:
 
 def empty_truths(rows: Rows) -> Iterator[str]:
     """Yield a warning if a row has NaN as its truth, or if some rows have an empty text."""
-    codes = _codes(rows, RowField(_TRUTH, ""))
+    codes = _codes(rows, _TRUTH)
     if codes is not None:
         found = np.flatnonzero(codes == _EMPTY)
         is_nan = False
@@ -108,35 +114,35 @@ def empty_truths(rows: Rows) -> Iterator[str]:
         )
 
 
-def _codes(rows: Rows, wanted: RowField) -> np.ndarray | None:
+def _codes(rows: Rows, path: str, is_number: bool = False) -> np.ndarray | None:
     """Return a code for each row (N,), read from the Arrow columns; None if they cannot tell."""
     parts: list[np.ndarray] = []
     for columns, numbers in rows.columns():
-        codes = _column_codes(columns, wanted)
+        codes = _column_codes(columns, path, is_number)
         if codes is None:
             return None
         parts.append(codes[numbers])
     return np.concatenate(parts) if parts else None
 
 
-def _column_codes(columns: Any, wanted: RowField) -> np.ndarray | None:
+def _column_codes(columns: Any, path: str, is_number: bool) -> np.ndarray | None:
     import pyarrow.compute
     from pyarrow import types
 
     pc: Any = pyarrow.compute
-    array = _column(columns, wanted.path)
+    array = _column(columns, path)
     if array is None:
         return None
     kind, codes = array.type, np.zeros(len(array), np.int8)
     is_text = types.is_string(kind) or types.is_large_string(kind)
-    is_number = types.is_integer(kind) or (wanted.is_number and types.is_floating(kind))
-    if is_text and not wanted.is_number:
+    has_numbers = types.is_integer(kind) or (is_number and types.is_floating(kind))
+    if is_text and not is_number:
         text = pc.utf8_trim_whitespace(array)
         length = pc.fill_null(pc.binary_length(text), 1)
         codes[pc.equal(length, 0).to_numpy(zero_copy_only=False)] = _EMPTY
         starts = pc.fill_null(pc.starts_with(text, "["), False)  # may be a chat as JSON text
         codes[starts.to_numpy(zero_copy_only=False)] = _DECODE
-    elif not (is_number or types.is_null(kind)):
+    elif not (has_numbers or types.is_null(kind)):
         return None
     codes[array.is_null().to_numpy(zero_copy_only=False)] = _NULL
     return codes

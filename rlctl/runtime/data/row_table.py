@@ -20,7 +20,6 @@ import numpy as np
 
 from rlctl.data_prep.agent_columns import episode_fields
 from rlctl.data_prep.contract import Fault
-from rlctl.data_prep.records import place_in
 from rlctl.data_prep.rows import PromptRow, decode, decode_prompts, existing_file, read_batches
 from rlctl.files import replacing
 from rlctl.recipes import schema
@@ -253,6 +252,8 @@ class Rows(Sequence[PromptRow]):
         place = int(self._index[position])
         number = int(np.searchsorted(self._stops, place, side="right"))
         batch = self._batches[number]
+        from rlctl.data_prep.records import place_in
+
         return place_in(batch.path, batch.start + place - self._stops[number] + batch.num_rows)
 
     def count_sources(self) -> Counter[str]:

@@ -9,12 +9,11 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from rlctl.data_prep.chats import ASSISTANT
-from rlctl.data_prep.hub import hub_answers
+from rlctl.data_prep.message_parts import ASSISTANT
 from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
 from rlctl.recipes import schema
-from rlctl.runtime.data.model_folder import check_tokenizer_files, template_of
+from rlctl.runtime.data.model_folder import check_tokenizer_files, is_hub_silent, template_of
 from rlctl.runtime.data.template_limit import render_limited
 from rlctl.storage import local
 
@@ -50,7 +49,7 @@ def load_tokenizer(
             where=str(folder),
             hint="give a folder in transformers' format, or owner/name on the hub",
         )
-    offline = not folder.is_dir() and not hub_answers()
+    offline = not folder.is_dir() and is_hub_silent()
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source, trust_remote_code=trust_remote_code, local_files_only=offline
@@ -132,7 +131,7 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model_path: str) -> tuple
         try:
             ends = GenerationConfig.from_pretrained(
                 str(folder) if folder.is_dir() else model_path,
-                local_files_only=not folder.is_dir() and not hub_answers(),
+                local_files_only=not folder.is_dir() and is_hub_silent(),
             ).eos_token_id
         except (OSError, ValueError, TypeError, AttributeError) as error:
             if folder.is_dir():

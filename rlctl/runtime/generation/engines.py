@@ -7,7 +7,6 @@ from typing import Protocol
 
 from rlctl.runtime.batch import Prompts, Rollouts
 from rlctl.runtime.roles import Generator, Published
-from rlctl.runtime.rollout.exchange import divide
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 
 FIXED = Slice(steps=8)
@@ -91,6 +90,8 @@ class ColocatedEngines(Engines):
         return [completion for part in completed[::size] for completion in part]
 
     def divide(self, requests: Sequence[Request]) -> list[Request]:
+        from rlctl.runtime.rollout.exchange import divide
+
         return divide(requests, self.num_ranks, self.ranks_per_engine)
 
     def end_exchange(self) -> None:

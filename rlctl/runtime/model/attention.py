@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -27,14 +27,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from rlctl.errors import ConfigError, InternalError
-from rlctl.runtime.model.kernels import (
-    Reach,
-    TokenMap,
-    attend_dense,
-    attend_varlen,
-    causal_mask,
-    choose_kernel,
-)
+from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask, choose_kernel
 from rlctl.runtime.model.mixers import Mixer, has_mixers, install_mixers
 from rlctl.runtime.model.padded_rows import (
     decoder_of,
@@ -45,6 +38,9 @@ from rlctl.runtime.model.padded_rows import (
 )
 from rlctl.runtime.model.rectangles import Rectangles
 from rlctl.runtime.ops import to_device
+
+if TYPE_CHECKING:
+    from rlctl.runtime.model.gpu_kernels import TokenMap
 
 NAME = "rlctl"
 _SLIDING = "sliding_attention"  # transformers' type of layers with a window
@@ -102,6 +98,8 @@ class Packing:
     @cached_property
     def token_map(self) -> TokenMap:
         """Sequence of each token, for FlexAttention."""
+        from rlctl.runtime.model.gpu_kernels import TokenMap
+
         numbers = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
         sequence = to_device(numbers, self.position_ids.device)
         return TokenMap(sequence, torch.full_like(sequence, -1), self.position_ids)
@@ -123,6 +121,8 @@ class Packing:
         kernel = choose_kernel(query, reach)
         if kernel == "varlen":
             ends, longest = (self.boundaries, self.boundaries), (self.longest, self.longest)
+            from rlctl.runtime.model.gpu_kernels import attend_varlen
+
             return attend_varlen(query, key, value, reach, ends, longest)
         if kernel == "flex":
             return self.token_map.attend(query, key, value, reach)

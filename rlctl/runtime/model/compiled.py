@@ -66,6 +66,19 @@ def compiles_by_default(
     return missing is None
 
 
+def compile_configured(
+    hf: PreTrainedModel, compiled: bool | None, model: schema.Model, fsdp: schema.FSDP, device: str
+) -> None:
+    """Compile the layers of `hf` in place if `compiled`; if it is None, where few graphs suffice.
+
+    Raises ConfigError if this machine lacks what was asked for.
+    """
+    if compiled:
+        check_compiler(device)
+    if compiled or compiles_by_default(hf, model, fsdp, device):
+        compile_layers(hf)
+
+
 def compile_layers(hf: PreTrainedModel) -> None:
     """Compile the decoder layers of `hf` in place, for passes of packed rows.
 

@@ -19,7 +19,7 @@ from rlctl.runtime.model.adapter_names import (
 )
 from rlctl.runtime.model.sharding import local_rows
 from rlctl.runtime.model.stage import parameter_names
-from rlctl.runtime.model.vision import frozen_in_towers
+from rlctl.runtime.model.tower import frozen_in_towers
 
 
 class AdapterSync(Enum):

@@ -16,12 +16,6 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.plugins import require
-from rlctl.recipes import schema
-
-
-def is_4bit(model: schema.Model) -> bool:
-    """Return True if the linear layers of `model` are stored in 4 bits: it has adapters, too."""
-    return model.load_in_4bit and model.lora_rank > 0
 
 
 def check_bitsandbytes() -> None:
@@ -74,12 +68,10 @@ def as_plain(hf: PreTrainedModel) -> None:
     vars(model).pop("quantization_method", None)
 
 
-def dense(parameter: Tensor) -> Tensor:
-    """Return a parameter (N, ...); one stored in 4 bits is dequantized."""
-    state: Any = getattr(parameter, "quant_state", None)
-    if state is None:
-        return parameter
+def dequantized(parameter: Tensor) -> Tensor:
+    """Return the weights (N, ...) that a parameter stored in 4 bits stands for."""
     from bitsandbytes.functional import dequantize_4bit
 
-    value: Any = dequantize_4bit(parameter.data, state)
+    stored: Any = parameter
+    value: Any = dequantize_4bit(parameter.data, stored.quant_state)
     return value

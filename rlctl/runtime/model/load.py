@@ -32,15 +32,12 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from rlctl.errors import ConfigError, raise_problems
 from rlctl.recipes import schema
-from rlctl.runtime.batch.images import processor_of, reads_images
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.files import stored_dtype, weight_files
 from rlctl.runtime.model.fit import REPORTING, misfits, quiet_loading
-from rlctl.runtime.model.four_bit import as_plain, four_bit_options, is_4bit
 from rlctl.runtime.model.mapped import rebuild_buffers
 from rlctl.runtime.model.onednn import use_onednn
-from rlctl.runtime.model.vision import give_images
 from rlctl.storage import local
 
 # A model's own code may fail in any way where its config is not what it expects.
@@ -58,7 +55,12 @@ def class_for(kind: Kind, config: PretrainedConfig) -> Any:
         return AutoModel
     if kind != "policy":
         return auto_classifier(config)
-    return AutoModelForImageTextToText if reads_images(config) else AutoModelForCausalLM
+    if hasattr(config, "vision_config"):
+        from rlctl.runtime.batch.images import reads_images
+
+        if reads_images(config):
+            return AutoModelForImageTextToText
+    return AutoModelForCausalLM
 
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -80,7 +82,7 @@ def load_model(
     try:
         if model.init == "random":
             loaded = _random(model, kind, dtype, seed)
-        elif mapped and not is_4bit(model):
+        elif mapped and not model.is_4bit:
             loaded = _mapped(model, kind, dtype, seed)
         else:
             loaded = _from_files(model, kind, dtype, seed)
@@ -93,10 +95,15 @@ def load_model(
             hint="give a folder with config.json and *.safetensors of a transformers architecture, "
             "or owner/name on the hub",
         ) from error
-    if is_4bit(model):
+    if model.is_4bit:
+        from rlctl.runtime.model.four_bit import as_plain
+
         as_plain(loaded)
     use_rlctl_attention(loaded)
     if hasattr(loaded.config, "vision_config"):
+        from rlctl.runtime.batch.images import processor_of
+        from rlctl.runtime.model.vision import give_images
+
         processor = processor_of(model.path, model.trust_remote_code)
         if processor is not None:
             give_images(loaded, processor)
@@ -106,7 +113,9 @@ def load_model(
 
 def _random(model: schema.Model, kind: Kind, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code, "dtype": dtype}
-    if is_4bit(model):
+    if model.is_4bit:
+        from rlctl.runtime.model.four_bit import four_bit_options
+
         options |= four_bit_options(dtype)
     torch.manual_seed(seed)
     config = load_config(model, kind)
@@ -119,7 +128,9 @@ def _from_files(
     config = load_config(model, kind)
     replaced = _with_labels(model.override_config, kind)
     options = {name: value for name, value in replaced.items() if not hasattr(config, name)}
-    if isinstance(dtype, torch.dtype) and is_4bit(model):
+    if isinstance(dtype, torch.dtype) and model.is_4bit:
+        from rlctl.runtime.model.four_bit import four_bit_options
+
         options |= four_bit_options(dtype)
     with quiet_loading(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -24,7 +24,7 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.adapter_names import NAME, adapted_layers, is_adapter
 from rlctl.runtime.model.expert_parallel import expert_layers
 from rlctl.runtime.model.sharding import full_tensor
-from rlctl.runtime.model.vision import towers
+from rlctl.runtime.model.tower import towers
 
 
 def check_peft() -> None:

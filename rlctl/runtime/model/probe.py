@@ -7,10 +7,9 @@ no other state shared by tokens. A model without them would train on wrong log-p
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +17,9 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.batch.images import Images, image_token, num_image_tokens, placeholder_ids
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
-from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel, predicting, run_backbone
+from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel, predicting, run_backbone
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.mixers import fuse_mixers, has_mixers, may_have_kernels
 from rlctl.runtime.model.padded_rows import (
@@ -30,14 +28,16 @@ from rlctl.runtime.model.padded_rows import (
     use_padded_rows,
     warn_of_padding,
 )
-from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.model.sharding import decoder_layers
-from rlctl.runtime.model.vision import INEXACT, image_processor
+from rlctl.runtime.model.tower import image_processor, placeholder_ids
 from rlctl.runtime.ops import log_probs_from_logits
 
+if TYPE_CHECKING:
+    from rlctl.runtime.batch.images import Images
+
 LOG = logging.getLogger(__name__)
-M = TypeVar("M", PolicyModel, ValueModel, RewardModel)
+M = TypeVar("M", bound=PackedModel)
 
 _LENGTHS = (7, 36, 4)
 _TOLERANCE, _TOLERANCE_HALF = 1e-4, 1e-2  # float32; bfloat16 and float16
@@ -114,14 +114,17 @@ def check_model(model: M, storage: RankStorage | None) -> None:
             LOG.info("layers with states compute padded rows: %s", error.problems[0].message)
     if image_processor(model.hf) is None:
         return
+    from rlctl.runtime.model.image_probe import image_rows
+    from rlctl.runtime.model.vision import INEXACT
+
     try:  # an error is raised by the first pass with images: a run may have none
         part = checked()
-        check_packing(part, _image_rows(part.hf))
+        check_packing(part, image_rows(part.hf))
     except RlctlError as error:
         setattr(model.hf, INEXACT, error)
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """Tokens (N,) whose first `num_prompt` are a prompt, which may have images."""
 
     ids: Tensor
@@ -130,9 +133,7 @@ class _Row(NamedTuple):
 
 
 @torch.no_grad()
-def check_packing(
-    model: PolicyModel | ValueModel | RewardModel, rows: Sequence[_Row] | None = None
-) -> None:
+def check_packing(model: PackedModel, rows: Sequence[Row] | None = None) -> None:
     """Compare a complete, unsharded model on packed rows with plain passes of each row.
 
     By default three rows of text. Compares log-probs, or hidden states for a value or reward model.
@@ -182,12 +183,12 @@ _HINT = (
 )
 
 
-def _rows(hf: PreTrainedModel) -> list[_Row]:
+def _rows(hf: PreTrainedModel) -> list[Row]:
     """Return three rows of arbitrary tokens, which fit into the context of the model."""
     config = hf.config.get_text_config(decoder=True)
     context = getattr(config, "max_position_embeddings", None) or 0  # -1: any length
     lengths = [max(2, min(length, context)) if context > 0 else length for length in _LENGTHS]
-    return [_Row(ids) for ids in arbitrary_tokens(hf, sum(lengths)).split(lengths)]
+    return [Row(ids) for ids in arbitrary_tokens(hf, sum(lengths)).split(lengths)]
 
 
 def arbitrary_tokens(hf: PreTrainedModel, count: int) -> Tensor:
@@ -198,23 +199,7 @@ def arbitrary_tokens(hf: PreTrainedModel, count: int) -> Tensor:
     return torch.where(torch.isin(ids, never), 0, ids)
 
 
-def _image_rows(hf: PreTrainedModel) -> list[_Row]:
-    """Return two rows with an image and one with both; the first two share a prompt."""
-    processor, rows = image_processor(hf), list[_Row]()
-    assert processor is not None
-    from rlctl.data_prep.decoded_images import pattern
-
-    first, second = (pattern(width, 56) for width in (56, 112))
-    for number, images in enumerate([(first,), (first,), (first, second)]):
-        counts = [num_image_tokens(processor.inputs([image]), hf.config) for image in images]
-        parts = [torch.full((n,), image_token(hf.config), device=hf.device) for n in counts]
-        text = arbitrary_tokens(hf, 8 + number)
-        prompt = torch.cat([*(each for part in parts for each in (text[:4], part)), text[:3]])
-        rows.append(_Row(torch.cat([prompt, text.flip(0)]), len(prompt), images))
-    return rows
-
-
-def _packed(model: PolicyModel | ValueModel | RewardModel, rows: Sequence[_Row]) -> Tensor:
+def _packed(model: PackedModel, rows: Sequence[Row]) -> Tensor:
     """Return what rlctl computes: log-probs (T,), or hidden states (T, H), float32.
 
     T counts all tokens that predict a token after a prompt.
@@ -231,9 +216,7 @@ def _packed(model: PolicyModel | ValueModel | RewardModel, rows: Sequence[_Row])
     return predicting(run_backbone(model.hf.base_model, sequences), sequences).float()
 
 
-def _row_by_row(
-    model: PolicyModel | ValueModel | RewardModel, rows: Sequence[_Row], attention: str | None
-) -> Tensor:
+def _row_by_row(model: PackedModel, rows: Sequence[Row], attention: str | None) -> Tensor:
     """Return what transformers computes for each row alone, with its `attention`: see `_packed`."""
     use_own_attention(model.hf, attention)
     try:
@@ -264,13 +247,10 @@ def _row_by_row(
     return torch.cat(parts)
 
 
-def _images(part: Any, row: _Row, copies: int) -> dict[str, Tensor]:
+def _images(part: Any, row: Row, copies: int) -> dict[str, Tensor]:
     """Return the arguments of a pass of `copies` of a row for its images."""
-    processor = image_processor(part)
-    if processor is None or not row.images:
+    if image_processor(part) is None or not row.images:
         return {}
-    known = inspect.signature(part.forward).parameters
-    types = (row.ids == image_token(part.config)).int().expand(copies, -1)
-    given = {**processor.inputs(row.images * copies)}
-    given |= dict.fromkeys(("mm_token_type_ids", "token_type_ids"), types)
-    return {name: value.to(part.device) for name, value in given.items() if name in known}
+    from rlctl.runtime.model.image_probe import image_arguments
+
+    return image_arguments(part, row, copies)

@@ -10,23 +10,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.batch.images import Images, image_token
 from rlctl.runtime.model.attention import Packing, TokenAttention
-from rlctl.runtime.model.shared_prompts import SharedPrompts
-from rlctl.runtime.model.vision import (
-    SeenPrompt,
-    Vision,
-    check_responses,
-    join_vision,
-    seen_reply,
-    split_images,
-)
 from rlctl.runtime.ops import first_rows, to_device
 
 if TYPE_CHECKING:
+    from rlctl.runtime.batch.images import Images
     from rlctl.runtime.model.routing import Routing
+    from rlctl.runtime.model.vision import Vision
 
 
 class Packed(TokenAttention, Protocol):
@@ -113,6 +104,8 @@ class Sequences:
             before[row],
             len(prompts.values) + position - 1,
         )
+        from rlctl.runtime.model.shared_prompts import SharedPrompts
+
         packing = SharedPrompts.from_lengths(prompts.lengths, lengths, prompt_of_row, device)
         given: Routing | None = None
         if routing is not None:  # that of a prompt is equal in its rows
@@ -145,43 +138,9 @@ class Sequences:
         """
         if not any(images):
             return self
-        seen: dict[tuple[bytes, Images], SeenPrompt] = {}
-        rows, replies = list[SeenPrompt](), list[SeenPrompt | None]()
-        for ids, response, own in zip(prompts.rows(), responses.rows(), images, strict=True):
-            before, after = split_images(hf, ids, own)
-            key = ids.numpy().tobytes(), before
-            rows.append(seen.get(key) or seen.setdefault(key, SeenPrompt.of(hf, ids, before)))
-            replies.append(seen_reply(hf, (ids, response), (before, after)) if after else None)
-        from rlctl.runtime.model.image_attention import LOOKS_AHEAD
+        from rlctl.runtime.model.image_rows import with_images
 
-        if any(replies) and hf.config.model_type in LOOKS_AHEAD:
-            raise ConfigError(
-                f"replies may have no images with models of type {hf.config.model_type}, whose "
-                "tokens of an image attend to later ones",
-                hint="use another vision-language model, such as Qwen3-VL",
-            )
-        check_responses(hf, responses.rows(), images, [reply is None for reply in replies])
-        triples = zip(rows, replies, responses.lengths.tolist(), strict=True)
-        positions = torch.cat(  # (A, N)
-            [row.followed_by(length) if r is None else r.positions for row, r, length in triples], 1
-        )
-        if self.token_of_rows is not None:
-            packed = positions.new_empty(len(positions), len(self.ids))
-            packed[:, self.token_of_rows.cpu()] = positions
-            positions = packed
-        if self.prompt_rows is None:
-            parts = [part for pair in zip(rows, replies, strict=True) for part in pair]
-        else:
-            parts = [*(rows[row] for row in self.prompt_rows), *replies]
-        vision = join_vision([part for part in parts if part], positions, self.ids.device)
-        if not any(replies):
-            return replace(self, vision=vision)
-        # Nothing learns from the tokens of replies, and those of images have no log-prob.
-        number = image_token(hf.config)
-        other = self.ids[self.ids != number][0]
-        return replace(
-            self, vision=vision, targets=self.targets.where(self.targets != number, other)
-        )
+        return with_images(self, hf, (prompts, responses), images)
 
     def recorded(self, dtype: torch.dtype) -> Sequences:
         """Return the same sequences, whose pass keeps the experts of tokens in `dtype`."""

@@ -7,13 +7,10 @@ only copy every block before each use.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -22,22 +19,16 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import PackedModel
-from rlctl.runtime.model.four_bit import dense
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.padded_rows import check_undivided, decoder_of
 from rlctl.runtime.model.stage import saved_buffers, stage_of
 from rlctl.runtime.rank_info import RankInfo
-
-if TYPE_CHECKING:
-    from rlctl.runtime.model.pipeline_parallel import Stage
-    from rlctl.runtime.model.sequence_parallel import SequenceGroup
-
-_STAGE = "stage"  # dimension of a mesh
 
 
 def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: RankStorage) -> None:
@@ -54,10 +45,12 @@ def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: R
     if rank_info.world_size == 1 and dtypes == {compute_dtype}:
         storage.move(model)
         return
-    mesh = _mesh(rank_info, fsdp)
+    from rlctl.runtime.model.device_mesh import divide, mesh_of
+
+    mesh = mesh_of(rank_info, fsdp)
     experts: set[nn.Parameter] = set()
-    if fsdp.ranks_per_row > 1 or fsdp.expert_model_parallel_size > 1:
-        mesh, experts = _divide(model, mesh, rank_info, fsdp, storage)
+    if fsdp.has_mesh:
+        mesh, experts = divide(model, mesh, rank_info, fsdp, storage)
     offloads = fsdp.offload_policy and rank_info.device != "cpu"  # else they are there already
     options = {
         "mesh": mesh,
@@ -74,44 +67,6 @@ def shard(model: PackedModel, rank_info: RankInfo, fsdp: schema.FSDP, storage: R
         sharded = fully_shard(block, **options)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
-
-
-def _divide(
-    model: PackedModel,
-    mesh: DeviceMesh,
-    rank_info: RankInfo,
-    fsdp: schema.FSDP,
-    storage: RankStorage,
-) -> tuple[DeviceMesh, set[nn.Parameter]]:
-    """Divide layers, rows and experts over the ranks; return FSDP's mesh, and what it leaves out.
-
-    Raises ConfigError for a model without experts that are to be divided.
-    """
-    from rlctl.runtime.model.expert_parallel import shard_experts
-
-    tensor = fsdp.tensor_model_parallel_size
-    sequence = fsdp.ulysses_sequence_parallel_size
-    stage = _stage(mesh, fsdp, storage.compute) if fsdp.pipeline_model_parallel_size > 1 else None
-    mesh = mesh[tuple(each for each in mesh.mesh_dim_names or () if each != _STAGE)]
-    experts: set[nn.Parameter] = set()
-    if fsdp.expert_model_parallel_size > 1:
-        experts = shard_experts(model.hf, mesh, storage)
-        if not experts:
-            raise ConfigError("the model has no experts", hint="expert_model_parallel_size=1")
-    elif tensor > 1:
-        shard_experts(model.hf, mesh["tensor"], storage)
-    if tensor > 1:
-        from rlctl.runtime.model.tensor_parallel import split_model
-
-        split_model(model, mesh["tensor"])
-        mesh = mesh[tuple(mesh.mesh_dim_names or ())[:-1]]
-    if stage is not None:
-        from rlctl.runtime.model.pipeline_parallel import split_layers
-
-        split_layers(model, stage, storage)
-    if sequence > 1:
-        model.sequence_group = _sequence_group(rank_info, sequence, tensor)
-    return mesh, experts
 
 
 def decoder_layers(hf: PreTrainedModel) -> list[nn.Module]:
@@ -142,52 +97,6 @@ def _check_sizes(rank_info: RankInfo, fsdp: schema.FSDP) -> None:
                 f"the mesh does not fit: {key} {size} does not divide the {available} ranks",
                 hint="use a divisor of the number of ranks, or -1 for all ranks as fsdp_size",
             )
-
-
-def _mesh(rank_info: RankInfo, fsdp: schema.FSDP) -> DeviceMesh:
-    """Return a mesh (stage, replicate, shard, tensor); without dimensions that are not used.
-
-    There are replicas for an `fsdp_size` below the number of ranks. The ranks of a pipeline are
-    adjacent, and those of a stage are around slices of rows and of layers.
-    """
-    if not dist.is_initialized():  # one rank on a CPU joins no process group
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    tensor = fsdp.tensor_model_parallel_size
-    stages = fsdp.pipeline_model_parallel_size
-    rest = rank_info.world_size // tensor // stages
-    shards = rest if fsdp.fsdp_size == -1 else fsdp.fsdp_size
-    sizes = {"shard": shards}
-    if shards < rest:
-        sizes = {"replicate": rest // shards, **sizes}
-    if tensor > 1:
-        sizes["tensor"] = tensor
-    if stages == 1:
-        names = tuple(sizes)
-        return init_device_mesh(rank_info.device, tuple(sizes.values()), mesh_dim_names=names)
-    per_stage = fsdp.ranks_per_row // stages
-    ranks = torch.arange(rank_info.world_size).view(-1, stages, per_stage).movedim(1, 0)
-    names = (_STAGE, *sizes)
-    return DeviceMesh(
-        rank_info.device, ranks.reshape(stages, *sizes.values()), mesh_dim_names=names
-    )
-
-
-def _stage(mesh: DeviceMesh, fsdp: schema.FSDP, dtype: torch.dtype) -> Stage:
-    """Return this rank's place in its pipeline, whose hidden states have `dtype`."""
-    from rlctl.runtime.model.pipeline_parallel import Stage
-
-    group, index = mesh.get_group(_STAGE), mesh.get_local_rank(_STAGE)
-    size = fsdp.pipeline_model_parallel_size
-    return Stage(group, index, size, fsdp.pipeline_schedule, dtype)
-
-
-def _sequence_group(rank_info: RankInfo, size: int, tensor: int) -> SequenceGroup:
-    """Return the group of `size` ranks, `tensor` apart, that this rank is in. Collective."""
-    from rlctl.runtime.model.sequence_parallel import SequenceGroup
-
-    shape = rank_info.world_size // (size * tensor), size, tensor
-    mesh = init_device_mesh(rank_info.device, shape, mesh_dim_names=("data", "sequence", "tensor"))
-    return SequenceGroup(mesh.get_group("sequence"), mesh.get_local_rank("sequence"), size)
 
 
 def has_replicas(model: nn.Module) -> bool:
@@ -223,12 +132,27 @@ def local_part(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
+def is_quantized(value: Any) -> bool:
+    """Return True for a part of an optimizer's state that is a tensor of codes and scales."""
+    local: Any = local_part(value) if isinstance(value, Tensor) else value
+    return isinstance(local, Tensor) and is_traceable_wrapper_subclass(local)
+
+
+def _dense(parameter: Tensor) -> Tensor:
+    """Return a parameter (N, ...); one stored in 4 bits is dequantized."""
+    if getattr(parameter, "quant_state", None) is None:
+        return parameter
+    from rlctl.runtime.model.four_bit import dequantized
+
+    return dequantized(parameter)
+
+
 def full_tensor(parameter: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return a parameter in its full shape (N, ...), detached. Collective.
 
     Shards of floating-point numbers are converted to `dtype` before they are gathered.
     """
-    value = dense(parameter).detach()
+    value = _dense(parameter).detach()
     if not isinstance(value, DTensor):
         return value
     if dtype is not None and value.is_floating_point():
@@ -271,7 +195,7 @@ def local_rows(model: nn.Module, part: int) -> Iterator[tuple[str, Tensor, int]]
             yield name, rows, whole.shape.numel()
         return
     for name, parameter in model.named_parameters():
-        value = dense(parameter).detach()
+        value = _dense(parameter).detach()
         if isinstance(value, DTensor):
             yield name, value.to_local(), value.numel()
         else:

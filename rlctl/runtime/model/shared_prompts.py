@@ -16,14 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlctl.runtime.model.attention import Packing
-from rlctl.runtime.model.kernels import (
-    Reach,
-    TokenMap,
-    attend_dense,
-    attend_varlen,
-    causal_mask,
-    choose_kernel,
-)
+from rlctl.runtime.model.gpu_kernels import TokenMap, attend_varlen
+from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask, choose_kernel
 from rlctl.runtime.model.mixers import Mixer
 from rlctl.runtime.model.rectangles import join_indices, similar
 from rlctl.runtime.ops import to_device

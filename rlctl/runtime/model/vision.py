@@ -28,12 +28,10 @@ from rlctl.runtime.batch.images import (
     image_token,
     num_image_tokens,
     patches_per_token,
-    placeholder_ids,
 )
-from rlctl.runtime.model.padded_rows import decoder_of
+from rlctl.runtime.model.tower import PROCESSOR, image_processor, placeholder_ids
 from rlctl.runtime.ops import to_device
 
-_PROCESSOR = "_rlctl_images"  # attribute of a model
 INEXACT = "_rlctl_images_refused"  # attribute of a model: the error of its probe with images
 _FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
@@ -52,7 +50,7 @@ def give_images(hf: PreTrainedModel, processor: ImageProcessor) -> None:
     Both engine and trainer compute logits by the model's `forward`, so that they agree.
     """
     for part in (hf, hf.base_model):
-        setattr(part, _PROCESSOR, processor)
+        setattr(part, PROCESSOR, processor)
     ids = torch.tensor(placeholder_ids(hf.config), dtype=torch.int64)
     on_device: dict[torch.device, Tensor] = {}  # a CUDA graph may not copy them there
 
@@ -67,33 +65,6 @@ def give_images(hf: PreTrainedModel, processor: ImageProcessor) -> None:
 
     if hf.can_generate():
         hf.register_forward_hook(forbid)
-
-
-def image_processor(hf: nn.Module) -> ImageProcessor | None:
-    """Return the image processor of a model that reads images, else None."""
-    return getattr(hf, _PROCESSOR, None)
-
-
-def freeze_tower(hf: PreTrainedModel, freezes: bool = True) -> None:
-    """Freeze all parameters but those of the language model and its head, in place, if asked."""
-    for module in towers(hf) if freezes else ():
-        module.requires_grad_(False)
-
-
-def towers(hf: nn.Module) -> list[nn.Module]:
-    """Return the modules beside the language model, which rows of text do not use."""
-    model: Any = hf
-    if not hasattr(model.config, "vision_config") or decoder_of(model) is model.base_model:
-        return []
-    own = {decoder_of(model), model.get_output_embeddings()}
-    return [part for part in model.base_model.children() if own.isdisjoint(part.modules())]
-
-
-def frozen_in_towers(hf: nn.Module) -> set[str]:
-    """Return the names of the frozen parameters beside the language model."""
-    own = {id(each) for module in towers(hf) for each in module.parameters()}
-    pairs = hf.named_parameters()
-    return {name for name, each in pairs if id(each) in own and not each.requires_grad}
 
 
 def blank_image(hf: nn.Module) -> Vision | None:

@@ -9,8 +9,7 @@ from rlctl.errors import Problem
 from rlctl.recipes.schema.policy import MOST_OF_A_GPU
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.devices import Devices
-from rlctl.runtime.planning.engine_memory import GIB
-from rlctl.runtime.planning.memory import RoleMemory, generating
+from rlctl.runtime.planning.memory import GIB, RoleMemory, generating
 from rlctl.runtime.planning.role_memory import MemoryPlan
 from rlctl.runtime.sandbox.settings import usable_memory
 

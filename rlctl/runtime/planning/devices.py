@@ -1,117 +1,25 @@
-"""Devices that a run computes on, or that a plan may be for: GPUs by name with their memory."""
+"""Devices that a run computes on."""
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Flag
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 
-from rlctl.errors import ResourceError, UsageError
+from rlctl.errors import ResourceError
 from rlctl.recipes import schema
 from rlctl.recipes.roles import pool_names, rollout_pool
-from rlctl.runtime.planning.machine import check_torch
 from rlctl.runtime.rank_info import RankInfo, default_threads
-from rlctl.runtime.sandbox.settings import usable_memory
-from rlctl.suggest import closest
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.gpus import ClusterGpus
-
-MIB = 2**20
-# Memory in MiB as nvidia-smi reports it. The plain name is the common model of several.
-GPUS = {
-    "T4": 15360,
-    "V100": 32768,
-    "V100-16GB": 16384,
-    "A10": 23028,
-    "A10G": 23028,
-    "L4": 23034,
-    "A40": 46068,
-    "L40": 46068,
-    "L40S": 46068,
-    "RTX3090": 24576,
-    "RTX4090": 24564,
-    "RTX5090": 32607,
-    "A6000": 49140,
-    "RTX6000-Ada": 49140,
-    "A100": 81920,
-    "A100-40GB": 40960,
-    "A800": 81920,
-    "H100": 81559,
-    "H100-NVL": 95830,
-    "H800": 81559,
-    "H20": 97871,
-    "H200": 143771,
-    "GH200": 97871,
-    "B200": 183359,
-}
-_WITHOUT_BF16 = {"T4", "V100", "V100-16GB"}
-_SIZE = re.compile(r"([\d.]+)\s*(GiB|GB|G|MiB|MB|M|TB|TiB)?", re.IGNORECASE)
-_UNITS = {"gib": 2**30, "gb": 10**9, "g": 2**30, "mib": MIB, "mb": 10**6, "m": MIB}
-_UNITS |= {"tb": 10**12, "tib": 2**40}
-
-
-@dataclass(frozen=True)
-class Device:
-    """Kind of device and its memory in bytes."""
-
-    name: str
-    kind: Literal["cpu", "cuda"]
-    memory: int
-
-    @property
-    def has_bf16(self) -> bool | None:
-        """True if it computes in bfloat16; None for another device than those of the table."""
-        return self.name not in _WITHOUT_BF16 if self.name in GPUS else None
-
-
-def find_device(name: str, memory: str | None = None) -> Device:
-    """Return the device `name`: a GPU of the table, `cpu`, or `auto` for that of this machine.
-
-    `memory`, such as `80GB`, replaces its memory. Raises UsageError.
-    """
-    plain = name.lower().replace(" ", "").replace("_", "-")
-    plain = plain.removeprefix("nvidia-").removeprefix("nvidia")
-    known = {name.lower(): name for name in GPUS}
-    size = None if memory is None else parse_size(memory)
-    if plain == "auto":
-        if torch.cuda.is_available():
-            found = torch.cuda.get_device_properties(0)
-            return Device(found.name, "cuda", size or found.total_memory)
-        if size is not None:
-            return Device(f"a GPU of {memory}", "cuda", size)
-        plain = "cpu"
-    if plain == "cpu":
-        return Device("cpu", "cpu", size or usable_memory())
-    if plain not in known:
-        near = closest(plain, known)
-        raise UsageError(
-            f"unknown device {name!r}",
-            hint=f"{', '.join(GPUS)}, cpu, auto; or --memory 80GB for any other GPU",
-            fix=(name, known[near]) if near else None,
-        )
-    return Device(known[plain], "cuda", size or GPUS[known[plain]] * MIB)
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes of a text such as `80GB`, `24GiB` or `40000MB`. Raises UsageError."""
-    match = _SIZE.fullmatch(text.strip())
-    try:
-        size = int(float(match[1]) * _UNITS[(match[2] or "GB").lower()]) if match else 0
-    except ValueError:
-        size = 0
-    if size < 100 * MIB:
-        raise UsageError(f"{text!r} is not a memory size", where="--memory", hint="--memory 80GB")
-    return size
-
 
 LOG = logging.getLogger(__name__)
 
@@ -173,6 +81,10 @@ def _check_builds(gpus: ClusterGpus | None) -> None:
         from rlctl.runtime.cluster.gpus import own_gpus
 
         nodes = (own_gpus("this machine"),)
+    if not nodes:
+        return
+    from rlctl.runtime.planning.machine import check_torch
+
     for node in nodes:
         check = check_torch(node.torch, node.cuda, node.gpus)
         if check.state != "ok":
@@ -185,6 +97,8 @@ def _memory(gpus: ClusterGpus | None) -> int | None:
     if gpus is None:
         known = torch.cuda.is_available()
         return torch.cuda.get_device_properties(0).total_memory if known else None
+    from rlctl.runtime.planning.known_gpus import GPUS, MIB
+
     return gpus.memory or (GPUS[gpus.name] * MIB if gpus.name in GPUS else None)
 
 

@@ -21,8 +21,7 @@ from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.roles import REWARD_LEARNER, Role, rollout_pool, trained_role
 from rlctl.runs.naming import check_free
-from rlctl.runtime.algorithms.base import Algorithm, Needs, row_fields
-from rlctl.runtime.algorithms.references import routed_models
+from rlctl.runtime.algorithms.base import Algorithm, Needs, routed_models, row_fields
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.checkpoint.store import checkpoint_at
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
@@ -30,16 +29,15 @@ from rlctl.runtime.data.model_folder import is_missing
 from rlctl.runtime.data.row_checks import empty_truths
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import tokenizer_of
-from rlctl.runtime.planning import mesh, preflight
+from rlctl.runtime.planning import preflight
 from rlctl.runtime.planning.capacity import check_capacity
 from rlctl.runtime.planning.devices import Devices, pool_sizes
 from rlctl.runtime.planning.error_collector import ErrorCollector, Part
-from rlctl.runtime.planning.placement import check_placement
+from rlctl.runtime.planning.placement import check_placement, check_sizes
 from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS, check_reward
 from rlctl.runtime.planning.role_memory import MemoryPlan, plan_memory
 from rlctl.runtime.planning.role_models import (
     check_adapters,
-    check_images,
     check_optimizers,
     check_role_models,
     check_routers,
@@ -259,7 +257,7 @@ def _check_pools(draft: Draft) -> None:
             )
         )
     problems = check_placement(config, draft.devices, list(ranks), engines)
-    raise_problems(chain(problems, mesh.check_sizes(config, ranks, needs)))
+    raise_problems(chain(problems, check_sizes(config, ranks, needs)))
 
 
 def _check_memory(draft: Draft) -> None:
@@ -280,6 +278,8 @@ def _check_template(draft: Draft) -> None:
 
 def _check_images(draft: Draft, rows: Rows) -> None:
     if rows.with_images().any():
+        from rlctl.runtime.planning.image_check import check_images
+
         check_images(draft.config, draft.known_devices, draft.needs)
 
 

@@ -21,7 +21,7 @@ from rlctl.recipes.search_path import MODEL, verbs
 from rlctl.runs.naming import check_free
 from rlctl.runs.provenance import installed_version
 from rlctl.runs.run_dir import RECORD_FILE
-from rlctl.runtime.cluster.access import address_of
+from rlctl.runtime.cluster.address import address_of
 from rlctl.runtime.data.model_folder import check_folder, check_tokenizer_files, template_of
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.planning.error_collector import ErrorCollector

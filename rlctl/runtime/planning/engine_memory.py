@@ -1,53 +1,20 @@
-"""Memory of a rollout engine on one device.
+"""Memory of vLLM on one device.
 
-`hf` takes what its weights and the caches of its rows need. vLLM on a GPU takes a share of it,
-`gpu_memory_utilization`: what weights, CUDA graphs and a pass leave of the share is cache. Asleep
-it has only its graphs. Graphs and passes are estimates.
+On a GPU vLLM takes a share of it, `gpu_memory_utilization`: what weights, CUDA graphs and a pass
+leave of the share is cache. Asleep it has only its graphs. Graphs and passes are estimates.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlctl.recipes import schema
 from rlctl.runtime.ops import ceil_div
+from rlctl.runtime.planning.memory import GIB, EngineMemory
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 
-GIB = 2**30
 _GRAPHS = GIB  # of vLLM's default sizes of batches
 _TOKENS_PER_PASS = 16_384  # vLLM's default on a large GPU
 _SAMPLER = 3 * 4  # bytes per logit: logits, log-probs and a sorted copy in float32
-
-
-@dataclass(frozen=True)
-class EngineMemory:
-    """Bytes of an engine on one device."""
-
-    weights: int = 0  # 0: those of its role
-    cache: int = 0
-    row_cache: int = 0  # of the longest row
-    keeps_cache: bool = False  # during training
-    graphs: int = 0
-    scratch: int = 0  # of a pass
-    sleeps: bool = False  # without weights during training
-    share: int | None = None  # of vLLM; None: another engine, or a GPU of unknown memory
-
-    @property
-    def awake(self) -> int:
-        """Bytes while it generates."""
-        return self.weights + self.cache + self.graphs + self.scratch
-
-    @property
-    def asleep(self) -> int:
-        """Bytes during training."""
-        cache = self.cache if self.keeps_cache else 0
-        return self.graphs + cache + (0 if self.sleeps else self.weights)
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows of the longest length that the cache holds."""
-        return self.cache // max(1, self.row_cache)
 
 
 def vllm_memory(

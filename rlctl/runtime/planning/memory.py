@@ -16,11 +16,41 @@ import torch
 from rlctl.recipes import schema
 from rlctl.runtime.model.causal_lm import MAX_LOGITS
 from rlctl.runtime.ops import ceil_div
-from rlctl.runtime.planning.engine_memory import EngineMemory
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.workers.optimizers import BLOCK
 
+GIB = 2**30
 _FLOAT32 = 4  # bytes
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """Bytes of an engine on one device."""
+
+    weights: int = 0  # 0: those of its role
+    cache: int = 0
+    row_cache: int = 0  # of the longest row
+    keeps_cache: bool = False  # during training
+    graphs: int = 0
+    scratch: int = 0  # of a pass
+    sleeps: bool = False  # without weights during training
+    share: int | None = None  # of vLLM; None: another engine, or a GPU of unknown memory
+
+    @property
+    def awake(self) -> int:
+        """Bytes while it generates."""
+        return self.weights + self.cache + self.graphs + self.scratch
+
+    @property
+    def asleep(self) -> int:
+        """Bytes during training."""
+        cache = self.cache if self.keeps_cache else 0
+        return self.graphs + cache + (0 if self.sleeps else self.weights)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the longest length that the cache holds."""
+        return self.cache // max(1, self.row_cache)
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,10 @@ from rlctl.runtime.cluster.pools import RANKS_PER_RELAY
 from rlctl.runtime.model.compiled import KEY as COMPILE_KEY
 from rlctl.runtime.model.mixers import has_states
 from rlctl.runtime.model.mixture import num_experts
-from rlctl.runtime.planning.preflight import check_batches, read_model_config
+from rlctl.runtime.planning.preflight import read_model_config
 
 _SEQUENCE, _TENSOR = "ulysses_sequence_parallel_size", "tensor_model_parallel_size"
 _EXPERTS, _PIPELINE = "expert_model_parallel_size", "pipeline_model_parallel_size"
-
-
-def check_sizes(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> Iterator[Problem]:
-    """Yield the problems of batches and meshes with the processes of each pool, `ranks`."""
-    yield from check_meshes(config, ranks, needs)
-    yield from check_batches(config, ranks, needs)
 
 
 def check_meshes(

@@ -8,11 +8,12 @@ import torch
 
 from rlctl.errors import Problem
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT
+from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, built_roles
+from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.ops import divisors
 from rlctl.runtime.planning.devices import Devices
+from rlctl.runtime.planning.preflight import check_batches
 from rlctl.runtime.rollout.auto import load_engine
-from rlctl.runtime.rollout.exchange import InFlightEngine
 
 _SECTION = "async_training"
 _TENSOR = "tensor_model_parallel_size"
@@ -51,6 +52,16 @@ def check_placement(
             "trainer.placement",
             "set the size of each pool in trainer.placement.pools, or put the roles into one pool",
         )
+
+
+def check_sizes(config: schema.Config, ranks: Mapping[str, int], needs: Needs) -> Iterator[Problem]:
+    """Yield the problems of batches and meshes with the processes of each pool, `ranks`."""
+    parts = [role.fsdp(config) for role in built_roles(config, needs)]
+    if any(fsdp is not None and fsdp.has_mesh for fsdp in parts):
+        from rlctl.runtime.planning.mesh import check_meshes
+
+        yield from check_meshes(config, ranks, needs)
+    yield from check_batches(config, ranks, needs)
 
 
 def _check_fraction(
@@ -156,6 +167,8 @@ def _check_async(config: schema.Config, device: str, rollout_pool: str | None) -
             "trainer.placement.pools={main: 1, engines: 1} give them a pool of their own; "
             f"{_SECTION}.schedule=fixed works without",
         )
+    from rlctl.runtime.rollout.exchange import InFlightEngine
+
     name = config.actor_rollout_ref.rollout.name
     if not issubclass(load_engine(name, device), InFlightEngine):
         yield Problem(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.data_prep.rows import PromptRow
+from rlctl.debugging import call_limit
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import needed_roles, rollout_pool
@@ -22,7 +23,7 @@ from rlctl.runtime.planning.disk import warn_of_full_disk
 from rlctl.runtime.planning.draft import CHECKS, Draft
 from rlctl.runtime.planning.model_paths import with_models
 from rlctl.runtime.planning.role_memory import MemoryPlan
-from rlctl.runtime.rank_info import default_threads
+from rlctl.runtime.rank_info import RankInfo, default_threads
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.training.profile import check_profile
 from rlctl.runtime.training.validation import Validator
@@ -83,6 +84,22 @@ class Plan:
     def num_threads(self) -> int:
         """CPU threads of each process."""
         return self.config.trainer.num_threads or default_threads(sum(self.pool_sizes.values()))
+
+    @property
+    def first_rank(self) -> RankInfo:
+        """Rank 0 of a pool of one process, which writes no log."""
+        trainer = self.config.trainer
+        return RankInfo(
+            rank=0,
+            world_size=1,
+            device=self.devices.kind,
+            num_threads=self.num_threads,
+            timeout_s=call_limit(trainer.timeouts.call_s),
+            deterministic=trainer.deterministic,
+            log_path=None,
+            seed=trainer.seed,
+            access=trainer.run_dir_access,
+        )
 
 
 def make_plan(recipe: Recipe, inline: bool, run: Path | None = None) -> Plan:

@@ -11,7 +11,6 @@ from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
-from rlctl.data_prep.hub import hub_answers
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.files import free_space
 from rlctl.monitoring.text import plural
@@ -19,9 +18,7 @@ from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
 from rlctl.recipes.roles import ACTOR, ROLLOUT, Role, needed_roles, rollout_pool, trained_role
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
-from rlctl.runtime.cluster.access import check_packages
-from rlctl.runtime.data.model_folder import check_folder
-from rlctl.runtime.model.compiled import check_compiler
+from rlctl.runtime.data.model_folder import check_folder, is_hub_silent
 from rlctl.runtime.ops import divisors
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.error_collector import ErrorCollector
@@ -83,7 +80,7 @@ def read_model_config(model: schema.Model, key: str) -> PretrainedConfig:
     """
     check_folder(model.path, key)
     path = local(model.path)
-    is_offline = not Path(path).exists() and not hub_answers()
+    is_offline = not Path(path).exists() and is_hub_silent()
     try:
         loaded = AutoConfig.from_pretrained(
             path,
@@ -204,8 +201,12 @@ def check_software(config: schema.Config, devices: Devices, inline: bool) -> Non
     """
     errors = ErrorCollector()
     if not inline:
+        from rlctl.runtime.cluster.access import check_packages
+
         errors.run(check_packages, config.ray_kwargs.ray_init)
     if config.actor_rollout_ref.actor.use_torch_compile:
+        from rlctl.runtime.model.compiled import check_compiler
+
         errors.run(check_compiler, devices.kind)
     errors.run(_check_engine, config, devices)
     errors.raise_all()

@@ -19,8 +19,15 @@ from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.devices import Devices
-from rlctl.runtime.planning.engine_memory import GIB, EngineMemory, vllm_memory
-from rlctl.runtime.planning.memory import RoleMemory, Storage, Work, peak_of, role_memory
+from rlctl.runtime.planning.memory import (
+    GIB,
+    EngineMemory,
+    RoleMemory,
+    Storage,
+    Work,
+    peak_of,
+    role_memory,
+)
 from rlctl.runtime.planning.model_size import ModelSize, UnknownSizeError
 from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.rollout.auto import plans_vllm
@@ -250,6 +257,8 @@ def _engine(
     )
     if not is_vllm:
         return engine
+    from rlctl.runtime.planning.engine_memory import vllm_memory
+
     memory = devices.memory
     share = None if memory is None else int(rollout.memory_fraction(alone) * memory)
     return vllm_memory(size, compute, rollout, engine, share)

@@ -15,7 +15,7 @@ from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.roles import needed_roles, rollout_pool
 from rlctl.runtime.algorithms.base import Needs
-from rlctl.runtime.cluster.access import address_of
+from rlctl.runtime.cluster.address import address_of
 from rlctl.runtime.data.tokenizer import render_prompt, stop_token_ids
 
 LOG = logging.getLogger(__name__)

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from rlctl.network import is_loopback
-from rlctl.runtime.rewards.request_limits import Limiter, RequestSettings
+from rlctl.runtime.rewards.limiter import Limiter
+from rlctl.runtime.rewards.request_limits import RequestSettings
 
 if TYPE_CHECKING:
     import aiohttp

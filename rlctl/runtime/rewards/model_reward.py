@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from rlctl.data_prep.chats import ASSISTANT
+from rlctl.data_prep.message_parts import ASSISTANT
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.recipes.roles import REWARD_MODEL

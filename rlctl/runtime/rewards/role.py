@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,7 +19,9 @@ from rlctl.runtime.rewards.pool import RewardPool, Scoring
 from rlctl.runtime.rewards.report import RewardReport, exceeds
 from rlctl.runtime.roles import Reward
 from rlctl.tracking.clock import timed
-from rlctl.tracking.episodes import Episode
+
+if TYPE_CHECKING:
+    from rlctl.tracking.episodes import Episode
 
 LOG = logging.getLogger(__name__)
 

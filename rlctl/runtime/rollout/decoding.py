@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -22,10 +22,12 @@ from rlctl.runtime.model.causal_lm import logits_of, run_padded
 from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask, weights_of
 from rlctl.runtime.model.mixers import Mixer
 from rlctl.runtime.model.padded_rows import decoder_of, has_padded_rows
-from rlctl.runtime.model.vision import Vision
 from rlctl.runtime.ops import to_device
 from rlctl.runtime.rollout.kv_cache import KVCache
 from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots
+
+if TYPE_CHECKING:
+    from rlctl.runtime.model.vision import Vision
 
 
 class Slots(Protocol):

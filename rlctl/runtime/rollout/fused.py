@@ -14,7 +14,7 @@ V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +26,13 @@ from rlctl.runtime.model.attention import TokenAttention, layer_window
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.onednn import Linear, is_faster, prepared, product
 from rlctl.runtime.model.padded_rows import has_padded_rows
-from rlctl.runtime.model.vision import SeenPrompt, Vision, image_processor
+from rlctl.runtime.model.tower import image_processor
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.rollout.decoding import next_logits
 from rlctl.runtime.rollout.requests import Request
+
+if TYPE_CHECKING:
+    from rlctl.runtime.model.vision import SeenPrompt, Vision
 
 # Largest copies of weights in bytes. In larger models products take most of the time.
 _MAX_BYTES = 2**27
@@ -226,6 +229,8 @@ class Passes:
         """Return the context of a request with its images; None for a model without a tower."""
         if image_processor(self.model) is None and not request.images:
             return None
+        from rlctl.runtime.model.vision import SeenPrompt
+
         return SeenPrompt.of(self.model, request.context_ids, request.images)
 
     def logits(

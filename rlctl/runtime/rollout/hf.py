@@ -33,7 +33,6 @@ from rlctl.runtime.rollout.engine import (
     log_oom_retry,
 )
 from rlctl.runtime.rollout.fused import Passes
-from rlctl.runtime.rollout.page_sums import copy_values
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.rows import Finished, ParkedCaches, Part, parts_of, rows_of
 from rlctl.runtime.rollout.running import RunningRows
@@ -159,6 +158,8 @@ class HFEngine:
         """
         self._parked.clear()
         if self.owned:
+            from rlctl.runtime.rollout.page_sums import copy_values
+
             own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
             for name, value in weights:
                 copy_values(own[name].data, value)

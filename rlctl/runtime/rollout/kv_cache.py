@@ -14,13 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rlctl.runtime.ops import to_device
 from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots, StepShape, bucket, outside_window
-from rlctl.runtime.rollout.row_states import RowStates
+
+if TYPE_CHECKING:
+    from rlctl.runtime.rollout.row_states import RowStates
 
 # Initial capacity of own tokens per row. It doubles, so memory follows the responses that are long.
 _FIRST_CAPACITY = 64
@@ -70,12 +73,26 @@ class KVCache:
     storage: int = 0  # another number for each allocation
     layout: int = 0  # another number whenever rows join or leave
     layers: dict[int, _Layer] = field(default_factory=dict)  # by the number of the model's layer
-    states: RowStates = field(default_factory=RowStates)  # of other layers than attention
+    _states: RowStates | None = None  # of other layers than attention
     _widest: int = 1  # rows of the largest group so far, as a bucket
     _grids: dict[tuple[int, int], Grid] = field(default_factory=dict)
     _own: dict[int, OwnSlots] = field(default_factory=dict)  # of the current step, by KV heads
     _outside: dict[int, Tensor] = field(default_factory=dict)  # likewise, by window
     _is_masked: bool = False  # rows have joined others, and so differ in their own tokens
+
+    @property
+    def states(self) -> RowStates:
+        """States of other layers than attention."""
+        if self._states is None:
+            from rlctl.runtime.rollout.row_states import RowStates
+
+            self._states = RowStates()
+        return self._states
+
+    @property
+    def has_states(self) -> bool:
+        """True if the model has other layers than attention."""
+        return bool(self._states)
 
     def join(self, prompt_lengths: Tensor, rows_per_prompt: Tensor, max_own: int) -> int:
         """Add prompts of `prompt_lengths` (G,) tokens with `rows_per_prompt` (G,) rows each.
@@ -234,7 +251,8 @@ class KVCache:
         for held in self.layers.values():
             held.keys[free, :, :longest] = held.keys[moved, :, :longest]
             held.values[free, :, :longest] = held.values[moved, :, :longest]
-        self.states.keep(rows)
+        if self._states is not None:
+            self._states.keep(rows)
         self.group_of_row, self.num_own = self.group_of_row[rows], self.num_own[rows]
         sizes = torch.bincount(self.group_of_row, minlength=len(self.prompt_lengths))
         self._compact_groups(sizes > 0)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
-from rlctl.runtime.batch.images import Images
+if TYPE_CHECKING:
+    from rlctl.runtime.batch.images import Images
+
 
 _keys = count()
 

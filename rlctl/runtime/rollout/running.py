@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing
-from rlctl.runtime.model.vision import SeenPrompt, join_vision
 from rlctl.runtime.rollout.decoding import Decode, Extension, Prefill
 from rlctl.runtime.rollout.fused import Passes
 from rlctl.runtime.rollout.kv_cache import KVCache, num_saved
@@ -20,6 +19,7 @@ from rlctl.runtime.rollout.sampling import sample
 from rlctl.runtime.rollout.top_log_probs import TopLogProbs
 
 if TYPE_CHECKING:
+    from rlctl.runtime.model.vision import SeenPrompt, Vision
     from rlctl.runtime.rollout.graphs import StaticDecoder
 
 # Approximate limit of a forward pass over prompts: more tokens cost memory and save no time.
@@ -154,7 +154,7 @@ class RunningRows:
             ids = [part.request.context_ids for part in parts[done : done + size]]
             keep = (packing.lengths.cumsum(0) - 1).to(self.device)
             tokens = torch.cat(ids).to(self.device)
-            vision = join_vision([s for s in seen[done : done + size] if s], None, self.device)
+            vision = _joined(seen[done : done + size], self.device)
             logits.append(
                 self._passes.logits(tokens, packing.position_ids, attention, keep, vision)
             )
@@ -245,7 +245,7 @@ class RunningRows:
             strict=True,
         ):
             row = self.rows[number]
-            keeps = row.request.keep and not self.cache.states
+            keeps = row.request.keep and not self.cache.has_states
             saved = self.cache.save(number) if keeps else None
             reason = "stop" if stop else "length"
             top = self._tops.pop(row)
@@ -292,3 +292,13 @@ def _with_shape(table: Tensor, rows: int, width: int) -> Tensor:
     larger = table.new_empty(max(rows, table.shape[0]), max(width, table.shape[1]))
     larger[: table.shape[0], : table.shape[1]] = table
     return larger
+
+
+def _joined(seen: Sequence[SeenPrompt | None], device: str) -> Vision | None:
+    """Return the images of the contexts `seen`, None without any."""
+    with_tower = [prompt for prompt in seen if prompt is not None]
+    if not with_tower:
+        return None
+    from rlctl.runtime.model.vision import join_vision
+
+    return join_vision(with_tower, None, device)

@@ -12,12 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.batch.images import Images
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.model.load import empty_model
 from rlctl.runtime.rollout.engine import Responses, SamplingParams, random_streams
 
 if TYPE_CHECKING:
+    from rlctl.runtime.batch.images import Images
     from rlctl.runtime.model.routing import RoutingShape
 
 # Rows that engines decode at a time by default: vLLM on a large GPU; hf, and any on a CPU.

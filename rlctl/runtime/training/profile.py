@@ -11,7 +11,6 @@ from rlctl.log import warn_once
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.cluster.pools import Pool, Pools
-from rlctl.runtime.workers.trace import TraceSpec
 
 FOLDER = "profiles"
 
@@ -23,7 +22,6 @@ class StepProfiler:
         self, config: schema.Profile, pools: Pools, run: RunDir, on_phase: Callable[[str], None]
     ) -> None:
         self.config = config
-        self.spec = TraceSpec(config.with_stack, config.with_memory, config.record_shapes)
         self.run = run
         self.on_phase = on_phase
         # With --inline, all names are one pool.
@@ -38,9 +36,12 @@ class StepProfiler:
         if step not in (self.config.steps or ()):
             yield
             return
-        ranks = self.config.ranks
+        from rlctl.runtime.workers.trace import TraceSpec
+
+        config, ranks = self.config, self.config.ranks
+        spec = TraceSpec(config.with_stack, config.with_memory, config.record_shapes)
         for pool in self.pools.values():
-            pool.start_trace(self.spec, ranks)
+            pool.start_trace(spec, ranks)
         yield
         self.on_phase("writing profiles")
         run = self.run.path.absolute()

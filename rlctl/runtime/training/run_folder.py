@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rlctl.data_prep.images import digest_of
-from rlctl.data_prep.records import readable_parquet
+from rlctl.data_prep.parquet_files import readable_parquet
 from rlctl.data_prep.sources import TRAIN, VALIDATION
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
@@ -138,6 +137,8 @@ def image_hashes(files: Sequence[str], split: str, data: schema.Data) -> dict[st
             continue
         rows = Rows.load(path, data, data.skip_invalid and split == TRAIN)
         if rows.names_images:
+            from rlctl.data_prep.images import digest_of
+
             named = (image for row in rows for image in row.images if isinstance(image, str))
             found = hashlib.sha256("".join(map(digest_of, named)).encode())
             hashes[f"{name} (images)"] = found.hexdigest()

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from rlctl.errors import RlctlError
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.algorithms.importance_weights import PROBS_DIFF
 from rlctl.runtime.algorithms.mismatch import RolloutMismatch
+from rlctl.runtime.algorithms.sampled_tokens import PROBS_DIFF
 from rlctl.runtime.batch import Ragged, Rollouts
-from rlctl.runtime.batch.stored import fetched
 from rlctl.runtime.workers.dispatch import split
 
 # Phases reported as `timing_per_token_ms/*`: per response token, and per token of any kind.
@@ -74,6 +73,8 @@ def _totals(values: Tensor, parts: Sequence[Tensor]) -> list[int]:
 
 def record_mismatch(error: RolloutMismatch, step: int, run: RunDir) -> RlctlError:
     """Write the batch to the attempt's folder and an event; return the error that ends the run."""
+    from rlctl.runtime.batch.stored import fetched
+
     dump = run.attempt / f"mismatch_step_{step:06d}.pt"
     torch.save(
         {"batch": fetched(error.batch), "log_probs": fetched(error.log_probs).log_probs}, dump

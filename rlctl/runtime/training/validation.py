@@ -15,7 +15,7 @@ from statistics import fmean
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlctl.data_prep.images import PLACEHOLDER, digest_of
+from rlctl.data_prep.message_parts import PLACEHOLDER
 from rlctl.runtime.algorithms.base import generate
 from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.data.loader import PromptSet
@@ -61,6 +61,10 @@ class Validator:
 def by_digest(batches: Iterable[Rollouts]) -> dict[str, bytes]:
     """Return the images of batches by their SHA-256."""
     distinct = dict.fromkeys(image for batch in batches for own in batch.images for image in own)
+    if not distinct:
+        return {}
+    from rlctl.data_prep.images import digest_of
+
     return {digest_of(image): image for image in distinct}
 
 
@@ -69,7 +73,11 @@ def prompts_of(
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Return each prompt as text with `<image>` for an image, and the SHA-256 of its images."""
     texts = tokenizer.batch_decode([ids.tolist() for ids in rows.prompt_ids.rows()])
-    images = [tuple(map(digest_of, own)) for own in rows.images] or [()] * len(rows)
+    images: list[tuple[str, ...]] = [()] * len(rows)
+    if any(rows.images):
+        from rlctl.data_prep.images import digest_of
+
+        images = [tuple(map(digest_of, own)) for own in rows.images]
     return [
         (_REPEATED.sub(PLACEHOLDER, text) if own else text, own)
         for text, own in zip(texts, images, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -25,12 +26,11 @@ from rlctl.runtime.model.engine_weights import EngineWeights, Selection
 from rlctl.runtime.model.load import compute_dtype, load_model, master_dtype, with_local_path
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import is_sharded
-from rlctl.runtime.model.vision import freeze_tower
+from rlctl.runtime.model.tower import freeze_tower
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Actor, G, Generator, Published, R, Total, Weights
 from rlctl.runtime.rollout.adapters import adapter_sync
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
-from rlctl.runtime.rollout.exchange import WeightVersions, exchange
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
 from rlctl.runtime.rollout.startup import start_in_phases
@@ -43,6 +43,7 @@ from rlctl.tracking.metrics import Metrics
 
 if TYPE_CHECKING:
     from rlctl.runtime.model.average import Average
+    from rlctl.runtime.rollout.exchange import WeightVersions
     from rlctl.runtime.rollout.weight_sync import WeightChannel
 
 T = TypeVar("T")
@@ -96,7 +97,7 @@ class ActorWorker(LearningWorker, Actor, Generator):
         self.engine: RolloutEngine | None = None
         self._startup: Iterator[str] | None = None
         self.engine_is_stale, self.engine_lacks = True, Selection.ALL  # while it is stale
-        self.versions = WeightVersions()  # of the engine's weights
+        self.engine_version = 0  # of its weights, in updates
         actor, rollout = spec.actor, spec.sampling.rollout
         sync = adapter_sync(rollout, spec.model, rank_info.device)
         self.engine_weights = EngineWeights(policy.hf, sync, dtype)
@@ -158,7 +159,7 @@ class ActorWorker(LearningWorker, Actor, Generator):
     def update_weights(self) -> None:
         """See `Generator`. The engine sleeps again after the next `generate_sequences`."""
         assert self.engine is not None, "this actor's rollout engine was not started"
-        self.versions.now = self.learner.num_updates
+        self.engine_version = self.learner.num_updates
         self.engine.wake()
         if self.engine_is_stale:
             self.learner.parameters.enter()
@@ -193,10 +194,20 @@ class ActorWorker(LearningWorker, Actor, Generator):
         `update_weights` comes before the first call of a batch of episodes, `end_exchange` after
         the last. Ranks that share an engine need the same requests, and a limit in steps.
         """
+        from rlctl.runtime.rollout.exchange import exchange
+
         (own,) = requests
         engine = self._ready_engine()
+        self.versions.now = self.engine_version
         with self._interruptible():
             return [exchange(engine, own, limit, cancelled, self.versions)]
+
+    @cached_property
+    def versions(self) -> WeightVersions:
+        """Versions of the weights that write the tokens of turns."""
+        from rlctl.runtime.rollout.exchange import WeightVersions
+
+        return WeightVersions()
 
     @dispatch(Dispatch.BROADCAST, reads=True)
     def end_exchange(self) -> None:

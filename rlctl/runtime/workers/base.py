@@ -15,23 +15,20 @@ from rlctl.files import apply_umask
 from rlctl.recipes import schema
 from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.model.adapter_names import adapter_parameters, merged_parameters
-from rlctl.runtime.model.causal_lm import PolicyModel, ValueModel
-from rlctl.runtime.model.compiled import check_compiler, compile_layers, compiles_by_default
-from rlctl.runtime.model.four_bit import check_unsharded, is_4bit
+from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.model.mapped import RankStorage
 from rlctl.runtime.model.probe import check_model
-from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sharding import shard
 from rlctl.runtime.model.stage import saved_buffers
-from rlctl.runtime.model.vision import copy_processor
+from rlctl.runtime.model.tower import image_processor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import LearningRole, ModelRole
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
 from rlctl.runtime.workers.learner import Learner
 from rlctl.runtime.workers.rng import rng_state
 
-M = TypeVar("M", PolicyModel, ValueModel, RewardModel)
+M = TypeVar("M", bound=PackedModel)
 
 
 def prepare(
@@ -45,16 +42,18 @@ def prepare(
     device = rank_info.device
     storage = RankStorage(device, master_dtype(fsdp), compute_dtype(settings, device))
     model.eval()
-    if is_4bit(settings):
+    if settings.is_4bit:
+        from rlctl.runtime.model.four_bit import check_unsharded
+
         check_unsharded(rank_info.world_size, storage.trained, storage.compute)
         model = model.to(device)
         check_model(model, None)
     else:
         check_model(model, storage)
-    if compiled:
-        check_compiler(device)
-    if compiled or (compiled is None and compiles_by_default(model.hf, settings, fsdp, device)):
-        compile_layers(model.hf)
+    if compiled or (compiled is None and device != "cpu"):
+        from rlctl.runtime.model.compiled import compile_configured
+
+        compile_configured(model.hf, compiled, settings, fsdp, device)
     shard(model, rank_info, fsdp, storage)
     return model
 
@@ -152,7 +151,10 @@ class LearningWorker(ModelWorker, LearningRole):
         def write() -> None:
             hf.save_pretrained(folder, state_dict=weights)
             apply_umask(*folder.glob("*.safetensors"))
-            copy_processor(hf, folder)
+            if image_processor(hf) is not None:
+                from rlctl.runtime.model.vision import copy_processor
+
+                copy_processor(hf, folder)
             if adapter:
                 from rlctl.runtime.model.lora import write_adapter
 

@@ -16,7 +16,7 @@ from rlctl.runtime.model.adapter_names import adapt
 from rlctl.runtime.model.causal_lm import ValueModel
 from rlctl.runtime.model.load import load_model, master_dtype
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.vision import freeze_tower
+from rlctl.runtime.model.tower import freeze_tower
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Critic
 from rlctl.runtime.workers.base import LearningWorker, prepare

@@ -19,14 +19,13 @@ from torch import Tensor
 
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Loss
-from rlctl.runtime.algorithms.importance_weights import PROBS_DIFF
+from rlctl.runtime.algorithms.sampled_tokens import PROBS_DIFF
 from rlctl.runtime.balance import TokenCounts
 from rlctl.runtime.batch import LogProbs, Ragged, Rollouts
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
-from rlctl.runtime.model.causal_lm import PolicyModel, PolicyOutputs, ValueModel
+from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel, PolicyOutputs
 from rlctl.runtime.model.mixture import has_routers
 from rlctl.runtime.model.phase_offload import PhaseOffload
-from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.sharding import local_gradients, reset_gradients, total_norm
 from rlctl.runtime.model.stage import stage_of
@@ -38,7 +37,6 @@ from rlctl.runtime.workers.learner_state import StoredState, load_state, save_st
 from rlctl.runtime.workers.micro_batches import count_tokens, pack_rows
 from rlctl.runtime.workers.optimizers import build_optimizer, set_lr
 from rlctl.runtime.workers.passes import Compute, enter_training, in_order, passes
-from rlctl.runtime.workers.process_memory import device_usage, utilization
 from rlctl.runtime.workers.rng import rng_state
 from rlctl.tracking.metrics import Mean, Metrics, Sum, merge
 
@@ -54,7 +52,7 @@ class Learner:
 
     def __init__(
         self,
-        model: PolicyModel | ValueModel | RewardModel,
+        model: PackedModel,
         rank_info: RankInfo,
         optim: schema.Optim | None,
         fsdp: schema.FSDP,
@@ -119,6 +117,8 @@ class Learner:
         sizes += [batch.num_tokens] * num_whole
         found = tuple(in_order(x, order, y) for x, y in zip(values, sizes, strict=True))
         if self.rank_info.device == "cuda" and self.optimizer is not None:
+            from rlctl.runtime.workers.device_usage import utilization
+
             seconds = (time.perf_counter() - begin) * self.model.ranks_per_row
             work = self.model.hf.config, batch.num_tokens.tolist(), seconds
             self.of_passes.append(utilization(*work, f"{self.name}_infer", passes=1))
@@ -190,15 +190,19 @@ class Learner:
             metrics.append({f"{self.name}/empty_mini_batches": Sum(1.0 if first else 0.0)})
         seconds = time.perf_counter() - begin
         if self.rank_info.device == "cuda":
-            lengths = batch.num_tokens.tolist()
-            config, ranks = self.model.hf.config, self.model.ranks_per_row
-            metrics.append(device_usage(config, lengths, seconds * ranks, self.name))
-            metrics += self.of_passes
-            self.of_passes.clear()
+            metrics += self._device_usage(batch.num_tokens.tolist(), seconds)
         parts, values = [loss.values for loss in losses if loss.values is not None], None
         if len(parts) == len(losses):
             values = in_order(parts, order, batch.response_ids.lengths)
         return merge(metrics), values
+
+    def _device_usage(self, lengths: list[int], seconds: float) -> list[Metrics]:
+        """Return the use of the GPU in an update of rows of `lengths`, and in passes before it."""
+        from rlctl.runtime.workers.device_usage import device_usage
+
+        seconds *= self.model.ranks_per_row
+        before, self.of_passes = self.of_passes, []
+        return [device_usage(self.model.hf.config, lengths, seconds, self.name), *before]
 
     def _step(self, divisor: float, lr: float, grad_clip: float) -> Metrics:
         """Divide and clip the gradients in one pass, and step.

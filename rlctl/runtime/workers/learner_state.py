@@ -15,10 +15,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from rlctl.runtime.model.sharding import trained_state
+from rlctl.runtime.model.sharding import is_quantized, trained_state
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.background import BackgroundWriter
-from rlctl.runtime.workers.optimizer_mixins import without_subclasses
 from rlctl.runtime.workers.rng import set_rng_state
 
 _NO_DIST_WARNING = "torch.distributed is disabled"  # expected: one rank has no process group
@@ -140,7 +139,11 @@ def _state(
         state["average"] = dict(average)
     if with_optimizer:
         found: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
-        each = {name: without_subclasses(values) for name, values in found["state"].items()}
+        each = {name: dict(values) for name, values in found["state"].items()}
+        if any(is_quantized(value) for values in each.values() for value in values.values()):
+            from rlctl.runtime.workers.optimizer_mixins import without_subclasses
+
+            each = {name: without_subclasses(values) for name, values in each.items()}
         state["optimizer"] = found | {"state": each}
     return state
 

@@ -14,7 +14,7 @@ from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.model.causal_lm import PackedModel
 from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.model.sharding import is_sharded
-from rlctl.runtime.model.vision import blank_image, num_patches
+from rlctl.runtime.model.tower import image_processor
 
 B = TypeVar("B", bound=Rollouts)
 
@@ -29,6 +29,8 @@ def count_tokens(model: PackedModel, batch: Rollouts) -> TokenCounts:
             "ranks that divide rows or layers take no rows with images",
             hint="set the sizes of parallelism to 1; FSDP2 shards all weights",
         )
+    from rlctl.runtime.model.vision import num_patches
+
     of_prompts = num_patches(model.hf, batch.prompt_ids)
     patches = of_prompts + num_patches(model.hf, batch.response_ids)
     return TokenCounts(batch.num_tokens + patches, numbers, batch.prompt_ids.lengths + of_prompts)
@@ -52,6 +54,9 @@ def pack_rows(
     else:
         token = Ragged.from_rows([[0]], torch.int64).to(device)
         sequences = Sequences.from_ragged(token, token)
-    if sequences.vision is None and is_sharded(model):
+    reads_images = image_processor(model.hf) is not None
+    if reads_images and sequences.vision is None and is_sharded(model):
+        from rlctl.runtime.model.vision import blank_image
+
         sequences = replace(sequences, vision=blank_image(model.hf))
     return part, sequences

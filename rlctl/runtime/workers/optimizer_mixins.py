@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from rlctl.runtime.model.sharding import local_part
+from rlctl.runtime.model.sharding import is_quantized, local_part
 
 _FEWEST_ROWS = 256  # of a quantized weight: each rank has some
 
@@ -59,11 +58,10 @@ def without_subclasses(state: dict[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in state.items():
-        local: Any = local_part(value) if isinstance(value, Tensor) else value
-        if isinstance(local, Tensor) and is_traceable_wrapper_subclass(local):
-            quantized: Any = local
+        if is_quantized(value):
+            quantized: Any = local_part(value)
             rows = value.shape[0]
-            scale = quantized.scale.view(local.shape[0], -1)
+            scale = quantized.scale.view(quantized.shape[0], -1)
             found[f"{name}.codes"] = _like(value, quantized.codes, value.shape)
             found[f"{name}.scale"] = _like(value, scale, torch.Size((rows, scale.shape[1])))
         else:

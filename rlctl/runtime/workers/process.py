@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,17 +26,14 @@ from rlctl.debugging import call_on_breakpoint, mark_breakpoints
 from rlctl.errors import RlctlError
 from rlctl.log import log_to_stderr
 from rlctl.runs.run_dir import relax_umask
-from rlctl.runtime.batch.stored import PackedRows, detach
-from rlctl.runtime.model.compiled import enable_compiler
-from rlctl.runtime.model.kernels import use_flash_attention_3
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.store import use_interface_to
-from rlctl.runtime.workers.process_memory import PEAK, keep_freed_memory, use_expandable_segments
+from rlctl.runtime.workers.process_memory import keep_freed_memory, use_expandable_segments
 from rlctl.runtime.workers.rng import seed_all
-from rlctl.runtime.workers.trace import Trace, TraceSpec
 
 if TYPE_CHECKING:
+    from rlctl.runtime.batch.stored import PackedRows
     from rlctl.runtime.rollout.signed_store import Meeting
+    from rlctl.runtime.workers.trace import Trace, TraceSpec
 
 _LOOPBACK = "127.0.0.1"
 _DUMP_AFTER = 0.9  # fraction of the call timeout after which stacks are dumped
@@ -61,6 +59,8 @@ class Process:
         if rank_info.device == "cpu":
             keep_freed_memory()
         else:
+            from rlctl.runtime.model.compiled import enable_compiler
+
             use_expandable_segments()
             enable_compiler()
             os.environ.setdefault("NCCL_DEBUG", "WARN")  # to the log; by default it says nothing
@@ -89,10 +89,13 @@ class Process:
         """
         rank_info, self._meeting, meeting = self.rank_info, None, self._meeting
         if rank_info.device == "cuda":
+            from rlctl.runtime.model.gpu_kernels import use_flash_attention_3
+
             torch.cuda.set_device(0)  # under Ray only the process's own device is visible
             use_flash_attention_3()
         if self._needs_group:
             from rlctl.runtime.rollout.signed_store import join_store
+            from rlctl.runtime.rollout.store import use_interface_to
 
             backend = "cuda:nccl,cpu:gloo" if rank_info.device == "cuda" else "gloo"
             timeout = timedelta(seconds=rank_info.timeout_s)
@@ -127,7 +130,7 @@ class Process:
         """
         faulthandler.dump_traceback_later(_DUMP_AFTER * self.rank_info.timeout_s, file=2)
         try:
-            with PEAK.phase(self.rank_info.device):
+            with self._measured():
                 return getattr(self.workers[role], method)(*args, **kwargs)
         except KeyboardInterrupt:  # Ray would take the process for a lost one
             if self._interrupts is None:  # in the controller's process
@@ -140,6 +143,14 @@ class Process:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
+    def _measured(self) -> AbstractContextManager[None]:
+        """Include the memory of the block in the peak of a GPU."""
+        if self.rank_info.device == "cpu":
+            return nullcontext()
+        from rlctl.runtime.workers.device_usage import PEAK
+
+        return PEAK.phase(self.rank_info.device)
+
     def call_detached(
         self,
         role: str,
@@ -149,10 +160,14 @@ class Process:
         min_bytes: int,
     ) -> tuple[dict[str, PackedRows] | None, Any]:
         """Return per-token values of a call's result apart from the rest: see `detach`."""
+        from rlctl.runtime.batch.stored import detach
+
         return detach(self.call(role, method, args, kwargs), min_bytes)
 
     def start_trace(self, spec: TraceSpec) -> None:
         """Start a trace of this process."""
+        from rlctl.runtime.workers.trace import Trace
+
         self._trace = Trace(spec, self.rank_info.device)
 
     def write_trace(self, prefix: Path) -> Path:

@@ -17,7 +17,7 @@ from rlctl.runtime.model.load import Kind, load_model, master_dtype
 from rlctl.runtime.model.reward_model import RewardModel as Model
 from rlctl.runtime.model.reward_model import write_scale
 from rlctl.runtime.model.sequences import Sequences
-from rlctl.runtime.model.vision import freeze_tower
+from rlctl.runtime.model.tower import freeze_tower
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import RewardLearner, RewardModel
 from rlctl.runtime.workers.base import LearningWorker, ModelWorker, prepare

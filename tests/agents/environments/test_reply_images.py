@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from rlctl.data_prep.decoded_images import opened, pattern
-from rlctl.data_prep.images import data_url, images_in, text_of, with_parts
+from rlctl.data_prep.images import data_url, images_in, with_parts
+from rlctl.data_prep.message_parts import text_of
 from rlctl.errors import ConfigError
 from rlctl.plugins.agents.chat_bridge import ChatBridge
 from rlctl.plugins.agents.environments.protocol import Step, step_from_json, step_to_json

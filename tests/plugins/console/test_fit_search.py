@@ -18,7 +18,7 @@ from rlctl.plugins.console.fit import fits
 from rlctl.plugins.console.fit.fit import ENOUGH, Search
 from rlctl.plugins.console.fit.fits import Mesh, meshes, try_step
 from rlctl.recipes.compose import compose
-from rlctl.runtime.planning.devices import GPUS, MIB, find_device, parse_size
+from rlctl.runtime.planning.known_gpus import GPUS, MIB, find_device, parse_size
 
 SEVEN_B = Qwen2Config(
     hidden_size=3584,

@@ -21,7 +21,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rlctl.__main__ import main
-from rlctl.cli.console import stderr, stdout
+from rlctl.cli.console import stdout
+from rlctl.cli.stderr import stderr
 from rlctl.data_prep.decoded_images import pattern
 from rlctl.data_prep.raw_data import final_answer, find_raw
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows

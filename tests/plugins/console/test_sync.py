@@ -137,7 +137,7 @@ def test_steps_that_cannot_be_replayed_are_reported(run, monkeypatch):
             raise PermissionError(path)
         yield from metric_rows(path)
 
-    monkeypatch.setattr("rlctl.tracking.delivery.metric_rows", unreadable)
+    monkeypatch.setattr("rlctl.tracking.threaded.metric_rows", unreadable)
     with pytest.raises(RlctlError, match="did not accept all steps"):
         sent_by(run)
     monkeypatch.undo()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from rlctl.cli.console import notice, stdout
+from rlctl.cli.console import stdout
+from rlctl.cli.stderr import notice
 from rlctl.cli.views.samples import ROLE_STYLES
 from rlctl.monitoring.text import plural
 from rlctl.terminal import visible

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlctl.data_prep.images import text_of
+from rlctl.data_prep.message_parts import text_of
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.plugins.agents.environments.pool import EnvironmentFailed, EnvironmentPool
 from rlctl.plugins.agents.environments.protocol import Row

@@ -11,8 +11,9 @@ import typer
 from rich.table import Table
 
 from rlctl.cli import complete
-from rlctl.cli.console import notice, print_json, stdout, table
+from rlctl.cli.console import print_json, stdout, table
 from rlctl.cli.options import Json, Root, RunNames
+from rlctl.cli.stderr import notice
 from rlctl.cli.table_forms import FORMS, cells
 from rlctl.cli.views.runs import SHOWN_METRICS, short
 from rlctl.errors import NotFoundError

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rlctl.cli.console import notice
+from rlctl.cli.stderr import notice
 
 app = typer.Typer(add_completion=False)
 

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from rlctl.cli import complete
-from rlctl.cli.console import notice, print_json, print_table
+from rlctl.cli.console import print_json, print_table
 from rlctl.cli.options import Json, Root
+from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
 from rlctl.plugins.console.bug_report import Item, default_name, write_bug_report
 from rlctl.runs.store import RunStore

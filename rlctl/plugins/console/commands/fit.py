@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlctl.cli import complete
-from rlctl.cli.console import notice, print_json, print_table, stdout
+from rlctl.cli.console import print_json, print_table, stdout
 from rlctl.cli.options import Json, Root, Trust, overrides_argument, recipe_option
 from rlctl.cli.startup import announce
+from rlctl.cli.stderr import notice
 from rlctl.errors import ResourceError, UsageError
 from rlctl.runs.store import RunStore
 from rlctl.suggest import did_you_mean, hydra_text
@@ -106,7 +107,7 @@ def fit(
     from rlctl.plugins.console.fit.fit import Search
     from rlctl.plugins.console.fit.fits import meshes
     from rlctl.runtime.data import quickstart
-    from rlctl.runtime.planning.devices import find_device
+    from rlctl.runtime.planning.known_gpus import find_device
 
     target = find_device(device, memory)
     per_node = devices or (8 if target.kind == "cuda" else 1)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rlctl.cli.console import notice, print_json
+from rlctl.cli.console import print_json
 from rlctl.cli.options import Json, Root, RunNames
+from rlctl.cli.stderr import notice
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.monitoring.text import plural
 

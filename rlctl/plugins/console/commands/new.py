@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rlctl.cli import complete
-from rlctl.cli.console import print_json, print_problems, stderr, stdout, table
+from rlctl.cli.console import print_json, stdout, table
 from rlctl.cli.options import Json
 from rlctl.cli.startup import announce, problems_as_json
+from rlctl.cli.stderr import print_problems, stderr
 from rlctl.errors import RlctlError
 from rlctl.terminal import visible
 

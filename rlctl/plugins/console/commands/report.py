@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from rlctl.cli.console import notice, print_json
+from rlctl.cli.console import print_json
 from rlctl.cli.options import Json, Root, run_argument
+from rlctl.cli.stderr import notice
 from rlctl.files import write_text
 
 app = typer.Typer()

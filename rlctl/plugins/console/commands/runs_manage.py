@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from rlctl.cli.console import notice, print_json, print_table
+from rlctl.cli.console import print_json, print_table
 from rlctl.cli.options import Json, Root, RunName, RunNames
+from rlctl.cli.stderr import notice
 from rlctl.monitoring.text import plural
 from rlctl.runs.labels import change_tags, set_note
 from rlctl.runs.store import RunStore

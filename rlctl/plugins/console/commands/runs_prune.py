@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlctl.cli.console import notice, print_json, print_table
+from rlctl.cli.console import print_json, print_table
 from rlctl.cli.options import Json, Root, RunNames
+from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
 from rlctl.monitoring.text import plural, size
 from rlctl.runs.store import RunStore

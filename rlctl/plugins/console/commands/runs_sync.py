@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from rlctl.cli import complete
-from rlctl.cli.console import notice, print_json
+from rlctl.cli.console import print_json
 from rlctl.cli.options import Json, Root, RunName
+from rlctl.cli.stderr import notice
 from rlctl.runs.store import RunStore
 
 app = typer.Typer()

@@ -21,16 +21,15 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import ACTOR, Role, built_roles, rollout_pool
 from rlctl.recipes.verl.translate import written
-from rlctl.runtime.algorithms.base import Algorithm, rows_per_prompt
-from rlctl.runtime.algorithms.references import routed_models
+from rlctl.runtime.algorithms.base import Algorithm, routed_models, rows_per_prompt
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.load import Kind
 from rlctl.runtime.ops import ceil_div, divisors
 from rlctl.runtime.planning.capacity import largest_utilization
-from rlctl.runtime.planning.devices import Device, Devices, pool_sizes
-from rlctl.runtime.planning.mesh import check_sizes
+from rlctl.runtime.planning.devices import Devices, pool_sizes
+from rlctl.runtime.planning.known_gpus import Device
 from rlctl.runtime.planning.model_size import ModelSize
-from rlctl.runtime.planning.placement import check_placement
+from rlctl.runtime.planning.placement import check_placement, check_sizes
 from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.planning.role_memory import GIB, MemoryPlan, plan_memory, read_size
 from rlctl.runtime.rollout.auto import plans_vllm

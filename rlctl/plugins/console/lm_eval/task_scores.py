@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlctl.cli.console import notice, print_json, print_table
+from rlctl.cli.console import print_json, print_table
+from rlctl.cli.stderr import notice
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.plugins import require
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from rlctl.cli.console import notice, warn
 from rlctl.cli.startup import announce
+from rlctl.cli.stderr import notice, warn
 from rlctl.errors import RlctlError
 from rlctl.monitoring.text import plural
 

@@ -22,11 +22,11 @@ from rlctl.runtime.batch.images import (
     Inputs,
     image_token,
     num_image_tokens,
-    placeholder_ids,
     processor_of,
     reads_images,
 )
 from rlctl.runtime.model.load import load_config
+from rlctl.runtime.model.tower import placeholder_ids
 from rlctl.runtime.model.vision import check_count
 from rlctl.runtime.ops import divisors
 from rlctl.runtime.rollout.requests import Request

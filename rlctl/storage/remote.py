@@ -1,8 +1,4 @@
-"""Remote files: `s3://…`, `gs://…`, `https://…` and all other URLs that fsspec has a driver for.
-
-Files are downloaded once per machine into a cache folder (`RLCTL_CACHE`, by default
-`~/.cache/rlctl`), and again after a change. A `file://` URL is used in place, without a copy.
-"""
+"""Remote files through fsspec: download into the cache, listings, copies and errors."""
 
 from __future__ import annotations
 
@@ -11,8 +7,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
-import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -23,11 +17,10 @@ from typing import Any
 
 from rlctl.errors import ConfigError, MissingExtraError, NotFoundError, ResourceError, RlctlError
 from rlctl.files import free_space, replacing
+from rlctl.storage import CACHE_VARIABLE, cache_folder
 
 LOG = logging.getLogger(__name__)
-CACHE_VARIABLE = "RLCTL_CACHE"
 LOCK_S = 3600.0  # limit of the wait for another process that fetches the same files
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 _STAMPS = (
     "ETag",
     "etag",
@@ -55,22 +48,9 @@ class Listing:
         return sum(int(info.get("size") or 0) for info in self.files.values())
 
 
-def is_url(text: str) -> bool:
-    """Return True for a URL (`scheme://…`), False for a path or a name."""
-    return _URL.match(text) is not None
-
-
-def local(text: str) -> str:
-    """Return a local path: download a URL unless the cache is up to date; return other text as is.
-
-    Raises NotFoundError, MissingExtraError for a driver that is not installed, ConfigError for
-    refused access, ResourceError if the server cannot be reached or the disk is full.
-    """
-    return _fetched(text) if is_url(text) else text
-
-
 @functools.cache  # once per process, so that files do not change during a run
-def _fetched(url: str) -> str:
+def fetched(url: str) -> str:
+    """Return the local path of a URL; see `storage.local`."""
     with explained(url):
         fs, path = open_url(url)
         if "file" in _protocols(fs):
@@ -89,11 +69,6 @@ def _fetched(url: str) -> str:
         if not target.exists():
             _fetch(fs, found, target, url)
     return str(target)
-
-
-def cache_folder() -> Path:
-    """Return the cache folder; it may not exist yet."""
-    return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/rlctl").expanduser()
 
 
 def open_url(url: str) -> tuple[Any, str]:

@@ -1,0 +1,120 @@
+"""Progress display of a run on a terminal: a rich panel with curves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from rlctl.monitoring.panel import PHASES, Panel
+from rlctl.monitoring.run_summary import figure
+from rlctl.monitoring.text import duration, sparkline
+
+_BESIDE = ("gen", "reward")  # phases of the engines, beside the step of an asynchronous run
+CURVE, NARROW_CURVE = 40, 12  # characters
+NARROW, NARROWER = 90, 60  # columns below which curves are short, and notes left out
+BAR = 30
+
+
+@dataclass
+class LivePanel(Panel):
+    """Panel that renders itself with rich; `doing` returns the text beside the spinner."""
+
+    doing: Callable[[], str] = str
+    spinner: Spinner = field(default_factory=lambda: Spinner("dots"))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self.spinner.update(text=Text(self.doing(), no_wrap=True, overflow="ellipsis"))
+        if self.step is None:
+            yield self.spinner
+            return
+        yield self._head(options.max_width)
+        if options.height is None or options.height > 3:
+            yield self._figures(options.max_width)
+            yield from self._time(options.max_width, console.no_color)
+        for since, message in self.alarms.values():
+            yield Text.assemble(
+                ("alarm", "bold red"),
+                f" since step {since}: {message}",
+                no_wrap=True,
+                overflow="ellipsis",
+            )
+
+    def _head(self, width: int) -> Table:
+        head = Table.grid(padding=(0, 2))
+        eta, done = self.eta(), duration(time.monotonic() - self.began)
+        head.add_row(
+            *([Text(self.name, style="bold")] if self.name and width >= NARROW else []),
+            Text(f"step {self.step}/{self.total_steps or '?'}", style="bold", no_wrap=True),
+            ProgressBar(
+                total=max(self.total_steps, 1),
+                completed=self.step or 0,
+                width=BAR if width >= NARROW else BAR // 3,
+            ),
+            Text(done + (f"  eta {duration(eta)}" if eta is not None else ""), no_wrap=True),
+            self.spinner,
+        )
+        return head
+
+    def _figures(self, width: int) -> Table:
+        """Return one row per figure: name, latest value, curve, note."""
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", min_width=7, no_wrap=True)
+        table.add_column(justify="right", min_width=7, no_wrap=True)
+        table.add_column(style="cyan", no_wrap=True)
+        table.add_column(style="dim", no_wrap=True)
+        notes = dict(self._notes()) if width >= NARROWER else {}
+        for series in [
+            *self.series[:2],
+            *([self.validation] if self.validation else []),
+            *self.series[2:],
+        ]:
+            if series.values:
+                curve = sparkline(series.values, CURVE if width >= NARROW else NARROW_CURVE)
+                table.add_row(
+                    series.name, series.format(series.values[-1]), curve, notes.get(series.name, "")
+                )
+        return table
+
+    def _notes(self) -> Iterator[tuple[str, str]]:
+        if self.validation and self.best:
+            first, best = (
+                self.validation.format(value) for value in (self.validation.values[0], self.best[0])
+            )
+            yield self.validation.name, f"first {first}, best {best} at step {self.best[1]}"
+        if (truncated := figure(self.latest, ("response_length/clip_ratio",))) is not None:
+            yield "length", f"{truncated:.1%} truncated"
+        if outcomes := self.outcomes():
+            yield "turns", outcomes
+
+    def _time(self, width: int, no_color: bool) -> Iterator[Table]:
+        """Yield the time of the latest step, split into its phases."""
+        beside = _BESIDE if "async/engines_idle" in self.latest else ()
+        parts = [
+            (word, colour, self.latest.get(f"timing_s/{phase}", 0.0))
+            for phase, (word, colour) in PHASES.items()
+            if phase not in beside
+        ]
+        total = sum(seconds for _, _, seconds in parts)
+        if not total > 0:
+            return
+        bar, words = Text(), Text(no_wrap=True, overflow="ellipsis")
+        size = CURVE if width >= NARROW else NARROW_CURVE
+        for _, colour, seconds in parts:
+            bar.append("█" * (round(size * seconds / total)), style=colour)
+        for word, colour, seconds in sorted(parts, key=lambda part: -part[2])[:4]:
+            if seconds > 0.02 * total:
+                words.append(f"{word} ", style=colour).append(
+                    f"{seconds / total:.0%}  ", style="dim"
+                )
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", min_width=7, no_wrap=True)
+        table.add_column(justify="right", min_width=7, no_wrap=True)
+        table.add_row("time", duration(total), *([] if no_color else [bar]), words)
+        yield table
