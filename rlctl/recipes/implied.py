@@ -20,7 +20,7 @@ _SWITCH = f"{_ACTOR}.use_dynamic_bsz"
 
 @dataclass(frozen=True, slots=True)
 class Implied:
-    """Key that, once set, sets `switch` to False unless one of `explicit` is set.
+    """Key that, once set, sets `switch` to `to` unless one of `explicit` is set.
 
     `ignored` are the values of the key that imply nothing.
     """
@@ -30,6 +30,7 @@ class Implied:
     explicit: tuple[str, ...]
     ignored: tuple[Any, ...] = (None,)
     reason: str = "gives the rows of a micro-batch"
+    to: Any = False
 
 
 IMPLIED: tuple[Implied, ...] = (
@@ -54,6 +55,13 @@ IMPLIED: tuple[Implied, ...] = (
         (None, "error"),
         "truncates overlong prompts",
     ),
+    *(
+        Implied(f"data.reader_params.{key}", "data.reader", ("data.reader",), reason=reason, to=to)
+        for key, reason, to in (
+            ("messages_key", "names a column of conversations", "messages"),
+            ("path", "is a file with a data set class", "dataset_class"),
+        )
+    ),
 )
 
 
@@ -70,7 +78,7 @@ def apply_implied(layers: Layers) -> list[str]:
         names = [parts] if isinstance(parts, str) else list(parts or ())
         _imply(key, ".".join([lookup(layers.tree, key), *map(str, names)]), key, layers)
     for rule in found:
-        _imply(rule.switch, False, rule.key, layers)
+        _imply(rule.switch, rule.to, rule.key, layers)
     combined = layers.verl.combined(
         lambda key: lookup(layers.tree, key), lambda key: _is_set(key, layers)
     )
@@ -79,7 +87,7 @@ def apply_implied(layers: Layers) -> list[str]:
     meant = [f"{key}={written(value)}" for key, (value, _) in combined.items()]
     return [f"verl's settings mean {', '.join(meant)}"] * bool(meant) + [
         f"{rule.key}={lookup(layers.tree, rule.key)} {rule.reason}, as in verl: "
-        f"{rule.switch} is now false"
+        f"{rule.switch} is now {written(rule.to)}"
         for rule in found
     ]
 

@@ -71,11 +71,11 @@ class PromptSet:
         """
         paths, weights = data.train_paths, data.train_weights
         if weights is None:
-            tables = _tables(paths, data, data.train_max_samples, TRAIN)
+            tables = _tables(paths, data, data.train_max_samples, TRAIN, tokenizer)
             return cls._of(tables, data, tokenizer, model, _Rules(fields, data.skip_invalid))
         rules = _Rules(fields, data.skip_invalid)
         sets = [
-            cls._of(_tables([path], data, -1, TRAIN), data, tokenizer, model, rules)
+            cls._of(_tables([path], data, -1, TRAIN, tokenizer), data, tokenizer, model, rules)
             for path in paths
         ]
         from rlctl.runtime.data.mixing import Part
@@ -114,7 +114,7 @@ class PromptSet:
         of rows. Raises ConfigError if no prompt remains, or for an over-long prompt with
         `truncation=error`.
         """
-        tables = _tables(files, data, max_samples, split)
+        tables = _tables(files, data, max_samples, split, tokenizer)
         return cls._of(tables, data, tokenizer, model, _Rules((), _skips(data, split)))
 
     @classmethod
@@ -233,13 +233,19 @@ def _no_prompts(rows: Rows, num_long: int, skipped: Mapping[str, int], limit: in
     )
 
 
-def _tables(files: Sequence[str], data: schema.Data, max_samples: int, split: str) -> list[Rows]:
+def _tables(
+    files: Sequence[str], data: schema.Data, max_samples: int, split: str, tokenizer: Any
+) -> list[Rows]:
     """Return the rows of each data file, `max_samples` of all; see `PromptSet.load`."""
     if not files:
         key = "data.train_files" if split == TRAIN else "data.val_files"
         hint = "name a file; data.val_files=null trains without validation"
         raise ConfigError(f"{key} is an empty list", hint=hint)
     paths = [path for file in files for path in data_files(file, split)]
+    if data.reader is not None:
+        from rlctl.runtime.data.readers import read_files
+
+        paths = read_files(paths, data, tokenizer)
     tables = [Rows.load(path, data, _skips(data, split)) for path in paths]
     if max_samples < 0:
         return tables

@@ -55,6 +55,7 @@ from rlctl.tracking.loggers import preflight as check_logger
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.gpus import ClusterGpus
     from rlctl.runtime.data.conversations import Pairs
+    from rlctl.runtime.training.loss_validation import LossValidator
     from rlctl.runtime.training.pair_validation import PairValidator
 
 LOG = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ class Draft:
         return Pairs.from_config(self.config.reward.reward_model, self.data)
 
     @Part
-    def validator(self) -> Validator | PairValidator | None:
+    def validator(self) -> Validator | PairValidator | LossValidator | None:
         """Validation prompts; None without validation."""
         data, tokenizer = self.data, self.tokenizer
         if data.val_files is None:
@@ -173,6 +174,10 @@ class Draft:
             from rlctl.runtime.training.pair_validation import PairValidator
 
             return PairValidator(prompts, data.val_batch_size, self.pairs)
+        if data.reader is not None and not self.samples:
+            from rlctl.runtime.training.loss_validation import LossValidator
+
+            return LossValidator(prompts, data.val_batch_size)
         return Validator(prompts, data.val_batch_size, tokenizer, self.config.trainer.seed)
 
     @Part

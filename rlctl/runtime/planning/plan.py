@@ -29,6 +29,7 @@ from rlctl.runtime.training.profile import check_profile
 from rlctl.runtime.training.validation import Validator
 
 if TYPE_CHECKING:
+    from rlctl.runtime.training.loss_validation import LossValidator
     from rlctl.runtime.training.pair_validation import PairValidator
 
 
@@ -43,7 +44,7 @@ class Plan:
     memory: MemoryPlan
     tokenizer: PreTrainedTokenizerBase
     loader: PromptLoader
-    validator: Validator | PairValidator | None
+    validator: Validator | PairValidator | LossValidator | None
     scored_rows: list[PromptRow]  # first ones of each kind that is scored
     num_steps: int
     inline: bool

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from rlctl.runtime.generation.stream import Stream
     from rlctl.runtime.rewards.step_failures import StepFailures
     from rlctl.runtime.training.listeners import Listeners
+    from rlctl.runtime.training.loss_validation import LossValidator
     from rlctl.runtime.training.pair_validation import PairValidator
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class RunContext:
     stream: Stream | None  # of `async_training.schedule=eager`
     sampling_seed: int
     engines_apart: bool  # the rollout engines have a pool of their own
-    validator: Validator | PairValidator | None
+    validator: Validator | PairValidator | LossValidator | None
     tokenizer: PreTrainedTokenizerBase
     trackers: Trackers
     run: RunDir
