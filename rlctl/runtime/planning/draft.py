@@ -201,10 +201,10 @@ class Draft:
         for key, split, prompts in sets:
             paths = data.train_paths if split == TRAIN else data.val_files or ()
             for file in paths:
-                if prompts is not None and len(paths) == 1:
+                if prompts is not None and (len(paths) == 1 or data.reader):
                     rows = prompts.rows.first_of_each_kind(NUM_REWARD_ROWS)
                 else:
-                    rows = run(_first_rows, file, data, split) or []
+                    rows = (not data.reader and run(_first_rows, file, data, split)) or []
                 found[f"{key}: {file}"] = rows
         return found
 
