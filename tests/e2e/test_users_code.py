@@ -187,7 +187,11 @@ FAILURES = {
         "returned [0], not a tensor",
         "def order",
     ),
-    ("readers", "build", "settings"): ("data.reader={}:settle", "KeyError: 'settings'", '"settings"'),
+    ("readers", "build", "settings"): (
+        "data.reader={}:settle",
+        "KeyError: 'settings'",
+        '"settings"',
+    ),
     ("readers", "call", "raises"): ("data.reader={}:no_rows_of", "KeyError: 'rows'", '"rows"'),
     ("readers", "call", "none"): (
         "data.reader={}:none_of",

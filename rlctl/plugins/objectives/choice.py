@@ -10,7 +10,8 @@ from rlctl.runtime.rewards.functions import in_process
 from rlctl.runtime.rewards.gsm8k import without_thoughts
 
 _ANSWER = re.compile(
-    r"(?i:answer(?: is|:)?)[\s:*]*\(?([A-J])\b|\\boxed\{\s*(?:\\text\{)?\(?([A-J])\b|^\W*([A-J])\W*$",
+    r"(?i:answer(?: is|:)?)[\s:*]*\(?([A-J])\b"
+    r"|\\boxed\{\s*(?:\\text\{)?\(?([A-J])\b|^\W*([A-J])\W*$",
     re.MULTILINE,
 )
 

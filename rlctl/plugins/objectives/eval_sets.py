@@ -62,7 +62,9 @@ class EvalSet:
                 del path
                 text, truth, more = self.make(record, index)
                 if unknown := more.pop("unknown", None):
-                    skipped.append(Problem(f"{', '.join(unknown)} cannot be checked", f"row {index}"))
+                    skipped.append(
+                        Problem(f"{', '.join(unknown)} cannot be checked", f"row {index}")
+                    )
                     return None
                 chat = [{"role": "user", "content": text}]
                 info = {"split": "test", "index": index, **more}
@@ -117,7 +119,9 @@ def _instructions(record: Mapping[str, Any], index: int) -> Made:
 
 
 SETS = {
-    "math500": EvalSet("HuggingFaceH4/MATH-500", "MATH-500: 500 competition problems", _mathematics),
+    "math500": EvalSet(
+        "HuggingFaceH4/MATH-500", "MATH-500: 500 competition problems", _mathematics
+    ),
     "aime24": EvalSet("HuggingFaceH4/aime_2024", "AIME 2024: 30 problems", _mathematics, "train"),
     "aime25": EvalSet("math-ai/aime25", "AIME 2025: 30 problems", _mathematics),
     "amc23": EvalSet("math-ai/amc23", "AMC 2023: 40 problems", _mathematics),

@@ -89,8 +89,8 @@ CHECKS: dict[str, Check] = {
     "keywords:frequency": lambda text, given: _count(
         _times(given["keyword"].strip(), text), given, "frequency"
     ),
-    "keywords:forbidden_words": lambda text, given: not any(
-        _times(rf"\b{word}\b", text) for word in given["forbidden_words"]
+    "keywords:forbidden_words": lambda text, given: (
+        not any(_times(rf"\b{word}\b", text) for word in given["forbidden_words"])
     ),
     "keywords:letter_frequency": lambda text, given: _count(
         text.lower().count(given["letter"].lower()), given, "let_frequency", "let_relation"

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any, Literal
 
 from pydantic import Field
@@ -69,7 +69,8 @@ class _Conversation:
                 continue
             before = self.render(self.messages[:number], True) if number else ""
             written = self.render(self.messages[: number + 1], False)
-            start = len(commonprefix([before, written]))
+            pairs = zip(before, written, strict=False)
+            start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             if start == len(written):
                 raise ValueError(f"the chat template writes nothing for message {number}")
             if spans and not written.startswith(text):

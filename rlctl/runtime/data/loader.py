@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-_TOO_LONG = "the prompt is too long"
+TOO_LONG = "the prompt is too long"
 _REJECTED = "the chat template rejects the prompt"
 
 
@@ -141,7 +141,11 @@ class PromptSet:
                 ids = encode_prompt(tokenizer, row.prompt, **kwargs)
             else:
                 ids = encode_text(tokenizer, images.render(row.prompt, row.images, **kwargs))
-            return ids if len(ids) <= limit else _truncate(ids, data, where)
+            if len(ids) <= limit:
+                return ids
+            from rlctl.runtime.data.unusable_prompts import truncate
+
+            return truncate(ids, data, where)
 
         lengths = np.concatenate(
             [prompt_lengths(table, tokenizer, kwargs, images, limit) for table in tables]
@@ -154,14 +158,16 @@ class PromptSet:
         if rules.skips:
             skipped.update(**{_REJECTED: int((lengths < 0).sum())})
             drop |= failing
-            skipped.update(**{_TOO_LONG: int((drop & too_long).sum())})
+            skipped.update(**{TOO_LONG: int((drop & too_long).sum())})
         for number in np.flatnonzero(failing & ~drop)[:1].tolist():
             encode(rows[number], rows.place_of(number))
         if rules.fields:
             drop[np.flatnonzero(~drop)[rules.faulty(rows.select(~drop), skipped)]] = True
         left_out = dict(+skipped)
         if drop.all():
-            raise _no_prompts(rows, int((too_long & drop).sum()), left_out, limit)
+            from rlctl.runtime.data.unusable_prompts import no_prompts
+
+            raise no_prompts(rows, int((too_long & drop).sum()), left_out, limit)
         mean = float(np.minimum(lengths[~drop], limit).mean())
         num_dropped = int((drop & too_long).sum())
         has_images = images is not None
@@ -217,20 +223,6 @@ class _Rules:
 
 def _skips(data: schema.Data, split: str) -> bool:
     return data.skip_invalid and split == TRAIN
-
-
-def _no_prompts(rows: Rows, num_long: int, skipped: Mapping[str, int], limit: int) -> ConfigError:
-    """Return the error of files without any row that can be used."""
-    if set(skipped) - {_TOO_LONG}:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.items())
-        message = f"no row is left by data.skip_invalid=true ({reasons})"
-        return ConfigError(message, where=rows.paths, hint="`rlctl data show FILE` shows rows")
-    return ConfigError(
-        f"no prompt is left: {num_long} of {len(rows)} are longer than "
-        f"data.max_prompt_length={limit} tokens",
-        where=rows.paths,
-        hint="set a larger data.max_prompt_length",
-    )
 
 
 def _tables(
@@ -389,22 +381,3 @@ class PromptLoader:
             )
             return
         self.stateful.load_state_dict(saved["state"])
-
-
-def _truncate(ids: list[int], data: schema.Data, where: str) -> list[int]:
-    """Shorten a prompt to `data.max_prompt_length` by `data.truncation`, or raise ConfigError."""
-    limit = data.max_prompt_length
-    match data.truncation:
-        case "left":
-            return ids[-limit:]
-        case "right":
-            return ids[:limit]
-        case "middle":
-            return ids[: limit // 2] + ids[len(ids) - (limit - limit // 2) :]
-        case _:
-            raise ConfigError(
-                f"a prompt of {len(ids)} tokens is longer than data.max_prompt_length={limit}",
-                where=where,
-                hint="set a larger data.max_prompt_length, data.filter_overlong_prompts=true or "
-                "data.truncation=left|right|middle",
-            )

@@ -95,7 +95,11 @@ def test_letters(text: str, pred: str | None) -> None:
 
 
 def test_rows_with_an_unknown_instruction_are_named_and_left_out(tmp_path: Path) -> None:
-    other = {**RECORDS["ifeval"], "instruction_id_list": ["language:response_language"], "kwargs": [{}]}
+    other = {
+        **RECORDS["ifeval"],
+        "instruction_id_list": ["language:response_language"],
+        "kwargs": [{}],
+    }
     file = tmp_path / "rows.jsonl"
     file.write_text(f"{json.dumps(RECORDS['ifeval'])}\n{json.dumps(other)}\n")
     done = rlctl("prep", "ifeval", "--source", file, "--out", tmp_path / "if", cwd=tmp_path)
@@ -134,7 +138,11 @@ INSTRUCTIONS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["One. Two!", "It is 3.5. Good"],
         ["It is 3.5 now"],
     ),
-    "length_constraints:number_paragraphs": ({"num_paragraphs": 2}, ["a\n***\nb", "a ***b***"], ["a"]),
+    "length_constraints:number_paragraphs": (
+        {"num_paragraphs": 2},
+        ["a\n***\nb", "a ***b***"],
+        ["a"],
+    ),
     "length_constraints:number_words": (
         {"num_words": 3, "relation": "less than"},
         ["one two"],
@@ -149,7 +157,11 @@ INSTRUCTIONS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "detectable_content:postscript": ({"postscript_marker": "P.S."}, ["x\nP. S. y"], ["x"]),
     "detectable_format:number_bullet_lists": ({"num_bullets": 2}, ["* a\n- b"], ["* a", "**a**"]),
     "detectable_format:constrained_response": ({}, ["My answer is no."], ["No."]),
-    "detectable_format:number_highlighted_sections": ({"num_highlights": 1}, ["*a*"], ["* a", "**"]),
+    "detectable_format:number_highlighted_sections": (
+        {"num_highlights": 1},
+        ["*a*"],
+        ["* a", "**"],
+    ),
     "detectable_format:multiple_sections": (
         {"section_spliter": "Section", "num_sections": 2},
         ["Section 1 a Section 2 b"],

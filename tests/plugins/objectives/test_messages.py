@@ -1,4 +1,4 @@
-"""Conversations for SFT: the tokens and turns of each family's chat template, and faults of rows."""
+"""Conversations for SFT: tokens and turns of each family's chat template, and faults of rows."""
 
 from __future__ import annotations
 
@@ -91,9 +91,7 @@ FAMILIES = {
         (('[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]', " It is 12."),),
     ),
     "deepseek": Family(templates.DEEPSEEK, "<|im_end|>", calls=(('add {"a": 1};', "It is 12."),)),
-    "zephyr": Family(
-        of_roles("<|ROLE|>\n", "<|assistant|>\n", "</s>\n"), "</s>", TRIMMED
-    ),
+    "zephyr": Family(of_roles("<|ROLE|>\n", "<|assistant|>\n", "</s>\n"), "</s>", TRIMMED),
     "gemma2": Family(
         of_roles("<start_of_turn>ROLE\n", "<start_of_turn>model\n", "<end_of_turn>\n", "", "<s>"),
         "<end_of_turn>",
@@ -189,7 +187,8 @@ def test_calls_have_the_tokens_of_the_template(name: str, as_text: bool, tmp_pat
 
 def test_null_content_stays_null_where_the_template_reads_it(tmp_path: Path) -> None:
     template = (
-        "{% for m in messages %}{% if m.tool_calls and m.content is none %}<|assistant|>CALL<|im_end|>"
+        "{% for m in messages %}"
+        "{% if m.tool_calls and m.content is none %}<|assistant|>CALL<|im_end|>"
         "{% elif m.role == 'assistant' %}<|assistant|>{{ m.content }}<|im_end|>"
         "{% else %}<|im_start|>{{ m.content }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -262,7 +261,7 @@ def test_long_conversations_are_left_out_or_cut(tmp_path: Path) -> None:
     short = source(path, FAMILIES["phi3"], "data.max_prompt_length=20", *right[1:])
     (row,) = read(short, {"messages": chat})
     assert len(row.extra_info["input_ids"]) == 28
-    with pytest.raises(ConfigError, match="data.truncation=right cuts"):
+    with pytest.raises(ConfigError, match=r"data\.truncation=right cuts"):
         read(
             source(path, FAMILIES["vicuna"], *limits, "data.filter_overlong_prompts=false"),
             {"messages": CHAT},
@@ -299,7 +298,11 @@ def test_sft_learns_turns_with_the_settings_of_verl(tmp_path: Path) -> None:
     ):
         rlctl(*settings, *own, cwd=tmp_path)
     losses = [
-        [row["val/loss"] for row in map(json.loads, file.read_text().splitlines()) if "val/loss" in row]
+        [
+            row["val/loss"]
+            for row in map(json.loads, file.read_text().splitlines())
+            if "val/loss" in row
+        ]
         for file in (tmp_path / "runs").rglob("metrics.jsonl")
     ]
     assert len(losses) == 2

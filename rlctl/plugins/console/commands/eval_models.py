@@ -1,8 +1,7 @@
-"""`rlctl eval A B` and `--intervals`: 95 % intervals, and a paired test of models on the same rows."""
+"""`rlctl eval A B` and `--intervals`: 95 % intervals, and a paired test on the same rows."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,7 +50,7 @@ def eval_models(
     step: Step = None,
     samples: Samples = 0,
     intervals: Intervals = False,
-    trust: Trust = False,  # noqa: ARG001
+    trust: Trust = False,
     as_json: Json = False,
     root: Root = None,
 ) -> bool:
