@@ -102,7 +102,7 @@ def messages(source: Source, params: MessagesParams) -> Iterator[PromptRow | Non
             found.append(source.tokens(ids, mask, f"conversation {index}"))
         return found
 
-    skipped: list[Problem] | None = [] if source.data.skip_invalid else None
+    skipped: list[Problem] | None = [] if source.skips else None
     hint = "data.skip_invalid=true leaves such rows out of training, and counts them"
     count = 0
     for rows in convert([source.path], read, hint, skipped):

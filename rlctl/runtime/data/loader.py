@@ -237,7 +237,7 @@ def _tables(
     if data.reader is not None:
         from rlctl.runtime.data.readers import read_files
 
-        paths = read_files(paths, data, tokenizer)
+        paths = read_files(paths, data, tokenizer, _skips(data, split))
     tables = [Rows.load(path, data, _skips(data, split)) for path in paths]
     if max_samples < 0:
         return tables

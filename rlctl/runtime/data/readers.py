@@ -31,6 +31,7 @@ class Source:
     path: Path
     tokenizer: PreTrainedTokenizerBase
     data: schema.Data
+    skips: bool = False  # leave out and count rows that cannot be used: data.skip_invalid
 
     def tokens(self, ids: Sequence[int], mask: Sequence[int], shown: str) -> PromptRow | None:
         """Return a row of N tokens, of which SFT learns those whose mask (N,) is 1.
@@ -62,12 +63,12 @@ Reader = Callable[..., Iterator[PromptRow | None]]  # (source, params)
 
 
 def read_files(
-    paths: Sequence[Path], data: schema.Data, tokenizer: PreTrainedTokenizerBase
+    paths: Sequence[Path], data: schema.Data, tokenizer: PreTrainedTokenizerBase, skips: bool
 ) -> list[Path]:
     """Return files of the rows that the reader `data.reader` makes of each of `paths`."""
     name, params = str(data.reader), data.reader_params
     reader: Reader = load_with_params("readers", name, params, "data.reader_params")
-    return [_read(Source(existing_file(path), tokenizer, data), reader) for path in paths]
+    return [_read(Source(existing_file(path), tokenizer, data, skips), reader) for path in paths]
 
 
 def _read(source: Source, reader: Reader) -> Path:

@@ -122,7 +122,7 @@ def source(path: Path, family: Family = FAMILIES["qwen2.5"], *overrides: str) ->
     tokenizer = templates.chat_tokenizer(family.template, family.eos)
     tokenizer.add_special_tokens({"additional_special_tokens": list(TURN_END)})
     data = compose("sft_trainer", ["data.train_files=x", *overrides]).config.data
-    return Source(path, tokenizer, data)
+    return Source(path, tokenizer, data, data.skip_invalid)
 
 
 def read(source: Source, *records: dict[str, Any], **params: Any) -> list[PromptRow]:
