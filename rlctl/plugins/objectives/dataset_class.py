@@ -37,21 +37,13 @@ def dataset_class(source: Source, params: DatasetClassParams) -> Iterator[Prompt
     may be `raw_prompt`, is for other algorithms.
     """
     kind = load_named("readers", f"{params.path}:{params.name}", "data set class")
-    data = source.data
-    longest = data.max_prompt_length + data.max_response_length
-    given: dict[str, Any] = {
-        "tokenizer": source.tokenizer,
-        "config": _Config(data.model_dump(), max_length=longest),
-        "processor": None,
-        "max_samples": -1,
-    }
-    accepted = inspect.signature(kind).parameters.values()
-    has_kwargs = any(each.kind is each.VAR_KEYWORD for each in accepted)
-    names = {each.name for each in accepted}
-    found = kind(
-        [str(source.path)],
-        **{name: value for name, value in given.items() if has_kwargs or name in names},
-    )
+    longest = source.data.max_prompt_length + source.data.max_response_length
+    config = _Config(source.data.model_dump(), max_length=longest)
+    given = {"tokenizer": source.tokenizer, "config": config, "processor": None, "max_samples": -1}
+    accepted = inspect.signature(kind).parameters
+    if not any(each.kind is each.VAR_KEYWORD for each in accepted.values()):
+        given = {name: value for name, value in given.items() if name in accepted}
+    found = kind([str(source.path)], **given)
     for number in range(len(found)):
         item: Any = found[number]
         try:

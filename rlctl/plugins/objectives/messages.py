@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import product, takewhile
 from typing import Any, Literal
 
 from pydantic import Field
@@ -173,7 +173,7 @@ def _conversation(record: Any, source: Source, params: MessagesParams) -> _Conve
         except ConfigError as error:
             raise ValueError(error.problems[0].message) from error
 
-    return _Conversation(_with_contents(_with_arguments(read, render), render), learned, render)
+    return _Conversation(_readable(read, render), learned, render)
 
 
 def _message(given: Mapping[str, Any], number: int) -> tuple[Message, bool | None]:
@@ -192,33 +192,38 @@ def _message(given: Mapping[str, Any], number: int) -> tuple[Message, bool | Non
     return {**message, "content": content}, None if mask is None else bool(mask)
 
 
-def _with_arguments(
+def _readable(
     chat: Sequence[Message], render: Callable[[Sequence[Message], bool], str]
 ) -> Sequence[Message]:
-    """Return the messages with arguments of calls as the template expects them.
+    """Return the messages in the first form that the template reads.
 
-    Those are a mapping, or JSON text for a template that fails on a mapping or writes it as Python.
+    Arguments of calls are mappings, or JSON text if it would write Python; null contents stay null,
+    or are "" if it would write "None".
     """
-    if not any(message.get("tool_calls") for message in chat):
-        return chat
+    form: Sequence[Message] = chat
+    for as_text, blank in product((False, True), (False, True)):
+        form = [_formed(message, as_text, "" if blank else None) for message in chat]
+        marked = [_formed(message, as_text, _MARK) for message in chat]
+        try:
+            text, expected = render(form, False), render(marked, False)
+        except ValueError:
+            continue
+        calls = [call for message in form for call in message.get("tool_calls", ())]
+        arguments = [call.get("function", call).get("arguments") for call in calls]
+        is_python = any(
+            isinstance(each, dict) and each and repr(each) in text for each in arguments
+        )
+        is_none = _MARK in expected and expected.replace(_MARK, "None") == text
+        if not is_python and not is_none:
+            break
+    return form
 
-    def prepared(as_text: bool) -> list[Message]:
-        return [
-            {**message, "tool_calls": [_call(call, as_text) for call in message["tool_calls"]]}
-            if message.get("tool_calls")
-            else message
-            for message in chat
-        ]
 
-    mapped = prepared(as_text=False)
-    calls = [call for message in mapped for call in message.get("tool_calls", ())]
-    arguments = [call.get("function", call).get("arguments") for call in calls]
-    try:
-        text = render(_blank(mapped), False)
-    except ValueError:
-        return prepared(as_text=True)
-    is_python = any(each and repr(each) in text for each in arguments if isinstance(each, dict))
-    return prepared(as_text=True) if is_python else mapped
+def _formed(message: Message, as_text: bool, null: str | None) -> Message:
+    """Return a message with `null` as its null content."""
+    calls = [_call(call, as_text) for call in message.get("tool_calls", ())]
+    content = null if message["content"] is None else message["content"]
+    return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
 
 
 def _call(call: Any, as_text: bool) -> Any:
@@ -228,25 +233,6 @@ def _call(call: Any, as_text: bool) -> Any:
         return {**call, "function": _call(call["function"], as_text)}
     arguments = _parsed(call.get("arguments") or {})
     return {**call, "arguments": json.dumps(arguments) if as_text else arguments}
-
-
-def _with_contents(
-    chat: Sequence[Message], render: Callable[[Sequence[Message], bool], str]
-) -> Sequence[Message]:
-    """Return the messages with "" instead of null contents if the template would write "None"."""
-    if all(message["content"] is not None for message in chat):
-        return chat
-    marked = [{**m, "content": _MARK if m["content"] is None else m["content"]} for m in chat]
-    try:
-        text, expected = render(chat, False), render(marked, False)
-    except ValueError:
-        return _blank(chat)
-    writes_none = _MARK in expected and expected.replace(_MARK, "None") == text
-    return _blank(chat) if writes_none else chat
-
-
-def _blank(chat: Sequence[Message]) -> list[Message]:
-    return [{**message, "content": message["content"] or ""} for message in chat]
 
 
 def _parsed(value: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from rlctl.data_prep.rows import PromptRow, read_rows
 from rlctl.errors import ConfigError
-from rlctl.plugins.console.paired_scores import Comparison, Scores, interval
+from rlctl.plugins.console.paired_scores import check_rows, figures, interval, rows
 from rlctl.plugins.objectives import choice, countdown, ifeval
 from rlctl.plugins.objectives.countdown import CountdownParams
 from rlctl.runtime.rewards.math_answers import score as math_score
@@ -110,11 +110,8 @@ def test_rows_with_an_unknown_instruction_are_named_and_left_out(tmp_path: Path)
         {"id": "length_constraints:number_words", "num_words": 3, "relation": "at least"},
     ]
     assert ifeval.score("", "one two three", row.ground_truth)["score"] == 1
-    assert ifeval.score("", "one, two three", row.ground_truth) == {
-        "score": 0.0,
-        "instructions": 0.5,
-        "loose": 0.0,
-    }
+    found = ifeval.score("", "one, two three", row.ground_truth)
+    assert found == {"score": 0.0, "instructions": 0.5}
     with pytest.raises(ValueError, match="no check of language:response_language"):
         ifeval.score("", "x", [{"id": "language:response_language"}])
 
@@ -226,7 +223,7 @@ def sample(score: float, truth: str = "1", pred: str | None = "1") -> Sample:
 def test_figures_and_intervals_of_prompts() -> None:
     scores = [1, 1, 0, 1, 0, 0, 0, 0]
     samples = [sample(score, pred=str(score)) for score in scores]
-    found = {metric: values for (_, metric), values in Scores.of("m", samples, 4).values.items()}
+    found = {metric: values for (_, metric), values in figures(samples, 4).items()}
     assert found["mean@4"] == [0.75, 0.0]
     assert found["pass@4"] == [1.0, 0.0]
     assert found["maj@4"][0] > 0.75
@@ -239,26 +236,27 @@ def test_figures_and_intervals_of_prompts() -> None:
 
 
 def test_paired_test_of_two_models() -> None:
-    one = Scores.of("a", [sample(value) for value in (0, 0, 1, 0, 1)], 1)
-    two = Scores.of("b", [sample(value) for value in (1, 1, 1, 0, 0)], 1)
-    (test,) = Comparison([one, two]).as_json()["paired"]
+    answers = [[sample(value) for value in each] for each in ((0, 0, 1, 0, 1), (1, 1, 1, 0, 0))]
+    *_, test = rows(["a", "b"], [figures(own, 1) for own in answers])
     # Differences 1, 1, 0, 0, −1: t = 0.2/(0.83666/√5) = 0.534522 with 4 degrees of freedom.
-    assert test["difference"]["mean"] == pytest.approx(0.2)
+    assert test["model"] == "b − a"
+    assert test["mean"] == pytest.approx(0.2)
     assert test["p"] == pytest.approx(0.6213, abs=1e-4)
     assert (test["better"], test["worse"]) == (2, 1)
-    other = Scores.of("c", [sample(1, truth="2")] * 5, 1)
+    check_rows(["a", "b"], answers)
     with pytest.raises(ConfigError, match="a and c were evaluated on other rows"):
-        Comparison([one, other])
+        check_rows(["a", "c"], [answers[0], [sample(1, truth="2")] * 5])
 
 
 def test_eval_compares_two_models(tmp_path: Path) -> None:
     given = ("data.val_max_samples=8", "--set", "data.val_files=[quickstart]")
     done = rlctl("eval", "quickstart", "quickstart", *given, "--json", cwd=tmp_path)
-    found = json.loads(done.stdout)
-    assert [figure["metric"] for figure in found["figures"]] == ["mean@1", "mean@1"]
-    assert found["figures"][0]["n"] == 8
-    assert found["paired"][0]["p"] == 1.0
+    one, two, test = json.loads(done.stdout)
+    assert one == two
+    assert (one["metric"], one["n"], test["n"]) == ("mean@1", 8, 8)
+    assert (test["mean"], test["p"]) == (0, 1)
     shown = rlctl("eval", "quickstart", "--intervals", *given, cwd=tmp_path).stdout
     assert "95 % interval" in shown
+    assert "better" not in shown
     refused = rlctl("eval", "quickstart", "b", "c", cwd=tmp_path, code=2)
     assert "compares two models, given 3" in refused.stderr

@@ -59,31 +59,32 @@ def eval_models(
     others = [word for word in words if "=" not in word and not word.startswith(("+", "~"))]
     if not intervals and not others:
         return False
-    if len(others) > 1 or samples:
-        raise UsageError(
-            "--samples is for one model, without --intervals"
-            if samples
-            else f"rlctl eval compares two models, given {len(others) + 1}",
-            hint="rlctl eval A B KEY=VALUE",
-        )
+    if len(others) > 1:
+        raise UsageError(f"rlctl eval compares two models, given {len(others) + 1}")
+    if samples:
+        raise UsageError("--samples is for one model, without --intervals")
     targets = [target, *others]
     for name in targets:
         check_target(name, recipe, root)
     announce("loading the model")
-    from rlctl.plugins.console.paired_scores import Comparison, Scores
+    from rlctl.plugins.console import paired_scores
     from rlctl.runtime.evaluate import evaluate
     from rlctl.runtime.planning.evaluation import target_config
 
     given = [*(overrides or []), *(word for word in words if word not in others)]
-    found: list[Scores] = []
-    for name in targets:
-        config = target_config(name, given, recipe, step, root)
-        num = config.actor_rollout_ref.rollout.val_kwargs.n
-        found.append(Scores.of(name, evaluate(config).samples, num))
-    result = Comparison(found)
+    configs = [target_config(name, given, recipe, step, root) for name in targets]
+    answers = [evaluate(config).samples for config in configs]
+    paired_scores.check_rows(targets, answers)
+    found = [
+        paired_scores.figures(own, config.actor_rollout_ref.rollout.val_kwargs.n)
+        for own, config in zip(answers, configs, strict=True)
+    ]
+    rows = list(paired_scores.rows(targets, found))
     if as_json:
-        print_json(result.as_json())
+        print_json(rows)
         return True
-    for names, rows in result.tables():
-        print_table(names, rows, right=names[2:])
+    columns = ["model", "metric", "mean", "95 % interval", "prompts", "better : worse", "p"]
+    columns = columns[: None if others else 5]
+    lines = [paired_scores.shown(row)[: len(columns)] for row in rows]
+    print_table(columns, lines, right=columns[2:])
     return True
