@@ -51,7 +51,8 @@ def _highlights(text: str, given: Given) -> bool:
 
 def _postscript(text: str, given: Given) -> bool:
     marker = given["postscript_marker"].strip()
-    return bool(re.search(_POSTSCRIPTS.get(marker, re.escape(marker.lower())), text.lower()))
+    pattern = _POSTSCRIPTS.get(marker) or re.escape(marker.lower())
+    return bool(re.search(pattern, text.lower()))
 
 
 def _json(text: str, _: Given) -> bool:
