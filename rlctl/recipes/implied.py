@@ -12,10 +12,12 @@ from typing import Any
 from rlctl.recipes.layers import Layers
 from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, REWARD_MODEL, ROLLOUT
 from rlctl.recipes.slots import lookup
+from rlctl.recipes.verl import tables
 from rlctl.recipes.verl.translate import written
 
 _ACTOR, _ROLLOUT, _REF = ACTOR.section, ROLLOUT.section, REFERENCE.section
 _SWITCH = f"{_ACTOR}.use_dynamic_bsz"
+_OF = "is a setting of a reader"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,8 @@ IMPLIED: tuple[Implied, ...] = (
         "truncates overlong prompts",
     ),
     *(
-        Implied(f"data.reader_params.{key}", "data.reader", ("data.reader",), reason=reason, to=to)
-        for key, reason, to in (
-            ("messages_key", "names a column of conversations", "messages"),
-            ("path", "is a file with a data set class", "dataset_class"),
-        )
+        Implied(f"data.reader_params.{key}", "data.reader", ("data.reader",), (None,), _OF, reader)
+        for key, reader in tables.READERS.items()
     ),
 )
 

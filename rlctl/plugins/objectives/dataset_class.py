@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from rlctl.data_prep.contract import row_faults
+from rlctl.data_prep.contract import TRUTH_PATH, row_faults
+from rlctl.data_prep.records import value_at
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.plugins import Params, declare
@@ -65,13 +66,9 @@ def _row(item: Any, number: int, source: Source) -> PromptRow | None:
         return source.tokens(ids, mask, f"item {number}")
     record = {"prompt": item.get("raw_prompt"), **item}
     for fault in row_faults(record, "prompt", "data_source"):
-        raise ValueError(f"item {number}: {fault.message}")
-    return PromptRow(
-        record["data_source"],
-        record["prompt"],
-        record["reward_model"]["ground_truth"],
-        extra_info=record.get("extra_info") or {},
-    )
+        raise ValueError(fault.message)
+    truth, more = value_at(record, TRUTH_PATH), record.get("extra_info") or {}
+    return PromptRow(record["data_source"], record["prompt"], truth, extra_info=more)
 
 
 def _list(value: Any) -> list[int]:

@@ -54,7 +54,7 @@ class Data(Section):
     max_response_length: Count = Field(description="longest response in tokens")
     prompt_key: Text = Field(description="column with the chat (a list of {role, content})")
     reader: Text | None = Field(
-        description="reader of files in another format: messages (conversations for sft), "
+        description="reader of files in another format: chats (conversations, for sft), "
         "dataset_class (a class of your own) or module:Name; null = rows of prompts"
     )
     reader_params: dict[str, Any] = Field(description="settings of the reader")

@@ -13,7 +13,8 @@ import pytest
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
-from rlctl.plugins.objectives.messages import MessagesParams, messages
+from rlctl.plugins.objectives.chats import ChatsParams, chats
+from rlctl.plugins.objectives.dataset_class import DatasetClassParams, dataset_class
 from rlctl.recipes.compose import compose
 from rlctl.runtime.data.readers import Source
 from tests.agents import templates
@@ -63,18 +64,19 @@ class Family:
 
 
 TRIMMED = (("hello 1", "2"),)
+QWEN_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 FAMILIES = {
     "qwen2.5": Family(
         templates.CHATML,
         "<|im_end|>",
-        calls=(('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "It is 12."),),
+        calls=((QWEN_CALL, "It is 12."),),
     ),
     "qwen3": Family(
         templates.QWEN3,
         "<|im_end|>",
         (("<think>\n\n</think>\n\n hello 1",), ("<think>\n\n</think>\n\n2",)),
         (
-            ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',),
+            (f"<think>\n\n</think>\n\n{QWEN_CALL}",),
             ("<think>\n\n</think>\n\nIt is 12.",),
         ),
     ),
@@ -107,7 +109,7 @@ FAMILIES = {
     "command_r": Family(
         of_roles("<|START|>ROLE ", "<|START|>bot ", "<|END_OF_TURN_TOKEN|>", "", "<s>"),
         "<|END_OF_TURN_TOKEN|>",
-        TRIMMED,
+        ((" hello 1", "2"),),  # one token spans the header's space,
     ),
     "granite": Family(
         of_roles("<|role|>ROLE<|sep|>", "<|role|>assistant<|sep|>", "<|end_of_text|>\n"),
@@ -128,7 +130,7 @@ def source(path: Path, family: Family = FAMILIES["qwen2.5"], *overrides: str) ->
 def read(source: Source, *records: dict[str, Any], **params: Any) -> list[PromptRow]:
     """Return the rows of a JSONL file of `records`."""
     source.path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    rows = list(messages(source, params=MessagesParams(**params)))
+    rows = list(chats(source, params=ChatsParams(**params)))
     return [row for row in rows if row is not None]
 
 
@@ -222,8 +224,8 @@ def test_columns_of_verl_in_parquet(tmp_path: Path) -> None:
         {"chat": CHAT[:2], "functions": None, "think": False},
     ]
     pq.write_table(pa.Table.from_pylist(records), given.path)
-    params = MessagesParams(messages_key="chat", tools_key="functions", enable_thinking_key="think")
-    rows = [row for row in messages(given, params=params) if row is not None]
+    params = ChatsParams(messages_key="chat", tools_key="functions", enable_thinking_key="think")
+    rows = [row for row in chats(given, params=params) if row is not None]
     assert [learned(given, row) for row in rows[2:]] == [
         ["<think>\nWell.\n</think>\n\nYes.<|im_end|>"],
         [" hello 1<|im_end|>"],  # the generation prompt has the empty thought
@@ -292,7 +294,7 @@ def test_sft_learns_turns_with_the_settings_of_verl(tmp_path: Path) -> None:
         *("train", "sft", "--inline", f"data.train_files={path}", f"data.val_files={path}"),
         *("model.partial_pretrain=quickstart", "data.train_batch_size=4", "trainer.test_freq=3"),
         *("data.max_prompt_length=96", "data.max_response_length=64", "optim.lr=1e-3"),
-        *("trainer.total_training_steps=6"),
+        "trainer.total_training_steps=6",
     ]
     for own in (
         ["data.multiturn.enable=true", "data.multiturn.messages_key=messages"],
@@ -309,3 +311,29 @@ def test_sft_learns_turns_with_the_settings_of_verl(tmp_path: Path) -> None:
     ]
     assert len(losses) == 2
     assert all(len(loss) == 3 and loss[-1] < loss[0] for loss in losses)
+
+
+def test_a_data_set_class_gives_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "class Own:\n"
+        "    def __init__(self, data_files, **more):\n"
+        "        self.text = open(data_files[0]).read()\n"
+        "        assert more['processor'] is None and more['max_samples'] == -1\n"
+        "    def __len__(self): return 2\n"
+        "    def __getitem__(self, index):\n"
+        "        row = {'raw_prompt': [{'role': 'user', 'content': self.text}]}\n"
+        "        truth = {'style': 'rule', 'ground_truth': str(index)}\n"
+        "        return row | {'data_source': 'own', 'reward_model': truth} if index < 2 else {}\n"
+    )
+    given = source(tmp_path / "text.txt")
+    given.path.write_text("One?")
+    rows = list(dataset_class(given, DatasetClassParams(path=str(file), name="Own")))
+    assert rows == [
+        PromptRow("own", [{"role": "user", "content": "One?"}], str(number)) for number in (0, 1)
+    ]
+    file.write_text(file.read_text().replace("index < 2", "index < 1"))
+    file.rename(other := tmp_path / "other.py")
+    with pytest.raises(ConfigError, match="column 'data_source' is None") as caught:
+        list(dataset_class(given, DatasetClassParams(path=str(other), name="Own")))
+    assert caught.value.problems[0].where == f"{other}:Own[1]"

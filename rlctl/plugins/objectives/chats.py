@@ -35,7 +35,7 @@ _MASKS = ("loss_mask", "weight")  # names of the field of a message; `weight` is
 Message = dict[str, Any]
 
 
-class MessagesParams(Params):
+class ChatsParams(Params):
     """Columns of conversations, and the turns that are learned."""
 
     messages_key: str = Field(default="messages", description="column of the messages")
@@ -80,8 +80,8 @@ class _Conversation:
         yield text, spans
 
 
-@declare(Params=MessagesParams)
-def messages(source: Source, params: MessagesParams) -> Iterator[PromptRow | None]:
+@declare(Params=ChatsParams)
+def chats(source: Source, params: ChatsParams) -> Iterator[PromptRow | None]:
     """Yield rows of the tokens of each conversation of a file."""
     tokenizer = source.tokenizer
     if not tokenizer.is_fast:
@@ -130,7 +130,7 @@ def _tokens(
     places: list[tuple[int, int]] = encoded["offset_mapping"]
     mask, num_open = [0] * len(ids), 0
     for start, end in spans:
-        own = [number for number, (first, _) in enumerate(places) if start <= first < end]
+        own = [n for n, (first, stop) in enumerate(places) if first < end and stop > start]
         last = next((number for number in reversed(own) if ids[number] in stops), None)
         if last is None or text[places[last][1] : end].strip():
             last, num_open = own[-1] if own else -1, num_open + 1
@@ -140,7 +140,7 @@ def _tokens(
     return ids[:length], mask[:length], num_open
 
 
-def _conversation(record: Any, source: Source, params: MessagesParams) -> _Conversation:
+def _conversation(record: Any, source: Source, params: ChatsParams) -> _Conversation:
     """Read a record. Raises ValueError for one that cannot be learned."""
     record = record if isinstance(record, dict) else {}
     chat = _parsed(record.get(params.messages_key))
@@ -213,7 +213,8 @@ def _readable(
         is_python = any(
             isinstance(each, dict) and each and repr(each) in text for each in arguments
         )
-        is_none = _MARK in expected and expected.replace(_MARK, "None") == text
+        before, mark, _ = expected.partition(_MARK)
+        is_none = bool(mark) and text.startswith(f"{before}None")
         if not is_python and not is_none:
             break
     return form
