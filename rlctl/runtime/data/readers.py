@@ -79,7 +79,7 @@ def _read(source: Source, reader: Reader) -> Path:
     if len(usable) < len(rows):
         LOG.warning("%s: %d too long rows left out", source.path, len(rows) - len(usable))
     if not usable:
-        raise ConfigError("the data file has no rows", where=str(source.path))
+        raise ConfigError("the reader makes no rows of the file", where=str(source.path))
     settings = f"{source.path.resolve()} {source.data.reader} {source.data.reader_params}"
     name = f"{source.path.stem}-{hashlib.sha256(settings.encode()).hexdigest()[:16]}.parquet"
     target = cache_folder() / "read" / name
@@ -94,7 +94,7 @@ def to_scored(prompts: Prompts) -> Scored:
         ids, mask = row.extra_info.get(_IDS), row.extra_info.get(_MASK)
         if ids is None or mask is None:
             raise ConfigError(
-                f"a row of {row.data_source!r} has no {_IDS} and {_MASK}",
+                f"rows of {row.data_source!r} have no {_IDS} and {_MASK}",
                 where="data.reader",
                 hint="a reader for sft makes its rows with source.tokens(ids, mask, name)",
             )
