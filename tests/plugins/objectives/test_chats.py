@@ -273,7 +273,7 @@ def test_long_conversations_are_left_out_or_cut(tmp_path: Path) -> None:
 
 
 def test_sft_learns_turns_with_the_settings_of_verl(tmp_path: Path) -> None:
-    path, file = tmp_path / "chats.jsonl", tmp_path / "own.py"
+    path = tmp_path / "chats.jsonl"
     chat = [
         {"role": "user", "content": "Tom has 3 apples. He buys 5 more."},
         {"role": "assistant", "content": "3 + 5 = 8 ; #### 8"},
@@ -281,36 +281,57 @@ def test_sft_learns_turns_with_the_settings_of_verl(tmp_path: Path) -> None:
         {"role": "assistant", "content": "4 + 5 = 9 ; #### 9"},
     ]
     path.write_text(f"{json.dumps({'messages': chat})}\n" * 4)
+    settings = [
+        *("train", "sft", "--inline", f"data.train_files={path}", f"data.val_files={path}"),
+        *("model.partial_pretrain=quickstart", "data.train_batch_size=4", "trainer.test_freq=2"),
+        *("data.max_prompt_length=96", "data.max_response_length=64", "optim.lr=1e-3"),
+        *("trainer.total_training_steps=2", "data.multiturn.enable=true"),
+    ]
+    rlctl(*settings, cwd=tmp_path)
+    (metrics,) = (tmp_path / "runs").rglob("metrics.jsonl")
+    rows = map(json.loads, metrics.read_text().splitlines())
+    first, last = (row["val/loss"] for row in rows if "val/loss" in row)
+    assert last < first
+
+
+@pytest.mark.parametrize(
+    ("settings", "reader", "params"),
+    [
+        (["data.multiturn.enable=true"], "chats", {}),
+        (["data.multiturn.enable=false"], None, {}),
+        (["data.multiturn.enable=true", "data.multiturn.tools_key=t"], "chats", {"tools_key": "t"}),
+        (["data.messages_key=m"], "chats", {"messages_key": "m"}),
+        (
+            ["data.custom_cls.path=own.py", "data.custom_cls.name=Own"],
+            "dataset_class",
+            {"path": "own.py", "name": "Own"},
+        ),
+    ],
+)
+def test_settings_of_verl(settings: list[str], reader: str | None, params: dict[str, str]) -> None:
+    data = compose("sft", settings).config.data
+    assert (data.reader, data.reader_params) == (reader, params)
+
+
+def test_a_data_set_class_gives_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
     file.write_text(
         "class Own:\n"
         "    def __init__(self, parquet_files, tokenizer, config):\n"
-        "        self.ids = tokenizer.encode('1 + 2 = 3')\n"
-        "        assert config.max_length == config.get('max_prompt_length') + 64\n"
-        "    def __len__(self): return 4\n"
+        "        self.ids = tokenizer.encode('hello 1')\n"
+        "        assert config.max_length == config.get('max_prompt_length') + 512\n"
+        "    def __len__(self): return 1\n"
         "    def __getitem__(self, index):\n"
-        "        return {'input_ids': self.ids, 'loss_mask': [0] + [1] * (len(self.ids) - 1)}\n"
+        "        mask = [0] + [1] * (len(self.ids) - 1)\n"
+        "        kept = [1] * len(self.ids) + [0]\n"
+        "        ids = self.ids + [0]\n"
+        "        return {'input_ids': ids, 'loss_mask': mask + [0], 'attention_mask': kept}\n"
     )
-    settings = [
-        *("train", "sft", "--inline", f"data.train_files={path}", f"data.val_files={path}"),
-        *("model.partial_pretrain=quickstart", "data.train_batch_size=4", "trainer.test_freq=3"),
-        *("data.max_prompt_length=96", "data.max_response_length=64", "optim.lr=1e-3"),
-        "trainer.total_training_steps=6",
-    ]
-    for own in (
-        ["data.multiturn.enable=true", "data.multiturn.messages_key=messages"],
-        [f"data.custom_cls.path={file}", "data.custom_cls.name=Own"],
-    ):
-        rlctl(*settings, *own, cwd=tmp_path)
-    losses = [
-        [
-            row["val/loss"]
-            for row in map(json.loads, file.read_text().splitlines())
-            if "val/loss" in row
-        ]
-        for file in (tmp_path / "runs").rglob("metrics.jsonl")
-    ]
-    assert len(losses) == 2
-    assert all(len(loss) == 3 and loss[-1] < loss[0] for loss in losses)
+    given = source(tmp_path / "x", FAMILIES["qwen2.5"], "data.max_response_length=512")
+    (row,) = dataset_class(given, DatasetClassParams(path=str(file), name="Own"))
+    assert row is not None
+    assert learned(given, row) == [" 1"]
+    assert row.extra_info["loss_mask"] == [0, 1, 1][: len(row.extra_info["input_ids"])]
 
 
 def test_a_data_set_class_gives_prompts(tmp_path: Path) -> None:
