@@ -17,7 +17,8 @@ from hydra.errors import HydraException
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes.search_path import find_recipe, search_folders
 from rlctl.recipes.sources import read
-from rlctl.recipes.verl.translate import translate, written
+from rlctl.recipes.verl.translate import translate
+from rlctl.suggest import written
 
 
 @dataclass(frozen=True)

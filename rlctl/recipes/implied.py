@@ -12,7 +12,7 @@ from typing import Any
 from rlctl.recipes.layers import Layers
 from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, REWARD_MODEL, ROLLOUT
 from rlctl.recipes.slots import lookup
-from rlctl.recipes.verl.translate import written
+from rlctl.suggest import written
 
 _ACTOR, _ROLLOUT, _REF = ACTOR.section, ROLLOUT.section, REFERENCE.section
 _SWITCH = f"{_ACTOR}.use_dynamic_bsz"

@@ -16,7 +16,8 @@ from rlctl.log import warn_once
 from rlctl.recipes.slots import lookup
 from rlctl.recipes.verl.asynchronous import Combination
 from rlctl.recipes.verl.tables import Feature
-from rlctl.recipes.verl.translate import Kind, Translation, translate, written
+from rlctl.recipes.verl.translate import Kind, Translation, translate
+from rlctl.suggest import written
 
 _CODE = "E-NOT-SUPPORTED"
 _SECTION = "distillation"

@@ -11,6 +11,7 @@ from rlctl.recipes.keys import without_empty_text
 from rlctl.recipes.verl import tables
 from rlctl.recipes.verl.patterns import alternatives, compiled
 from rlctl.recipes.verl.tables import Feature, Rule
+from rlctl.suggest import written
 
 Kind = Literal["", "renamed", "dropped", "unused", "refused"]
 
@@ -110,10 +111,3 @@ def _rules(key: str, moved: str, sft: bool) -> list[Rule]:
         if (sft or not rule.extends)
         and _matches(rule.keys, moved, *([key] if rule.words is not None else []))
     ]
-
-
-def written(value: Any) -> str:
-    """Return a value as an override writes it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
