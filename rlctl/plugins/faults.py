@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Methods of the kinds that are classes; a plug-in of any other of these kinds is called.
 _METHODS = {
     "algorithms": ("from_config",),
+    "dialects": ("reads", "translate", "translator"),
     "engines": ("check", "from_spec"),
     "generators": ("check", "open"),
 }
