@@ -9,8 +9,8 @@ from __future__ import annotations
 import gc
 from importlib import import_module
 
+from rlctl.plugins.bridges.verl.translate import translate
 from rlctl.recipes.keys import schema_keys
-from rlctl.recipes.verl.translate import translate
 
 NAMES = (
     "fsspec",

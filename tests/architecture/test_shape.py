@@ -85,10 +85,10 @@ MAY_NAME = {
     ("rlctl/api.py", "console"): "without `progress` nothing is printed",
     ("rlctl/cli/commands/train.py", "console"): "`--logger X` keeps the console",
     ("rlctl/runtime/data/quickstart.py", "calculator"): "the tool of the quickstart's problems",
-    ("rlctl/recipes/verl/", "gdpo"): "name of a reward manager of verl",
+    ("rlctl/plugins/bridges/verl/", "gdpo"): "name of a reward manager of verl",
     ("rlctl/data_prep/verifiers_rows.py", "verifiers"): "the package whose release it checks",
     **{
-        ("rlctl/recipes/verl/settings.py", name): "loss of verl's distillation"
+        ("rlctl/plugins/bridges/verl/settings.py", name): "loss of verl's distillation"
         for name in ("k1", "k2", "k3", "mse", "abs", "low_var_kl")
     },
     ("rlctl/runtime/rollout/vllm_engine/", "vllm"): "the engine's folder",

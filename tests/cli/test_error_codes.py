@@ -155,7 +155,7 @@ E-NO-DATA-SET data_prep storage.py
 E-NO-RUN plugins/console cli runs runtime/checkpoint
 E-NO-SCORER runtime/rewards
 E-NOT-FINITE runtime/training
-E-NOT-SUPPORTED recipes/verl
+E-NOT-SUPPORTED plugins/bridges/verl
 E-NOTHING-TO-LEARN runtime/training
 E-OOM causes.py runtime
 E-OVERRIDE recipes

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import ConfigError, NotFoundError, Problem, RlctlError
+from rlctl.plugins.bridges.verl.config_names import recipe_of
 from rlctl.recipes.compose import compose
-from rlctl.recipes.verl.config_names import recipe_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF = "actor_rollout_ref.ref"
 
-COMMANDS = json.loads((Path(__file__).parents[1] / "data" / "verl_commands.json").read_text())
+COMMANDS = json.loads((Path(__file__).parents[2] / "data" / "verl_commands.json").read_text())
 
 
 def overrides_of(args: list[str]) -> list[str]:

@@ -13,11 +13,11 @@ from typing import Any
 
 from rlctl.errors import Problem
 from rlctl.log import warn_once
+from rlctl.plugins.bridges.verl.asynchronous import Combination
+from rlctl.plugins.bridges.verl.tables import Feature
+from rlctl.plugins.bridges.verl.translate import VerlTranslation, translate
 from rlctl.recipes.dialects import Foreign, Kind
 from rlctl.recipes.slots import lookup
-from rlctl.recipes.verl.asynchronous import Combination
-from rlctl.recipes.verl.tables import Feature
-from rlctl.recipes.verl.translate import VerlTranslation, translate
 from rlctl.suggest import written
 
 _CODE = "E-NOT-SUPPORTED"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rlctl.recipes.keys import known_key
 
 if TYPE_CHECKING:
-    from rlctl.recipes.verl.settings import VerlSettings
-    from rlctl.recipes.verl.translate import VerlTranslation
+    from rlctl.plugins.bridges.verl.settings import VerlSettings
+    from rlctl.plugins.bridges.verl.translate import VerlTranslation
 
 # Words of verl by the ends of rlctl's keys that take them; None: any value. Keys in mappings that
 # other libraries read may be verl's, too.
@@ -42,13 +42,13 @@ class Verl:
 
     def translate(self, key: str, value: Any) -> VerlTranslation:
         """Return a setting under its present name."""
-        from rlctl.recipes.verl.translate import translate
+        from rlctl.plugins.bridges.verl.translate import translate
 
         return translate(key, value)
 
     def translator(self, bases: Collection[str]) -> VerlSettings:
         """Return the translator of a configuration; SFT's base adds keys of verl's SFT trainer."""
-        from rlctl.recipes.verl.settings import VerlSettings
+        from rlctl.plugins.bridges.verl.settings import VerlSettings
 
         return VerlSettings("sft_trainer" in bases)
 
@@ -59,19 +59,19 @@ class Verl:
 
     def is_library(self, folder: str) -> bool:
         """Return True for the folder or package of verl's own configuration files."""
-        from rlctl.recipes.verl.config_names import is_verls_library
+        from rlctl.plugins.bridges.verl.config_names import is_verls_library
 
         return is_verls_library(folder)
 
     def check_part(self, name: str, where: str) -> None:
         """Raise ConfigError if `name` is a configuration of a feature that rlctl lacks."""
-        from rlctl.recipes.verl.config_names import check_name
+        from rlctl.plugins.bridges.verl.config_names import check_name
 
         check_name(name, where)
 
     def recipe(self, verb: str, folder: str | None, name: str | None) -> tuple[str, list[str]]:
         """Return the recipe and overrides of `--config-path=folder --config-name=name`."""
-        from rlctl.recipes.verl.config_names import recipe_of, settings_of
+        from rlctl.plugins.bridges.verl.config_names import recipe_of, settings_of
 
         found = recipe_of(verb, folder, name)
         return found, settings_of(name, found)
@@ -88,6 +88,6 @@ class Verl:
 
     def aliases(self, key: str) -> Mapping[str, str]:
         """Return verl's names of a key of rlctl."""
-        from rlctl.recipes.verl.translate import aliases
+        from rlctl.plugins.bridges.verl.translate import aliases
 
         return {"verl": ", ".join(aliases(key))}
