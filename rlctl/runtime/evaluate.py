@@ -19,7 +19,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.roles import REWARD_MODEL
 from rlctl.runtime.algorithms.base import Algorithm, Needs, generate
-from rlctl.runtime.algorithms.pair_losses import pair_metrics
+from rlctl.runtime.algorithms.pair_metrics import pair_metrics
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm, request_settings
 from rlctl.runtime.cluster.pools import InlinePool

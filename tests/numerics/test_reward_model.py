@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.bradley_terry import BradleyTerryParams, with_coefficients
-from rlctl.runtime.algorithms.pair_losses import calibration_error
+from rlctl.runtime.algorithms.pair_metrics import calibration_error
 from rlctl.runtime.batch import Ragged, Scored
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.load import load_model
