@@ -28,7 +28,7 @@ NAMES = (
     "rlctl.runtime.cluster.session",
     "rlctl.runtime.resume",
     "rlctl.runtime.rewards.gsm8k",
-    "rlctl.runtime.rewards.judge",
+    "rlctl.plugins.objectives.judge",
     "rlctl.sweeps.launch",
     "rlctl.tracking.console",
 )

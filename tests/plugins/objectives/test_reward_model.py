@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForSequenceClassification
 
 from rlctl.errors import ConfigError
+from rlctl.plugins.objectives.bradley_terry import BradleyTerryParams, with_coefficients
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.bradley_terry import BradleyTerryParams, with_coefficients
 from rlctl.runtime.algorithms.pair_metrics import calibration_error
 from rlctl.runtime.batch import Ragged, Scored
 from rlctl.runtime.build import load_algorithm

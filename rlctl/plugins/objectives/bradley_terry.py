@@ -19,10 +19,10 @@ from torch.nn.functional import logsigmoid
 
 from rlctl.data_prep.row_fields import RowField
 from rlctl.plugins import Params
+from rlctl.plugins.objectives.pair_losses import PairRows
 from rlctl.recipes import schema
 from rlctl.recipes.roles import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Loss, Needs
-from rlctl.runtime.algorithms.pair_losses import PairRows
 from rlctl.runtime.algorithms.pair_metrics import moments, pair_metrics
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Rollouts, Scored
