@@ -22,6 +22,7 @@ _METHODS = {
     "dialects": ("reads", "translate", "translator"),
     "engines": ("check", "from_spec"),
     "generators": ("check", "open"),
+    "roles": ("check", "build"),
 }
 # Methods of objects, if the plug-in is their class: a function may return objects of another.
 _OF_OBJECTS = {
