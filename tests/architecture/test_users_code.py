@@ -61,7 +61,7 @@ PLACES = {
     "runtime/sandbox/user_code.py:load_named": "rewards",
     "runtime/sandbox/user_code.py:import_file": "rewards",
     "runtime/workers/actor.py:_startup_phases": "engines",
-    "runtime/workers/judge.py:__init__": "engines",
+    "plugins/objectives/judge_worker.py:__init__": "engines",
     "runtime/workers/optimizers.py:_class_of": None,
     "runtime/workers/rollout.py:__init__": "engines",
     "runtime/training/listeners.py:_load": "listeners",

@@ -10,12 +10,12 @@ from rlctl.runtime.algorithms.base import ScoreLoss
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from rlctl.plugins.objectives.pair_validation import PairValidator
     from rlctl.recipes import schema
     from rlctl.runtime.algorithms.base import Algorithm
     from rlctl.runtime.cluster.pools import Pool
     from rlctl.runtime.data.loader import PromptSet
     from rlctl.runtime.roles import Reward, RewardLearner, RewardModel
-    from rlctl.runtime.training.pair_validation import PairValidator
 
 
 class RewardModelRole:
@@ -25,7 +25,7 @@ class RewardModelRole:
         """Raise ConfigError if config.json has no scale that is asked for."""
         settings = config.reward.reward_model
         if settings.normalize == "model":
-            from rlctl.runtime.rewards.model_reward import scale_of_model
+            from rlctl.plugins.objectives.model_reward import scale_of_model
 
             scale_of_model(settings.model)
 
@@ -33,7 +33,7 @@ class RewardModelRole:
         self, config: schema.Config, pool: Pool, algorithm: Algorithm | None = None
     ) -> RewardModel:
         """Build the model in the processes of `pool`."""
-        from rlctl.runtime.workers.reward_model import RewardModelSpec, RewardModelWorker
+        from rlctl.plugins.objectives.reward_worker import RewardModelSpec, RewardModelWorker
 
         del algorithm  # it does not learn
         spec = RewardModelSpec(config.reward.reward_model, config.trainer.seed)
@@ -47,14 +47,14 @@ class RewardModelRole:
         built: RewardModel,
     ) -> Reward:
         """Return the weighted sum of the model's score and that of the functions."""
-        from rlctl.runtime.rewards.model_reward import ModelReward
+        from rlctl.plugins.objectives.model_reward import ModelReward
 
         return ModelReward.from_config(config.reward, tokenizer, reward, built)
 
     def validator(self, config: schema.Config, prompts: PromptSet) -> PairValidator:
         """Return the validation on preference pairs."""
+        from rlctl.plugins.objectives.pair_validation import PairValidator
         from rlctl.runtime.data.conversations import Pairs
-        from rlctl.runtime.training.pair_validation import PairValidator
 
         pairs = Pairs.from_config(config.reward.reward_model, config.data)
         return PairValidator(prompts, config.data.val_batch_size, pairs)
@@ -67,7 +67,7 @@ class RewardLearnerRole(RewardModelRole):
         self, config: schema.Config, pool: Pool, algorithm: Algorithm | None = None
     ) -> RewardLearner:
         """Build the model in the processes of `pool`; `algorithm` has its loss."""
-        from rlctl.runtime.workers.reward_model import RewardLearnerWorker, RewardModelSpec
+        from rlctl.plugins.objectives.reward_worker import RewardLearnerWorker, RewardModelSpec
 
         settings = config.reward.reward_model
         spec = RewardModelSpec(settings, config.trainer.seed, cast(ScoreLoss, algorithm))
@@ -84,9 +84,9 @@ class JudgeRole:
         self, config: schema.Config, pool: Pool, algorithm: Algorithm | None = None
     ) -> tuple[list[str], str]:
         """Start an engine in each process of `pool`; return the addresses, and their key."""
+        from rlctl.plugins.objectives.judge_worker import JudgeSpec, JudgeWorker
         from rlctl.runtime.serving.chat_request import new_key
         from rlctl.runtime.serving.endpoint import LOOPBACK
-        from rlctl.runtime.workers.judge import JudgeSpec, JudgeWorker
 
         del algorithm  # it does not learn
         spec = JudgeSpec.from_config(config)
