@@ -85,6 +85,10 @@ MAY_NAME = {
     ("rlctl/api.py", "console"): "without `progress` nothing is printed",
     ("rlctl/cli/commands/train.py", "console"): "`--logger X` keeps the console",
     ("rlctl/runtime/data/quickstart.py", "calculator"): "the tool of the quickstart's problems",
+    **{
+        ("rlctl/recipes/roles.py", name): "name of the role, which the core looks up"
+        for name in ("judge", "reward_learner", "reward_model")
+    },
     ("rlctl/plugins/bridges/verl/", "gdpo"): "name of a reward manager of verl",
     ("rlctl/data_prep/verifiers_rows.py", "verifiers"): "the package whose release it checks",
     **{
