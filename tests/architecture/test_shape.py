@@ -85,6 +85,8 @@ MAY_NAME = {
     ("rlctl/api.py", "console"): "without `progress` nothing is printed",
     ("rlctl/cli/commands/train.py", "console"): "`--logger X` keeps the console",
     ("rlctl/runtime/data/quickstart.py", "calculator"): "the tool of the quickstart's problems",
+    ("rlctl/plugins/agents/environments/verl/", "verl"): "module of verl that tools import",
+    ("rlctl/plugins/bridges/commands/import_verl.py", "verl"): "a command",
     **{
         ("rlctl/recipes/roles.py", name): "name of the role, which the core looks up"
         for name in ("judge", "reward_learner", "reward_model")
