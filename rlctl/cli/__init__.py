@@ -78,10 +78,8 @@ _PANELS = {
 }
 # Modules of commands, if they have another name.
 _MODULES = {
-    "eval": "evaluate",
-    "generate": "evaluate",
-    "show": "runs",
-    "sweeps": "runs",
+    **dict.fromkeys(("eval", "generate"), "evaluate"),
+    **dict.fromkeys(("show", "sweeps"), "runs"),
     **dict.fromkeys(("logs", "stop", "debug"), "watch"),
     **dict.fromkeys(("loggers", "version", "completion"), "doctor"),
 }

@@ -2,8 +2,5 @@
 
 from rlctl.plugins import CommandHelp
 
-HELP = {
-    "commands.import": CommandHelp(
-        "Turn a script of verl into a recipe.", "Recipes", before="config"
-    ),
-}
+IMPORT = "Turn a script of verl into a recipe."
+HELP = {"commands.import": CommandHelp(IMPORT, "Recipes", before="config")}
