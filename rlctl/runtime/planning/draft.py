@@ -22,7 +22,7 @@ from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.roles import REWARD_LEARNER, Role, rollout_pool, trained_role
 from rlctl.runs.naming import check_free
 from rlctl.runtime.algorithms.base import Algorithm, Needs, routed_models, row_fields
-from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.build import load_algorithm, role_plugin
 from rlctl.runtime.checkpoint.store import checkpoint_at
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.model_folder import is_missing
@@ -49,13 +49,12 @@ from rlctl.runtime.planning.unusual_values import (
     unusual_values,
 )
 from rlctl.runtime.rollout.auto import reason_for_hf
-from rlctl.runtime.training.validation import Validator
+from rlctl.runtime.training.validation import ModelValidation, Validator
 from rlctl.tracking.loggers import preflight as check_logger
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.gpus import ClusterGpus
     from rlctl.runtime.data.conversations import Pairs
-    from rlctl.runtime.training.pair_validation import PairValidator
 
 LOG = logging.getLogger(__name__)
 
@@ -161,7 +160,7 @@ class Draft:
         return Pairs.from_config(self.config.reward.reward_model, self.data)
 
     @Part
-    def validator(self) -> Validator | PairValidator | None:
+    def validator(self) -> Validator | ModelValidation | None:
         """Validation prompts; None without validation."""
         data, tokenizer = self.data, self.tokenizer
         if data.val_files is None:
@@ -170,9 +169,7 @@ class Draft:
         prompts = PromptSet.load(files, data, tokenizer, data.val_max_samples, VALIDATION, model)
         prompts.check_tokens(self.vocabulary[1])
         if self.role is REWARD_LEARNER:
-            from rlctl.runtime.training.pair_validation import PairValidator
-
-            return PairValidator(prompts, data.val_batch_size, self.pairs)
+            return role_plugin(self.role.name).validator(self.config, prompts)
         return Validator(prompts, data.val_batch_size, tokenizer, self.config.trainer.seed)
 
     @Part

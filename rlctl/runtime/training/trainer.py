@@ -43,7 +43,7 @@ from rlctl.runtime.training.step_metrics import (
     speed_metrics,
 )
 from rlctl.runtime.training.stopping import Stopping
-from rlctl.runtime.training.validation import Validator, to_samples
+from rlctl.runtime.training.validation import ModelValidation, Validator, to_samples
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.rng import rng_state
 from rlctl.tracking.clock import Clock
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from rlctl.runtime.generation.stream import Stream
     from rlctl.runtime.rewards.step_failures import StepFailures
     from rlctl.runtime.training.listeners import Listeners
-    from rlctl.runtime.training.pair_validation import PairValidator
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ class RunContext:
     stream: Stream | None  # of `async_training.schedule=eager`
     sampling_seed: int
     engines_apart: bool  # the rollout engines have a pool of their own
-    validator: Validator | PairValidator | None
+    validator: Validator | ModelValidation | None
     tokenizer: PreTrainedTokenizerBase
     trackers: Trackers
     run: RunDir
