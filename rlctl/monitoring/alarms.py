@@ -90,7 +90,7 @@ class Alarms:
             return None
         state.active, state.streak = not state.active, 0
         message = rule.message if state.active else rule.over_message
-        text = message.format(value=value, limit=limit)
+        text = message.format(value=value, limit=limit, **self.history.words)
         if state.active and rule.name in self.details:
             text += f"; the first error: {self.details[rule.name]}"
         return Alarm(rule.name, step, value, limit, text, rule.hint, over=not state.active)
