@@ -27,18 +27,19 @@ MOST_ROWS, MOST_TOKENS = 16, 4096  # of a step, and of a response
 
 
 class Kind(NamedTuple):
-    """Value of a token: its meaning, and the strength from −1 (red) to 1 (green) of its colour."""
+    """Value of a token: its meaning, the sign of its colour, and the least value of a full one."""
 
     means: str
-    strength: Callable[[float, float], float]  # of a value and the largest of its response
+    sign: int  # 1: green above 0 and red below; −1: red, the larger the more
+    least: float = 1e-9  # the largest value of a response has the full colour, if it is larger
 
 
 KINDS = {
-    "diff": Kind("log-prob of the trainer minus that of the engine", lambda x, m: -abs(x) / m),
-    "advantage": Kind("advantage", lambda x, m: x / m),
-    "entropy": Kind("entropy of the policy, in nats", lambda x, m: -x / m),
-    "clip": Kind("1: an update clipped the token's ratio", lambda x, m: -x / m),
-    "mask": Kind("1: trained on; 0: the reply of a tool, or rejected", lambda x, m: x / m),
+    "diff": Kind("log-prob of the trainer minus that of the engine", -1, 0.1),
+    "advantage": Kind("advantage", 1),
+    "entropy": Kind("entropy of the policy, in nats", -1, 0.1),
+    "clip": Kind("1: an update clipped the token's ratio", -1),
+    "mask": Kind("1: trained on; 0: the reply of a tool, or rejected", 1),
 }
 
 
@@ -59,11 +60,13 @@ def token_rows(run: Run, step: int | None = None) -> tuple[int, list[dict[str, A
 
 
 def coloured(row: Mapping[str, Any], kind: str) -> Iterator[tuple[str, float | None, float]]:
-    """Yield the text of each token, its value (None: unknown), and the strength of its colour."""
+    """Yield each token: text, value (None: unknown), and colour from −1, red, to 1, green."""
     values: Sequence[float | None] = row.get(kind) or [None] * len(row["tokens"])
-    largest = max((abs(value) for value in values if value is not None), default=0.0) or 1.0
+    _, sign, least = KINDS[kind]
+    largest = max([least, *(abs(value) for value in values if value is not None)])
     for text, value in zip(row["tokens"], values, strict=True):
-        yield text, value, 0.0 if value is None else KINDS[kind].strength(value, largest)
+        share = 0.0 if value is None else value / largest
+        yield text, value, share if sign > 0 else -abs(share)
 
 
 def plain(row: Mapping[str, Any], kind: str) -> str:
