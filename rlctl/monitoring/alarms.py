@@ -80,8 +80,9 @@ class Alarms:
         return [change for change in changes if change is not None]
 
     def _check(self, rule: Rule, step: int) -> Alarm | None:
-        limit, value = self.limits.get(rule.name), rule.reading(self.history)
-        if limit is None or value is None or self.history[rule.series][-1][0] != step:
+        limit, value = self.limits.get(rule.name), rule.read(self.history)
+        series = self.history[rule.series]
+        if limit is None or value is None or not series or series[-1][0] != step:
             return None
         state = self.states[rule.name]
         change = rule.recovered if state.active else rule.violated

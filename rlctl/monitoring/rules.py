@@ -7,7 +7,6 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -47,14 +46,11 @@ class History(defaultdict[str, list[tuple[int, float]]]):
         if (metric := validation_metric(row)) and (value := figure(row, (metric,))) is not None:
             self["validation"].append((step, -value if lower_is_better(metric) else value))
         for name in row:
-            named = name.startswith(MEMORY) or (
-                name.startswith(COMPONENT) and name.endswith("/mean")
-            )
-            if named and (value := figure(row, (name,))) is not None:
-                self[name].append((step, value))
-                series = "memory" if name.startswith(MEMORY) else "components"
-                if latest_step(self[series]) != step:
-                    self[series].append((step, value))
+            part = "memory" if name.startswith(MEMORY) else "components"
+            is_component = name.startswith(COMPONENT) and name.endswith("/mean")
+            if (is_component or part == "memory") and math.isfinite(row[name]):
+                self[name].append((step, row[name]))
+                self[part].append((step, row[name]))
         skipped = [
             value
             for name, value in row.items()
@@ -92,11 +88,6 @@ _METRICS: Mapping[str, tuple[str, ...]] = {
 def latest(series: Series) -> float | None:
     """Return the newest value, or None for an empty series."""
     return series[-1][1] if series else None
-
-
-def latest_step(series: Series) -> int | None:
-    """Return the step of the newest value, or None for an empty series."""
-    return series[-1][0] if series else None
 
 
 def share_of_start(series: Series) -> float | None:
@@ -140,7 +131,8 @@ def collapse(series: Series) -> float | None:
     values = [value for _, value in series]
     if len(values) < 2 * REWARD_STEPS:
         return None
-    means = [math.fsum(part) / REWARD_STEPS for part in _windows(values)]
+    ends = range(REWARD_STEPS, len(values) + 1)
+    means = [math.fsum(values[end - REWARD_STEPS : end]) / REWARD_STEPS for end in ends]
     now, best, lowest = means[-1], max(means), min(means[:-REWARD_STEPS])
     is_noise = best - now <= _NOISE * _step_change(values[:-REWARD_STEPS])
     return 0.0 if is_noise else (best - now) / max(abs(best), best - lowest)
@@ -151,84 +143,70 @@ def opposed(history: History) -> float | None:
 
     Both are shares of the larger value, of the start and now. Their names are in `history.words`.
     """
-    changes: dict[str, float] = {}
+    changes = {"": 0.0}
     for name, series in [*history.items()]:
         values = [value for _, value in series]
         if not name.startswith(COMPONENT) or len(values) < 2 * START_STEPS:
             continue
         before, now = (math.fsum(x) for x in (values[:START_STEPS], values[-START_STEPS:]))
-        noise = _NOISE * START_STEPS * _step_change(values)
-        if abs(now - before) > noise:
-            changes[name] = (now - before) / max(abs(before), abs(now))
-    if len(changes) < 2:
-        return 0.0 if history["components"] else None
-    rising, falling = max(changes, key=lambda n: changes[n]), min(changes, key=lambda n: changes[n])
-    names = (name.removeprefix(COMPONENT).removesuffix("/mean") for name in (rising, falling))
-    history.words |= dict(zip(("rising", "falling"), names, strict=True))
+        if abs(now - before) > _NOISE * START_STEPS * _step_change(values):
+            short = name.removeprefix(COMPONENT).removesuffix("/mean")
+            changes[short] = (now - before) / max(abs(before), abs(now))
+    rising, falling = (best(changes, key=changes.__getitem__) for best in (max, min))
+    history.words |= {"rising": rising, "falling": falling}
     return max(0.0, min(changes[rising], -changes[falling]))
 
 
 def growth(history: History) -> float | None:
     """Return the largest growth of a process since its first steps; 0 below `MIN_GROWTH_GB`."""
-    if not history["memory"]:
-        return None
-    found = {MEMORY: 0.0}
-    for name, series in history.items():
+    found = {"": 0.0}
+    for name, series in [*history.items()]:
         if name.startswith(MEMORY) and len(series) > _WARM_STEPS:
             start = max(value for _, value in series[:_WARM_STEPS])
-            grown = series[-1][1] - start
-            found[name] = grown / start if grown >= MIN_GROWTH_GB else 0.0
-    largest = max(found, key=lambda name: found[name])
-    history.words["process"] = largest.removeprefix(MEMORY)
-    return found[largest]
-
-
-def _windows(values: Sequence[float]) -> list[Sequence[float]]:
-    ends = range(REWARD_STEPS, len(values) + 1)
-    return [values[end - REWARD_STEPS : end] for end in ends]
+            if (grown := series[-1][1] - start) >= MIN_GROWTH_GB:
+                found[name.removeprefix(MEMORY)] = grown / start
+    history.words["process"] = max(found, key=found.__getitem__)
+    return max(found.values())
 
 
 def _step_change(values: Sequence[float]) -> float:
     """Return the mean absolute change from one step to the next."""
-    changes = [abs(b - a) for a, b in pairwise(values)]
-    return math.fsum(changes) / len(changes)
+    return math.fsum(abs(b - a) for a, b in pairwise(values)) / (len(values) - 1)
 
 
-@cache
-def _texts() -> dict[str, dict[str, str]]:
-    """Return the texts of all alarms, which are read when the first one starts."""
-    file = Path(__file__).with_name("alarms.toml")
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+_READINGS: Mapping[str, Callable[[History, str], float | None]] = {
+    "latest": lambda history, series: latest(history[series]),
+    "share_of_start": lambda history, series: share_of_start(history[series]),
+    "drift": lambda history, series: drift(history[series]),
+    "collapse": lambda history, series: collapse(history[series]),
+    "fall_under_rising_reward": lambda history, series: fall_under_rising_reward(
+        history[series], history["reward"]
+    ),
+    "opposed": lambda history, _: opposed(history),
+    "growth": lambda history, _: growth(history),
+}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Condition of one alarm, whose texts are in `alarms.toml`.
+    """Condition of one alarm, as in `alarms.toml`.
 
-    `reading` returns None where the history does not suffice; a step without a new value in
-    `series` is skipped. With `below` the alarm fires at low readings.
+    Its reading is None where the history does not suffice; a step without a new value in `series`
+    is skipped. With `below` the alarm fires at low readings.
     """
 
     name: str
-    reading: Callable[[History], float | None]
     series: str
+    message: str
+    over_message: str
+    hint: str
+    reading: str = "latest"
     below: bool = False
     patience: int = 3
 
-    @property
-    def message(self) -> str:
-        """Message of the start, which may use {value}, {limit} and the history's `words`."""
-        return _texts()[self.name]["message"]
-
-    @property
-    def over_message(self) -> str:
-        """Message of the end."""
-        return _texts()[self.name]["over"]
-
-    @property
-    def hint(self) -> str:
-        """Remedy."""
-        return _texts()[self.name]["hint"]
+    def read(self, history: History) -> float | None:
+        """Return the reading, None where the history does not suffice."""
+        return _READINGS[self.reading](history, self.series)
 
     def violated(self, value: float, limit: float) -> bool:
         """Return True if the reading has reached the limit."""
@@ -239,35 +217,7 @@ class Rule:
         return value >= limit * (1 + MARGIN) if self.below else value <= limit * (1 - MARGIN)
 
 
-def _latest(series: str) -> Callable[[History], float | None]:
-    return lambda history: latest(history[series])
-
-
-RULES = (
-    Rule(FAILED_REWARDS, _latest(FAILED_REWARDS), FAILED_REWARDS, patience=1),
-    Rule("zero_scores", _latest("zero_scores"), "zero_scores", patience=1),
-    Rule(
-        "entropy_collapse",
-        lambda history: share_of_start(history["entropy"]),
-        "entropy",
-        below=True,
-    ),
-    Rule("kl", _latest("kl"), "kl"),
-    Rule("update_kl", _latest("update_kl"), "update_kl"),
-    Rule("length_drift", lambda history: drift(history["length"]), "length"),
-    Rule("truncation", _latest("truncated"), "truncated"),
-    Rule("uniform_groups", _latest("uniform"), "uniform"),
-    Rule(
-        "validation_falls",
-        lambda history: fall_under_rising_reward(history["validation"], history["reward"]),
-        "validation",
-        patience=1,
-    ),
-    Rule("reward_collapse", lambda history: collapse(history["reward"]), "reward", patience=1),
-    Rule("reward_components", lambda history: opposed(history), "components", patience=1),
-    Rule("memory_growth", lambda history: growth(history), "memory"),
-    Rule("rollout_mismatch", _latest("mismatch"), "mismatch"),
-    Rule("skipped_updates", _latest("skipped"), "skipped", patience=1),
-    Rule("zero_advantages", _latest("zero_advantages"), "zero_advantages", patience=1),
-    Rule("slow_reward", _latest("reward_time"), "reward_time"),
+_FILE = Path(__file__).with_name("alarms.toml")
+RULES = tuple(
+    Rule(name, **row) for name, row in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -18,9 +18,6 @@ from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, REWARD_LEARNER, REWARD
 from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
 from rlctl.runtime.budget import OomRetry
 from rlctl.tracking.metrics import Metrics
-
-if TYPE_CHECKING:
-    from rlctl.runtime.workers.broken_update import BrokenUpdate
 
 REFUSED = "actor/refused_updates"  # metric of an update that took no step
 
@@ -63,7 +60,7 @@ class LearningRole(ModelRole, Protocol):
         """Restore what `save` wrote."""
         ...
 
-    def pop_broken_updates(self, batch: Rollouts | None = None) -> list[BrokenUpdate]:
+    def pop_broken_updates(self, batch: Rollouts | None = None) -> list[Any]:
         """Return what broke updates since the last call, and a pass over a `batch`, by rank."""
         ...
 

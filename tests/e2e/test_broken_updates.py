@@ -34,8 +34,8 @@ def test_a_learning_rate_that_breaks_the_weights(settings: list[str], tmp_path: 
     bundles = sorted((run / "broken_updates").iterdir())
     assert [event["step"] for event in skipped] == [1, 2, 3]
     assert len(bundles) == 3  # of five updates
-    assert skipped[0]["bundles"] == [str(bundles[0])]
-    assert bundles[0].name == "step_000001-actor-1"
+    assert skipped[0]["bundles"] == ["broken_updates/step_000001-actor-0"]
+    assert bundles[0].name == "step_000001-actor-0"
     kinds = {path.suffix for path in (run / "broken_updates").rglob("*") if path.is_file()}
     assert kinds == {".json", ".safetensors"}  # nothing to unpickle
     assert not list(run.rglob("*.pt"))
@@ -60,6 +60,8 @@ def test_a_reward_that_is_too_large(settings: list[str], tmp_path: Path) -> None
     words = [*settings, *given(n=2, steps=1, save=1, reward="huge.py", reward_processes=1)]
     words += ["algorithm.norm_adv_by_std_in_grpo=false", *given(val=None)]
     run = command.train("grpo", "huge", "--inline", *words, cwd=tmp_path)
+    processes = {name for name in command.metrics(run)[-1] if "process_memory" in name}
+    assert {name.rpartition("/")[2] for name in processes} == {"controller", "sandbox"}
     bundle = min((run / "broken_updates").iterdir())
     (bundle / "weights.safetensors").unlink()
     found = replayed("huge", tmp_path)["replay"]

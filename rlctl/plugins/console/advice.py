@@ -11,6 +11,7 @@ from rlctl.runs.run import Run
 
 _NEWEST, _FIRST = 20, 2  # steps that are averaged, after the first ones, which warm up
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+_BYPASS = "algorithm.rollout_correction.bypass_mode"
 _CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 _IN_STEP = "timing_s/step"
 Seconds = Mapping[str, float]
@@ -32,8 +33,19 @@ class Hint:
     applies: Callable[[Setting], bool] = lambda _: True
 
 
-def _rest(seconds: Seconds) -> float:
-    return max(0.0, seconds["step"] - seconds.get("gen", 0.0))
+def _of(phase: str, share: float = 1.0) -> Callable[[Seconds], float]:
+    return lambda seconds: share * seconds.get(phase, 0.0)
+
+
+def _beside(phase: str, other: str) -> Callable[[Seconds], float]:
+    """Return what is saved if `phase` runs beside `other`; `step` is the rest of the step."""
+
+    def saved(seconds: Seconds) -> float:
+        own = seconds.get(phase, 0.0)
+        rest = seconds["step"] - own if other == "step" else seconds.get(other, 0.0)
+        return min(own, rest)
+
+    return saved
 
 
 HINTS = (
@@ -41,42 +53,40 @@ HINTS = (
         "gen",
         "async_training.max_staleness=1, with a pool of its own for trainer.placement.rollout",
         "generation beside training: a step takes the longer of the two; needs other devices",
-        lambda s: min(s.get("gen", 0.0), _rest(s)),
+        _beside("gen", "step"),
         lambda get: not get("async_training.max_staleness"),
     ),
     Hint(
         "gen",
         f"{_ROLLOUT}.name=vllm",
         "a faster engine on GPUs; not known from these metrics",
-        None,
-        lambda get: get(f"{_ROLLOUT}.name") == "hf",
+        applies=lambda get: get(f"{_ROLLOUT}.name") == "hf",
     ),
     Hint(
         "reward",
         "reward.overlap=true",
-        "scoring during generation: all of the shorter of the two",
-        lambda s: min(s.get("reward", 0.0), s.get("gen", 0.0)),
+        "scoring during generation: the shorter of the two",
+        _beside("reward", "gen"),
         lambda get: get("reward.overlap") is False,
     ),
     Hint(
         "reward",
         "reward.num_processes, twice as many",
         "half of the waiting, if cores are idle and the function does not wait for a server",
-        lambda s: s.get("reward", 0.0) / 2,
+        _of("reward", 1 / 2),
     ),
     Hint(
         "old_log_prob",
-        "algorithm.rollout_correction.bypass_mode=true",
+        f"{_BYPASS}=true",
         "the pass is left out, and the engine's log-probs are used: check rollout_probs_diff_mean",
-        lambda s: s.get("old_log_prob", 0.0),
-        lambda get: not get("algorithm.rollout_correction.bypass_mode"),
+        _of("old_log_prob"),
+        lambda get: not get(_BYPASS),
     ),
     Hint(
         "update_actor",
         f"{_CHECKPOINTING}=false",
-        "a quarter of the update: one of two forward passes is left out, the backward pass counts "
-        "as two; takes more memory",
-        lambda s: s.get("update_actor", 0.0) / 4,
+        "a quarter: one of two forward passes, and the backward pass counts as two; more memory",
+        _of("update_actor", 1 / 4),
         lambda get: bool(get(_CHECKPOINTING)),
     ),
     Hint(
@@ -88,13 +98,13 @@ HINTS = (
         "testing",
         "trainer.test_freq, twice as large",
         "half of the validations",
-        lambda s: s.get("testing", 0.0) / 2,
+        _of("testing", 1 / 2),
     ),
     Hint(
         "save_checkpoint",
         "trainer.save_freq, twice as large",
         "half of the checkpoints",
-        lambda s: s.get("save_checkpoint", 0.0) / 2,
+        _of("save_checkpoint", 1 / 2),
     ),
 )
 

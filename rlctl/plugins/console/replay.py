@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 from rlctl.errors import ConfigError, NotFoundError
@@ -24,7 +25,7 @@ from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.tokenizer import tokenizer_of
-from rlctl.runtime.model.sharding import full_tensor
+from rlctl.runtime.model.sharding import full_tensor, local_part
 from rlctl.runtime.planning.devices import inline_rank_info
 from rlctl.runtime.planning.model_paths import with_models
 from rlctl.runtime.training.skipped_updates import BUNDLES, FACTS, ROWS, WEIGHTS
@@ -123,7 +124,10 @@ def _load(worker: LearningWorker, bundle: Bundle) -> tuple[str, bool]:
         return wanted == fingerprint((name, full_tensor(each)) for name, each in trained(model))
 
     if (bundle.path / WEIGHTS).is_file():
-        model.load_state_dict(load_file(bundle.path / WEIGHTS), strict=False)
+        stored = load_file(bundle.path / WEIGHTS)
+        with torch.no_grad():
+            for name, each in trained(model):
+                local_part(each).copy_(stored[name])  # on one rank, so all of it
         return "the bundle", fits()
     if fits():
         return "the initial model", True

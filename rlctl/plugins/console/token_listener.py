@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import torch
 from pydantic import Field
 
 from rlctl import plugins
-from rlctl.plugins.console.token_values import MOST_ROWS, Recorded, with_recording, write_step
+from rlctl.plugins.console.token_values import MOST_ROWS, Recorded, RecordingActor, write_step
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.algorithms.policy_losses.base import ClipRange
@@ -45,7 +46,8 @@ class TokenListener(Listener):
 
     def wrap(self, roles: Roles) -> Roles:
         """Return the roles, with an actor whose updates are recorded."""
-        return with_recording(roles, self._before_update)
+        actor: Any = RecordingActor(roles.actor_role, self._before_update)
+        return roles if roles.actor_role is None else replace(roles, actor_role=actor)
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
         self._write()

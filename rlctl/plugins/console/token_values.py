@@ -10,7 +10,7 @@ import html
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,11 +175,3 @@ def write_step(folder: Path, step: int, rows: Sequence[Mapping[str, Any]], most:
     write_text(target, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     for file in list(by_step(target.parent, ".jsonl").values())[:-most]:
         file.unlink(missing_ok=True)
-
-
-def with_recording(roles: Any, on_update: Callable[[Any, Any], None]) -> Any:
-    """Return roles whose actor shows its batches."""
-    if roles.actor_role is None:
-        return roles
-    actor: Any = RecordingActor(roles.actor_role, on_update)
-    return replace(roles, actor_role=actor)

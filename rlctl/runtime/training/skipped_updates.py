@@ -36,7 +36,9 @@ def record(run: RunDir, step: int, roles: Roles, in_a_row: int, most: int) -> No
     written: list[Path] = []
     for role, member in roles.learning().items():
         written += _write(run, step, role.name, member.pop_broken_updates())
-    run.event("skipped_update", step=step, bundles=[str(path) for path in written])
+    run.event(
+        "skipped_update", step=step, bundles=[str(path.relative_to(run.path)) for path in written]
+    )
     if in_a_row >= most:
         raise RlctlError(
             f"the gradient was not finite in {in_a_row} steps in a row, the last being step {step}",
@@ -84,7 +86,7 @@ def _write(run: RunDir, step: int, role: str, found: Iterable[BrokenUpdate]) -> 
     """Write what ranks found, one folder for each update, at most `MOST` in a run."""
     updates: dict[int, BrokenUpdate] = {}
     for each in found:
-        number = each.facts["updates_before"]
+        number = each.facts["number"]
         kept = updates.get(number)
         if kept is None or (kept.facts["first"] is None and each.facts["first"] is not None):
             updates[number] = each

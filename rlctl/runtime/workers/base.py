@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,9 +29,6 @@ from rlctl.runtime.roles import LearningRole, ModelRole
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
 from rlctl.runtime.workers.learner import Learner
 from rlctl.runtime.workers.rng import rng_state
-
-if TYPE_CHECKING:
-    from rlctl.runtime.workers.broken_update import BrokenUpdate
 
 M = TypeVar("M", bound=PackedModel)
 
@@ -134,7 +131,7 @@ class LearningWorker(ModelWorker, LearningRole):
         self.learner.load(folder)
 
     @dispatch(collect_fn=lambda _, results: list(chain(*results)), reads=True)
-    def pop_broken_updates(self, batch: Rollouts | None = None) -> list[BrokenUpdate]:
+    def pop_broken_updates(self, batch: Rollouts | None = None) -> list[Any]:
         """See `LearningRole`. Collective."""
         from rlctl.runtime.workers.broken_update import examine_pass, pop
 

@@ -71,6 +71,7 @@ def examine(
     reset_gradients(learner.model)
     small = sum(value.nbytes for _, value in named) <= MAX_WEIGHT_BYTES
     shown: dict[str, Any] = {
+        "number": len(kept),  # of the attempt, and the same on all ranks
         "updates_before": learner.num_updates,
         "rank": learner.rank_info.rank,
         **facts,

@@ -186,8 +186,7 @@ class Learner:
         elif num_tokens and divisor:
             metrics.append({f"{self.name}/loss": Mean(total / divisor)})
             metrics.append(self._step(divisor, lr, grad_clip))
-            norm = metrics[-1][f"{self.name}/grad_norm"].value
-            if not isfinite(norm):
+            if not isfinite(norm := metrics[-1][f"{self.name}/grad_norm"].value):
                 from rlctl.runtime.workers.broken_update import examine
 
                 passes = partial(self.in_micro_batches, batch, budget, losses_of)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,11 +63,16 @@ def test_tokens_in_colour_and_as_text(tmp_path: Path) -> None:
     (run / "tokens" / "step_000004.jsonl").write_text(json.dumps(ROW) + "\n")
     assert plain(ROW, "advantage").startswith("<i>‹0.5›b‹-1›")
     assert "\x1b" not in plain(ROW, "advantage")
-    text = rlctl(
-        "show",
-        *("r", "--root", tmp_path, "--tokens", "advantage"),
-        cwd=tmp_path,
-        more={"FORCE_COLOR": "1", "COLORTERM": "truecolor", "NO_COLOR": ""},
+    colours = {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm"}
+    environment = {name: os.environ[name] for name in os.environ if name != "NO_COLOR"} | colours
+    words = ["show", "r", "--root", tmp_path, "--tokens", "advantage"]
+    text = subprocess.run(
+        [sys.executable, "-m", "rlctl", *map(str, words)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=command.TIMEOUT_S,
+        check=True,
     ).stdout
     assert "\x1b[30;48;2;255;0;0mb" in text  # −1: red
     assert "\x1b[30;48;2;128;255;128m<i>" in text  # 0.5: half green

@@ -16,7 +16,7 @@ app = typer.Typer()
 _EXAMPLES = """
   rlctl debug @failed --replay                       the first update that broke
 
-  rlctl debug runs/p/a/broken_updates/step_000007-actor-12 --replay
+  rlctl debug runs/p/a/broken_updates/step_000007-actor-0 --replay
 """
 _STATS = ("shape", "min", "max", "mean", "not_finite")
 

@@ -126,8 +126,8 @@ def _show_components(run: Run, step: int | None, as_json: bool) -> None:
         if step is None or row["step"] <= step:
             history.add(row)
     opposed(history)
-    rising, falling = (history.words.get(name) for name in ("rising", "falling"))
-    if rising is None or falling is None:
+    rising, falling = history.words["rising"], history.words["falling"]
+    if not (rising and falling):
         raise NotFoundError(
             "this run has no two components of the reward that changed", where=str(run.path)
         )
