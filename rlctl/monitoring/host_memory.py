@@ -8,6 +8,8 @@ import psutil
 
 from rlctl.monitoring.rules import MEMORY
 
+_RAY = ("IDLE", "DashboardAgent", "RuntimeEnvAgent")  # Ray's own
+
 
 def process_memory() -> dict[str, float]:
     """Return the GiB of the controller, and of the largest worker of each name.
@@ -20,7 +22,7 @@ def process_memory() -> dict[str, float]:
         with suppress(psutil.Error):  # it has ended
             title = " ".join(child.cmdline()[:1])
             name = "sandbox" if "python" in title else title.removeprefix("ray::").split(".")[0]
-            if name != "sandbox" and not title.startswith("ray::"):
+            if name != "sandbox" and (name in _RAY or not title.startswith("ray::")):
                 continue
             gib = child.memory_info().rss / 2**30
             found[f"{MEMORY}{name}"] = max(found.get(f"{MEMORY}{name}", 0.0), gib)

@@ -60,10 +60,6 @@ class LearningRole(ModelRole, Protocol):
         """Restore what `save` wrote."""
         ...
 
-    def pop_broken_updates(self, batch: Rollouts | None = None) -> list[Any]:
-        """Return what broke updates since the last call, and a pass over a `batch`, by rank."""
-        ...
-
 
 class LostEnginesError(RlctlError):
     """All engines with the published weights are lost, before the next ones are published."""

@@ -10,7 +10,6 @@ from rlctl.errors import NotFoundError
 from rlctl.runs.run import Run
 
 _NEWEST, _FIRST = 20, 2  # steps that are averaged, after the first ones, which warm up
-_ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
 _CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 _IN_STEP = "timing_s/step"
@@ -57,12 +56,6 @@ HINTS = (
         lambda get: not get("async_training.max_staleness"),
     ),
     Hint(
-        "gen",
-        f"{_ROLLOUT}.name=vllm",
-        "a faster engine on GPUs; not known from these metrics",
-        applies=lambda get: get(f"{_ROLLOUT}.name") == "hf",
-    ),
-    Hint(
         "reward",
         "reward.overlap=true",
         "scoring during generation: the shorter of the two",
@@ -91,7 +84,7 @@ HINTS = (
     ),
     Hint(
         "update_actor",
-        f"{_ACTOR}.ppo_max_token_len_per_gpu, twice as many",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu, twice as many",
         "larger micro-batches, if memory is free; not known from these metrics",
     ),
     Hint(

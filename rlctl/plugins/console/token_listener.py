@@ -1,4 +1,4 @@
-"""Listener `tokens`: keeps what updates saw of the tokens of some responses of each step."""
+"""Listener `token_values`: keeps what updates saw of the tokens of some responses of each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Params(plugins.Params):
-    """Settings of `trainer.listener_params.tokens`."""
+    """Settings of `trainer.listener_params.token_values`."""
 
     prompts: Count = 2  # of each step, at most 16 responses to them
     steps: Count = 100  # the newest that are kept

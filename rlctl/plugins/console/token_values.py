@@ -1,7 +1,7 @@
-"""Values of single tokens: the listener `tokens`, and their colours in text and HTML.
+"""Values of single tokens: the listener `token_values`, and their colours in text and HTML.
 
-`trainer.listeners=[tokens]` keeps, of the first prompts of each step, what the update saw of each
-response token, in `tokens/` of the run's folder.
+`trainer.listeners=[token_values]` keeps, of the first prompts of each step, what the update saw of
+each response token, in `tokens/` of the run's folder.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def token_rows(run: Run, step: int | None = None) -> tuple[int, list[dict[str, A
             where=str(run.path),
             hint=f"steps with tokens: {known}"
             if files
-            else "trainer.listeners=[tokens] keeps those of two prompts of each step",
+            else "trainer.listeners=[token_values] keeps those of two prompts of each step",
         )
     return chosen, [orjson.loads(line) for line in read_record(files[chosen]).splitlines()]
 

@@ -12,12 +12,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from rlctl.errors import RlctlError
 from rlctl.files import apply_umask, replacing, step_name
+from rlctl.recipes.roles import ACTOR
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.subfolders import own_subfolder
 from rlctl.runtime.algorithms.mismatch import RolloutMismatch
@@ -35,7 +37,8 @@ def record(run: RunDir, step: int, roles: Roles, in_a_row: int, most: int) -> No
     """Save what broke the updates of a step. Raises RlctlError after `most` steps in a row."""
     written: list[Path] = []
     for role, member in roles.learning().items():
-        written += _write(run, step, role.name, member.pop_broken_updates())
+        worker: Any = member
+        written += _write(run, step, role.name, worker.pop_broken_updates())
     run.event(
         "skipped_update", step=step, bundles=[str(path.relative_to(run.path)) for path in written]
     )
@@ -64,7 +67,8 @@ def record_mismatch(error: RolloutMismatch, step: int, run: RunDir, roles: Roles
     )
     if math.isnan(error.value):
         rows = fetched(error.batch).without_local()
-        _write(run, step, "actor", roles.actor.pop_broken_updates(rows))
+        actor: Any = roles.actor
+        _write(run, step, ACTOR.name, actor.pop_broken_updates(rows))
         return RlctlError(
             f"{PROBS_DIFF} is nan in step {step}: the policy computes values that are not finite",
             where=str(run.path / BUNDLES),

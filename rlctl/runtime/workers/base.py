@@ -132,7 +132,7 @@ class LearningWorker(ModelWorker, LearningRole):
 
     @dispatch(collect_fn=lambda _, results: list(chain(*results)), reads=True)
     def pop_broken_updates(self, batch: Rollouts | None = None) -> list[Any]:
-        """See `LearningRole`. Collective."""
+        """Return what broke updates since the last call, and a pass over `batch`. Collective."""
         from rlctl.runtime.workers.broken_update import examine_pass, pop
 
         if batch is not None:

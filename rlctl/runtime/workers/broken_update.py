@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,12 +23,16 @@ from rlctl.runtime.model.sharding import full_tensor, reset_gradients
 from rlctl.tracking.jsonl import finite
 
 if TYPE_CHECKING:
+    from rlctl.runtime.budget import Budget
+    from rlctl.runtime.model.sequences import Sequences
     from rlctl.runtime.workers.learner import Learner
+    from rlctl.runtime.workers.passes import Compute
 
 MOST = 3  # of a run
 MAX_WEIGHT_BYTES = 2**26  # of trained weights that are kept with a batch
 _BEFORE = 8  # layers before the first with a value that is not finite
 
+B = TypeVar("B", bound=Rollouts)
 Stats = dict[str, float | int | str | None]
 
 
@@ -45,9 +49,9 @@ _found: WeakKeyDictionary[Learner, list[BrokenUpdate | None]] = WeakKeyDictionar
 
 
 def examine(
-    learner: Learner, batch: Rollouts, run_passes: Callable[[], object], **facts: float
+    learner: Learner, batch: B, budget: Budget, compute: Compute[B, Any], **facts: float
 ) -> None:
-    """Repeat the passes of an update that broke, and keep what they show. Collective.
+    """Repeat the passes of an update that broke, by `compute`; keep what they show. Collective.
 
     Does so for the first `MOST` updates of a learner.
     """
@@ -64,7 +68,7 @@ def examine(
             if not value.isfinite().all():
                 trace.report(kind, name, value)
     with trace.hooks(), torch.compiler.set_stance("force_eager"):
-        run_passes()
+        learner.in_micro_batches(batch, budget, compute)
     for name, each in learner.model.named_parameters():
         if each.grad is not None and not (gradient := full_tensor(each.grad)).isfinite().all():
             trace.report("gradient of weights", name, gradient)
@@ -85,17 +89,16 @@ def examine(
     kept.append(BrokenUpdate(finite(shown), batch.to("cpu"), weights))
 
 
-def examine_pass(learner: Learner, batch: Rollouts, budget: Any) -> None:
+def examine_pass(learner: Learner, batch: Rollouts, budget: Budget) -> None:
     """Examine a pass without gradients whose log-probs are not finite. Collective."""
     model: Any = learner.model
-    compute = partial(_pass, model)
+
+    def compute(_: Rollouts, sequences: Sequences) -> tuple[None, None]:
+        model(sequences)
+        return None, None
+
     with torch.no_grad():
-        examine(learner, batch, lambda: learner.in_micro_batches(batch, budget, compute))
-
-
-def _pass(model: Any, _: Rollouts, sequences: Any) -> tuple[None, None]:
-    model(sequences)
-    return None, None
+        examine(learner, batch, budget, compute)
 
 
 def pop(learner: Learner) -> list[BrokenUpdate]:
@@ -115,7 +118,7 @@ class Trace:
     before: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def report(self, kind: str, name: str, value: Tensor) -> None:
-        """Keep the first value that is not finite."""
+        """Keep the first value (N, ...) that is not finite."""
         self.first = self.first or {"where": kind, "name": name, **stats(value)}
 
     @contextmanager
@@ -135,7 +138,7 @@ class Trace:
         value = next(_tensors(output), None)
         if value is None:
             return
-        label = f"{name} ({type(module).__name__})"
+        label = f"{name} ({type(module).__name__.removeprefix('FSDP')})"
         if value.requires_grad:
             value.register_hook(partial(self._on_gradient, label))
         if any(layer.get("not_finite") for layer in self.before):
@@ -161,7 +164,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 
 def tensors_of(batch: Rollouts) -> Iterator[tuple[str, Tensor]]:
-    """Yield the floating-point fields of a batch with their names."""
+    """Yield the floating-point fields (N, ...) of a batch with their names."""
     for each in fields(batch):
         value = getattr(batch, each.name)
         for name, part in value.items() if isinstance(value, dict) else [("", value)]:
@@ -172,7 +175,7 @@ def tensors_of(batch: Rollouts) -> Iterator[tuple[str, Tensor]]:
 
 
 def stats(value: Tensor) -> Stats:
-    """Return size, extremes and mean of the finite values of a tensor, and the number of others."""
+    """Return shape, extremes and mean of the finite values (N, ...), and the number of others."""
     value = value.detach().float()
     good = value[value.isfinite()]
     known = len(good) > 0
@@ -186,12 +189,12 @@ def stats(value: Tensor) -> Stats:
 
 
 def trained(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the trainable parameters with their names."""
+    """Yield the trainable parameters (N, ...) with their names."""
     return ((name, each) for name, each in model.named_parameters() if each.requires_grad)
 
 
 def fingerprint(weights: Iterable[tuple[str, Tensor]]) -> str:
-    """Return a digest of names and bits, which no layout of ranks changes."""
+    """Return a digest of names and bits of weights (N, ...), whatever the layout of ranks."""
     found = hashlib.sha256()
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     for name, value in weights:

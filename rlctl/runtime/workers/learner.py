@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -189,8 +188,7 @@ class Learner:
             if not isfinite(norm := metrics[-1][f"{self.name}/grad_norm"].value):
                 from rlctl.runtime.workers.broken_update import examine
 
-                passes = partial(self.in_micro_batches, batch, budget, losses_of)
-                examine(self, batch, passes, lr=lr, grad_norm=norm)
+                examine(self, batch, budget, losses_of, lr=lr, grad_norm=norm)
         else:  # a step would still apply momentum and weight decay
             reset_gradients(self.model)
             first = self.rank_info.rank == 0
@@ -235,7 +233,7 @@ class Learner:
     def in_micro_batches(
         self, batch: B, budget: Budget, compute: Compute[B, R]
     ) -> tuple[list[R], list[Tensor]]:
-        """Return the result of `passes` for each micro-batch, and the row indices of each.
+        """Return the result of `passes` for each micro-batch, and its row indices (N,).
 
         After an out-of-memory error all micro-batches are computed again with half the limit,
         because an interrupted backward pass has already added part of its gradient.

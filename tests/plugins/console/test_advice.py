@@ -26,7 +26,7 @@ def advice(run: Path) -> dict[str, Any]:
 
 
 def test_the_slowest_phase_and_what_a_change_saves(run: Path) -> None:
-    """Of 10 s and 2.5 s of validation per step: a pass of 4 s, and a reward of 2 s."""
+    """A step takes 10 s, with a pass of 4 s and a reward of 2 s, and its validation 2.5 s."""
     timing = {"step": 10.0, "gen": 3.0, "old_log_prob": 4.0, "reward": 2.0, "update_actor": 1.0}
     row = {f"timing_s/{name}": value for name, value in timing.items()}
     slow = dict.fromkeys(row, 100.0)  # of the first two steps, which warm up
@@ -56,7 +56,7 @@ def test_a_run_without_steps_has_no_advice(run: Path) -> None:
 
 
 def test_ten_responses_that_trade_one_component_for_another(run: Path) -> None:
-    """Of 12 responses, those with the longest text and the worst accuracy come first."""
+    """Responses with the longest text and the worst accuracy come first."""
     rows = {
         step: {"reward/length/mean": float(step), "reward/acc/mean": 1 - step / 10}
         for step in range(1, 8)

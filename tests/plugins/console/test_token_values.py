@@ -31,7 +31,10 @@ ROW = {
 def test_a_run_keeps_the_tokens_of_some_prompts(tmp_path: Path) -> None:
     words = [*small(write_shelf(tmp_path)), *given(n=2, steps=3, lr=0.01, val=None)]
     plainly = command.train("grpo", "plain", "--inline", *words, cwd=tmp_path)
-    words += ["trainer.listeners=[tokens]", "trainer.listener_params={tokens: {steps: 2}}"]
+    words += [
+        "trainer.listeners=[token_values]",
+        "trainer.listener_params={token_values: {steps: 2}}",
+    ]
     run = command.train("grpo", "tokens", "--inline", *words, cwd=tmp_path)
     assert command.reproducible(run) == command.reproducible(plainly)  # watching changes nothing
     files = sorted(path.name for path in (run / "tokens").iterdir())
@@ -42,7 +45,7 @@ def test_a_run_keeps_the_tokens_of_some_prompts(tmp_path: Path) -> None:
     texts = {sample["response"]: sample["score"] for sample in samples["samples"]}
     for row in rows:
         assert {len(row[name]) for name in KINDS} == {len(row["tokens"])}
-        assert all(abs(value) < 1e-4 for value in row["diff"])  # the engine has the same weights
+        assert max(map(abs, row["diff"])) < min(row["entropy"])  # the same weights, up to rounding
         assert all(0 <= value <= math.log(2000) for value in row["entropy"])
         assert set(row["mask"]) == {1.0}
         assert len(set(row["advantage"])) == 1  # GRPO's are equal in a response
@@ -52,7 +55,7 @@ def test_a_run_keeps_the_tokens_of_some_prompts(tmp_path: Path) -> None:
     assert plain(rows[0], "entropy") in shown.stdout
     assert "1 of 4 responses of step 3, by entropy" in shown.stderr
     error = rlctl("show", "plain", "--tokens", "mask", cwd=tmp_path, code=4).stderr
-    assert "trainer.listeners=[tokens]" in error
+    assert "trainer.listeners=[token_values]" in error
 
 
 def test_tokens_in_colour_and_as_text(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from rlctl.cli.console import notice, print_json, print_table, stdout, warn
+from rlctl.cli.console import print_json, print_table, stdout
 from rlctl.cli.options import Json, Root, Trust, run_argument
+from rlctl.cli.stderr import notice, warn
 from rlctl.terminal import visible
 
 app = typer.Typer()

@@ -9,8 +9,9 @@ from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
-from rlctl.cli.console import notice, paged, print_json, print_table, stdout
+from rlctl.cli.console import paged, print_json, print_table, stdout
 from rlctl.cli.options import Json, Root, RunName
+from rlctl.cli.stderr import notice
 from rlctl.errors import NotFoundError, UsageError
 from rlctl.runs.run import Run
 from rlctl.terminal import visible
@@ -44,7 +45,7 @@ def show_more(
         typer.Option(
             "--tokens",
             help="Colour tokens by engine/trainer log-prob difference, advantage, entropy, clip or "
-            "mask; needs a run with trainer.listeners=\\[tokens].",
+            "mask; needs a run with trainer.listeners=\\[token_values].",
         ),
     ] = None,
     components: Annotated[
