@@ -166,7 +166,7 @@ def build_roles(
     critic: Critic | None = None
     if CRITIC in needed:
         on_phase("building the critic")
-        valued = _critic_spec(config, algorithm)
+        valued = critic_spec(config, algorithm)
         critic = _spawn(CRITIC, CriticWorker, placement, pools, valued)
     scorer: RewardModel | None = None
     if REWARD_MODEL in needed:
@@ -200,7 +200,8 @@ def _separate_engines(
     return SeparateEngines(trainer, engines, ahead=ahead, in_flight=in_flight)
 
 
-def _critic_spec(config: schema.Config, algorithm: Algorithm) -> CriticSpec:
+def critic_spec(config: schema.Config, algorithm: Algorithm) -> CriticSpec:
+    """Return the settings of the critic."""
     return CriticSpec(
         critic=config.critic,
         algorithm=cast(ValueLoss, algorithm),
