@@ -30,7 +30,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
 from rlctl.runtime import ops
 from rlctl.runtime.build import load_algorithm
-from rlctl.runtime.model import sharding
+from rlctl.runtime.model import device_mesh, sharding
 from rlctl.runtime.model.activations import save_activation_memory
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.kernels import Reach
@@ -114,8 +114,8 @@ def tracked(folder: str, ranks: int) -> dict[str, int]:
     ops._CHUNK_CPU = ops._CHUNK_GPU
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     rank = RankInfo(0, ranks, "cpu", 1, 60.0, False, None)
-    mesh = sharding._mesh(rank, fsdp)  # which needs numbers
-    with FakeTensorMode(), patch.object(sharding, "_mesh", lambda *_: mesh):
+    mesh = device_mesh.mesh_of(rank, fsdp)  # which needs numbers
+    with FakeTensorMode(), patch.object(device_mesh, "mesh_of", lambda *_: mesh):
         hf = load_model(config.model, "policy", master_dtype(fsdp), 0)
         save_activation_memory(hf, config.model)
         policy = PolicyModel(hf, 1.0)

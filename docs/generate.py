@@ -17,7 +17,7 @@ from unittest.mock import patch
 from docs.keys import keys
 from rlctl.explain.entries import error_entries, metric_entries
 from rlctl.explain.lookup import library_options
-from rlctl.recipes.verl.tables import (
+from rlctl.plugins.bridges.verl.tables import (
     PLUGIN_SETTINGS,
     RENAMED,
     RULES,

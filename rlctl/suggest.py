@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 
 def nearest(name: str, known: Collection[str], limit: int = 3) -> list[str]:
@@ -79,3 +80,10 @@ def hydra_text(key: str, value: str) -> str:
     """Return the override of `key` by the text `value`, quoted for Hydra."""
     inner = re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
     return f'{key}="{inner}"'
+
+
+def written(value: Any) -> str:
+    """Return a value as an override writes it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import gc
 from importlib import import_module
 
+from rlctl.plugins.bridges.verl.translate import translate
 from rlctl.recipes.keys import schema_keys
-from rlctl.recipes.verl.translate import translate
 
 NAMES = (
     "fsspec",
@@ -28,7 +28,7 @@ NAMES = (
     "rlctl.runtime.cluster.session",
     "rlctl.runtime.resume",
     "rlctl.runtime.rewards.gsm8k",
-    "rlctl.runtime.rewards.judge",
+    "rlctl.plugins.objectives.judge",
     "rlctl.sweeps.launch",
     "rlctl.tracking.console",
 )

@@ -47,7 +47,6 @@ _PANELS = {
     },
     "Recipes": {
         "recipes": "List, show, copy and check recipes.",
-        "import": "Turn a script of verl into a recipe.",
         "config": "Show a composed configuration and the origin of each value.",
         "explain": "Explain the code of an error, a metric, an alarm or a config key.",
     },
@@ -79,11 +78,8 @@ _PANELS = {
 }
 # Modules of commands, if they have another name.
 _MODULES = {
-    "import": "import_verl",
-    "eval": "evaluate",
-    "generate": "evaluate",
-    "show": "runs",
-    "sweeps": "runs",
+    **dict.fromkeys(("eval", "generate"), "evaluate"),
+    **dict.fromkeys(("show", "sweeps"), "runs"),
     **dict.fromkeys(("logs", "stop", "debug"), "watch"),
     **dict.fromkeys(("loggers", "version", "completion"), "doctor"),
 }

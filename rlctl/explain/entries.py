@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import RlctlError
-from rlctl.recipes.verl.patterns import alternatives
+from rlctl.explain.patterns import alternatives
 
 FOLDER = Path(__file__).parent
 _PLACEHOLDER = re.compile(r"<\w+>")

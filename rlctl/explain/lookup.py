@@ -15,10 +15,10 @@ from rlctl.explain.entries import (
     read_table,
 )
 from rlctl.monitoring.rules import RULES
+from rlctl.recipes.dialects import dialects
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.reference import KeyRow, key_rows, setting_rows
 from rlctl.recipes.slots import SLOTS, slot_with_setting
-from rlctl.recipes.verl.translate import aliases, translate
 from rlctl.suggest import nearest, question
 
 _LONGEST = 200  # characters of a name
@@ -45,7 +45,7 @@ def explain(name: str) -> list[Explanation]:
         raise NotFoundError(
             f"nothing has a name of {len(name)} characters", hint=f"at most {_LONGEST}"
         )
-    sources = (_error, _exit_code, _alarm, _metric, _label, _keys, _metrics, _option, _verl)
+    sources = (_error, _exit_code, _alarm, _metric, _label, _keys, _metrics, _option, _foreign)
     for source in (*sources, _plugin):
         if found := source(name):
             # The end of a key may be an option of another library with another meaning.
@@ -185,7 +185,8 @@ def _keys(name: str) -> list[Explanation]:
 def _key(row: KeyRow) -> Explanation:
     key = row.key
     facts = {"type": key.type, "default": row.default}
-    facts |= _given(verl=", ".join(aliases(key.name)))
+    for dialect in dialects():
+        facts |= _given(**dialect.aliases(key.name))
     facts["set by"] = f"rlctl config why {key.name} --recipe NAME"
     return Explanation(key.name, "key", key.help, facts)
 
@@ -219,19 +220,12 @@ def library_options(library: str) -> dict[str, LibraryOption]:
     }
 
 
-def _verl(name: str) -> list[Explanation]:
-    """Explain a key of verl that is renamed, dropped or refused."""
-    if "." not in name:
-        return []
-    found = translate(name, "VALUE")
-    if found.key is not None and found.key != name and known_key(found.key):
-        return [Explanation(name, "key of verl", "It has another name here.", {"use": found.key})]
-    if found.kind == "refused":
-        text = found.text if found.feature else "Some values of it are not supported."
-        return [Explanation(name, "key of verl", text, _given(instead=found.hint))]
-    if not found.kind:
-        return []
-    return [Explanation(name, "key of verl", f"It is not needed: {found.text}.")]
+def _foreign(name: str) -> list[Explanation]:
+    """Explain a key of another library, which a dialect translates."""
+    found = (dialect.explain(name) for dialect in dialects() if "." in name)
+    return [
+        Explanation(name, kind, text, _given(**facts)) for kind, text, facts in filter(None, found)
+    ]
 
 
 def _given(**facts: str | None) -> dict[str, str]:

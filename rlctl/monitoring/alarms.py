@@ -80,8 +80,9 @@ class Alarms:
         return [change for change in changes if change is not None]
 
     def _check(self, rule: Rule, step: int) -> Alarm | None:
-        limit, value = self.limits.get(rule.name), rule.reading(self.history)
-        if limit is None or value is None or self.history[rule.series][-1][0] != step:
+        limit, value = self.limits.get(rule.name), rule.read(self.history)
+        series = self.history[rule.series]
+        if limit is None or value is None or not series or series[-1][0] != step:
             return None
         state = self.states[rule.name]
         change = rule.recovered if state.active else rule.violated
@@ -90,7 +91,7 @@ class Alarms:
             return None
         state.active, state.streak = not state.active, 0
         message = rule.message if state.active else rule.over_message
-        text = message.format(value=value, limit=limit)
+        text = message.format(value=value, limit=limit, **self.history.words)
         if state.active and rule.name in self.details:
             text += f"; the first error: {self.details[rule.name]}"
         return Alarm(rule.name, step, value, limit, text, rule.hint, over=not state.active)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
 from rlctl.monitoring import run_summary
 from rlctl.monitoring.run_summary import Row, figure, lower_is_better, validation_metric
@@ -14,6 +17,10 @@ START_STEPS = 3  # the first steps, whose mean is the reference of relative read
 REWARD_STEPS = 3  # steps over which the reward around a validation is averaged
 MIN_REWARD_S = 1.0  # of a step; a shorter time for the reward is no problem
 FAILED_REWARDS = "failed_rewards"  # the first advice: others may follow from it
+COMPONENT, MEMORY = "reward/", "perf/process_memory_gb/"  # prefixes of metrics
+MIN_GROWTH_GB = 1.0  # of a process
+_WARM_STEPS = 10  # in which the memory of a process may grow
+_NOISE = 3.0  # times the mean change from step to step: a smaller change is none
 MARGIN = 0.1  # hysteresis, as a share of the limit
 
 Series = Sequence[tuple[int, float]]  # (step, finite value), oldest first
@@ -28,6 +35,7 @@ class History(defaultdict[str, list[tuple[int, float]]]):
 
     def __init__(self) -> None:
         super().__init__(list)
+        self.words: dict[str, str] = {}  # for messages
 
     def add(self, row: Row) -> None:
         """Append the values of the next row, which has a `step`."""
@@ -37,6 +45,12 @@ class History(defaultdict[str, list[tuple[int, float]]]):
                 self[name].append((step, value))
         if (metric := validation_metric(row)) and (value := figure(row, (metric,))) is not None:
             self["validation"].append((step, -value if lower_is_better(metric) else value))
+        for name in row:
+            part = "memory" if name.startswith(MEMORY) else "components"
+            is_component = name.startswith(COMPONENT) and name.endswith("/mean")
+            if (is_component or part == "memory") and math.isfinite(row[name]):
+                self[name].append((step, row[name]))
+                self[part].append((step, row[name]))
         skipped = [
             value
             for name, value in row.items()
@@ -109,23 +123,90 @@ def _mean_until(series: Series, step: int) -> float | None:
     return math.fsum(last) / len(last) if last else None
 
 
+def collapse(series: Series) -> float | None:
+    """Return the drop of the last `REWARD_STEPS` values from the best ones, as a share of these.
+
+    The share of their range, if that is larger: rewards may be negative. 0 within the noise.
+    """
+    values = [value for _, value in series]
+    if len(values) < 2 * REWARD_STEPS:
+        return None
+    ends = range(REWARD_STEPS, len(values) + 1)
+    means = [math.fsum(values[end - REWARD_STEPS : end]) / REWARD_STEPS for end in ends]
+    now, best, lowest = means[-1], max(means), min(means[:-REWARD_STEPS])
+    is_noise = best - now <= _NOISE * _step_change(values[:-REWARD_STEPS])
+    return 0.0 if is_noise else (best - now) / max(abs(best), best - lowest)
+
+
+def opposed(history: History) -> float | None:
+    """Return the smaller of the largest rise and the largest fall of the reward's components.
+
+    Both are shares of the larger value, of the start and now. Their names are in `history.words`.
+    """
+    changes = {"": 0.0}
+    for name, series in [*history.items()]:
+        values = [value for _, value in series]
+        if not name.startswith(COMPONENT) or len(values) < 2 * START_STEPS:
+            continue
+        before, now = (math.fsum(x) for x in (values[:START_STEPS], values[-START_STEPS:]))
+        if abs(now - before) > _NOISE * START_STEPS * _step_change(values):
+            short = name.removeprefix(COMPONENT).removesuffix("/mean")
+            changes[short] = (now - before) / max(abs(before), abs(now))
+    rising, falling = (best(changes, key=changes.__getitem__) for best in (max, min))
+    history.words |= {"rising": rising, "falling": falling}
+    return max(0.0, min(changes[rising], -changes[falling]))
+
+
+def growth(history: History) -> float | None:
+    """Return the largest growth of a process since its first steps; 0 below `MIN_GROWTH_GB`."""
+    found = {"": 0.0}
+    for name, series in [*history.items()]:
+        if name.startswith(MEMORY) and len(series) > _WARM_STEPS:
+            start = max(value for _, value in series[:_WARM_STEPS])
+            if (grown := series[-1][1] - start) >= MIN_GROWTH_GB:
+                found[name.removeprefix(MEMORY)] = grown / start
+    history.words["process"] = max(found, key=found.__getitem__)
+    return max(found.values())
+
+
+def _step_change(values: Sequence[float]) -> float:
+    """Return the mean absolute change from one step to the next."""
+    return math.fsum(abs(b - a) for a, b in pairwise(values)) / (len(values) - 1)
+
+
+_READINGS: Mapping[str, Callable[[History, str], float | None]] = {
+    "latest": lambda history, series: latest(history[series]),
+    "share_of_start": lambda history, series: share_of_start(history[series]),
+    "drift": lambda history, series: drift(history[series]),
+    "collapse": lambda history, series: collapse(history[series]),
+    "fall_under_rising_reward": lambda history, series: fall_under_rising_reward(
+        history[series], history["reward"]
+    ),
+    "opposed": lambda history, _: opposed(history),
+    "growth": lambda history, _: growth(history),
+}
+
+
 @dataclass(frozen=True)
 class Rule:
-    """Condition of one alarm.
+    """Condition of one alarm, as in `alarms.toml`.
 
-    `reading` returns None where the history does not suffice; a step without a new value in
-    `series` is skipped. `message` and `over_message` may use {value} and {limit}; `hint` suggests a
-    remedy. With `below` the alarm fires at low readings.
+    Its reading is None where the history does not suffice; a step without a new value in `series`
+    is skipped. With `below` the alarm fires at low readings.
     """
 
     name: str
-    reading: Callable[[History], float | None]
     series: str
     message: str
     over_message: str
     hint: str
+    reading: str = "latest"
     below: bool = False
     patience: int = 3
+
+    def read(self, history: History) -> float | None:
+        """Return the reading, None where the history does not suffice."""
+        return _READINGS[self.reading](history, self.series)
 
     def violated(self, value: float, limit: float) -> bool:
         """Return True if the reading has reached the limit."""
@@ -136,119 +217,7 @@ class Rule:
         return value >= limit * (1 + MARGIN) if self.below else value <= limit * (1 - MARGIN)
 
 
-RULES = (
-    Rule(
-        FAILED_REWARDS,
-        lambda history: latest(history["failed_rewards"]),
-        "failed_rewards",
-        "failed rewards: the reward of {value:.0f} responses of the step failed, so they score 0",
-        "no more rewards fail",
-        "`rlctl logs RUN` has the first tracebacks; reward.failed=drop leaves such responses out",
-        patience=1,
-    ),
-    Rule(
-        "zero_scores",
-        lambda history: latest(history["zero_scores"]),
-        "zero_scores",
-        "no reward: every response scores 0 for {value:.0f} steps in a row",
-        "there are scores other than 0 again",
-        "do responses lack the form that the scorer expects (`rlctl show RUN --samples --train`)? "
-        "are they cut off (response_length/clip_ratio)? does a right one score (`rlctl reward "
-        "test`)? does the reward fail (`rlctl logs RUN`)? are the problems too hard? See "
-        "docs/troubleshooting.md",
-        patience=1,
-    ),
-    Rule(
-        "entropy_collapse",
-        lambda history: share_of_start(history["entropy"]),
-        "entropy",
-        "entropy collapse: the policy's entropy is {value:.1%} of its initial value",
-        "entropy is back at {value:.1%} of its initial value",
-        "try a lower learning rate, or a larger clip_ratio_high or entropy_coeff",
-        below=True,
-    ),
-    Rule(
-        "kl",
-        lambda history: latest(history["kl"]),
-        "kl",
-        "KL runaway: the KL to the reference is {value:.3g} per token",
-        "the KL to the reference is back at {value:.3g} per token",
-        "try a larger KL coefficient or a lower learning rate",
-    ),
-    Rule(
-        "update_kl",
-        lambda history: latest(history["update_kl"]),
-        "update_kl",
-        "updates too large: one step changes the policy by a KL of {value:.3g}",
-        "updates are smaller again: a KL of {value:.3g} per step",
-        "try a lower learning rate, fewer ppo_epochs or larger mini-batches",
-    ),
-    Rule(
-        "length_drift",
-        lambda history: drift(history["length"]),
-        "length",
-        "length drift: the length of responses has changed by a factor of {value:.2g}",
-        "the length of responses is back within a factor of {value:.2g} of its initial value",
-        "check if the reward favours length: `rlctl show RUN --samples` prints responses",
-    ),
-    Rule(
-        "truncation",
-        lambda history: latest(history["truncated"]),
-        "truncated",
-        "truncation: {value:.0%} of the responses reach data.max_response_length",
-        "truncation is back at {value:.0%} of the responses",
-        "try a larger data.max_response_length, or algorithm.overlong_buffer",
-    ),
-    Rule(
-        "uniform_groups",
-        lambda history: latest(history["uniform"]),
-        "uniform",
-        "groups without variance: in {value:.0%} of the groups all responses score the same, "
-        "so they give no gradient",
-        "groups without variance are back at {value:.0%}",
-        "try harder or easier prompts, a larger rollout.n, or algorithm.filter_groups",
-    ),
-    Rule(
-        "validation_falls",
-        lambda history: fall_under_rising_reward(history["validation"], history["reward"]),
-        "validation",
-        "the reward rises while validation falls: validation is {value:.0%} below its best",
-        "validation no longer falls while the reward rises",
-        "check for reward hacking or overfitting: compare the samples of both steps",
-        patience=1,
-    ),
-    Rule(
-        "rollout_mismatch",
-        lambda history: latest(history["mismatch"]),
-        "mismatch",
-        "rollout mismatch: token probabilities of engine and trainer differ by {value:.3g}",
-        "token probabilities of engine and trainer agree again, within {value:.3g}",
-        "algorithm.rollout_correction reweights or masks the tokens that differ",
-    ),
-    Rule(
-        "skipped_updates",
-        lambda history: latest(history["skipped"]),
-        "skipped",
-        "{value:.0f} updates skipped in one step because of a non-finite loss or gradient",
-        "no more updates are skipped",
-        "try a lower learning rate; the batch is in the attempt's folder",
-        patience=1,
-    ),
-    Rule(
-        "zero_advantages",
-        lambda history: latest(history["zero_advantages"]),
-        "zero_advantages",
-        "nothing to learn: all advantages are 0 for {value:.0f} steps in a row",
-        "there are advantages other than 0 again",
-        "check that responses to one prompt score differently: `rlctl show RUN --samples`",
-        patience=1,
-    ),
-    Rule(
-        "slow_reward",
-        lambda history: latest(history["reward_time"]),
-        "reward_time",
-        "slow reward: {value:.0%} of the step's time is spent waiting for the reward",
-        "the reward is back at {value:.0%} of the step's time",
-        "try more reward.num_processes, or `async def` for a function that waits for a server",
-    ),
+_FILE = Path(__file__).with_name("alarms.toml")
+RULES = tuple(
+    Rule(name, **row) for name, row in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()
 )

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 # Methods of the kinds that are classes; a plug-in of any other of these kinds is called.
 _METHODS = {
     "algorithms": ("from_config",),
+    "dialects": ("reads", "translate", "translator"),
     "engines": ("check", "from_spec"),
     "generators": ("check", "open"),
+    "roles": ("check", "build"),
 }
 # Methods of objects, if the plug-in is their class: a function may return objects of another.
 _OF_OBJECTS = {

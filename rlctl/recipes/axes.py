@@ -15,9 +15,10 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override, Rang
 from hydra.errors import HydraException
 
 from rlctl.errors import ConfigError, Problem, raise_problems
+from rlctl.recipes.dialects import present_name
 from rlctl.recipes.search_path import find_recipe, search_folders
 from rlctl.recipes.sources import read
-from rlctl.recipes.verl.translate import translate, written
+from rlctl.suggest import written
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,7 @@ def check_fixed(fixed: Sequence[str], axes: Sequence[Axis]) -> None:
 def _present_name(override: Override) -> str:
     """Return the key of an override, without `+` or `~`, under rlctl's name."""
     package = f"@{override.package}" if override.package else ""
-    key = f"{override.key_or_group}{package}"
-    return translate(key, None).key or key
+    return present_name(f"{override.key_or_group}{package}")
 
 
 def _overlap(key: str, other: str) -> bool:

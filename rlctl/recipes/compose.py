@@ -21,6 +21,7 @@ from omegaconf.errors import (
 )
 
 from rlctl.errors import ConfigError, RlctlError
+from rlctl.recipes.dialects import Translators
 from rlctl.recipes.implied import apply_implied
 from rlctl.recipes.keys import schema_keys, without_empty_text
 from rlctl.recipes.layers import MISSING, Layers, Origin, Recipe, UnusedKey, leaves, nested
@@ -36,7 +37,6 @@ from rlctl.recipes.search_path import (
 from rlctl.recipes.slots import lookup
 from rlctl.recipes.sources import Source, read
 from rlctl.recipes.validate import load_config, unresolved, validate
-from rlctl.recipes.verl.settings import VerlSettings
 from rlctl.recipes.yaml_repository import YamlRepository
 from rlctl.redaction import redact
 
@@ -58,9 +58,12 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     problems = check_plugins(container, layers)
     shown = recorded(container, layers.tree)  # registers secrets before any problem is described
     config, invalid = validate(container, layers.origins, layers.faulty, leaves(layers.tree))
-    problems = [*layers.problems, *layers.verl.problems(container), *invalid, *problems]
+    refused = [each for found in layers.translators for each in found.problems(container)]
+    problems = [*layers.problems, *refused, *invalid, *problems]
     if problems or config is None:
         raise ConfigError(*problems)
+    notices = [line for found in layers.translators for line in found.notices()]
+    foreign = layers.translators.settings()
     return Recipe(
         path.stem,
         path,
@@ -68,14 +71,14 @@ def compose(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         container,
         shown,
         recorded_origins(layers.origins),
-        [redact(line) for line in (*layers.verl.notices(), *implied)],
+        [redact(line) for line in (*notices, *implied)],
         [(source.path, package) for source, package in files],
         [
             UnusedKey(setting.key, setting.where, setting.text)
-            for setting in layers.verl.found
+            for setting in foreign
             if setting.kind == "unused"
         ],
-        layers.verl.found,
+        foreign,
     )
 
 
@@ -130,8 +133,9 @@ def _merge(path: Path, overrides: Sequence[str]) -> tuple[Layers, list[tuple[Sou
             )
     except RlctlError as error:
         raise type(error)(*problems, *error.problems) from error
-    includes_sft = any(source.path == library_recipes()["sft_trainer"] for source, _ in files)
-    layers = Layers(problems=problems, verl=VerlSettings(includes_sft))
+    shipped = {path: name for name, path in library_recipes().items()}
+    bases = [shipped[source.path] for source, _ in files if source.path in shipped]
+    layers = Layers(problems=problems, translators=Translators(bases))
     for source, package in files:
         layers.add_file(source, package, level_of(source.path))
     for setting in choices.settings:

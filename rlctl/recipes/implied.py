@@ -7,22 +7,20 @@ prompts. A key that only has a meaning with verl's default switches to it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rlctl.recipes.layers import Layers
 from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, REWARD_MODEL, ROLLOUT
 from rlctl.recipes.slots import lookup
-from rlctl.recipes.verl import tables
-from rlctl.recipes.verl.translate import written
 
 _ACTOR, _ROLLOUT, _REF = ACTOR.section, ROLLOUT.section, REFERENCE.section
 _SWITCH = f"{_ACTOR}.use_dynamic_bsz"
-_OF = "is a setting of a reader"
 
 
 @dataclass(frozen=True, slots=True)
 class Implied:
-    """Key that, once set, sets `switch` to `to` unless one of `explicit` is set.
+    """Key that, once set, sets `switch` to False unless one of `explicit` is set.
 
     `ignored` are the values of the key that imply nothing.
     """
@@ -32,7 +30,6 @@ class Implied:
     explicit: tuple[str, ...]
     ignored: tuple[Any, ...] = (None,)
     reason: str = "gives the rows of a micro-batch"
-    to: Any = False
 
 
 IMPLIED: tuple[Implied, ...] = (
@@ -57,10 +54,6 @@ IMPLIED: tuple[Implied, ...] = (
         (None, "error"),
         "truncates overlong prompts",
     ),
-    *(
-        Implied(f"data.reader_params.{key}", "data.reader", ("data.reader",), (None,), _OF, reader)
-        for key, reader in tables.READERS.items()
-    ),
 )
 
 
@@ -73,20 +66,20 @@ def apply_implied(layers: Layers) -> list[str]:
         and lookup(layers.tree, rule.key) not in rule.ignored
         and not any(_is_set(key, layers) for key in rule.explicit)
     ]
-    for key, parts in layers.verl.paths.items():
-        names = [parts] if isinstance(parts, str) else list(parts or ())
-        _imply(key, ".".join([lookup(layers.tree, key), *map(str, names)]), key, layers)
+    for translator in layers.translators:
+        for key, parts in translator.paths.items():
+            names = [parts] if isinstance(parts, str) else list(parts or ())
+            _imply(key, ".".join([lookup(layers.tree, key), *map(str, names)]), key, layers)
     for rule in found:
-        _imply(rule.switch, rule.to, rule.key, layers)
-    combined = layers.verl.combined(
-        lambda key: lookup(layers.tree, key), lambda key: _is_set(key, layers)
-    )
-    for key, (value, where) in combined.items():
-        layers.imply(key, value, where, 3 if where.startswith("override ") else 2)
-    meant = [f"{key}={written(value)}" for key, (value, _) in combined.items()]
-    return [f"verl's settings mean {', '.join(meant)}"] * bool(meant) + [
+        _imply(rule.switch, False, rule.key, layers)
+    for translator in layers.translators:
+        is_set = partial(_is_set, layers=layers)
+        combined = translator.combined(partial(lookup, layers.tree), is_set)
+        for key, (value, where) in combined.items():
+            layers.imply(key, value, where, 3 if where.startswith("override ") else 2)
+    return [
         f"{rule.key}={lookup(layers.tree, rule.key)} {rule.reason}, as in verl: "
-        f"{rule.switch} is now {written(rule.to)}"
+        f"{rule.switch} is now false"
         for rule in found
     ]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlctl.errors import Problem
+from rlctl.recipes.dialects import Foreign, Translators
 from rlctl.recipes.keys import known_key, schema_keys, similar_keys, suggest_key
 from rlctl.recipes.schema import Config
 from rlctl.recipes.slots import lookup
 from rlctl.recipes.sources import Source
-from rlctl.recipes.verl.settings import VerlSetting, VerlSettings
 from rlctl.redaction import redact_word
 from rlctl.suggest import did_you_mean, override_fix
 
@@ -52,8 +52,8 @@ class Recipe:
     records and trackers: without secrets, and values from the environment as written. `origins` has
     the settings of every key, newest last. `notices` are lines for the user about old keys that
     were accepted. `layers` are the merged files, lowest first, each with its package. `unused` are
-    the keys that composition dropped because they have no effect. `verl` are the settings given
-    under names of verl.
+    the keys that composition dropped because they have no effect. `foreign` are the settings given
+    in dialects.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Recipe:
     notices: list[str]
     layers: list[tuple[Path, str]]
     unused: list[UnusedKey] = field(default_factory=list)
-    verl: list[VerlSetting] = field(default_factory=list)
+    foreign: list[Foreign] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,14 @@ class Setting:
 class Layers:
     """Merged layers, lowest first. Problems are collected so that a user sees all of them at once.
 
-    `faulty` has the keys with a problem already noted. `flat` maps a plug-in's setting to verl's
-    key, if that was used to set it. `verl` are the settings given under names of verl.
+    `faulty` has the keys with a problem already noted. `flat` maps a plug-in's setting to the
+    key of a dialect, if that was used to set it.
     """
 
     tree: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, list[Origin]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    verl: VerlSettings = field(default_factory=VerlSettings)
+    translators: Translators = field(default_factory=Translators)
     faulty: set[str] = field(default_factory=set)
     flat: dict[str, str] = field(default_factory=dict)
     _refused: set[tuple[str, str]] = field(default_factory=set)
@@ -145,7 +145,7 @@ class Layers:
         """
         name = ".".join(path)
         where = place(name)
-        translated = self.verl.translate(name, value, where)
+        translated = self.translators.translate(name, value, where)
         if translated.key is None:
             return
         value = translated.value

@@ -16,10 +16,10 @@ from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException
 
 from rlctl.errors import ConfigError, Problem
+from rlctl.recipes.dialects import dialects
 from rlctl.recipes.keys import known_key, schema_keys
 from rlctl.recipes.layers import Setting
 from rlctl.recipes.search_path import resolve_folder
-from rlctl.recipes.verl.translate import translate
 from rlctl.recipes.yaml_repository import YamlRepository
 from rlctl.redaction import redact_word
 from rlctl.suggest import closest, did_you_mean, nearest, override_fix, quoted
@@ -193,18 +193,14 @@ def _is_setting(override: Override, repository: YamlRepository) -> bool:
     """Return True for an override of a key, False for a choice of a part."""
     return (
         isinstance(override.value(), dict)
-        or _is_verls_group(override)
         or not repository.group_exists(override.key_or_group)
-        or (override.package is None and "." in override.key_or_group)
+        or (override.package is None and _is_key(override.key_or_group, override.value()))
     )
 
 
-def _is_verls_group(override: Override) -> bool:
-    """Return True for a part that only verl has, such as `optim=fsdp`: dropped or refused."""
-    if override.package is not None:
-        return False
-    translated = translate(override.key_or_group, override.value())
-    return translated.kind == "dropped" or translated.feature is not None
+def _is_key(name: str, value: Any) -> bool:
+    """Return True for a dotted key, and for a part that only a dialect has."""
+    return "." in name or any(dialect.has_part(name, value) for dialect in dialects())
 
 
 def _add_removal(override: Override, repository: YamlRepository, choices: Choices) -> None:

@@ -98,7 +98,7 @@ def _check_settings(
             selection = f"{slot.key} is {', '.join(selected)}" + (
                 f" ({place.where})" if place.level > 1 else ""
             )
-            layers.verl.add_unused(layers.flat[flat], origin.value, origin.where, selection)
+            layers.translators.add_unused(layers.flat[flat], origin.value, origin.where, selection)
         elif origin.level >= layers.origins[slot.key][-1].level and name not in selected:
             message = f"{key} is set, but {slot.key} is {', '.join(selected)}"
             problems.append(Problem(message, origin.where, f"add {name} to {slot.key}"))

@@ -24,7 +24,6 @@ class Role:
     # A causal LM, its trunk with a value head, or a sequence classifier with one label, whose head
     # may be new.
     kind: Literal["policy", "backbone", "classifier", "new_classifier"]
-    worker: str  # class that implements the role on one rank, as "module:Class"
     model_of: str | None = None  # the model with all its settings; None: `model_key`
     fsdp_key: str | None = None  # section of the sharding settings; None: not sharded
     needed_for: str | None = None  # the `Needs` flag that asks for the role; None: always built
@@ -35,6 +34,7 @@ class Role:
     max_rows_key: str | None = None  # key with the rows of a micro-batch
     dynamic_bsz_key: str | None = None  # key that selects micro-batches by token budget
     own_pool_only: bool = False  # built only where its pool is not the actor's
+    is_plugin: bool = False  # built by the plug-in of its name, of the kind `roles`
     adapter_base: bool = False  # served by the actor's base model where that has LoRA adapters
     decided_by: tuple[str, ...] = ()  # keys that decide whether the role is built
     unused_keys: tuple[str, ...] = ()  # patterns of keys without effect if the role is not built
@@ -79,7 +79,6 @@ ACTOR = Role(
     model_key="actor_rollout_ref.model",
     section="actor_rollout_ref.actor",
     kind="policy",
-    worker="rlctl.runtime.workers.actor:ActorWorker",
     fsdp_key="actor_rollout_ref.actor.fsdp_config",
     learns=True,
     passes="ppo",
@@ -91,7 +90,6 @@ ROLLOUT = Role(
     model_key="actor_rollout_ref.model",
     section="actor_rollout_ref.rollout",
     kind="policy",
-    worker="rlctl.runtime.workers.rollout:RolloutWorker",
     needed_for="ENGINE",
     own_pool_only=True,
 )
@@ -102,7 +100,6 @@ REFERENCE = Role(
     model_of="actor_rollout_ref.reference_model",
     section="actor_rollout_ref.ref",
     kind="policy",
-    worker="rlctl.runtime.workers.reference:ReferenceWorker",
     fsdp_key="actor_rollout_ref.ref.fsdp_config",
     needed_for="REFERENCE",
     passes="log_prob",
@@ -121,7 +118,6 @@ CRITIC = Role(
     model_key="critic.model",
     section="critic",
     kind="backbone",
-    worker="rlctl.runtime.workers.critic:CriticWorker",
     fsdp_key="critic.fsdp_config",
     needed_for="CRITIC",
     learns=True,
@@ -138,7 +134,7 @@ REWARD_MODEL = Role(
     model_key=f"{_REWARD_MODEL}.model",
     section=_REWARD_MODEL,
     kind="classifier",
-    worker="rlctl.runtime.workers.reward_model:RewardModelWorker",
+    is_plugin=True,
     fsdp_key=f"{_REWARD_MODEL}.fsdp_config",
     enabled_by=f"{_REWARD_MODEL}.enable",
     passes="forward",
@@ -148,7 +144,6 @@ REWARD_MODEL = Role(
 REWARD_LEARNER = replace(
     REWARD_MODEL,
     name="reward_learner",
-    worker="rlctl.runtime.workers.reward_model:RewardLearnerWorker",
     needed_for="REWARD_LEARNER",
     enabled_by=None,
     kind="new_classifier",
@@ -160,6 +155,8 @@ REWARD_LEARNER = replace(
         for key in ("optim.*", "ppo_mini_batch_size", "grad_clip", "model.lora_*")
     ),
 )
+
+JUDGE = "judge"  # plug-in of the kind `roles` that serves a judge of the run; no model role
 
 ROLES = (ACTOR, REWARD_LEARNER, ROLLOUT, REFERENCE, CRITIC, REWARD_MODEL)
 

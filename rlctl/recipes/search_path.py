@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from rlctl.errors import ConfigError, NotFoundError, Problem
+from rlctl.recipes.dialects import dialects
 from rlctl.recipes.slots import lookup
 from rlctl.recipes.sources import Source, read, shown
-from rlctl.recipes.verl.config_names import check_name, is_verls_library
 from rlctl.storage import local
 from rlctl.suggest import closest, did_you_mean
 
@@ -129,7 +129,12 @@ def search_folders(primary: Source, extra: list[Path]) -> list[Path]:
                 hint="remove one of these from `defaults`",
             )
         where = source.where("hydra.searchpath")
-        entries = [entry for entry in source.searchpath if not is_verls_library(entry)]
+        known = dialects() if source.searchpath else []
+        entries = [
+            entry
+            for entry in source.searchpath
+            if not any(dialect.is_library(entry) for dialect in known)
+        ]
         add([resolve_folder(entry, source.path.parent, where) for entry in entries])
         for entry in source.defaults:
             if not isinstance(entry, str) or entry == "_self_":
@@ -142,7 +147,8 @@ def search_folders(primary: Source, extra: list[Path]) -> list[Path]:
                 )
             found = find_part(entry.partition("@")[0].lstrip("/"), [*folders, LIBRARY])
             if found is None:
-                check_name(entry.partition("@")[0].rpartition("/")[2], entry)
+                for dialect in dialects():
+                    dialect.check_part(entry.partition("@")[0].rpartition("/")[2], entry)
             else:
                 visit(read(found), [*trail, source.path])
 

@@ -19,9 +19,8 @@ from rlctl.files import read_record
 from rlctl.log import warn_once
 from rlctl.recipes.layers import Origin, Recipe, leaves, nested
 from rlctl.recipes.sources import read
-from rlctl.recipes.verl.translate import written
 from rlctl.redaction import is_secret_key
-from rlctl.suggest import overridden_keys
+from rlctl.suggest import overridden_keys, written
 
 # Keys that a resumed run may change: duration, placement, logging, the size of passes, and one of
 # earlier versions.

@@ -37,6 +37,7 @@ def details(run: Run) -> dict[str, Any]:
         "trackers": trackers(run),
         "generations": generation_steps(run.path),
         "profiles": profiles(run.path),
+        "broken_updates": broken_updates(run.path),
         "bytes": run.num_bytes,
         "checkpoint_bytes": {
             step_name(step): size for step, size in checkpoint_sizes(run.path).items()
@@ -79,6 +80,11 @@ def profiles(folder: Path) -> list[str]:
     """Return the traces in the folder of a run, relative to it, by step and rank."""
     found = folder.glob("profiles/step_*/*.json")
     return sorted(str(path.relative_to(folder)) for path in found)
+
+
+def broken_updates(folder: Path) -> list[str]:
+    """Return the folders of skipped updates in the folder of a run, relative to it, by step."""
+    return sorted(str(path.relative_to(folder)) for path in folder.glob("broken_updates/step_*"))
 
 
 def alarms(run: Run) -> list[dict[str, Any]]:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +17,7 @@ from rlctl.recipes import schema
 from rlctl.recipes.roles import (
     ACTOR,
     CRITIC,
+    JUDGE,
     REFERENCE,
     REWARD_LEARNER,
     REWARD_MODEL,
@@ -26,13 +26,7 @@ from rlctl.recipes.roles import (
     is_adapter_base,
     needed_roles,
 )
-from rlctl.runtime.algorithms.base import (
-    Algorithm,
-    Needs,
-    RoutesRows,
-    ScoreLoss,
-    ValueLoss,
-)
+from rlctl.runtime.algorithms.base import Algorithm, Needs, RoutesRows, ValueLoss
 from rlctl.runtime.cluster.pools import Pool, Pools, W
 from rlctl.runtime.rank_info import available_cores
 from rlctl.runtime.rewards.pool import RewardPool
@@ -46,6 +40,7 @@ from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.engine_group import EngineGroup
+    from rlctl.runtime.data.loader import PromptSet
     from rlctl.runtime.generation.engines import Engines
     from rlctl.runtime.workers.rollout import RolloutSpec
 
@@ -65,6 +60,37 @@ def load_algorithm(config: schema.Config, num_steps: int) -> Algorithm:
     is_right = isinstance(getattr(built, "needs", None), Needs)
     check_result(found.from_config, is_right, built, "an algorithm whose `needs` are Needs")
     return built
+
+
+class RolePlugin(Protocol):
+    """Role beside those of the PPO family: a class of the kind `roles`, with the role's name."""
+
+    def check(self, config: schema.Config) -> None:
+        """Raise ConfigError for settings that do not fit the role's model."""
+        ...
+
+    def build(self, config: schema.Config, pool: Pool, algorithm: Algorithm | None = None) -> Any:
+        """Build the role in the processes of `pool`; one that learns gets the run's algorithm."""
+        ...
+
+    def score(
+        self,
+        config: schema.Config,
+        tokenizer: PreTrainedTokenizerBase,
+        reward: Reward,
+        built: RewardModel,
+    ) -> Reward:
+        """Return the run's reward, of the role that was built and the functions (`reward`)."""
+        ...
+
+    def validator(self, config: schema.Config, prompts: PromptSet) -> Any:
+        """Return the validation of the role, a `ModelValidation` of `training/validation.py`."""
+        ...
+
+
+def role_plugin(name: str) -> RolePlugin:
+    """Return the plug-in that builds a role. Raises ConfigError if it is not installed."""
+    return load("roles", name)()
 
 
 @contextmanager
@@ -96,15 +122,7 @@ def request_settings(
     path = config.reward.judge.model.path
     if path is None or judge is None:
         return settings
-    from rlctl.runtime.serving.chat_request import new_key
-    from rlctl.runtime.serving.endpoint import LOOPBACK
-    from rlctl.runtime.workers.judge import JudgeSpec, JudgeWorker
-
-    spec = JudgeSpec.from_config(config)
-    worker, key = judge.spawn(JudgeWorker.__name__, JudgeWorker, spec), new_key()
-    one_node = config.trainer.nnodes == 1
-    hosts = [LOOPBACK if one_node else node.split()[0] for node in judge.nodes]
-    urls = worker.serve([(key, host) for host in hosts])
+    urls, key = role_plugin(JUDGE).build(config, judge)
     return replace(settings, engines=tuple(urls), engine_key=key, engine_name=path)
 
 
@@ -124,11 +142,8 @@ def build_roles(
     needed, engine_host = needed_roles(config, needs), engine_role(config, needs)
     if REWARD_LEARNER in needed:
         on_phase("building the reward model")
-        from rlctl.runtime.workers.reward_model import RewardLearnerWorker, RewardModelSpec
-
-        loss = cast(ScoreLoss, algorithm)
-        own = RewardModelSpec(config.reward.reward_model, config.trainer.seed, loss)
-        learner = _spawn(REWARD_LEARNER, RewardLearnerWorker, placement, pools, own)
+        pool = _pool(REWARD_LEARNER, placement, pools)
+        learner = role_plugin(REWARD_LEARNER.name).build(config, pool, algorithm)
         return Roles(None, reward, reward_learner_role=learner), None
     engines: EngineGroup | None = None
     if pools.engines is not None:  # engines start while the other roles are built
@@ -151,17 +166,14 @@ def build_roles(
     critic: Critic | None = None
     if CRITIC in needed:
         on_phase("building the critic")
-        valued = _critic_spec(config, algorithm)
+        valued = critic_spec(config, algorithm)
         critic = _spawn(CRITIC, CriticWorker, placement, pools, valued)
     scorer: RewardModel | None = None
     if REWARD_MODEL in needed:
         on_phase("building the reward model")
-        from rlctl.runtime.rewards.model_reward import ModelReward
-        from rlctl.runtime.workers.reward_model import RewardModelSpec, RewardModelWorker
-
-        frozen = RewardModelSpec(config.reward.reward_model, config.trainer.seed)
-        scorer = _spawn(REWARD_MODEL, RewardModelWorker, placement, pools, frozen)
-        reward = ModelReward.from_config(config.reward, tokenizer, reward, scorer)
+        plugin = role_plugin(REWARD_MODEL.name)
+        scorer = plugin.build(config, _pool(REWARD_MODEL, placement, pools))
+        reward = plugin.score(config, tokenizer, reward, scorer)
     if engines is not None:
         on_phase("building the rollout engines")
         hosted = _separate_engines(actor, engines, config.async_training, needs)
@@ -188,7 +200,8 @@ def _separate_engines(
     return SeparateEngines(trainer, engines, ahead=ahead, in_flight=in_flight)
 
 
-def _critic_spec(config: schema.Config, algorithm: Algorithm) -> CriticSpec:
+def critic_spec(config: schema.Config, algorithm: Algorithm) -> CriticSpec:
+    """Return the settings of the critic."""
     return CriticSpec(
         critic=config.critic,
         algorithm=cast(ValueLoss, algorithm),
@@ -225,12 +238,18 @@ def _build_reference(
     return _spawn(REFERENCE, ReferenceWorker, placement, pools, spec)
 
 
-def _spawn(role: Role, base: type[W], placement: schema.Placement, pools: Pools, spec: object) -> W:
-    """Build the worker class of `role`, a subclass of `base`, in the processes of its pool."""
-    pool, worker = role.pool(placement), resolve_name(role.worker)
+def _pool(role: Role, placement: schema.Placement, pools: Pools) -> Pool:
+    """Return the pool of a role that has one."""
+    pool = role.pool(placement)
     assert pool is not None, f"role {role.name} has no pool"
-    assert issubclass(worker, base), f"role {role.name} needs a subclass of {base.__name__}"
-    return pools.workers[pool].spawn(role.name, worker, spec)
+    return pools.workers[pool]
+
+
+def _spawn(
+    role: Role, worker: type[W], placement: schema.Placement, pools: Pools, spec: object
+) -> W:
+    """Build the worker of `role` in the processes of its pool."""
+    return _pool(role, placement, pools).spawn(role.name, worker, spec)
 
 
 def build_actor(

@@ -17,11 +17,17 @@ from rlctl.data_prep.sources import VALIDATION
 from rlctl.errors import ConfigError, UsageError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.recorded import missing_secrets
-from rlctl.recipes.roles import REWARD_MODEL
+from rlctl.recipes.roles import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Algorithm, Needs, generate
-from rlctl.runtime.algorithms.pair_losses import pair_metrics
+from rlctl.runtime.algorithms.pair_metrics import pair_metrics
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
-from rlctl.runtime.build import build_actor, build_reward, load_algorithm, request_settings
+from rlctl.runtime.build import (
+    build_actor,
+    build_reward,
+    load_algorithm,
+    request_settings,
+    role_plugin,
+)
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.conversations import Conversations, Pairs
 from rlctl.runtime.data.image_prompts import ImagePrompts
@@ -45,9 +51,7 @@ from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import RewardReport
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.roles import RewardModel, Roles
-from rlctl.runtime.training.pair_validation import PairValidator
 from rlctl.runtime.training.validation import Validation, Validator
-from rlctl.runtime.workers.reward_model import RewardModelSpec, RewardModelWorker
 from rlctl.tracking.episodes import Episode
 from rlctl.tracking.metrics import to_floats
 
@@ -113,7 +117,7 @@ def _evaluate_pairs(config: schema.Config, files: Sequence[str]) -> Validation:
     pairs = Pairs.from_config(settings, data)
     pairs.check(prompts.rows)
     with reward_model(config) as model:
-        return PairValidator(prompts, data.val_batch_size, pairs).score(model)
+        return role_plugin(REWARD_LEARNER.name).validator(config, prompts).score(model)
 
 
 @contextmanager
@@ -121,8 +125,7 @@ def reward_model(config: schema.Config) -> Iterator[RewardModel]:
     """Yield the reward model of `config`, frozen, in this process."""
     pool = InlinePool(inline_rank_info(config.trainer))
     try:
-        spec = RewardModelSpec(config.reward.reward_model, config.trainer.seed)
-        yield pool.spawn(REWARD_MODEL.name, RewardModelWorker, spec)
+        yield role_plugin(REWARD_MODEL.name).build(config, pool)
     finally:
         pool.close()
 

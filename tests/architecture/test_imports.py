@@ -49,7 +49,10 @@ def test_nothing_heavy_is_loaded(statements):
 def test_the_command_line_imports_the_runtime_only_inside_function_bodies():
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for folder in ("cli", "plugins/agents/commands", "plugins/console/commands")
+        for folder in (
+            "cli",
+            *(f"plugins/{name}/commands" for name in ("agents", "bridges", "console")),
+        )
         for path in sorted((ROOT / "rlctl" / folder).rglob("*.py"))
         for node in parsed(path).body
         if isinstance(node, ast.Import | ast.ImportFrom) and "rlctl.runtime" in ast.unparse(node)

@@ -24,6 +24,7 @@ REASONS = {
     "files.py:remove unlink": CALLER,
     "files.py:replacing remove 2": ASIDE,
     "plugins/bridges/sglang_server.py:_end unlink": "a log that this process made",
+    "plugins/console/token_values.py:write_step unlink": "tokens of older steps than are kept",
     "plugins/console/board/token_file.py:_create unlink": "own unfinished file",
     "plugins/console/board/token_file.py:stored_token unlink": "a token that others may know",
     "runs/engines.py:received unlink": "a request that this driver has read, in its attempt",

@@ -50,7 +50,7 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/plugins/agents/environments/python_process.py::run": "printed as Python would",
     "rlctl/runtime/workers/background.py::_guarded": "written to a file for the controller",
     "rlctl/runtime/checkpoint/saver.py::Saver._write": "reported as a failed checkpoint",
-    "rlctl/runtime/workers/judge.py::EngineLoop._run": "delivered to the callers",
+    "rlctl/plugins/objectives/judge_worker.py::EngineLoop._run": "delivered to the callers",
     "rlctl/cli/commands/recipes.py::_check_recipe": "re-raised unless users' code raised it",
 }
 # Names of plug-ins that are also words with another meaning.
@@ -85,10 +85,16 @@ MAY_NAME = {
     ("rlctl/api.py", "console"): "without `progress` nothing is printed",
     ("rlctl/cli/commands/train.py", "console"): "`--logger X` keeps the console",
     ("rlctl/runtime/data/quickstart.py", "calculator"): "the tool of the quickstart's problems",
-    ("rlctl/recipes/verl/", "gdpo"): "name of a reward manager of verl",
+    ("rlctl/plugins/agents/environments/verl/", "verl"): "module of verl that tools import",
+    ("rlctl/plugins/bridges/commands/import_verl.py", "verl"): "a command",
+    **{
+        ("rlctl/recipes/roles.py", name): "name of the role, which the core looks up"
+        for name in ("judge", "reward_learner", "reward_model")
+    },
+    ("rlctl/plugins/bridges/verl/", "gdpo"): "name of a reward manager of verl",
     ("rlctl/data_prep/verifiers_rows.py", "verifiers"): "the package whose release it checks",
     **{
-        ("rlctl/recipes/verl/settings.py", name): "loss of verl's distillation"
+        ("rlctl/plugins/bridges/verl/settings.py", name): "loss of verl's distillation"
         for name in ("k1", "k2", "k3", "mse", "abs", "low_var_kl")
     },
     ("rlctl/runtime/rollout/vllm_engine/", "vllm"): "the engine's folder",

@@ -43,7 +43,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "numerics/test_divided.py": (1, _FORMULA),
     "numerics/test_equivalents.py": (2, _FORMULA),
     "numerics/test_losses.py": (1, _FORMULA),
-    "numerics/test_pair_losses.py": (1, _FORMULA),
+    "plugins/objectives/test_pair_losses.py": (1, _FORMULA),
     "numerics/test_replies.py": (1, _FORMULA),
     "runtime/test_optimizers.py": (2, "moments in 8 bits have no model in float64"),
     "runtime/test_rollout_correction.py": (1, _FORMULA),

@@ -10,7 +10,7 @@ LOADERS = {"load", "load_with_params", "load_named", "import_file", "exec_module
 
 # Kind of plug-in by the function that imports it. `tests/e2e/test_users_code.py` has, for every
 # kind, code that fails at its import, when it is built, and when it is called. `None` marks rlctl's
-# own modules and libraries.
+# own modules and libraries, and kinds that no key selects: users' code is not among them.
 PLACES = {
     "__init__.py:__getattr__": None,
     "workers.py:__getattr__": None,
@@ -25,6 +25,7 @@ PLACES = {
     "plugins/__init__.py:_import": "advantages",
     "plugins/console/lm_eval/harness.py:evaluate_tasks": None,
     "quickstart/gguf_model.py:_reader": None,
+    "recipes/dialects.py:dialects": None,
     "recipes/params.py:_unknown_names": "advantages",
     "recipes/params.py:_load": "advantages",
     "recipes/reference.py:setting_rows": "advantages",
@@ -46,6 +47,7 @@ PLACES = {
     "runtime/build.py:load_algorithm": "algorithms",
     "plugins/objectives/dataset_class.py:dataset_class": "readers",
     "runtime/data/readers.py:read_files": "readers",
+    "runtime/build.py:role_plugin": None,
     "runtime/data/samplers.py:from_config": "samplers",
     "runtime/generation/generators.py:open_generator": "generators",
     "runtime/planning/unusual_values.py:check_rows": "generators",
@@ -63,7 +65,7 @@ PLACES = {
     "runtime/sandbox/user_code.py:load_named": "rewards",
     "runtime/sandbox/user_code.py:import_file": "rewards",
     "runtime/workers/actor.py:_startup_phases": "engines",
-    "runtime/workers/judge.py:__init__": "engines",
+    "plugins/objectives/judge_worker.py:__init__": "engines",
     "runtime/workers/optimizers.py:_class_of": None,
     "runtime/workers/rollout.py:__init__": "engines",
     "runtime/training/listeners.py:_load": "listeners",

@@ -30,6 +30,14 @@ NEEDED = {
         "the advantage 'tir_optimal_token_baseline' is not in this installation",
     ),
 }
+# Further parts of these folders that commands and keys of the core name.
+ALSO_GONE = {
+    "import verl x.sh": "the command 'import' is not in this installation",
+    "train rm --dry-run": "the algorithm 'bradley_terry' is not in this installation",
+    "train ppo --inline --dry-run reward.reward_model.enable=true "
+    "reward.reward_model.model.path=quickstart": "the role 'reward_model' is not in this "
+    "installation",
+}
 RUN = """
 import sys, rlctl
 from rlctl.__main__ import main
@@ -73,6 +81,7 @@ def test_the_core_works_without_any_plug_in_folder(tmp_path: Path) -> None:
         "config show ppo",
         TRAIN,
         *(command for command, _ in NEEDED.values()),
+        *ALSO_GONE,
     ]
     listed, loggers, config, trained, *refused = without(FOLDERS, tmp_path, commands)
     for printed in (listed, loggers, config, trained):
@@ -80,7 +89,8 @@ def test_the_core_works_without_any_plug_in_folder(tmp_path: Path) -> None:
     assert "│ train " in listed
     assert "│ board " not in listed
     assert "tensorboard" not in loggers
-    for printed, (_, message) in zip(refused, NEEDED.values(), strict=True):
+    messages = [*(message for _, message in NEEDED.values()), *ALSO_GONE.values()]
+    for printed, message in zip(refused, messages, strict=True):
         assert f"error: {message}" in printed
 
 

@@ -134,11 +134,11 @@ E-CHECKPOINT-DAMAGED runtime/checkpoint runtime/workers
 E-DATA-COLUMN data_prep
 E-DATA-FILE data_prep
 E-DEVICES runtime/cluster runtime/planning sweeps
-E-DISK causes.py runtime/checkpoint runtime/planning storage.py write_errors.py
+E-DISK causes.py runtime/checkpoint runtime/planning storage write_errors.py
 E-DRIFT runtime/training
 E-ENGINE-INSTALL runtime/rollout/vllm_engine
 E-ENGINE-SETTING plugins/bridges runtime/rollout
-E-EXISTS cli/commands runs runtime/checkpoint plugins/console sweeps
+E-EXISTS cli/commands runs runtime/checkpoint plugins/bridges plugins/console sweeps
 E-FOLDER-GONE runs
 E-GROUPS plugins/objectives runtime/algorithms
 E-HUB data_prep plugins/console runtime/checkpoint
@@ -151,11 +151,11 @@ E-MISMATCH runtime/rollout runtime/training
 E-MODEL-FOLDER quickstart runtime/data runtime/model runtime/planning
 E-MODEL-MEMORY runtime/planning
 E-NO-CHECKPOINT runtime
-E-NO-DATA-SET data_prep storage.py
+E-NO-DATA-SET data_prep storage
 E-NO-RUN plugins/console cli runs runtime/checkpoint
 E-NO-SCORER runtime/rewards
 E-NOT-FINITE runtime/training
-E-NOT-SUPPORTED recipes/verl
+E-NOT-SUPPORTED plugins/bridges/verl
 E-NOTHING-TO-LEARN runtime/training
 E-OOM causes.py runtime
 E-OVERRIDE recipes
@@ -172,13 +172,13 @@ E-REWARD-FAILS cli runtime/planning
 E-SEARCH-SPACE recipes sweeps
 E-SECRET plugins/console recipes runs sweeps
 E-SERVER-START plugins/bridges runtime/rollout runtime/sandbox tracking
-E-STORAGE storage.py
+E-STORAGE storage
 E-TOKENIZER plugins/agents runtime/data runtime/planning
 E-TOOLS data_prep plugins/agents
 E-TRACKER plugins/bridges tracking
 E-TRUST runs
 E-UNKNOWN-KEY plugins recipes
-E-URL storage.py
+E-URL storage
 E-WORKER-LOST runtime/cluster runtime/training
 E-WRONG-VALUE plugins recipes runtime/algorithms
 """

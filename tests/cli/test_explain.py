@@ -16,9 +16,9 @@ from rlctl.cli.complete import explained
 from rlctl.errors import ConfigError, DeviceMemoryError, NotFoundError, RlctlError
 from rlctl.explain.entries import code_of, error_entries, message_pattern, metric_entry
 from rlctl.explain.lookup import LIBRARIES, explain, known_names, library_options
+from rlctl.plugins.bridges.verl.tables import FEATURES
+from rlctl.plugins.bridges.verl.translate import aliases
 from rlctl.recipes.keys import schema_keys
-from rlctl.recipes.verl.tables import FEATURES
-from rlctl.recipes.verl.translate import aliases
 from tests.architecture.source import FILES
 
 

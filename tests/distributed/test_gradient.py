@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from rlctl.plugins.objectives.distill import Graded
+from rlctl.plugins.objectives.pair_losses import PairParams, pair_rows
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.pair_losses import PairParams, pair_rows
 from rlctl.runtime.batch import Experience, Ragged, Rollouts, Scored
 from rlctl.runtime.budget import Budget
 from rlctl.runtime.model.sharding import full_tensor, local_part

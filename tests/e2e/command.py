@@ -29,6 +29,7 @@ _OF_THE_CLOCK = (
     "perf/time_per_step",
     "perf/throughput",
     "perf/cpu_memory_used_gb",
+    "perf/process_memory_gb/",
     "perf/mfu/",
     "async/trainer_idle",
     "async/engines_idle",

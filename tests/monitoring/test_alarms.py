@@ -78,6 +78,28 @@ def column(name: str, *values: float) -> list[Row]:
             [0.01, 0.03, 0.03, 0.03],
             [(4, False)],
         ),
+        # The best three are 0.6, 0.66, 0.66 with the mean 0.64; the last three of step 9 have 0.22.
+        (
+            "reward_collapse",
+            0.5,
+            "critic/score/mean",
+            [0.5, 0.55, 0.6, 0.66, 0.66, 0.6, 0.66, 0.0, 0.0, 0.0, 0.5, 0.6, 0.6],
+            [(9, False), (12, True)],
+        ),
+        # Noise: the step from one value to the next is as large as the fall.
+        ("reward_collapse", 0.5, "critic/score/mean", [0, 0.02, 0, 0.01, 0.02, 0.02, 0, 0, 0], []),
+        # Negative: the range, of 9.9, is larger than the best.
+        ("reward_collapse", 0.5, "critic/score/mean", [-10, -9, -5, -1, -0.1, -0.1, -0.3, -1], []),
+        # The start is the largest of ten values, 2; three readings of 3 GiB or more.
+        (
+            "memory_growth",
+            0.5,
+            "perf/process_memory_gb/sandbox",
+            [1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 3.5, 4, 2, 2, 2],
+            [(14, False), (17, True)],
+        ),
+        # Twice as much, but less than a GiB more.
+        ("memory_growth", 0.5, "perf/process_memory_gb/a", [0.4] * 10 + [0.8] * 5, []),
         (
             "skipped_updates",
             1,
@@ -91,6 +113,23 @@ def test_alarm_starts_and_ends_once(name, limit, metric, values, expected) -> No
     rows = column(metric, *values)
     assert changes({name: limit}, rows) == [(name, step, over) for step, over in expected]
     assert changes({}, rows) == []  # null is off
+
+
+def test_alarm_when_one_component_of_the_reward_rises_and_another_falls() -> None:
+    """`format` falls by more than half of its start in step 7; `acc` has risen by more then."""
+    falls = [1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.1, 0.1]
+    rises = [0.1, 0.1, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.6]
+    rows: list[Row] = [
+        {"step": step, "reward/format/mean": low, "reward/acc/mean": high, "reward/num_failed": 0}
+        for step, (low, high) in enumerate(zip(falls, rises, strict=True), start=1)
+    ]
+    alarms = Alarms({"reward_components": 0.5})
+    [alarm] = [alarm for row in rows for alarm in alarms.add(row)]
+    assert alarm.step == 7
+    assert "acc rises while format falls, both by 60%" in alarm.message
+    assert "--components" in alarm.hint
+    both = [{**row, "reward/format/mean": row["reward/acc/mean"]} for row in rows]
+    assert changes({"reward_components": 0.5}, both) == []
 
 
 def test_alarm_when_validation_falls_while_reward_rises() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from pkgutil import resolve_name
 
 import pytest
 
+from rlctl.plugins import load
 from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.layers import leaves
@@ -46,7 +46,7 @@ def test_every_role_names_existing_sections_and_workers() -> None:
         assert role.model(chosen).path
         assert (role.fsdp(chosen) is None) == (role.fsdp_key is None)
         assert role.needed_for is None or role.needed_for in Needs.__members__
-        assert isinstance(resolve_name(role.worker), type)
+        assert not role.is_plugin or load("roles", role.name)().check(chosen) is None
         if role.passes is not None:
             assert role.max_tokens(chosen) > 0
         if role.learns:

@@ -130,7 +130,7 @@ def _add(verb: str, facts: Verb) -> None:
         remote.check_options(address, detach, inline or dry_run or as_json)
         announce("checking the configuration")
         if config_path is not None or config_name is not None:
-            recipe, defaults = _verls_recipe(verb, recipe, config_path, config_name)
+            recipe, defaults = _named_recipe(verb, recipe, config_path, config_name)
             overrides = [*defaults, *(overrides or [])]
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [*common_settings(overrides, name), *loggers(logger)]
@@ -201,19 +201,18 @@ def check_algorithm(verb: str, given: str | None, recipe: Recipe) -> None:
         )
 
 
-def _verls_recipe(
+def _named_recipe(
     verb: str, recipe: str | None, path: str | None, name: str | None
 ) -> tuple[str, list[str]]:
-    """Return recipe and overrides that verl's `--config-path` and `--config-name` select."""
-    from rlctl.recipes.verl.config_names import recipe_of, settings_of
+    """Return recipe and overrides that `--config-path` and `--config-name` select."""
+    from rlctl.recipes.dialects import named_recipe
 
     if recipe is not None:
         raise UsageError(
             "--recipe cannot be combined with --config-path or --config-name",
             hint="leave out --recipe, or give the file to it: --recipe DIR/NAME.yaml",
         )
-    found = recipe_of(verb, path, name)
-    defaults = settings_of(name, found)
+    found, defaults = named_recipe(verb, path, name)
     start = " ".join([found, *defaults])
     notice(f"--config-name={name or 'ppo_trainer'}: starting from {start}")
     return found, defaults

@@ -118,7 +118,7 @@ def _figures(run: Run, summary: RunSummary | None) -> Iterator[tuple[str, str]]:
 
 
 def _files(run: Run) -> Iterator[tuple[str, str]]:
-    from rlctl.runs.details import generation_steps, profiles
+    from rlctl.runs.details import broken_updates, generation_steps, profiles
 
     yield "folder", f"{run.path}  ({size(run.num_bytes)})"
     if steps := generation_steps(run.path):
@@ -133,5 +133,7 @@ def _files(run: Run) -> Iterator[tuple[str, str]]:
             yield "pruned", f"steps {', '.join(map(str, pruned))}"
     if traces := profiles(run.path):
         yield "profiles", f"{', '.join(traces)}  (open in ui.perfetto.dev)"
+    if broken := broken_updates(run.path):
+        yield "broken updates", f"{', '.join(broken)}  (rlctl debug {run.name} --replay)"
     if (latest := run.path / "attempts" / "latest").exists():
         yield "logs", str(latest)

@@ -2,8 +2,5 @@
 
 from rlctl.plugins import CommandHelp
 
-HELP = {
-    "commands.env": CommandHelp(
-        "List, show and test environments and tools.", "Data and rewards", before="recipes"
-    ),
-}
+ENV = "List, show and test environments and tools."
+HELP = {"commands.env": CommandHelp(ENV, "Data and rewards", before="recipes")}

@@ -1,1 +1,1 @@
-"""Engines and trackers of other projects' servers: plug-ins that the core does not import."""
+"""Formats, engines and trackers of other projects: plug-ins that the core does not import."""

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from rlctl.data_prep.row_fields import RowField
 from rlctl.errors import ConfigError
+from rlctl.plugins.objectives.pair_losses import PairAlgorithm, PairParams
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs, step_seed
-from rlctl.runtime.algorithms.pair_losses import PairAlgorithm, PairParams
 from rlctl.runtime.algorithms.sft import GivenResponses
 from rlctl.runtime.batch import Prompts, Scored
 from rlctl.runtime.data.conversations import pair_fields, pair_texts

@@ -127,6 +127,17 @@ class Alarms(Section):
         description="alarm if validation is this fraction below its best while the reward is "
         "higher than it was then; null = off"
     )
+    reward_collapse: PositiveFloat | None = Field(
+        description="alarm if the reward is this fraction below its best; null = off"
+    )
+    reward_components: Share | None = Field(
+        description="alarm if one component of the reward has risen by this fraction while another "
+        "has fallen by it; null = off"
+    )
+    memory_growth: PositiveFloat | None = Field(
+        description="alarm if a process takes this fraction more host memory than in its first "
+        "ten steps, and at least a GiB more; null = off"
+    )
     skipped_updates: Count | None = Field(
         description="alarm at this many skipped updates in one step; null = off"
     )

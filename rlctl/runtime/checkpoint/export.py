@@ -156,7 +156,7 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     from rlctl.runs.trust import recompose_run
-    from rlctl.runtime.algorithms.bradley_terry import moments
+    from rlctl.runtime.algorithms.pair_metrics import moments
     from rlctl.runtime.data.tokenizer import tokenizer_of
     from rlctl.runtime.model.causal_lm import PolicyModel
     from rlctl.runtime.model.load import load_model, master_dtype

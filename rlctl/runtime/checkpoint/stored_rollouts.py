@@ -57,7 +57,7 @@ def write_rollouts(folder: Path, rollouts: Rollouts, numbers: Sequence[int]) -> 
         elif isinstance(value, dict):
             rest[field.name] = list(value)
             tensors |= {f"{field.name}.{name}": part for name, part in value.items()}
-        elif value is not None and field.name not in ("rows", "episodes", "images"):
+        elif field.name not in ("rows", "episodes", "images"):
             rest[field.name] = value
     folder.mkdir()
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / _TENSORS)

@@ -87,14 +87,14 @@ def _number_of_kinds(hf: PreTrainedModel, layers: nn.ModuleList) -> int:
     return max([2, *(kinds.index(kind) + 1 for kind in kinds)])
 
 
-def check_model(model: M, storage: RankStorage | None) -> None:
+def check_model(model: PackedModel, storage: RankStorage | None) -> None:
     """Run `check_packing` on the first layers of `model`; on all, where they are, with None.
 
     A model that packed rows change computes padded rows from then on, if these are right. Fused
     kernels of layers with states are used if they are right.
     """
 
-    def checked() -> M:
+    def checked() -> PackedModel:
         return model if storage is None else first_layers(model, storage)
 
     try:

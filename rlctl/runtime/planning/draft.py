@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -22,7 +22,7 @@ from rlctl.recipes.recorded import missing_secrets
 from rlctl.recipes.roles import REWARD_LEARNER, Role, rollout_pool, trained_role
 from rlctl.runs.naming import check_free
 from rlctl.runtime.algorithms.base import Algorithm, Needs, routed_models, row_fields
-from rlctl.runtime.build import load_algorithm
+from rlctl.runtime.build import load_algorithm, role_plugin
 from rlctl.runtime.checkpoint.store import checkpoint_at
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.model_folder import is_missing
@@ -49,14 +49,12 @@ from rlctl.runtime.planning.unusual_values import (
     unusual_values,
 )
 from rlctl.runtime.rollout.auto import reason_for_hf
-from rlctl.runtime.training.validation import Validator
+from rlctl.runtime.training.validation import ModelValidation, Validator
 from rlctl.tracking.loggers import preflight as check_logger
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.gpus import ClusterGpus
     from rlctl.runtime.data.conversations import Pairs
-    from rlctl.runtime.training.loss_validation import LossValidator
-    from rlctl.runtime.training.pair_validation import PairValidator
 
 LOG = logging.getLogger(__name__)
 
@@ -162,7 +160,7 @@ class Draft:
         return Pairs.from_config(self.config.reward.reward_model, self.data)
 
     @Part
-    def validator(self) -> Validator | PairValidator | LossValidator | None:
+    def validator(self) -> Validator | ModelValidation | None:
         """Validation prompts; None without validation."""
         data, tokenizer = self.data, self.tokenizer
         if data.val_files is None:
@@ -171,13 +169,12 @@ class Draft:
         prompts = PromptSet.load(files, data, tokenizer, data.val_max_samples, VALIDATION, model)
         prompts.check_tokens(self.vocabulary[1])
         if self.role is REWARD_LEARNER:
-            from rlctl.runtime.training.pair_validation import PairValidator
-
-            return PairValidator(prompts, data.val_batch_size, self.pairs)
+            return role_plugin(self.role.name).validator(self.config, prompts)
         if data.reader is not None and not self.samples:
             from rlctl.runtime.training.loss_validation import LossValidator
 
-            return LossValidator(prompts, data.val_batch_size)
+            by_loss: Any = LossValidator(prompts, data.val_batch_size)
+            return by_loss
         return Validator(prompts, data.val_batch_size, tokenizer, self.config.trainer.seed)
 
     @Part

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
@@ -26,11 +25,7 @@ from rlctl.runtime.planning.role_memory import MemoryPlan
 from rlctl.runtime.rank_info import RankInfo, default_threads
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.training.profile import check_profile
-from rlctl.runtime.training.validation import Validator
-
-if TYPE_CHECKING:
-    from rlctl.runtime.training.loss_validation import LossValidator
-    from rlctl.runtime.training.pair_validation import PairValidator
+from rlctl.runtime.training.validation import ModelValidation, Validator
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class Plan:
     memory: MemoryPlan
     tokenizer: PreTrainedTokenizerBase
     loader: PromptLoader
-    validator: Validator | PairValidator | LossValidator | None
+    validator: Validator | ModelValidation | None
     scored_rows: list[PromptRow]  # first ones of each kind that is scored
     num_steps: int
     inline: bool

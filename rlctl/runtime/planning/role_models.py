@@ -9,8 +9,9 @@ from typing import Any
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR, REFERENCE, REWARD_MODEL, Role, needed_roles
+from rlctl.recipes.roles import ACTOR, REFERENCE, Role, needed_roles
 from rlctl.runtime.algorithms.base import Algorithm, RoutesRows, routed_models
+from rlctl.runtime.build import role_plugin
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.planning.devices import Devices, pool_sizes
@@ -36,10 +37,8 @@ def check_role_models(config: schema.Config, algorithm: Algorithm) -> Iterator[P
         if role.kind == "classifier" or model != trained.model(config):
             loaded = read_model_config(model, key)
             yield from check_architecture(model, loaded, role.kind, key, role.fsdp(config))
-        if role is REWARD_MODEL and config.reward.reward_model.normalize == "model":
-            from rlctl.runtime.rewards.model_reward import scale_of_model
-
-            scale_of_model(model)
+        if role.is_plugin:
+            role_plugin(role.name).check(config)
         if role.kind == ACTOR.kind and model.path != actor.path:
             yield from check_tokenizer(model, tokenizer_of(actor), key)
 

@@ -294,7 +294,7 @@ def _with_shape(table: Tensor, rows: int, width: int) -> Tensor:
     return larger
 
 
-def _joined(seen: Sequence[SeenPrompt | None], device: str) -> Vision | None:
+def _joined(seen: Sequence[SeenPrompt | None], device: torch.device) -> Vision | None:
     """Return the images of the contexts `seen`, None without any."""
     with_tower = [prompt for prompt in seen if prompt is not None]
     if not with_tower:

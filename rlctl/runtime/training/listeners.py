@@ -16,6 +16,7 @@ from rlctl import plugins
 from rlctl.recipes import schema
 from rlctl.runs.record import Last, recorded_end
 from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.roles import Roles
 
 LOG = logging.getLogger(__name__)
 
@@ -41,6 +42,10 @@ class Listener:
         without metrics.
         """
 
+    def wrap(self, roles: Roles) -> Roles:
+        """Return the roles that the algorithm learns with, such as `roles` with a wrapped actor."""
+        return roles
+
     def on_checkpoint(self) -> None:
         """Handle a complete checkpoint; called in a thread of its own."""
 
@@ -65,6 +70,12 @@ class Listeners:
     def on_checkpoint(self) -> None:
         """Report a complete checkpoint."""
         self._call("on_checkpoint")
+
+    def wrap(self, roles: Roles) -> Roles:
+        """Return the roles that the algorithm learns with."""
+        for listener in self.on.values():
+            roles = getattr(listener, "wrap", lambda given: given)(roles)
+        return roles
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Report the metrics of a step; return True if the run ends with it."""

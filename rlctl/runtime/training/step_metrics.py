@@ -1,4 +1,4 @@
-"""Metrics of a training step: speed, sequence lengths, and the mismatch with the engine."""
+"""Metrics of a training step: speed, and sequence lengths."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from rlctl.errors import RlctlError
-from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.algorithms.mismatch import RolloutMismatch
-from rlctl.runtime.algorithms.sampled_tokens import PROBS_DIFF
+from rlctl.monitoring.host_memory import process_memory
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.workers.dispatch import split
 
@@ -46,6 +43,7 @@ def speed_metrics(
         "perf/time_per_step": seconds,
         "perf/throughput": num_tokens / seconds / num_devices,
         "perf/cpu_memory_used_gb": psutil.virtual_memory().used / 2**30,
+        **process_memory(),
     }
 
 
@@ -69,30 +67,3 @@ def _totals(values: Tensor, parts: Sequence[Tensor]) -> list[int]:
     """Return the sum of `values` (B,) over each of `parts` (N,)."""
     sizes = torch.tensor([len(part) for part in parts])
     return Ragged(values[torch.cat(list(parts))], sizes).sums().tolist()
-
-
-def record_mismatch(error: RolloutMismatch, step: int, run: RunDir) -> RlctlError:
-    """Write the batch to the attempt's folder and an event; return the error that ends the run."""
-    from rlctl.runtime.batch.stored import fetched
-
-    dump = run.attempt / f"mismatch_step_{step:06d}.pt"
-    torch.save(
-        {"batch": fetched(error.batch), "log_probs": fetched(error.log_probs).log_probs}, dump
-    )
-    run.event(
-        "mismatch_halt",
-        step=step,
-        metric=PROBS_DIFF,
-        value=error.value,
-        limit=error.limit,
-        batch=str(dump),
-    )
-    return RlctlError(
-        f"{PROBS_DIFF} is {error.value:.3g} in step {step}, above "
-        f"trainer.mismatch.halt={error.limit:g}: the rollout engine has other weights than the "
-        "trainer, or computes other probabilities with them",
-        where=str(dump),
-        hint="inspect the batch with torch.load(…, weights_only=False): `batch.rollout_log_probs` "
-        "are the engine's, `log_probs` the trainer's; compare with rollout.name=hf, or set "
-        "trainer.mismatch.halt=null to continue regardless",
-    )

@@ -37,13 +37,9 @@ from rlctl.runtime.training.rollout_source import (
     SourceState,
     StreamState,
 )
-from rlctl.runtime.training.step_metrics import (
-    length_metrics,
-    record_mismatch,
-    speed_metrics,
-)
+from rlctl.runtime.training.step_metrics import length_metrics, speed_metrics
 from rlctl.runtime.training.stopping import Stopping
-from rlctl.runtime.training.validation import Validator, to_samples
+from rlctl.runtime.training.validation import ModelValidation, Validator, to_samples
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.rng import rng_state
 from rlctl.tracking.clock import Clock
@@ -54,8 +50,6 @@ if TYPE_CHECKING:
     from rlctl.runtime.generation.stream import Stream
     from rlctl.runtime.rewards.step_failures import StepFailures
     from rlctl.runtime.training.listeners import Listeners
-    from rlctl.runtime.training.loss_validation import LossValidator
-    from rlctl.runtime.training.pair_validation import PairValidator
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +71,7 @@ class RunContext:
     stream: Stream | None  # of `async_training.schedule=eager`
     sampling_seed: int
     engines_apart: bool  # the rollout engines have a pool of their own
-    validator: Validator | PairValidator | LossValidator | None
+    validator: Validator | ModelValidation | None
     tokenizer: PreTrainedTokenizerBase
     trackers: Trackers
     run: RunDir
@@ -116,6 +110,8 @@ class Trainer:
         # Engines that generate ahead of learning have another policy on purpose.
         halt = None if context.max_staleness else config.mismatch.halt
         self.roles = replace(context.roles, max_probs_diff=halt)
+        if context.listeners is not None:
+            self.roles = context.listeners.wrap(self.roles)
         self.saver = Saver(
             context.run, context.roles, context.tokenizer, config, self._report_checkpoint
         )
@@ -256,14 +252,16 @@ class Trainer:
                 check_result(learn, isinstance(learned, Mapping), learned, "metrics by name")
             filter_metrics = filter_metrics | self.source.end_step()
         except RolloutMismatch as error:
-            raise record_mismatch(error, step, self.context.run) from None
+            from rlctl.runtime.training.skipped_updates import record_mismatch
+
+            raise record_mismatch(error, step, self.context.run, self.roles) from None
         if self.context.run.is_gone():
             from rlctl.runs.lost_folder import folder_gone
 
             raise folder_gone(self.context.run, step)
         seconds = time.perf_counter() - begin
         metrics = to_floats(learned) | filter_metrics
-        self._stop_on_skipped_updates(step, metrics, scored)
+        self._stop_on_skipped_updates(step, metrics)
         metrics |= self._check_failures(scored, step)
         metrics |= self._report_oom_retries(step)
         metrics |= to_floats(rollout_metrics(scored, self.context.max_response_length))
@@ -375,9 +373,7 @@ class Trainer:
         self.context.trackers.responses(step, to_samples(scored, self.context.tokenizer))
         return {"timing_s/dump_rollout_generations": time.perf_counter() - begin}
 
-    def _stop_on_skipped_updates(
-        self, step: int, metrics: dict[str, float], scored: Scored
-    ) -> None:
+    def _stop_on_skipped_updates(self, step: int, metrics: dict[str, float]) -> None:
         """Record updates that workers skipped, as their gradients were not finite."""
         skipped = sum(value for name, value in metrics.items() if name.endswith("/skipped_updates"))
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
@@ -385,7 +381,7 @@ class Trainer:
             from rlctl.runtime.training.skipped_updates import record
 
             most = self.config.max_skipped_updates
-            record(self.context.run, step, scored, self.skipped_in_a_row, most)
+            record(self.context.run, step, self.roles, self.skipped_in_a_row, most)
 
     def _check_failures(self, scored: Scored, step: int) -> dict[str, float]:
         """Return metrics of failed rewards. Raises RlctlError after too many steps without any."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isnan
 from statistics import fmean
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +21,7 @@ from rlctl.runtime.algorithms.base import generate
 from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.rewards.role import RULE
-from rlctl.runtime.roles import Roles
+from rlctl.runtime.roles import RewardModel, Roles
 from rlctl.tracking.tracker import Sample
 
 _REPEATED = re.compile(r"(<[^<>\s]+>)( ?\1)+")  # tokens of an image in a prompt
@@ -33,6 +34,20 @@ class Validation:
     metrics: dict[str, float]
     samples: list[Sample]
     images: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+
+class ModelValidation(Protocol):
+    """Validation of a role that no policy has part in."""
+
+    prompts: PromptSet
+
+    def run(self, roles: Roles) -> Validation:
+        """Run one pass in training."""
+        ...
+
+    def score(self, model: RewardModel) -> Validation:
+        """Run one pass with a model of the role."""
+        ...
 
 
 @dataclass(frozen=True)

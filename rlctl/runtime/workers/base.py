@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -13,7 +14,8 @@ from torch import Tensor
 from rlctl.errors import ConfigError
 from rlctl.files import apply_umask
 from rlctl.recipes import schema
-from rlctl.runtime.budget import OomRetry
+from rlctl.runtime.batch import Rollouts
+from rlctl.runtime.budget import Budget, OomRetry
 from rlctl.runtime.model.adapter_names import adapter_parameters, merged_parameters
 from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel
 from rlctl.runtime.model.load import compute_dtype, master_dtype
@@ -88,6 +90,8 @@ class ModelWorker(Worker, ModelRole):
 class LearningWorker(ModelWorker, LearningRole):
     """Base of workers whose model is trained."""
 
+    budget: Budget
+
     @dispatch(Dispatch.BROADCAST, reads=True)
     def check_folder(self, folder: Path) -> None:
         """See `LearningRole`."""
@@ -125,6 +129,15 @@ class LearningWorker(ModelWorker, LearningRole):
     def load(self, folder: Path) -> None:
         """See `LearningRole`. Collective."""
         self.learner.load(folder)
+
+    @dispatch(collect_fn=lambda _, results: list(chain(*results)), reads=True)
+    def pop_broken_updates(self, batch: Rollouts | None = None) -> list[Any]:
+        """Return what broke updates since the last call, and a pass over `batch`. Collective."""
+        from rlctl.runtime.workers.broken_update import examine_pass, pop
+
+        if batch is not None:
+            examine_pass(self.learner, batch, self.budget)
+        return pop(self.learner)
 
     @dispatch(Dispatch.RANK_ZERO, reads=True)
     def state_bytes(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -111,7 +112,7 @@ class Learner:
         begin = time.perf_counter()
         self.model.eval()
         with torch.no_grad():
-            results, order = self._in_micro_batches(batch, budget, outputs)
+            results, order = self.in_micro_batches(batch, budget, outputs)
         lengths, values = batch.response_ids.lengths, list(zip(*results, strict=True))
         sizes = [torch.ones_like(lengths) if per_row else lengths] * (len(values) - num_whole)
         sizes += [batch.num_tokens] * num_whole
@@ -163,7 +164,7 @@ class Learner:
 
         begin = time.perf_counter()
         enter_training(self.model)
-        losses, order = self._in_micro_batches(batch, budget, losses_of)
+        losses, order = self.in_micro_batches(batch, budget, losses_of)
         kept = [loss.num_tokens for loss in losses if loss.num_tokens is not None]
         diffs = [loss.metrics.get(PROBS_DIFF, Mean(0, 0)) for loss in losses]
         sums = (
@@ -184,6 +185,10 @@ class Learner:
         elif num_tokens and divisor:
             metrics.append({f"{self.name}/loss": Mean(total / divisor)})
             metrics.append(self._step(divisor, lr, grad_clip))
+            if not isfinite(norm := metrics[-1][f"{self.name}/grad_norm"].value):
+                from rlctl.runtime.workers.broken_update import examine
+
+                examine(self, batch, budget, losses_of, lr=lr, grad_norm=norm)
         else:  # a step would still apply momentum and weight decay
             reset_gradients(self.model)
             first = self.rank_info.rank == 0
@@ -211,8 +216,7 @@ class Learner:
         """
         assert self.optimizer is not None, "this model is not trained"
         norm = float(total_norm(self.model)) / divisor
-        finite = norm == norm and norm != float("inf")
-        if finite:
+        if finite := isfinite(norm):
             scale = min(1.0, grad_clip / (norm + 1e-6)) / divisor
             gradients = local_gradients(self.model)
             torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateImportUsage]
@@ -226,10 +230,10 @@ class Learner:
             f"{self.name}/skipped_updates": skipped,
         }
 
-    def _in_micro_batches(
+    def in_micro_batches(
         self, batch: B, budget: Budget, compute: Compute[B, R]
     ) -> tuple[list[R], list[Tensor]]:
-        """Return the result of `passes` for each micro-batch, and the row indices of each.
+        """Return the result of `passes` for each micro-batch, and its row indices (N,).
 
         After an out-of-memory error all micro-batches are computed again with half the limit,
         because an interrupted backward pass has already added part of its gradient.

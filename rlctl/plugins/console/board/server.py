@@ -28,6 +28,7 @@ from rlctl.plugins.console.board.stream import ListChanges, RunChanges, send_eve
 from rlctl.plugins.console.board.views import PAGE, Views
 from rlctl.plugins.console.report.page import BOARD_SCRIPTS, SCRIPTS, part, plotly, render
 from rlctl.plugins.console.report.page import page as report_page
+from rlctl.plugins.console.token_values import page as tokens
 from rlctl.runs.listing import RunQuery
 from rlctl.runs.thumbnails import read_thumbnail
 
@@ -58,6 +59,7 @@ def make_app(views: Views, access: Access) -> web.Application:
             web.get("/api/sweeps", board.sweeps),
             web.get("/api/trials", board.trials),
             web.get("/api/samples", board.samples),
+            web.get("/tokens", board.tokens),
             web.get("/api/images", board.image),
             web.get("/api/logs", board.logs),
             web.get("/api/system", board.system),
@@ -195,6 +197,11 @@ class _Board:
             known = ", ".join(filter(None, VERDICTS))
             raise UsageError(f"unknown verdict {query.verdict!r}", hint=f"one of: {known}")
         return await _json(self.views.samples, _run(request), query)
+
+    async def tokens(self, request: web.Request) -> web.Response:
+        step, by = _number(request, "step"), request.query.get("by", "")
+        text = await asyncio.to_thread(lambda: tokens(self.views.run(_run(request)), step, by))
+        return web.Response(text=text, content_type="text/html")
 
     async def image(self, request: web.Request) -> web.Response:
         def read() -> bytes | None:

@@ -20,7 +20,6 @@ from rlctl.quickstart import NAME
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import ACTOR, Role, built_roles, rollout_pool
-from rlctl.recipes.verl.translate import written
 from rlctl.runtime.algorithms.base import Algorithm, routed_models, rows_per_prompt
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.load import Kind
@@ -34,6 +33,7 @@ from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.runtime.planning.role_memory import GIB, MemoryPlan, plan_memory, read_size
 from rlctl.runtime.rollout.auto import plans_vllm
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
+from rlctl.suggest import written
 
 ENOUGH = 8192  # tokens of a micro-batch above which a GPU computes at its full speed
 _FEWEST_SEQUENCES = 32  # that an engine decodes at a time

@@ -17,7 +17,8 @@ function buttonsOf(run) {
     return button;
   });
   const save = el("a", { class: "button", href: `/api/report?run=${encodeURIComponent(run.key)}`, download: "report.html", "aria-label": `save the report of ${run.label}` }, "report");
-  return el("p", { class: "buttons" }, ...buttons, save);
+  const tokens = el("a", { class: "button", href: `/tokens?run=${encodeURIComponent(run.key)}`, "aria-label": `tokens of ${run.label}` }, "tokens");
+  return el("p", { class: "buttons" }, ...buttons, save, ...(run.tokens ? [tokens] : []));
 }
 
 async function confirmed(run, name, action) {

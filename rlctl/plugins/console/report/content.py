@@ -107,6 +107,7 @@ def head(run: Run) -> dict[str, Any]:
         "tags": list(run.labels.tags),
         "note": run.labels.note,
         "summary": summary_texts(run),
+        "tokens": (run.path / "tokens").is_dir(),
     }
 
 

@@ -77,6 +77,22 @@ def test_view_is_the_content_of_a_report_without_samples(board: Served) -> None:
     ]
 
 
+def test_tokens_are_a_page_that_needs_the_token_of_the_board(board: Served, root: Path) -> None:
+    folder = root / "demo" / "second" / "tokens"
+    folder.mkdir()
+    row = {"prompt": "p", "score": 1, "tokens": ["<b>"], "clip": [1.0], "advantage": [2.0]}
+    (folder / "step_000001.jsonl").write_text(json.dumps(row) + "\n")
+    try:
+        assert board.get("view", run=["demo/second"])["runs"][0]["tokens"] is True
+        status, text = board.request("/tokens?run=demo/second&by=clip")
+        assert status == 200
+        assert '<span title="1" style="background:rgba(220,0,0,1.00)">&lt;b&gt;</span>' in text
+        assert board.request("/tokens?run=demo/first")[0] == 404
+        assert board.request("/tokens?run=../../etc")[0] == 404
+    finally:
+        shutil.rmtree(folder)
+
+
 def test_samples_are_searched_on_the_server(board: Served) -> None:
     found = board.get("samples", run="demo/first", step=20, verdict="wrong", text="onerror")
     assert found["matching"] == 10

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlctl.errors import RlctlError
+from rlctl.plugins.bridges.verl.script import Imported, import_script
 from rlctl.recipes.layers import leaves
-from rlctl.recipes.verl.script import Imported, import_script
 
 PARTS = (
     *("$(date", ")", "`", "\n", "\r", "\x85", "\u2028", "\u2029", "\v", "\f", "# ", "'", '"'),

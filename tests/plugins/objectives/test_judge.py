@@ -12,11 +12,11 @@ from rlctl.data_prep.decoded_images import pattern
 from rlctl.data_prep.images import data_url
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
+from rlctl.plugins.objectives import judge_prompts as prompts
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.evaluate import judged_pool
 from rlctl.runtime.planning.reward_check import check_reward
-from rlctl.runtime.rewards import judge_prompts as prompts
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import RewardReport

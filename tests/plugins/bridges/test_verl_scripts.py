@@ -10,12 +10,12 @@ import yaml
 
 from rlctl.__main__ import main
 from rlctl.errors import ConfigError, NotFoundError
+from rlctl.plugins.bridges.verl.config_names import recipe_of, settings_of
+from rlctl.plugins.bridges.verl.script import import_script
+from rlctl.plugins.bridges.verl.shell import Shell
+from rlctl.plugins.bridges.verl.translate import translate
 from rlctl.recipes.compose import compose
 from rlctl.recipes.keys import schema_keys
-from rlctl.recipes.verl.config_names import recipe_of, settings_of
-from rlctl.recipes.verl.script import import_script
-from rlctl.recipes.verl.shell import Shell
-from rlctl.recipes.verl.translate import translate
 
 SCRIPT = r"""
 set -x

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlctl.runtime.algorithms.pair_losses import pair_metrics
+from rlctl.runtime.algorithms.pair_metrics import pair_metrics
 from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.data.conversations import Pairs, pair_texts
 from rlctl.runtime.data.loader import PromptSet

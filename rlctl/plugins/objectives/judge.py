@@ -18,7 +18,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rlctl.data_prep.images import Image
 from rlctl.plugins import Params, declare
-from rlctl.runtime.rewards import judge_prompts as prompts
+from rlctl.plugins.objectives import judge_prompts as prompts
 from rlctl.runtime.rewards.chat_client import client
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from rlctl.errors import ConfigError, NotFoundError, Problem
-from rlctl.recipes.verl import tables
+from rlctl.plugins.bridges.verl import tables
 
 _COMMANDS = {"evaluation": "rlctl eval RUN", "generation": "rlctl generate RUN PROMPT"}
 

@@ -12,9 +12,11 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForSequenceClassification
 
 from rlctl.errors import ConfigError
+from rlctl.plugins.objectives.bradley_terry import BradleyTerryParams, with_coefficients
+from rlctl.plugins.objectives.model_reward import Scale
+from rlctl.plugins.objectives.reward_worker import RewardLearnerWorker, RewardModelSpec
 from rlctl.recipes.compose import compose
-from rlctl.runtime.algorithms.bradley_terry import BradleyTerryParams, with_coefficients
-from rlctl.runtime.algorithms.pair_losses import calibration_error
+from rlctl.runtime.algorithms.pair_metrics import calibration_error
 from rlctl.runtime.batch import Ragged, Scored
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.load import load_model
@@ -22,9 +24,7 @@ from rlctl.runtime.model.probe import check_packing
 from rlctl.runtime.model.reward_model import RewardModel
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rewards.model_reward import Scale
 from rlctl.runtime.workers.dispatch import split
-from rlctl.runtime.workers.reward_model import RewardLearnerWorker, RewardModelSpec
 from tests.configs import configured
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.models import write_tiny_model

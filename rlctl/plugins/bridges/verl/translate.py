@@ -5,36 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
+from rlctl.explain.patterns import alternatives, compiled
+from rlctl.plugins.bridges.verl import tables
+from rlctl.plugins.bridges.verl.tables import Feature, Rule
+from rlctl.recipes.dialects import Kind, Translation
 from rlctl.recipes.keys import without_empty_text
-from rlctl.recipes.verl import tables
-from rlctl.recipes.verl.patterns import alternatives, compiled
-from rlctl.recipes.verl.tables import Feature, Rule
-
-Kind = Literal["", "renamed", "dropped", "unused", "refused"]
+from rlctl.suggest import written
 
 
 @dataclass(frozen=True, slots=True)
-class Translation:
-    """Present form of one setting: its `key` (None = not used) and `value`.
+class VerlTranslation(Translation):
+    """Translation with the missing `feature` of a refusal, and the `rule` that applies."""
 
-    `kind` says what became of it (empty: nothing) and `text` why: a line for the user, a reason, or
-    the message of a refusal with its `hint` and missing `feature`. `rule` is the one that applies.
-    `flat` marks a setting of a plug-in that was given under verl's key.
-    """
-
-    key: str | None
-    value: Any = None
-    kind: Kind = ""
-    text: str = ""
-    hint: str | None = None
     feature: Feature | None = None
     rule: Rule | None = None
-    flat: bool = False
 
 
-def translate(key: str, value: Any, *, sft: bool = False) -> Translation:
+def translate(key: str, value: Any, *, sft: bool = False) -> VerlTranslation:
     """Return the setting `key`=`value` under its present name.
 
     `sft` adds the keys of verl's SFT trainer.
@@ -47,22 +36,24 @@ def translate(key: str, value: Any, *, sft: bool = False) -> Translation:
         if rule.words is not None and not (is_text and value in rule.words):
             continue
         if rule.now:
-            return Translation(None, None, "renamed", f"{key} {rule.now}", rule=rule)
+            return VerlTranslation(None, None, "renamed", f"{key} {rule.now}", rule=rule)
         if rule.accepts(value):
             kind: Kind = "unused" if rule.unused else "dropped"
-            return Translation(None, None, kind, rule.unused or rule.drop, rule=rule)
+            return VerlTranslation(None, None, kind, rule.unused or rule.drop, rule=rule)
         if feature := rule.feature:
-            return Translation(None, None, "refused", feature.sentence, feature.hint, feature)
+            return VerlTranslation(
+                None, None, "refused", feature.sentence, feature.hint, feature=feature
+            )
         hint = (rule.hint or f"{rule.drop}; remove it").replace("{value}", written(value))
-        return Translation(None, None, "refused", f"{given} is not supported", hint)
+        return VerlTranslation(None, None, "refused", f"{given} is not supported", hint)
     word = value
     for pattern, here in tables.WORDS:
         if isinstance(value, str | int | None) and value in here and _matches(pattern, key, moved):
             word = here[value]
     if (moved, word) == (key, value):
-        return Translation(key, value)
+        return VerlTranslation(key, value)
     text = f"{key} is now {moved}" if word == value else f"{given} is now {moved}={word}"
-    return Translation(moved, word, "renamed", text, flat=flat)
+    return VerlTranslation(moved, word, "renamed", text, flat=flat)
 
 
 def aliases(key: str) -> list[str]:
@@ -110,10 +101,3 @@ def _rules(key: str, moved: str, sft: bool) -> list[Rule]:
         if (sft or not rule.extends)
         and _matches(rule.keys, moved, *([key] if rule.words is not None else []))
     ]
-
-
-def written(value: Any) -> str:
-    """Return a value as an override writes it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)

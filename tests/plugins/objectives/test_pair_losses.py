@@ -15,10 +15,10 @@ from torch import Tensor
 from rlctl.errors import ConfigError
 from rlctl.plugins import parse_params
 from rlctl.plugins.objectives.dpo import OnlineDPO, OnlineDPOParams
+from rlctl.plugins.objectives.pair_losses import PairParams, pair_loss, pair_rows
 from rlctl.plugins.objectives.raft import RAFT, RaftParams
 from rlctl.recipes.schema.algorithm import PFPPO
 from rlctl.runtime.algorithms.base import group_batches, mini_batch_rows
-from rlctl.runtime.algorithms.pair_losses import PairParams, pair_loss, pair_rows
 from rlctl.runtime.algorithms.policy_filtration import draw_rows
 from rlctl.runtime.batch import Ragged, Scored
 from rlctl.runtime.model.causal_lm import PolicyModel

@@ -7,7 +7,7 @@ passes must agree, so dropout is off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -19,10 +19,11 @@ from torch.nn.functional import logsigmoid
 
 from rlctl.data_prep.row_fields import RowField
 from rlctl.plugins import Params
+from rlctl.plugins.objectives.pair_losses import PairRows
 from rlctl.recipes import schema
 from rlctl.recipes.roles import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Loss, Needs
-from rlctl.runtime.algorithms.pair_losses import PairRows, pair_metrics
+from rlctl.runtime.algorithms.pair_metrics import moments, pair_metrics
 from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Rollouts, Scored
 from rlctl.runtime.data.conversations import MARGIN, Pairs, pair_fields
@@ -149,11 +150,6 @@ class BradleyTerry:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.scale = dict(state)
-
-
-def moments(state: Mapping[str, float]) -> tuple[float, float]:
-    """Return mean and standard deviation of the scores from the state of `BradleyTerry`."""
-    return state["mean"], max(state["second"] - state["mean"] ** 2, 0.0) ** 0.5
 
 
 def with_coefficients(

@@ -13,10 +13,13 @@ from typing import Any
 
 from rlctl.errors import Problem
 from rlctl.log import warn_once
+from rlctl.plugins.bridges.verl import tables
+from rlctl.plugins.bridges.verl.asynchronous import Combination
+from rlctl.plugins.bridges.verl.tables import Feature
+from rlctl.plugins.bridges.verl.translate import VerlTranslation, translate
+from rlctl.recipes.dialects import Foreign, Kind
 from rlctl.recipes.slots import lookup
-from rlctl.recipes.verl.asynchronous import Combination
-from rlctl.recipes.verl.tables import Feature
-from rlctl.recipes.verl.translate import Kind, Translation, translate, written
+from rlctl.suggest import written
 
 _CODE = "E-NOT-SUPPORTED"
 _SECTION = "distillation"
@@ -31,7 +34,7 @@ class VerlSetting:
     key: str
     value: Any
     where: str
-    result: Translation
+    result: VerlTranslation
 
     @property
     def kind(self) -> Kind:
@@ -67,8 +70,9 @@ class VerlSettings:
     paths: dict[str, Any] = field(default_factory=dict)
     _combined: list[Problem] = field(default_factory=list)  # of settings that belong together
     _renamed: dict[tuple[str, str], VerlSetting] = field(default_factory=dict)
+    _meant: list[str] = field(default_factory=list)  # lines about settings that belong together
 
-    def translate(self, key: str, value: Any, where: str) -> Translation:
+    def translate(self, key: str, value: Any, where: str) -> VerlTranslation:
         """Translate one setting and record it if its name or value is verl's."""
         result = translate(key, value, sft=self.sft)
         if result.kind:
@@ -100,12 +104,27 @@ class VerlSettings:
         self._combined += combination.problems
         for key, reason in combination.unused.items():
             self.add_unused(key, *given[key], reason)
-        return combination.values
+        values = {**combination.values, **self._reader(is_set)}
+        if meant := [f"{key}={written(value)}" for key, (value, _) in values.items()]:
+            self._meant.append(f"verl's settings mean {', '.join(meant)}")
+        return values
+
+    def _reader(self, is_set: Callable[[str], bool]) -> dict[str, tuple[Any, str]]:
+        """Return the reader that the given settings belong to, unless the user selects one."""
+        found = (
+            (tables.READERS.get(str(setting.result.key).rpartition(".")[2]), setting)
+            for setting in self.found
+            if setting.value and str(setting.result.key).startswith("data.reader_params.")
+        )
+        readers = [(reader, setting.where) for reader, setting in found if reader]
+        return {"data.reader": readers[-1]} if readers and not is_set("data.reader") else {}
 
     def add_unused(self, key: str, value: Any, where: str, reason: str) -> None:
         """Record a setting that has no effect, such as one of a plug-in that is not selected."""
         self.found = [setting for setting in self.found if setting.key != key]
-        self.found.append(VerlSetting(key, value, where, Translation(None, None, "unused", reason)))
+        self.found.append(
+            VerlSetting(key, value, where, VerlTranslation(None, None, "unused", reason))
+        )
 
     def problems(self, container: dict[str, Any]) -> list[Problem]:
         """Return the refused settings, one problem per missing feature, for resolved values."""
@@ -172,4 +191,12 @@ class VerlSettings:
                 f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} dropped: {reason}"
                 for reason, given in dropped.items()
             ),
+            *self._meant,
+        ]
+
+    def settings(self) -> list[Foreign]:
+        """Return the recorded settings."""
+        return [
+            Foreign(setting.key, setting.value, setting.where, setting.kind, setting.text)
+            for setting in self.found
         ]

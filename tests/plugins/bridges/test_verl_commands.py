@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import ConfigError, NotFoundError, Problem, RlctlError
+from rlctl.plugins.bridges.verl.config_names import recipe_of
 from rlctl.recipes.compose import compose
-from rlctl.recipes.verl.config_names import recipe_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REF = "actor_rollout_ref.ref"
 
-COMMANDS = json.loads((Path(__file__).parents[1] / "data" / "verl_commands.json").read_text())
+COMMANDS = json.loads((Path(__file__).parents[2] / "data" / "verl_commands.json").read_text())
 
 
 def overrides_of(args: list[str]) -> list[str]:
@@ -40,7 +40,7 @@ def test_command_composes(script: str, estimator: str, n: int) -> None:
     words = overrides_of(args)
     recipe = compose("ppo_trainer", words)
     config = recipe.config
-    assert {each.kind for each in recipe.verl} == {"dropped"}
+    assert {each.kind for each in recipe.foreign} == {"dropped"}
     assert recipe.unused == []
     assert (config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n) == (estimator, n)
     assert config.trainer.logger == ("console", "wandb")
@@ -49,7 +49,7 @@ def test_command_composes(script: str, estimator: str, n: int) -> None:
     assert f"{ACTOR}.ppo_micro_batch_size_per_gpu" in implied
     assert config.actor_rollout_ref.actor.use_dynamic_bsz is False
     places = {chain[-1].where for chain in recipe.origins.values() if chain[-1].level == 3}
-    dropped = {each.key for each in recipe.verl}
+    dropped = {each.key for each in recipe.foreign}
     kept = [word for word in words if word.partition("=")[0] not in dropped]
     assert places == {f"override {word}" for word in kept}
 
@@ -178,7 +178,7 @@ def test_distillation_is_translated() -> None:
 def test_distillation_that_is_off_has_no_effect() -> None:
     off = [f"{LOSS}.loss_mode=k3", f"{LOSS}.use_task_rewards=true", f"{LOSS}.topk=8"]
     recipe = compose("grpo", ["distillation.enabled=false", *off])
-    unused = {each.key for each in recipe.verl if each.kind == "unused"}
+    unused = {each.key for each in recipe.foreign if each.kind == "unused"}
     assert unused == {f"{LOSS}.{key}" for key in ("loss_mode", "use_task_rewards", "topk")}
 
 

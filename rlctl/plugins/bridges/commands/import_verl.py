@@ -13,7 +13,12 @@ from rlctl.cli.stderr import notice
 from rlctl.errors import ConfigError, ConflictError
 from rlctl.files import write_text
 
-app = typer.Typer()
+app = typer.Typer(help="Turn a script of verl into a recipe.", no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """Turn a script of verl into a recipe."""
 
 
 _EXAMPLES = """
@@ -42,7 +47,7 @@ def import_verl(
     Refused settings are left out of the recipe and named in its comments, and the exit code is 3.
     """
     from rlctl.cli.json_errors import document_with_error
-    from rlctl.recipes.verl.script import import_script
+    from rlctl.plugins.bridges.verl.script import import_script
 
     imported = import_script(script)
     error = ConfigError(*imported.problems) if imported.problems else None

@@ -9,6 +9,7 @@ import torch
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import RlctlError
+from rlctl.plugins.objectives.model_reward import ModelReward, Scale
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.advantages.remax import with_baseline
 from rlctl.runtime.batch import Ragged, Rollouts, Scores
@@ -16,7 +17,6 @@ from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.data.tokenizer import render_prompt
 from rlctl.runtime.rewards.functions import RewardSpec
-from rlctl.runtime.rewards.model_reward import ModelReward, Scale
 from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.report import exceeds
 from rlctl.runtime.rewards.role import RuleReward
