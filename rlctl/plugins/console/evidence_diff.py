@@ -1,0 +1,133 @@
+"""Differences between the evidence of two runs, or of a run and the present: `show --diff`."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlctl.files import read_record
+from rlctl.plugins.console.evidence import FILES, FOLDER, INDEX, PATCH, patch_parts, read_bounded
+from rlctl.redaction import redact
+from rlctl.runs.provenance import git_state
+from rlctl.runs.run import Run
+from rlctl.runs.settings import read_settings
+from rlctl.runtime.training.run_folder import installed_packages
+
+_NAMES = ("trainer.experiment_name",)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Sources of a run: settings, commit, patch, texts of files, versions of packages."""
+
+    name: str
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    patch: str
+    files: Mapping[str, str]
+
+    @classmethod
+    def of(cls, run: Run) -> Evidence:
+        """Read the sources of a run; those that it does not have are empty."""
+        folder = run.path / FOLDER
+        files = {
+            str(path.relative_to(folder / FILES)): _text(path)
+            for path in sorted((folder / FILES).rglob("*"))
+            if path.is_file()
+        }
+        record = run.record
+        versions = record.versions if record is not None else {}
+        packages = _packages(_text(run.path / "env.txt")) or dict(versions)
+        git = record.git if record is not None else None
+        settings = {key: v for key, v in read_settings(run.path).items() if key not in _NAMES}
+        return cls(
+            run.name,
+            settings,
+            {"commit": (git or {}).get("commit"), **packages},
+            _text(folder / PATCH),
+            files,
+        )
+
+    @classmethod
+    def present(cls, run: Run) -> Evidence:
+        """Return the present sources: the settings of the run, and files, changes and packages."""
+        before = cls.of(run)
+        found = {name: read_bounded(Path(file["path"])) for name, file in indexed(run).items()}
+        files = {
+            name: redact(content.decode("utf-8", "replace"))
+            for name, content in found.items()
+            if content is not None
+        }
+        environment = {
+            "commit": (git_state(Path.cwd()) or {}).get("commit"),
+            **_packages(installed_packages()),
+        }
+        patch = "".join(map(redact, patch_parts()))
+        return cls("now", before.settings, environment, patch, files)
+
+    def compared(self, other: Evidence) -> dict[str, Any]:
+        """Return the values that differ as pairs, and the texts that differ as unified diffs."""
+        names = sorted({*self.files, *other.files})
+        texts = {name: (self.files.get(name, ""), other.files.get(name, "")) for name in names}
+        return {
+            "runs": [self.name, other.name],
+            "settings": _pairs(self.settings, other.settings),
+            "environment": _pairs(self.environment, other.environment),
+            "patch": _unified(self, other, PATCH, self.patch, other.patch),
+            "files": {
+                name: _unified(self, other, name, *pair)
+                for name, pair in texts.items()
+                if pair[0] != pair[1]
+            },
+        }
+
+
+def indexed(run: Run) -> dict[str, dict[str, str]]:
+    """Return `path` and `sha256` of each copied file of a run, by the name of the copy."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return dict(json.loads(read_record(run.path / FOLDER / INDEX))["files"])
+    return {}
+
+
+def changed_files(run: Run) -> list[str]:
+    """Return the copied files of a run whose original is another one now, or missing."""
+    return [
+        file["path"]
+        for file in indexed(run).values()
+        if (content := read_bounded(Path(file["path"]))) is None
+        or hashlib.sha256(content).hexdigest() != file["sha256"]
+    ]
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return read_record(path).decode("utf-8", "replace")
+    return ""
+
+
+def _packages(text: str) -> dict[str, str]:
+    pairs = (line.removeprefix("# ").replace("==", " ").split() for line in text.splitlines())
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[Any]]:
+    keys = dict.fromkeys([*one, *other])
+    rows = {key: [one.get(key), other.get(key)] for key in keys}
+    return {key: row for key, row in rows.items() if row[0] != row[1]}
+
+
+def _unified(one: Evidence, other: Evidence, name: str, before: str, after: str) -> str:
+    lines = difflib.unified_diff(
+        before.splitlines(),
+        after.splitlines(),
+        f"{one.name}/{name}",
+        f"{other.name}/{name}",
+        lineterm="",
+    )
+    return "\n".join(lines)
