@@ -17,6 +17,7 @@ from rlctl.redaction import redact
 from rlctl.runs.provenance import git_state
 from rlctl.runs.run import Run
 from rlctl.runs.settings import read_settings
+from rlctl.runs.trust import is_own, is_trusted
 from rlctl.runtime.training.run_folder import installed_packages
 
 _NAMES = ("trainer.experiment_name",)
@@ -60,9 +61,11 @@ class Evidence:
         before = cls.of(run)
         found = {name: read_bounded(Path(file["path"])) for name, file in indexed(run).items()}
         files = {
-            name: redact(content.decode("utf-8", "replace"))
-            for name, content in found.items()
-            if content is not None
+            **before.files,
+            **{
+                name: redact((text or b"").decode("utf-8", "replace"))
+                for name, text in found.items()
+            },
         }
         environment = {
             "commit": (git_state(Path.cwd()) or {}).get("commit"),
@@ -89,7 +92,12 @@ class Evidence:
 
 
 def indexed(run: Run) -> dict[str, dict[str, str]]:
-    """Return `path` and `sha256` of each copied file of a run, by the name of the copy."""
+    """Return `path` and `sha256` of each copied file of a run, by the name of the copy.
+
+    Another's run could name any file of this machine, so it has none without trust.
+    """
+    if not (is_own(run.path) or is_trusted(run.path)):
+        return {}
     with suppress(OSError, ValueError, KeyError, TypeError):
         return dict(json.loads(read_record(run.path / FOLDER / INDEX))["files"])
     return {}

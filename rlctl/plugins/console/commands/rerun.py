@@ -64,12 +64,14 @@ def rerun(
         recipe = again.compose_again(found, overrides or [], name)
         if not force:
             again.refuse_changes(found, recipe)
-        for note in again.notes(found):
+        notes = again.notes(found)
+        for note in notes:
             notice(note)
         if check:
-            print_json({"run": found.key, "notes": again.notes(found)}) if as_json else notice(
-                f"data, model and code of {found.name} have not changed"
-            )
+            if as_json:
+                print_json({"of": found.key, "notes": notes})
+            elif not force:
+                notice(f"data, model and code of {found.name} have not changed")
             return
         from rlctl import api
 
@@ -78,7 +80,8 @@ def rerun(
         new = api.train(recipe, inline=inline, progress=True, on_end=on_end)
     compared = again.compare_metrics(found.path, new.path)
     if as_json:
-        print_json({"run": new.key, "path": str(new.path), "of": found.key, **compared})
+        document = {"of": found.key, "notes": notes, "run": new.key, "path": str(new.path)}
+        print_json(document | compared)
     elif overrides:
         notice(f"`rlctl compare {found.name} {new.name}` shows the difference")
     elif compared["count"] == 0:
