@@ -1,4 +1,4 @@
-"""Parts of checkpoints: what is saved, and what a run without a part is told."""
+"""Parts of checkpoints: which are saved, and the errors of a run that needs a missing one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters of energy, of folders and a library that stand in for the hardware."""
+"""Counters of energy, with a folder and a library in place of the hardware."""
 
 from __future__ import annotations
 

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from rlctl.cli.console import notice, print_json, warn
+from rlctl.cli.console import print_json
 from rlctl.cli.options import Json, Root, RunName, Trust, overrides_argument
 from rlctl.cli.startup import announce, until_start
+from rlctl.cli.stderr import notice, warn
 from rlctl.monitoring.text import plural
 from rlctl.runs.store import RunStore
 

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from rlctl.cli.console import notice, print_json
+from rlctl.cli.console import print_json
 from rlctl.cli.options import Json, Root, RunName
 from rlctl.cli.startup import announce
+from rlctl.cli.stderr import notice
 from rlctl.monitoring.text import plural, size
 from rlctl.runs.store import RunStore
 

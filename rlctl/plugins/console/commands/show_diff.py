@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from rlctl.cli.console import notice, print_json, print_table, stdout
+from rlctl.cli.console import print_json, print_table, stdout
 from rlctl.cli.options import Json, Root, RunName, run_argument
+from rlctl.cli.stderr import notice
 from rlctl.cli.table_forms import Format
 from rlctl.cli.views.runs import short
 from rlctl.errors import UsageError
