@@ -25,9 +25,7 @@ _EXAMPLES = """
   rlctl show ppo-a --diff ppo-b
 """
 
-Other = Annotated[
-    str | None, run_argument("With --diff: the other run; by default the present.", "[OTHER]")
-]
+Other = Annotated[str | None, run_argument("With --diff: the other run; by default now.", "OTHER")]
 Diff = Annotated[
     bool, typer.Option("--diff", help="Print differences in settings, code and packages to OTHER.")
 ]
