@@ -55,15 +55,13 @@ class _Copies:
 
 def keep(run: Path, recorded: Mapping[str, Any]) -> None:
     """Copy what the run with the configuration `recorded` uses; a failure is a warning."""
-    copies, here = _Copies(), Path.cwd()
+    copies = _Copies()
     try:
         for part in patch_parts():
             copies.add(PATCH, part, part.partition("\n")[0])
         files: dict[str, dict[str, str]] = {}
         for path in dict.fromkeys(user_files(recorded)):
-            inside = path.is_relative_to(here)
-            name = str(path.relative_to(here if inside else path.anchor))
-            name = name if inside else f"outside/{name}"
+            name = copy_name(path)
             content = read_bounded(path)
             text = "" if content is None else content.decode("utf-8", "replace")
             if content is None:
@@ -80,6 +78,13 @@ def keep(run: Path, recorded: Mapping[str, Any]) -> None:
         LOG.warning("the run has no copies of your code: %s", error)
     if copies.left_out:
         LOG.warning("not copied into the run: %s", ", ".join(copies.left_out))
+
+
+def copy_name(path: Path) -> str:
+    """Return the name of the copy of a file: its path below the current folder, or below /."""
+    if path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    return f"outside/{path.relative_to(path.anchor)}"
 
 
 def patch_parts() -> list[str]:

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.files import read_record
-from rlctl.plugins.console.evidence import FILES, FOLDER, INDEX, PATCH, patch_parts, read_bounded
+from rlctl.plugins.console.evidence import (
+    FILES,
+    FOLDER,
+    INDEX,
+    PATCH,
+    copy_name,
+    patch_parts,
+    read_bounded,
+    user_files,
+)
 from rlctl.redaction import redact
 from rlctl.runs.provenance import git_state
 from rlctl.runs.run import Run
@@ -59,20 +68,13 @@ class Evidence:
     def present(cls, run: Run) -> Evidence:
         """Return the present sources: the settings of the run, and files, changes and packages."""
         before = cls.of(run)
-        found = {name: read_bounded(Path(file["path"])) for name, file in indexed(run).items()}
-        files = {
-            **before.files,
-            **{
-                name: redact((text or b"").decode("utf-8", "replace"))
-                for name, text in found.items()
-            },
-        }
+        now = {name: redact(text.decode("utf-8", "replace")) for name, text in _now(run).items()}
         environment = {
             "commit": (git_state(Path.cwd()) or {}).get("commit"),
             **_packages(installed_packages()),
         }
         patch = "".join(map(redact, patch_parts()))
-        return cls("now", before.settings, environment, patch, files)
+        return cls("now", before.settings, environment, patch, {**before.files, **now})
 
     def compared(self, other: Evidence) -> dict[str, Any]:
         """Return the values that differ as pairs, and the texts that differ as unified diffs."""
@@ -91,26 +93,31 @@ class Evidence:
         }
 
 
-def indexed(run: Run) -> dict[str, dict[str, str]]:
-    """Return `path` and `sha256` of each copied file of a run, by the name of the copy.
+def changed_files(run: Run, recorded: Mapping[str, Any]) -> list[str]:
+    """Return the files of code of the configuration `recorded` that differ from those of a run."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads(read_record(run.path / FOLDER / INDEX))["files"]
+        named = {path: known.get(copy_name(path)) for path in user_files(recorded)}
+        return [
+            str(path)
+            for path, file in named.items()
+            if file is not None
+            and hashlib.sha256(read_bounded(path) or b"").hexdigest() != file["sha256"]
+        ]
+    return []
 
-    Another's run could name any file of this machine, so it has none without trust.
+
+def _now(run: Run) -> dict[str, bytes]:
+    """Return the present content of the files of code, by the name of their copies.
+
+    Another's run could name any file, so it has none without trust.
     """
     if not (is_own(run.path) or is_trusted(run.path)):
         return {}
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return dict(json.loads(read_record(run.path / FOLDER / INDEX))["files"])
-    return {}
-
-
-def changed_files(run: Run) -> list[str]:
-    """Return the copied files of a run whose original is another one now, or missing."""
-    return [
-        file["path"]
-        for file in indexed(run).values()
-        if (content := read_bounded(Path(file["path"]))) is None
-        or hashlib.sha256(content).hexdigest() != file["sha256"]
-    ]
+    files = {copy_name(path): read_bounded(path) for path in user_files(read_settings(run.path))}
+    copies = (path for path in (run.path / FOLDER / FILES).rglob("*") if path.is_file())
+    names = (str(path.relative_to(run.path / FOLDER / FILES)) for path in copies)
+    return {name: files.get(name) or b"" for name in (*names, *files)}
 
 
 def _text(path: Path) -> str:

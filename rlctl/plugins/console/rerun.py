@@ -61,13 +61,13 @@ def refuse_changes(run: Run, recipe: Recipe) -> None:
         for path, digest in hashes.items()
         if getattr(record, kind).get(path, digest) != digest
     ]
-    changed = list(dict.fromkeys([*changed, *changed_files(run)]))
+    changed = list(dict.fromkeys([*changed, *changed_files(run, recipe.recorded)]))
     messages = [f"{path} has changed since {run.name} started" for path in changed]
     messages += [str(change) for change in changed_environment(record, recipe)]
     if messages:
         hint = f"`rlctl show {run.name} --diff` prints the changes; --force trains with them"
         if (run.path / FOLDER).is_dir():
-            hint += f"; {run.path / FOLDER} has copies of the code"
+            hint += f"; {run.path / FOLDER} has copies of the code, which settings may name"
         problems = [Problem(message) for message in messages]
         raise ConfigError(*problems[:-1], Problem(messages[-1], hint=hint))
 

@@ -104,6 +104,8 @@ def test_a_changed_file_is_refused_and_shown(home: Path, changed: Path):
     assert "+    return len(solution_str) / 200" in shown
     assert "-    return 0.5\n+    return 0.25\n" in shown
     assert "quickstart/a" in rlctl("rerun", "a", "--force", "--check", "--json", cwd=home).stdout
+    copy = run_of(home) / "evidence" / "files" / "reward.py"
+    rlctl("rerun", "a", "--check", f"reward.custom_reward_function.path={copy}", cwd=home)
 
 
 @pytest.mark.soak
