@@ -124,7 +124,10 @@ def test_errors_say_that_a_checkpoint_was_pruned(root: Path) -> None:
     pruned("done", "--yes", "--force", "--keep", "none")
     run = RunStore(root).find("done")
     assert run.record is not None
-    for call in (store.policy, lambda: CheckpointRef.find(run.path, run.readable_record(), None)):
+    for call in (
+        lambda: policy_folder(store),
+        lambda: CheckpointRef.find(run.path, run.readable_record(), None),
+    ):
         with pytest.raises(RlctlError, match="removed the checkpoints of steps 2, 4, 6, 8"):
             call()
 
