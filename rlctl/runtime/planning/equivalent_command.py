@@ -8,9 +8,9 @@ from __future__ import annotations
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.search_path import library_recipes, verbs
 from rlctl.recipes.stored import changes
-from rlctl.recipes.verl.translate import written
 from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.training.restore import ResumePoint
+from rlctl.suggest import written
 
 _OVERRIDE = "override "
 _OF_A_FORK = ("trainer.experiment_name", "trainer.resume_mode")
