@@ -139,7 +139,12 @@ class PluginGroup(TyperGroup):
     def _plugins(self) -> dict[str, plugins.CommandHelp]:
         """Return the commands of plug-ins with their help, in the order of lists."""
         installed = plugins.packages(self.kind)
-        tables = [plugins.load("command_help", table) for table in plugins.names("command_help")]
+        group = self.kind.partition(".")[2]
+        tables = [
+            plugins.load("command_help", table)
+            for table in plugins.names("command_help")
+            if table.partition(".")[2] == group
+        ]
         described = {
             name: shown
             for table in tables

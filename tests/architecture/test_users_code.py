@@ -30,6 +30,8 @@ PLACES = {
     "recipes/params.py:_load": "advantages",
     "recipes/reference.py:setting_rows": "advantages",
     "recipes/unused_keys.py:_declared_by_plugins": "advantages",
+    "runs/details.py:plugin_fields": None,
+    "runs/listing.py:value_of": None,
     "runs/tracked.py:_num_samples": "loggers",
     "plugins/console/sync.py:sync": "loggers",
     "plugins/agents/build.py:episode_settings": "tool_parsers",
@@ -67,6 +69,7 @@ PLACES = {
     "runtime/workers/optimizers.py:_class_of": None,
     "runtime/workers/rollout.py:__init__": "engines",
     "runtime/training/listeners.py:_load": "listeners",
+    "runtime/training/run_folder.py:_keep_evidence": None,
     "tracking/loggers.py:make_tracker": "loggers",
     "tracking/loggers.py:preflight": "loggers",
 }
