@@ -69,7 +69,7 @@ _PANELS = {
         "debug": "List the processes of a running run, or print their stacks.",
         "loggers": "List the trackers, the mode each would choose, and problems with its settings.",
         "doctor": "Check the installation and suggest a fix for each problem.",
-        "completion": "Print a shell's completion script; `rlctl --install-completion` installs it.",
+        "completion": "Print a shell's completion script; `rlctl --install-completion` adds it.",
         "version": "Show the versions of rlctl and its dependencies.",
     },
 }

@@ -14,7 +14,7 @@ from rlctl.cli.startup import announce
 from rlctl.cli.stderr import notice
 from rlctl.plugins.console.queue.entries import Entry, Queue, others
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(help="Start runs as devices of this machine become free.", no_args_is_help=True)
 
 _SHOWN = 10  # ended entries without --all
 Number = Annotated[int, typer.Argument(metavar="ID", help="Number of an entry in `ls`.")]
