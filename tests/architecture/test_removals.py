@@ -28,6 +28,7 @@ REASONS = {
     "plugins/console/token_values.py:write_step unlink": "tokens of older steps than are kept",
     "plugins/console/board/token_file.py:_create unlink": "own unfinished file",
     "plugins/console/board/token_file.py:stored_token unlink": "a token that others may know",
+    "plugins/console/slurm/batch.py:submit unlink": "own order of a job that SLURM refused",
     "runs/engines.py:received unlink": "a request that this driver has read, in its attempt",
     "runs/folders_elsewhere.py:_bring_in unlink": f"{LOCKED}; the link alone, not its target",
     "runs/folders_elsewhere.py:_free unlink 2": CLAIMED,

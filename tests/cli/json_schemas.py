@@ -100,6 +100,15 @@ _IMPORT = record(
 )
 _ENGINE_CHANGE = record(run="s", done="b", message="s?")
 
+_ENTRY = record(
+    **dict.fromkeys(("state", "run", "path", "cwd", "reason", "log", "added"), "s"),
+    **dict.fromkeys(("began", "ended"), "s?"),
+    **dict.fromkeys(("id", "priority"), "i"),
+    **dict.fromkeys(("command", "devices"), "l"),
+    exit_code="i?",
+)
+_QUEUE = record(paused="b", waiting="i", running="i")
+
 
 @dataclass(frozen=True)
 class Example:
@@ -193,6 +202,12 @@ EXAMPLES: dict[str, Example] = {
     "loggers": Example(rows(record(name="s", package="s", state="s", message="s")), ""),
     "doctor": Example(rows(record(check="s", state="s", message="s", remedy="s?")), ""),
     "notify": Example(rows(record(receiver="s", error="s?")), "'cd .'"),
+    "queue pause": Example(_QUEUE, ""),
+    "queue add": Example(_ENTRY, "train ppo --inline --name queued"),
+    "queue ls": Example(rows(_ENTRY), ""),
+    "queue move": Example(_ENTRY, "1 1"),
+    "queue rm": Example(record(removed=rows("i")), "1"),
+    "queue start": Example(_QUEUE, ""),
     "version": Example(record(rlctl="s", python="s", json="i"), ""),
     "stop": Example(rows(record(name="s", state="s")), "two"),
     "runs prune": Example(

@@ -19,7 +19,7 @@ from rlctl.cli.commands.train import (
 )
 from rlctl.cli.console import print_json
 from rlctl.cli.options import DryRunJson, Json, Root, overrides_argument
-from rlctl.cli.remote import Address, Detach
+from rlctl.cli.remote import Address, Detach, Slurm
 from rlctl.cli.startup import announce
 from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
@@ -129,6 +129,7 @@ Examples:
 def _add(verb: str, help: str) -> None:
     @app.command(verb, help=help, epilog=_EXAMPLES.format(verb=verb))
     def command(
+        context: typer.Context,
         overrides: Overrides = None,
         recipe: RecipeOption = None,
         sampler: Sampler = None,
@@ -144,6 +145,7 @@ def _add(verb: str, help: str) -> None:
         as_json: DryRunJson = False,
         address: Address = None,
         detach: Detach = False,
+        slurm: Slurm = None,
     ) -> None:
         options = _options(
             sampler=sampler,
@@ -154,7 +156,9 @@ def _add(verb: str, help: str) -> None:
             parallel=parallel,
             seeds=seeds,
         )
-        remote.check_options(address, detach, dry_run or as_json)
+        if remote.launched(context, slurm, detach):
+            return
+        remote.check_options(address, dry_run or as_json)
         announce("checking the configuration")
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [*common_settings(overrides, name), *loggers(logger), *options]

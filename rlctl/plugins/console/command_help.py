@@ -26,6 +26,9 @@ HELP = {
         "Runs",
         before="loggers",
     ),
+    "commands.queue": CommandHelp(
+        "Start runs as devices of this machine become free.", "Training", before="eval"
+    ),
     "commands.report": CommandHelp(
         "Write one self-contained HTML file about runs: curves, alarms, samples, settings.",
         "Runs",
