@@ -19,7 +19,7 @@ def test_names_are_listed_without_importing() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert plugins.names("rewards")[:2] == ["geo3k", "gsm8k"]
+    assert plugins.names("rewards")[:2] == ["choice", "countdown"]
     assert plugins.names("nothing") == []
 
 
@@ -28,8 +28,9 @@ def test_unknown_name_raises_with_a_suggestion() -> None:
         plugins.load("rewards", "gms8k")
     assert (
         caught.value.problems[0].hint
-        == "did you mean 'gsm8k'? known: geo3k, gsm8k, judge, judge_group, judge_pairs, math, "
-        "pattern, reasoning_gym, same_text, FILE.py:NAME or module:NAME"
+        == "did you mean 'gsm8k'? known: choice, countdown, geo3k, gsm8k, ifeval, judge, "
+        "judge_group, judge_pairs, math, pattern, reasoning_gym, same_text, "
+        "FILE.py:NAME or module:NAME"
     )
     with pytest.raises(ConfigError) as caught:
         plugins.load("environments", "game.py")

@@ -41,7 +41,7 @@ class LazyCommand(TyperCommand):
 # Commands by panel, with their help. Command groups take it from here.
 _PANELS = {
     "Data and rewards": {
-        "prep": "Write training data as parquet files: GSM8K, arithmetic, pairs or your own.",
+        "prep": "Write data as parquet files: GSM8K, evaluation sets, pairs or your own.",
         "data": "Show rows of a data file as the model will see them.",
         "reward": "Test a reward function or model on stored responses.",
     },

@@ -35,7 +35,8 @@ def contract_hint(path: Path, columns: Iterable[str]) -> str:
     chat = next((names[name] for name in CHATS if name in names), None)
     if prompt is not None and answer is not None:
         return f"{command} {prompt} --answer-key {answer} --out data/mine"
-    return CONTRACT_HINT if chat is None else f"{command} {chat} --out data/mine"
+    of_chats = f"data.reader=chats (sft), or {command} {chat} --out data/mine"
+    return CONTRACT_HINT if chat is None else of_chats
 
 
 def missing_columns(

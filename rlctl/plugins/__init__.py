@@ -3,7 +3,7 @@
 A plug-in is named by an entry point of the group `rlctl.<kind>`, of rlctl or of any other installed
 package, or by `module:Name`. The kinds are algorithms, advantages, policy_losses, kl_estimators,
 rewards, engines, generators, environments, programs, tools, tool_parsers, loggers, samplers,
-datasets, dialects, roles and commands.
+readers, datasets, dialects, roles and commands.
 
 A plug-in (a class or a function) may have two attributes:
 

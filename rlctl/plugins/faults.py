@@ -31,7 +31,10 @@ _OF_OBJECTS = {
     "tool_parsers": ("parse",),
 }
 _IN_FILES = ("rewards", "environments")  # kinds that files may define, too
-_CALLED = ("advantages", "policy_losses", "kl_estimators", "samplers", "datasets", "loggers")
+_CALLED = (
+    *("advantages", "policy_losses", "kl_estimators", "samplers", "readers", "datasets"),
+    "loggers",
+)
 
 
 def unknown_name(kind: str, name: str) -> ConfigError:

@@ -97,6 +97,7 @@ SLOTS: tuple[Slot, ...] = (
     Slot("tool_parsers", f"{_ROLLOUT}.multi_turn.format"),
     Slot("listeners", "trainer.listeners", "trainer.listener_params", several=True),
     Slot("loggers", "trainer.logger", "trainer.tracking.params", several=True),
+    Slot("readers", "data.reader", "data.reader_params"),
     Slot("samplers", "data.sampler", "data.sampler_params"),
 )
 

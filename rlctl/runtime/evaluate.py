@@ -95,7 +95,12 @@ def evaluate(config: schema.Config) -> Validation:
     if prompts.has_images:
         check_images(config, None, Needs.ENGINE)
     tokens, kinds = map(prompts.encode, prompts.rows), prompts.rows.first_of_each_kind(1)
-    with _roles(config, tokenizer, tokens, kinds) as roles:
+    has_tokens = data.reader is not None and Needs.GROUPS not in load_algorithm(config, 1).needs
+    with _roles(config, tokenizer, tokens, [] if has_tokens else kinds) as roles:
+        if has_tokens:
+            from rlctl.runtime.training.loss_validation import LossValidator
+
+            return LossValidator(prompts, config.data.val_batch_size).run(roles)
         return Validator(prompts, config.data.val_batch_size, tokenizer, config.trainer.seed).run(
             roles
         )

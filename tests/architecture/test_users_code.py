@@ -47,6 +47,8 @@ PLACES = {
     "runtime/algorithms/policy_losses/base.py:load_policy_loss": "policy_losses",
     "runtime/batch/images.py:_auto": None,
     "runtime/build.py:load_algorithm": "algorithms",
+    "plugins/objectives/dataset_class.py:dataset_class": "readers",
+    "runtime/data/readers.py:read_files": "readers",
     "runtime/build.py:role_plugin": None,
     "runtime/data/samplers.py:from_config": "samplers",
     "runtime/generation/generators.py:open_generator": "generators",

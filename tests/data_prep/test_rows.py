@@ -335,5 +335,6 @@ def test_a_file_of_chats_names_the_command_that_converts_it(tmp_path: Path) -> N
     with pytest.raises(ConfigError) as caught:
         read_rows(path)
     assert caught.value.problems[0].hint == (
-        f"convert it: rlctl prep jsonl '{path}' --prompt-key messages --out data/mine"
+        "data.reader=chats (sft), or convert it: "
+        f"rlctl prep jsonl '{path}' --prompt-key messages --out data/mine"
     )

@@ -25,7 +25,7 @@ from tests.recorded import called
 KINDS = {
     *("advantages", "algorithms", "commands", "datasets", "engines", "environments"),
     *("generators", "kl_estimators", "listeners", "loggers", "policy_losses", "programs"),
-    *("rewards", "samplers"),
+    *("readers", "rewards", "samplers"),
     *("tool_parsers", "tools"),
 }
 IMPORTS = {
@@ -167,6 +167,10 @@ def main(): raise KeyError("command")
 no_app = 5
 empty_app = typer.Typer()
 
+def no_rows_of(source): raise KeyError("rows")
+
+def none_of(source): return None
+
 def no_rows(params): return {"train": None}
 
 def wrong_rows(params): return {"train": [5]}
@@ -182,6 +186,17 @@ FAILURES = {
         "data.sampler={}:order",
         "returned [0], not a tensor",
         "def order",
+    ),
+    ("readers", "build", "settings"): (
+        "data.reader={}:settle",
+        "KeyError: 'settings'",
+        '"settings"',
+    ),
+    ("readers", "call", "raises"): ("data.reader={}:no_rows_of", "KeyError: 'rows'", '"rows"'),
+    ("readers", "call", "none"): (
+        "data.reader={}:none_of",
+        "returned None, not an iterator of rows",
+        "def none_of",
     ),
     ("listeners", "build", "raises"): (
         "trainer.listeners=[{}:NoListener]",

@@ -16,9 +16,10 @@ from rlctl.plugins import load_with_params
 from rlctl.recipes.compose import compose
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.batch import Prompts, Ragged, Scored
-from rlctl.runtime.data.loader import PromptLoader, PromptSet, _truncate
+from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.mixing import MixedSampler, Part
 from rlctl.runtime.data.samplers import StatefulSampler, random_order, sequential_order
+from rlctl.runtime.data.unusable_prompts import truncate
 from rlctl.runtime.training.collector import Collector
 from rlctl.tracking.episodes import Episode
 from tests.configs import configured
@@ -364,6 +365,6 @@ def test_truncation(side: str, left: list[int]) -> None:
         "actor_rollout_ref.model.path=y",
     ]
     assert (
-        _truncate(list(range(10)), compose("ppo_trainer", overrides).config.data, "file: row 0")
+        truncate(list(range(10)), compose("ppo_trainer", overrides).config.data, "file: row 0")
         == left
     )

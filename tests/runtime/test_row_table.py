@@ -19,9 +19,10 @@ from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
 from rlctl.recipes import schema
 from rlctl.runtime.data import prompt_lengths, row_table
-from rlctl.runtime.data.loader import PromptSet, _truncate
+from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import encode_prompt, load_tokenizer
+from rlctl.runtime.data.unusable_prompts import truncate
 from tests.configs import configured
 
 TOKENIZER = load_tokenizer(real_path("quickstart"))
@@ -191,7 +192,7 @@ def test_prompts_equal_those_that_are_tokenized_alone(settings: list[str], tmp_p
     for row in every[: config.train_max_samples if config.train_max_samples >= 0 else None]:
         ids = encode_prompt(TOKENIZER, row.prompt)
         if len(ids) <= limit or not config.filter_overlong_prompts:
-            kept.append((row, ids if len(ids) <= limit else _truncate(ids, config, "")))
+            kept.append((row, ids if len(ids) <= limit else truncate(ids, config, "")))
     for _ in range(2):
         found = PromptSet.load_train(config, TOKENIZER)
         batch = found.batch(range(len(found)))

@@ -53,6 +53,11 @@ class Data(Section):
     max_prompt_length: Count = Field(description="longest prompt in tokens, chat template included")
     max_response_length: Count = Field(description="longest response in tokens")
     prompt_key: Text = Field(description="column with the chat (a list of {role, content})")
+    reader: Text | None = Field(
+        description="reader of files in another format: chats (conversations, for sft), "
+        "dataset_class (a class of your own) or module:Name; null = rows of prompts"
+    )
+    reader_params: dict[str, Any] = Field(description="settings of the reader")
     response_key: Text = Field(description="dotted path to the worked solution, for sft")
     chosen_key: Text = Field(description="dotted path to the preferred response of a pair")
     rejected_key: Text = Field(description="dotted path to the other response of a pair")

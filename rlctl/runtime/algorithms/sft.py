@@ -66,7 +66,7 @@ class SFT(Stateless):
     """
 
     actor: schema.Actor
-    solution: RowField
+    solution: RowField | None  # None: a reader gives the tokens
     given: GivenResponses
     schedule: Schedule
 
@@ -75,7 +75,9 @@ class SFT(Stateless):
         """Build the algorithm; `num_steps` is the length of the learning-rate schedule."""
         return cls(
             actor=config.actor_rollout_ref.actor,
-            solution=RowField(config.data.response_key, "data.response_key"),
+            solution=None
+            if config.data.reader is not None
+            else RowField(config.data.response_key, "data.response_key"),
             given=GivenResponses(config.actor_rollout_ref.model, config.data.max_response_length),
             schedule=Schedule.from_config(config.actor_rollout_ref.actor.optim, num_steps),
         )
@@ -88,7 +90,7 @@ class SFT(Stateless):
     @property
     def row_fields(self) -> Sequence[RowField]:
         """The solution."""
-        return (self.solution,)
+        return () if self.solution is None else (self.solution,)
 
     unused_keys: ClassVar = (
         *PPO_KEYS,
@@ -102,6 +104,10 @@ class SFT(Stateless):
 
     def collect(self, prompts: Prompts, roles: Roles, step: int) -> Scored:  # noqa: ARG002
         """Return the data's solutions, truncated to `max_response_length`, as scored responses."""
+        if self.solution is None:
+            from rlctl.runtime.data.readers import to_scored
+
+            return to_scored(prompts)
         texts = [read_text(row, self.solution) for row in prompts.rows]
         return self.given.to_scored(prompts, texts, torch.ones(len(prompts)))
 

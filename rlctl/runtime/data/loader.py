@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-_TOO_LONG = "the prompt is too long"
+TOO_LONG = "the prompt is too long"
 _REJECTED = "the chat template rejects the prompt"
 
 
@@ -71,11 +71,11 @@ class PromptSet:
         """
         paths, weights = data.train_paths, data.train_weights
         if weights is None:
-            tables = _tables(paths, data, data.train_max_samples, TRAIN)
+            tables = _tables(paths, data, data.train_max_samples, TRAIN, tokenizer)
             return cls._of(tables, data, tokenizer, model, _Rules(fields, data.skip_invalid))
         rules = _Rules(fields, data.skip_invalid)
         sets = [
-            cls._of(_tables([path], data, -1, TRAIN), data, tokenizer, model, rules)
+            cls._of(_tables([path], data, -1, TRAIN, tokenizer), data, tokenizer, model, rules)
             for path in paths
         ]
         from rlctl.runtime.data.mixing import Part
@@ -114,7 +114,7 @@ class PromptSet:
         of rows. Raises ConfigError if no prompt remains, or for an over-long prompt with
         `truncation=error`.
         """
-        tables = _tables(files, data, max_samples, split)
+        tables = _tables(files, data, max_samples, split, tokenizer)
         return cls._of(tables, data, tokenizer, model, _Rules((), _skips(data, split)))
 
     @classmethod
@@ -141,7 +141,11 @@ class PromptSet:
                 ids = encode_prompt(tokenizer, row.prompt, **kwargs)
             else:
                 ids = encode_text(tokenizer, images.render(row.prompt, row.images, **kwargs))
-            return ids if len(ids) <= limit else _truncate(ids, data, where)
+            if len(ids) <= limit:
+                return ids
+            from rlctl.runtime.data.unusable_prompts import truncate
+
+            return truncate(ids, data, where)
 
         lengths = np.concatenate(
             [prompt_lengths(table, tokenizer, kwargs, images, limit) for table in tables]
@@ -154,14 +158,16 @@ class PromptSet:
         if rules.skips:
             skipped.update(**{_REJECTED: int((lengths < 0).sum())})
             drop |= failing
-            skipped.update(**{_TOO_LONG: int((drop & too_long).sum())})
+            skipped.update(**{TOO_LONG: int((drop & too_long).sum())})
         for number in np.flatnonzero(failing & ~drop)[:1].tolist():
             encode(rows[number], rows.place_of(number))
         if rules.fields:
             drop[np.flatnonzero(~drop)[rules.faulty(rows.select(~drop), skipped)]] = True
         left_out = dict(+skipped)
         if drop.all():
-            raise _no_prompts(rows, int((too_long & drop).sum()), left_out, limit)
+            from rlctl.runtime.data.unusable_prompts import no_prompts
+
+            raise no_prompts(rows, int((too_long & drop).sum()), left_out, limit)
         mean = float(np.minimum(lengths[~drop], limit).mean())
         num_dropped = int((drop & too_long).sum())
         has_images = images is not None
@@ -219,27 +225,19 @@ def _skips(data: schema.Data, split: str) -> bool:
     return data.skip_invalid and split == TRAIN
 
 
-def _no_prompts(rows: Rows, num_long: int, skipped: Mapping[str, int], limit: int) -> ConfigError:
-    """Return the error of files without any row that can be used."""
-    if set(skipped) - {_TOO_LONG}:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in skipped.items())
-        message = f"no row is left by data.skip_invalid=true ({reasons})"
-        return ConfigError(message, where=rows.paths, hint="`rlctl data show FILE` shows rows")
-    return ConfigError(
-        f"no prompt is left: {num_long} of {len(rows)} are longer than "
-        f"data.max_prompt_length={limit} tokens",
-        where=rows.paths,
-        hint="set a larger data.max_prompt_length",
-    )
-
-
-def _tables(files: Sequence[str], data: schema.Data, max_samples: int, split: str) -> list[Rows]:
+def _tables(
+    files: Sequence[str], data: schema.Data, max_samples: int, split: str, tokenizer: Any
+) -> list[Rows]:
     """Return the rows of each data file, `max_samples` of all; see `PromptSet.load`."""
     if not files:
         key = "data.train_files" if split == TRAIN else "data.val_files"
         hint = "name a file; data.val_files=null trains without validation"
         raise ConfigError(f"{key} is an empty list", hint=hint)
     paths = [path for file in files for path in data_files(file, split)]
+    if data.reader is not None:
+        from rlctl.runtime.data.readers import read_files
+
+        paths = read_files(paths, data, tokenizer, _skips(data, split))
     tables = [Rows.load(path, data, _skips(data, split)) for path in paths]
     if max_samples < 0:
         return tables
@@ -383,22 +381,3 @@ class PromptLoader:
             )
             return
         self.stateful.load_state_dict(saved["state"])
-
-
-def _truncate(ids: list[int], data: schema.Data, where: str) -> list[int]:
-    """Shorten a prompt to `data.max_prompt_length` by `data.truncation`, or raise ConfigError."""
-    limit = data.max_prompt_length
-    match data.truncation:
-        case "left":
-            return ids[-limit:]
-        case "right":
-            return ids[:limit]
-        case "middle":
-            return ids[: limit // 2] + ids[len(ids) - (limit - limit // 2) :]
-        case _:
-            raise ConfigError(
-                f"a prompt of {len(ids)} tokens is longer than data.max_prompt_length={limit}",
-                where=where,
-                hint="set a larger data.max_prompt_length, data.filter_overlong_prompts=true or "
-                "data.truncation=left|right|middle",
-            )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -169,6 +169,11 @@ class Draft:
         prompts.check_tokens(self.vocabulary[1])
         if self.role is REWARD_LEARNER:
             return role_plugin(self.role.name).validator(self.config, prompts)
+        if data.reader is not None and not self.samples:
+            from rlctl.runtime.training.loss_validation import LossValidator
+
+            by_loss: Any = LossValidator(prompts, data.val_batch_size)
+            return by_loss
         return Validator(prompts, data.val_batch_size, tokenizer, self.config.trainer.seed)
 
     @Part
@@ -192,10 +197,10 @@ class Draft:
         for key, split, prompts in sets:
             paths = data.train_paths if split == TRAIN else data.val_files or ()
             for file in paths:
-                if prompts is not None and len(paths) == 1:
+                if prompts is not None and (len(paths) == 1 or data.reader):
                     rows = prompts.rows.first_of_each_kind(NUM_REWARD_ROWS)
                 else:
-                    rows = run(_first_rows, file, data, split) or []
+                    rows = (not data.reader and run(_first_rows, file, data, split)) or []
                 found[f"{key}: {file}"] = rows
         return found
 

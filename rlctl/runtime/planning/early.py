@@ -140,7 +140,7 @@ def _check_data(file: str, split: str, data: schema.Data) -> None:
     """Check that a local data file exists, and the rows of one that is not large."""
     given = Path(file).expanduser()
     is_local = not is_url(file) and not file.startswith(NAME)  # a folder may have a bundled name
-    if is_local and (given.exists() or given.suffix in RAW_SUFFIXES):
+    if is_local and not data.reader and (given.exists() or given.suffix in RAW_SUFFIXES):
         for path in data_files(file, split):
             if existing_file(path).stat().st_size < 2**20:  # the plan reads them once more
                 Rows.load(path, data, data.skip_invalid and split == TRAIN)

@@ -155,7 +155,7 @@ def image_hashes(files: Sequence[str], split: str, data: schema.Data) -> dict[st
     """
     hashes = {}
     for name, path in named_files(files, split):
-        if not _may_have(path, data.image_key):
+        if data.reader or not _may_have(path, data.image_key):
             continue
         rows = Rows.load(path, data, data.skip_invalid and split == TRAIN)
         if rows.names_images:

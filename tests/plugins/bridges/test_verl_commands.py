@@ -127,7 +127,7 @@ def test_setting_that_changes_the_result_is_refused(override: str, works: str) -
         (["reward_model.model.update=before", "data.filter_accuracy=true"], "PRIME"),
         (["global_profiler.tool=nsys"], "profilers"),
         (["trainer.v1.trainer_mode=colocate_async"], "asynchronous training"),
-        (["data.custom_cls.path=a.py"], "dataset classes"),
+        (["data.datagen.path=a.py"], "dataset classes"),
     ],
 )
 def test_missing_feature_is_one_sentence(overrides: list[str], sentence: str) -> None:

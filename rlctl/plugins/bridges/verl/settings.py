@@ -13,6 +13,7 @@ from typing import Any
 
 from rlctl.errors import Problem
 from rlctl.log import warn_once
+from rlctl.plugins.bridges.verl import tables
 from rlctl.plugins.bridges.verl.asynchronous import Combination
 from rlctl.plugins.bridges.verl.tables import Feature
 from rlctl.plugins.bridges.verl.translate import VerlTranslation, translate
@@ -103,9 +104,20 @@ class VerlSettings:
         self._combined += combination.problems
         for key, reason in combination.unused.items():
             self.add_unused(key, *given[key], reason)
-        if meant := [f"{key}={written(value)}" for key, (value, _) in combination.values.items()]:
+        values = {**combination.values, **self._reader(is_set)}
+        if meant := [f"{key}={written(value)}" for key, (value, _) in values.items()]:
             self._meant.append(f"verl's settings mean {', '.join(meant)}")
-        return combination.values
+        return values
+
+    def _reader(self, is_set: Callable[[str], bool]) -> dict[str, tuple[Any, str]]:
+        """Return the reader that the given settings belong to, unless the user selects one."""
+        found = (
+            (tables.READERS.get(str(setting.result.key).rpartition(".")[2]), setting)
+            for setting in self.found
+            if setting.value and str(setting.result.key).startswith("data.reader_params.")
+        )
+        readers = [(reader, setting.where) for reader, setting in found if reader]
+        return {"data.reader": readers[-1]} if readers and not is_set("data.reader") else {}
 
     def add_unused(self, key: str, value: Any, where: str, reason: str) -> None:
         """Record a setting that has no effect, such as one of a plug-in that is not selected."""

@@ -82,6 +82,7 @@ _DATA: dict[str, Any] = yaml.load(_TEXT, Loader=_Loader)
 FEATURES = {name: Feature(**row) for name, row in _DATA["features"].items()}
 # (pattern, new key with \1 for the first group)
 RENAMED, PLUGIN_SETTINGS, SFT_RENAMED = map(_pairs, ("renamed", "plugin_settings", "sft"))
+READERS: dict[str, str] = _DATA["readers"]
 WORDS = _pairs("words")  # (pattern, words of verl and words here)
 RULES = [_rule(**row) for row in _DATA["rules"]]
 
