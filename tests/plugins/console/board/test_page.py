@@ -12,7 +12,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from rlctl.errors import InternalError
-from rlctl.runs.labels import read_labels, set_note
+from rlctl.plugins.console.label_changes import set_note
+from rlctl.runs.labels import read_labels
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.record import SweepDir, SweepRecord, TrialTable
