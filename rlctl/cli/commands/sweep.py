@@ -210,7 +210,6 @@ def _options(**given: Any) -> list[str]:
 
 
 def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: bool) -> None:
-    from rlctl import api
     from rlctl.cli.views import sweep as sweep_view
     from rlctl.sweeps.plan import make_sweep_plan
 
@@ -222,6 +221,8 @@ def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: 
     if dry_run:
         sweep_view.print_plan(make_sweep_plan(verb, source, settings), as_json)
         return
+    from rlctl import api
+
     with command(), sweep_view.live() as view:
         done = api.sweep(source, settings, verb=verb, view=view)
     sweep_view.print_sweep(done.sweep)
