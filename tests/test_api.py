@@ -1,5 +1,6 @@
 """The Python API: the blocks of docs/python.md run quietly, and `import rlctl` is light."""
 
+import linecache
 import re
 from pathlib import Path
 
@@ -19,9 +20,11 @@ def test_documented_blocks_run(here, monkeypatch, capfd):
     assert page.count(STEPS) == 2
     blocks = re.findall(r"```python\n(.*?)```", page.replace(STEPS, SMALL), re.DOTALL)
     assert len(blocks) >= 6
-    scope: dict[str, object] = {"print": lambda *_: None}
-    for block in blocks:
-        exec(compile(block, str(PAGE), "exec"), scope)
+    scope: dict[str, object] = {"print": lambda *_: None, "__name__": "__main__"}
+    for number, block in enumerate(blocks):
+        name = f"<block {number}>"
+        linecache.cache[name] = (len(block), None, block.splitlines(keepends=True), name)
+        exec(compile(block, name, "exec"), scope)
     assert capfd.readouterr().out == ""
     assert (here / "runs" / "quickstart" / "first" / "run.json").is_file()
 
