@@ -99,7 +99,8 @@ Seeds = Annotated[
     typer.Option(
         "--seeds",
         min=1,
-        help="Runs per trial, with consecutive seeds; the trial's value is their mean.",
+        help="Runs per trial, with consecutive seeds, also of the data order unless data.seed=N is "
+        "given; the trial's value is their mean.",
         show_default="1",
     ),
 ]

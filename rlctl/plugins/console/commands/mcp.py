@@ -40,7 +40,7 @@ def mcp(
     """Serve runs to clients of the Model Context Protocol.
 
     It uses stdin and stdout. Tools list, show and compare runs and sweeps, return metrics and
-    samples, and check settings of shipped recipes. They only read. --json prints them instead.
+    samples, and check settings of shipped recipes. They only read. --json lists the tools instead.
     """
     from rlctl.plugins.console.mcp_server import server
     from rlctl.runs.naming import DEFAULT_ROOT

@@ -31,20 +31,17 @@ _IN_A_FILE = "define it in a file, and import it or set reward.custom_reward_fun
 
 def reward_overrides(function: Callable[..., Any], overrides: Sequence[str]) -> list[str]:
     """Return the overrides that select a function; write its file if it is in no importable one."""
-    if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
-        what = "lambda" if isinstance(function, FunctionType) else type(function).__name__
+    original = inspect.unwrap(function)
+    if not isinstance(original, FunctionType) or original.__name__ == "<lambda>":
+        what = "lambda" if isinstance(original, FunctionType) else type(original).__name__
         raise UsageError(f"a reward is a function, not a {what}", hint="def compute_score(…): …")
-    if function.__closure__:
-        names = ", ".join(function.__code__.co_freevars)
-        message = f"the reward {function.__name__} uses {names} of a function around it"
-        raise UsageError(message, hint=_IN_A_FILE)
     module, name = sys.modules.get(function.__module__), function.__name__
     file = getattr(module, "__file__", None)
     if function.__module__ != "__main__" and getattr(module, name, None) is function and file:
         if "." in function.__module__:  # of a package, whose modules import one another
             return [f"reward.functions=[{hydra_text('', f'{function.__module__}:{name}')[1:]}]"]
         return _file_overrides(Path(file), name)
-    text = source_of(function)
+    text = source_of(original)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     roots = [given.partition("=")[2].strip("\"'") for given in overrides if _IS_ROOT(given)]
     path = Path(roots[-1] if roots else DEFAULT_ROOT) / _FOLDER / f"{name}-{digest}.py"
@@ -80,16 +77,17 @@ def _add(name: str, value: Any, scope: dict[str, Any], parts: dict[str, str]) ->
     if name in parts:
         return
     home = getattr(value, "__module__", None)
-    is_own = isinstance(value, FunctionType | type) and home in ("__main__", scope.get("__name__"))
+    is_own = home in ("__main__", scope.get("__name__"))
     if isinstance(value, ModuleType):
         parts[name] = f"import {value.__name__} as {name}"
-    elif is_own:
+    elif is_own and isinstance(inspect.unwrap(value), FunctionType | type):
         parts[name] = ""  # a function may call itself
         source = _lines_of(name, value)
         for used in _globals_of(source):
             if used in scope:
                 _add(used, scope[used], scope, parts)
-        parts[name] = parts.pop(name) + source
+        alias = "" if value.__name__ == name else f"{name} = {value.__name__}\n"
+        parts[name] = parts.pop(name) + source + alias
     elif isinstance(value, re.Pattern):
         parts["re"] = "import re as re"
         parts[name] = f"{name} = re.compile({value.pattern!r}, {value.flags})"
@@ -97,13 +95,17 @@ def _add(name: str, value: Any, scope: dict[str, Any], parts: dict[str, str]) ->
         parts[name] = f"{name} = {text}"
     else:
         there = getattr(value, "__qualname__", getattr(value, "__name__", None)) or name
-        if home is None or getattr(sys.modules.get(home), there, None) is not value:
+        if is_own or home is None or getattr(sys.modules.get(home), there, None) is not value:
             what = f"the reward uses {name}, a {type(value).__name__} without source"
             raise UsageError(what, hint=f"import or build it inside the function, or {_IN_A_FILE}")
         parts[name] = f"from {home} import {there} as {name}"
 
 
 def _lines_of(name: str, value: Any) -> str:
+    if getattr(inspect.unwrap(value), "__closure__", None):
+        names = ", ".join(inspect.unwrap(value).__code__.co_freevars)
+        message = f"the reward uses {name}, which uses {names} of a function around it"
+        raise UsageError(message, hint=_IN_A_FILE)
     try:
         return textwrap.dedent(inspect.getsource(value))
     except (OSError, TypeError) as error:

@@ -105,14 +105,19 @@ def halved(function):
         return function(*args, **kwargs) / 2
     return call
 
+@functools.lru_cache
+def one():
+    return 1.0
+
+other_name = one
+
 @halved
 def f(data_source, solution_str, ground_truth):
-    return 1.0
+    return other_name()
 """
     names = notebook(decorated, monkeypatch)
-    with pytest.raises(UsageError, match="uses function of a function around it"):
-        reward_overrides(names["f"], [])
-    assert not list(here.iterdir())
+    _, f = written(reward_overrides(names["f"], []))
+    assert f("x", "1", "1") == 0.5
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,15 @@ def f(data_source, solution_str, ground_truth):
             "import io\nfile = io.StringIO()\ndef f(a):\n    return file.read()\n",
             "uses file, a Str",
         ),
-        ("def g():\n    x = 1\n    return lambda: x\nf = g()\nf.__name__ = 'f'", "uses x of a fun"),
+        (
+            "def g():\n    x = 1\n    return lambda: x\nf = g()\nf.__name__ = 'f'",
+            "f, which uses x of",
+        ),
+        (
+            "def g():\n    x = 1\n    def h():\n        return x\n    return h\n"
+            "h = g()\ndef f(a):\n    return h()\n",
+            "h, which uses x of",
+        ),
     ],
 )
 def test_what_has_no_source_is_refused(
