@@ -234,8 +234,9 @@ def _reporting(tool: Callable[..., Any]) -> Callable[..., str]:
 
 
 def _plain(value: Any) -> Any:
-    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return dataclasses.asdict(value) if is_record else str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return str(value)
 
 
 def _short(value: Any) -> Any:

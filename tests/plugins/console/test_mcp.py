@@ -47,9 +47,9 @@ def talk(folder: Path, calls: list[Call], *options: str) -> tuple[dict[str, bool
             command=sys.executable, args=command, cwd=folder, env=dict(os.environ)
         )
         async with Client(process) as client:
-            listed = await client.list_tools()
-            tools = {tool.name: bool(tool.annotations.read_only_hint) for tool in listed.tools}
-            answers = [await client.call_tool(name, given) for name, given in calls]
+            listed: list[Any] = (await client.list_tools()).tools
+            tools = {tool.name: bool(tool.annotations.read_only_hint) for tool in listed}
+            answers: list[Any] = [await client.call_tool(name, given) for name, given in calls]
         texts = [answer.content[0].text for answer in answers]
         failed = [answer.is_error for answer in answers]
         return tools, [t if bad else json.loads(t) for t, bad in zip(texts, failed, strict=True)]
