@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from rlctl.cli.console import notice, print_json
+from rlctl.cli.console import print_json
 from rlctl.cli.options import Json, Root
+from rlctl.cli.stderr import notice
 
 app = typer.Typer(add_completion=False)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.live import Live
 
+from rlctl.monitoring.live_panel import LivePanel
 from rlctl.monitoring.safe_console import SafeConsole
 from rlctl.tracking.console import ConsoleTracker
 
@@ -21,11 +22,12 @@ class NotebookTracker(ConsoleTracker):
     def __init__(self) -> None:
         super().__init__()
         self.console = _recorder()
-        self.live = _Block(console=self.console, get_renderable=lambda: self.panel)
+        self.panel = self._shown = LivePanel(doing=self.doing)
+        self.live = _Block(console=self.console, get_renderable=lambda: self._shown)
 
     def finish(self, state: str) -> None:
         """Show the final state in place of the phase."""
-        self.panel.spinner.frames, self.panel.doing = [""], lambda: state
+        self._shown.spinner.frames, self._shown.doing = [""], lambda: state
         super().finish(state)
 
 
