@@ -78,9 +78,13 @@ def _command(plan: SweepPlan) -> list[str]:
 
 
 def _first_data_seed(plan: SweepPlan) -> int | None:
-    """Return the first seed of the data order, None if runs of a trial do not differ in it."""
+    """Return the first seed of the data order, None if runs of a trial do not differ in it.
+
+    An override of `data.seed` keeps the order.
+    """
     data = plan.recipe.config.data
-    return data.seed if plan.settings.seeds > 1 and data.shuffle else None
+    differs = plan.settings.seeds > 1 and data.shuffle
+    return data.seed if differs and "data.seed" not in overridden_keys(plan.fixed) else None
 
 
 def resume(sweep: SweepDir, view: View) -> SweepDir:

@@ -84,8 +84,9 @@ _PLAN = record(
 _PATHS = rows(record(path="s"))
 _EPISODE = record(messages="l", outcome="s", error="s?", seconds="n", score=ANY)
 _TRIAL = record(
-    **dict.fromkeys(("value", "error", "best"), "n?"),
+    **dict.fromkeys(("value", "error", "best", "low", "high"), "n?"),
     number="i",
+    n="i",
     step="i?",
     overrides=rows("s"),
     state="s",
@@ -135,6 +136,9 @@ EXAMPLES: dict[str, Example] = {
     "env ls": Example(rows(record(name="s", kind="s", description="s")), ""),
     "env show": Example(record(name="s", description="s", settings="l", tools="l"), "gridworld"),
     "env test": Example(rows(_EPISODE), "gridworld --data missing", is_error=True),
+    "mcp": Example(
+        rows(record(name="s", description="s", input_schema="o", annotations="o")), "--allow-train"
+    ),
     "recipes ls": Example(rows(record(name="s", about="s", on="l", path="s")), ""),
     "recipes show": Example(record(path="s", text="s"), "grpo"),
     "recipes cp": Example(record(path="s"), "grpo copy.yaml"),

@@ -147,7 +147,7 @@ def test_a_read_only_folder_of_runs(
     def refuse(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr("rlctl.runs.labels.write_text", refuse)
+    monkeypatch.setattr("rlctl.plugins.console.label_changes.write_text", refuse)
     monkeypatch.setattr("rlctl.api.resume", lambda *_, **__: refuse(folder))
     assert main(words) == 7
     assert "Read-only file system" in capsys.readouterr().err

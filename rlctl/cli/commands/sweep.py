@@ -99,7 +99,8 @@ Seeds = Annotated[
     typer.Option(
         "--seeds",
         min=1,
-        help="Runs per trial, with consecutive seeds; the trial's value is their mean.",
+        help="Runs per trial, with consecutive seeds, also of the data order unless data.seed=N is "
+        "given; the trial's value is their mean.",
         show_default="1",
     ),
 ]
@@ -214,7 +215,6 @@ def _options(**given: Any) -> list[str]:
 
 
 def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: bool) -> None:
-    from rlctl import api
     from rlctl.cli.views import sweep as sweep_view
     from rlctl.sweeps.plan import make_sweep_plan
 
@@ -226,6 +226,8 @@ def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: 
     if dry_run:
         sweep_view.print_plan(make_sweep_plan(verb, source, settings), as_json)
         return
+    from rlctl import api
+
     with command(), sweep_view.live() as view:
         done = api.sweep(source, settings, verb=verb, view=view)
     sweep_view.print_sweep(done.sweep)

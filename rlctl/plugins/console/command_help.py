@@ -34,6 +34,9 @@ HELP = {
         "Runs",
         before="loggers",
     ),
+    "commands.mcp": CommandHelp(
+        "Serve runs to clients of the Model Context Protocol.", "Runs", before="loggers"
+    ),
     "commands.notify": CommandHelp(
         "Send a test notice to receivers of `trainer.notify`.", "Runs", before="loggers"
     ),
