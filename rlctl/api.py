@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from rlctl import plugins
 from rlctl.causes import raising_rlctl_errors
+from rlctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
@@ -32,26 +35,33 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
+Overrides = Sequence[str] | Mapping[str, Any]  # texts as on a command line, or values by key
 State = Literal["starting", "running", "finished", "failed", "stopped", "lost", "broken"]
 
 
-def compose(recipe: str | Path = "ppo", overrides: Sequence[str] = ()) -> Recipe:
-    """Compose a recipe, by name or file, with overrides in Hydra's grammar, and validate it.
+def compose(recipe: str | Path = "ppo", overrides: Overrides = ()) -> Recipe:
+    """Compose a recipe, by name or file, with overrides, and validate it.
+
+    They are texts in Hydra's grammar, or a mapping from keys, with dots or in sections, to values.
 
     Raises NotFoundError for an unknown recipe and ConfigError with all problems of its values.
 
         rlctl.compose("ppo", ["trainer.total_epochs=1"]).config.trainer.total_epochs  # 1
+        rlctl.compose("ppo", {"trainer.total_epochs": 1})  # the same
     """
     from rlctl.recipes.compose import compose
 
-    return compose(recipe, overrides)
+    return compose(recipe, _texts(overrides))
 
 
 @raising_rlctl_errors()
 def train(
     recipe: str | Path | Recipe = "ppo",
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
+    name: str | None = None,
+    logger: str | Sequence[str] | None = None,
+    reward: Callable[..., Any] | None = None,
     inline: bool = False,
     strict: bool = False,
     progress: bool = False,
@@ -60,17 +70,22 @@ def train(
 ) -> Run:
     """Train a model and return its run; `trainer.resume_mode` may make it resume an earlier one.
 
-    `inline` runs in this process, without Ray. `strict` refuses keys that have no effect.
-    `progress` prints the console tracker's lines. `end_by`, a time of `time.monotonic`, saves and
-    stops the run in time. `on_end` is called with the run, its final state and its seconds.
+    `name` is that of the run, `logger` names trackers beside the console, `reward` is a function
+    with the signature of verl's `compute_score`. `inline` runs in this process, without Ray.
+    `strict` refuses keys that have no effect. `progress` prints the console tracker's lines; in a
+    notebook it shows one block. `end_by`, a time of `time.monotonic`, saves and stops the run in
+    time. `on_end` is called with the run, its final state and its seconds.
 
-        run = rlctl.train("ppo", ["trainer.total_training_steps=2"], inline=True)
+        run = rlctl.train("ppo", {"trainer.total_training_steps": 2}, name="first", inline=True)
         run.state  # "finished"
     """
     from rlctl.recipes.unused_keys import report_unused_keys
     from rlctl.runtime.planning.early import check_early, resumed_run
 
-    composed = compose(recipe, overrides) if isinstance(recipe, str | Path) else recipe
+    texts = _texts(overrides, name=name, logger=logger, reward=reward)
+    composed = compose(recipe, texts) if isinstance(recipe, str | Path) else recipe
+    if texts and composed is recipe:
+        raise UsageError("a composed recipe takes no overrides", hint="give them to rlctl.compose")
     if (run := resumed_run(composed.config.trainer)) is None:
         check_early(composed)
     else:
@@ -94,7 +109,7 @@ def train(
 @raising_rlctl_errors()
 def resume(
     run: str | Path | Run = "@last",
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     from_step: int | None = None,
     fork: str | None = None,
@@ -116,7 +131,7 @@ def resume(
     from rlctl.runtime.planning.early_resume import check_resume, compose_resumed
 
     folder = _run_of(run, root).path
-    composed = compose_resumed(folder, overrides, fork)
+    composed = compose_resumed(folder, _texts(overrides), fork)
     check_resume(folder, composed, from_step, fork, force)
     from rlctl.runtime.resume import ResumeOptions, plan_resume
     from rlctl.runtime.start import prepare_start
@@ -129,7 +144,7 @@ def resume(
 @raising_rlctl_errors()
 def evaluate(
     target: str | Path | Run = "@last",
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     recipe: str | Path = "ppo",
     step: int | None = None,
@@ -146,14 +161,14 @@ def evaluate(
     from rlctl.runtime.evaluate import evaluate
     from rlctl.runtime.planning.evaluation import target_config
 
-    return evaluate(target_config(target, overrides, recipe, step, root))
+    return evaluate(target_config(target, _texts(overrides), recipe, step, root))
 
 
 @raising_rlctl_errors()
 def generate(
     target: str | Path | Run,
     prompts: Sequence[str],
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     n: int = 1,
     temperature: float = 0.0,
@@ -179,7 +194,7 @@ def generate(
         f"actor_rollout_ref.rollout.val_kwargs.{key}={value}" for key, value in sampling.items()
     ]
     settings += [f"data.max_response_length={max_tokens}"] if max_tokens else []
-    config = target_config(target, [*settings, *overrides], recipe, step, root)
+    config = target_config(target, [*settings, *_texts(overrides)], recipe, step, root)
     return answer(config, prompts, seed, images)
 
 
@@ -262,7 +277,6 @@ def compare(
 
         rlctl.compare(["ppo-a", "ppo-b"], changed=True).settings
     """
-    from rlctl.errors import UsageError
     from rlctl.runs.compare import compare, distinct
 
     found = distinct([_run_of(run, root) for run in runs])
@@ -310,17 +324,31 @@ def _run(
         name = planned.plan.config.trainer.experiment_name or "the new run"
         words = f"{folder.name} resumes" if resumed else f"{name} starts"
         LOG.info("%s from %s", words, where)
-    plan = planned.plan if progress else _without_console(planned.plan)
+    plan = planned.plan
+    if not progress or "ipykernel" in sys.modules:
+        plan = _without_console(plan, progress)
     return read_run(train(plan, start, end_by, on_end).path)
 
 
-def _without_console(plan: Plan) -> Plan:
-    """Return the plan without the tracker that prints; the stored configuration keeps it."""
+def _without_console(plan: Plan, progress: bool) -> Plan:
+    """Return the plan without the tracker that prints; the stored configuration keeps it.
+
+    With `progress`, another tracker shows the run in a notebook.
+    """
     trainer = plan.config.trainer
     logger = [name for name in trainer.logger if name != "console"]
+    for point in plugins.entry_points_of("python_api") if progress else ():
+        logger += [point.value] if point.name == "progress" else []
     quiet = trainer.model_copy(update={"logger": logger})
     return dataclasses.replace(plan, config=plan.config.model_copy(update={"trainer": quiet}))
 
 
 def _run_of(run: str | Path | Run, root: Path | None) -> Run:
     return open_run(run, root) if isinstance(run, str | Path) else run
+
+
+def _texts(overrides: Overrides, **more: Any) -> Sequence[str]:
+    """Return overrides as texts, with those of other arguments."""
+    if isinstance(overrides, Mapping) or any(value is not None for value in more.values()):
+        return plugins.load("python_api", "overrides")(overrides, **more)
+    return overrides

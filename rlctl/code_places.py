@@ -34,11 +34,12 @@ def users_place_in(text: str, packages: Collection[str]) -> str | None:
 
 
 def _innermost(frames: Iterable[tuple[str, int | None]], packages: Collection[str]) -> str | None:
-    own = [f"{file}:{line}" for file, line in frames if _is_users(file, packages)]
+    own = [f"{file}:{line}" for file, line in frames if is_users_file(file, packages)]
     return own[-1] if own else None
 
 
-def _is_users(file: str, packages: Collection[str]) -> bool:
+def is_users_file(file: str, packages: Collection[str]) -> bool:
+    """Return True for a file of no library, or of one of `packages`."""
     if file.startswith(("<", _RLCTL)):
         return False
     library = _LIBRARY.search(file)

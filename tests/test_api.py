@@ -1,5 +1,6 @@
 """The Python API: the blocks of docs/python.md run quietly, and `import rlctl` is light."""
 
+import linecache
 import re
 from pathlib import Path
 
@@ -12,16 +13,22 @@ PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 STEPS = '"trainer.total_training_steps=2"'
 SMALL = f"""{STEPS}, "data.train_batch_size=8", "data.val_max_samples=4", "trainer.num_threads=1",
     "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.max_response_length=8\""""
+RATE = '"actor_rollout_ref.actor.optim.lr": 1e-4,'
+SMALL_BATCH = f"""{RATE} "data.train_batch_size": 8, "data.max_response_length": 8,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 8, "trainer.num_threads": 1,"""
 
 
 def test_documented_blocks_run(here, monkeypatch, capfd):
     page = PAGE.read_text(encoding="utf-8")
-    assert page.count(STEPS) == 2
+    assert (page.count(STEPS), page.count(RATE)) == (2, 1)
+    page = page.replace(RATE, SMALL_BATCH)
     blocks = re.findall(r"```python\n(.*?)```", page.replace(STEPS, SMALL), re.DOTALL)
     assert len(blocks) >= 6
-    scope: dict[str, object] = {"print": lambda *_: None}
-    for block in blocks:
-        exec(compile(block, str(PAGE), "exec"), scope)
+    scope: dict[str, object] = {"print": lambda *_: None, "__name__": "__main__"}
+    for number, block in enumerate(blocks):
+        name = f"<block {number}>"
+        linecache.cache[name] = (len(block), None, block.splitlines(keepends=True), name)
+        exec(compile(block, name, "exec"), scope)
     assert capfd.readouterr().out == ""
     assert (here / "runs" / "quickstart" / "first" / "run.json").is_file()
 

@@ -55,24 +55,21 @@ _PANELS = {
         "resume": "Resume from the latest complete checkpoint.",
         "stop": "Stop runs or sweeps after the current step, save, and wait until they end.",
         "engines": "List, add and drain the rollout engines of a running run.",
-        "eval": "Generate and score responses to the validation prompts of a run or a "
-        "model folder.",
+        "eval": "Generate and score responses to validation prompts of a run or a model folder.",
         "generate": "Generate responses to prompts with the model's chat template.",
         "sweep": "Search settings with many runs on one cluster.",
     },
     "Runs": {
         "sweeps": "List the sweeps, newest first.",
         "runs": "List runs, or remove, prune, restore and tag them.",
-        "export": "Write a run's policy or reward model as a folder that transformers "
-        "and vLLM load.",
+        "export": "Write a run's policy or reward model as a folder for transformers and vLLM.",
         "show": "Show the curves, settings and validation samples of a run.",
         "watch": "Watch a run, a sweep or one of its trials until it ends, from any shell.",
         "logs": "Print the output of a run's worker processes.",
         "debug": "List the processes of a running run, or print their stacks.",
         "loggers": "List the trackers, the mode each would choose, and problems with its settings.",
         "doctor": "Check the installation and suggest a fix for each problem.",
-        "completion": "Print the completion script of a shell; `rlctl --install-completion` "
-        "installs it.",
+        "completion": "Print a shell's completion script; `rlctl --install-completion` adds it.",
         "version": "Show the versions of rlctl and its dependencies.",
     },
 }
@@ -139,7 +136,12 @@ class PluginGroup(TyperGroup):
     def _plugins(self) -> dict[str, plugins.CommandHelp]:
         """Return the commands of plug-ins with their help, in the order of lists."""
         installed = plugins.packages(self.kind)
-        tables = [plugins.load("command_help", table) for table in plugins.names("command_help")]
+        group = self.kind.partition(".")[2]
+        tables = [
+            plugins.load("command_help", table)
+            for table in plugins.names("command_help")
+            if table.partition(".")[2] == group
+        ]
         described = {
             name: shown
             for table in tables

@@ -20,15 +20,31 @@ Detach = Annotated[
     bool,
     typer.Option(
         "--detach",
-        help="With --address: do not wait; `rlctl logs NAME -f --address …` follows the job.",
+        help="Do not wait: run in the background of this machine, or as the job of --address.",
+    ),
+]
+Slurm = Annotated[
+    str | None,
+    typer.Option(
+        "--slurm",
+        metavar="OPTIONS",
+        help="Run as a job of SLURM, resumed after its time limit: 'nodes=2 time=24:00:00'.",
     ),
 ]
 
 
-def check_options(address: str | None, detach: bool, local: bool) -> None:
-    """Refuse --detach without --address, and with it options of this machine (`local`)."""
-    if address is None and detach:
-        raise UsageError("--detach needs --address", hint="leave out --detach")
+def launched(context: typer.Context, slurm: str | None, detach: bool) -> bool:
+    """Start the command as a job of SLURM or in the background, if it is to; return True then."""
+    if slurm is None and (not detach or context.params["address"] is not None):
+        return False
+    from rlctl import plugins
+
+    plugins.load("launchers", "elsewhere")(context, slurm)
+    return True
+
+
+def check_options(address: str | None, local: bool) -> None:
+    """Refuse options of this machine (`local`) with --address."""
     if address is not None and local:
         raise UsageError(
             "--address cannot be combined with --inline, --dry-run or --json",

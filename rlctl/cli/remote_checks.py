@@ -53,8 +53,8 @@ def check_start(recipe: Recipe, name: str) -> None:
 
 
 def _check(run: Run, recipe: Recipe, from_step: int | None, fork: str | None) -> None:
+    from rlctl.runs.idle import check_idle
     from rlctl.runs.naming import check_free
-    from rlctl.runs.run_dir import check_idle
     from rlctl.runtime.resume import CheckpointRef
 
     record = run.readable_record()

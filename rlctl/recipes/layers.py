@@ -58,14 +58,14 @@ class Recipe:
 
     name: str
     path: Path
-    config: Config
-    container: dict[str, Any]
-    recorded: dict[str, Any]
-    origins: dict[str, list[Origin]]
-    notices: list[str]
-    layers: list[tuple[Path, str]]
-    unused: list[UnusedKey] = field(default_factory=list)
-    foreign: list[Foreign] = field(default_factory=list)
+    config: Config = field(repr=False)
+    container: dict[str, Any] = field(repr=False)
+    recorded: dict[str, Any] = field(repr=False)
+    origins: dict[str, list[Origin]] = field(repr=False)
+    notices: list[str] = field(repr=False)
+    layers: list[tuple[Path, str]] = field(repr=False)
+    unused: list[UnusedKey] = field(default_factory=list, repr=False)
+    foreign: list[Foreign] = field(default_factory=list, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlctl.monitoring.run_summary import lower_is_better
+from rlctl.plugins import load
 from rlctl.runs.details import changed_settings
 from rlctl.runs.run import Run
 from rlctl.runs.settings import read_settings
@@ -108,7 +109,7 @@ class Curves(Mapping[str, Mapping[int, Sequence[float | None]]]):
         return len(self._curves)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Values of all runs: `settings` by key, `metrics` by name, `curves` by name and step."""
 
@@ -116,6 +117,14 @@ class Comparison:
     settings: Mapping[str, Sequence[Any]]
     metrics: Mapping[str, MetricRow]
     curves: Curves
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.settings)} settings, {len(self.metrics)} metrics"
+        return f"<Comparison of {len(self.runs)} runs: {sizes}>"
+
+    def _repr_html_(self) -> str:
+        """Return tables and curves for notebooks."""
+        return load("python_api", "html")(self)
 
     def as_json(self) -> dict[str, Any]:
         """Return the comparison as plain data."""

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rlctl import plugins
 from rlctl.errors import NotFoundError
 from rlctl.files import by_step, read_record, step_name
 from rlctl.log import warn_once
@@ -34,6 +35,7 @@ def details(run: Run) -> dict[str, Any]:
         },
         "alarms": alarms(run),
         "ended_early": ended_early(run),
+        **plugin_fields(run),
         "trackers": trackers(run),
         "generations": generation_steps(run.path),
         "profiles": profiles(run.path),
@@ -108,10 +110,17 @@ def ended_early(run: Run) -> dict[str, Any] | None:
     return {"step": last["step"], "reason": last["reason"]}
 
 
-def early_ends(run: Run) -> list[tuple[str, str]]:
-    """Return label and text of an early end, if there is one."""
+def plugin_fields(run: Run) -> dict[str, Any]:
+    """Return the fields of a run that plug-ins compute, such as its cost, if they have a value."""
+    fields = {name: plugins.load("run_fields", name)(run) for name in plugins.names("run_fields")}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def facts_of_plugins(run: Run) -> list[tuple[str, str]]:
+    """Return label and text of an early end, if there is one, and of `plugin_fields`."""
     found = ended_early(run)
-    return [("ended early", "step {step}: {reason}".format_map(found))] if found else []
+    ends = [("ended early", "step {step}: {reason}".format_map(found))] if found else []
+    return [*ends, *((name, str(value)) for name, value in plugin_fields(run).items())]
 
 
 def trackers(run: Run) -> dict[str, dict[str, Any]]:

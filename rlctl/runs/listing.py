@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from rlctl.monitoring.run_summary import RunSummary, lower_is_better
+from rlctl.plugins import load, names
 from rlctl.runs.query import Query, Term
 from rlctl.runs.run import Run
 from rlctl.runs.settings import read_settings
@@ -117,6 +118,8 @@ def value_of(run: Run, term: Term) -> Any:
         return values and values[SERIES.index(best if term.aspect == "best" else term.aspect)]
     if term.name in FIELDS:
         return FIELDS[term.name](run)
+    if term.name in names("run_fields"):
+        return load("run_fields", term.name)(run)
     return run.setting(term.name)
 
 
@@ -169,4 +172,8 @@ def check_names(query: Query, runs: Sequence[Run]) -> None:
 
 def _names(run: Run, metrics: bool) -> set[str]:
     """Return the metrics of a run, or its fields and keys."""
-    return {*run.metrics.metrics} if metrics else {*FIELDS, *read_settings(run.path)}
+    return (
+        {*run.metrics.metrics}
+        if metrics
+        else {*FIELDS, *names("run_fields"), *read_settings(run.path)}
+    )

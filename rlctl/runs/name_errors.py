@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,13 +13,14 @@ from rlctl.suggest import closest, did_you_mean
 
 def taken(path: Path) -> ConflictError:
     """Return the error for a name that is taken, with a free one as its hint."""
-    free = next(
-        name
-        for number in range(2, sys.maxsize)
-        if not (path.parent / (name := f"{path.name}-{number}")).exists()
-    )
-    hint = f"the name {free} is free"
+    hint = f"the name {free_name(path)} is free"
     return ConflictError(f"a run named {path.name!r} already exists", where=str(path), hint=hint)
+
+
+def free_name(path: Path) -> str:
+    """Return the name of a folder that does not exist: that of `path`, or with a number."""
+    names = (f"{path.name}{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
+    return next(name for name in names if not (path.parent / name).exists())
 
 
 def unknown(selector: str, runs: Sequence[Run], root: Path) -> NotFoundError:

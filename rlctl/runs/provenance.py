@@ -65,15 +65,18 @@ def git_state(folder: Path) -> dict[str, str | None] | None:
     commit or git.
     """
     commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    difference = _git(folder, *_without_filters(folder), "diff", "HEAD", *_PLAIN_DIFF)
-    if difference is None:
+    difference = None if commit is None else uncommitted_changes(folder)
+    if commit is None or difference is None:
         return None
     return {
         "commit": commit.decode().strip(),
         "diff_sha256": hashlib.sha256(difference).hexdigest() if difference else None,
     }
+
+
+def uncommitted_changes(folder: Path) -> bytes | None:
+    """Return the patch of the changes of tracked files, None without a commit or git."""
+    return _git(folder, *_without_filters(folder), "diff", "HEAD", *_PLAIN_DIFF)
 
 
 def _without_filters(folder: Path) -> list[str]:

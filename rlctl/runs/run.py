@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.files import by_step
+from rlctl.plugins import load
 from rlctl.runs.labels import Labels, read_labels
 from rlctl.runs.process import uptime
 from rlctl.runs.record import RunRecord
@@ -26,7 +27,7 @@ ACTIVE = ("running", "starting")
 Stamp = tuple[int, int, int]  # inode, size, time of modification in ns
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """Run in the registry.
 
@@ -37,6 +38,13 @@ class Run:
     record: RunRecord | None
     problem: str | None = None
     labels: Labels = field(default_factory=Labels)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.key}: {self.state}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table and curves for notebooks."""
+        return load("python_api", "html")(self)
 
     def readable_record(self) -> RunRecord:
         """Return the record. Raises ConfigError if it cannot be read."""

@@ -146,6 +146,8 @@ class RunDir:
         Raises ConflictError while another process drives the run or, without `force`, while it is
         recorded as running where this cannot be checked.
         """
+        from rlctl.runs.idle import check_idle
+
         before = RunRecord.read(path / RECORD_FILE)
         check_idle(path, before, force)
         lock = lock_folder(path)
@@ -286,21 +288,3 @@ class RunDir:
     def checkpoint(self, step: int) -> Path:
         """Return the folder of a step's checkpoint."""
         return self.path / "checkpoints" / step_name(step)
-
-
-def check_idle(path: Path, record: RunRecord, force: bool = False) -> None:
-    """Raise ConflictError if the driver is running or, without `force`, may run elsewhere."""
-    process = record.process
-    alive = process.alive(path) if record.state in ("starting", "running") else False
-    if alive or (alive is None and not force):
-        status = "is running" if alive else "is recorded as running"
-        hint = (
-            "`rlctl watch` follows it"
-            if alive
-            else "make sure that the process has exited, then use --force"
-        )
-        raise ConflictError(
-            f"{record.name!r} {status}: process {process.pid} on {process.host}",
-            where=str(path),
-            hint=hint,
-        )

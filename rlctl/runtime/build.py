@@ -172,8 +172,9 @@ def build_roles(
     if REWARD_MODEL in needed:
         on_phase("building the reward model")
         plugin = role_plugin(REWARD_MODEL.name)
-        scorer = plugin.build(config, _pool(REWARD_MODEL, placement, pools))
-        reward = plugin.score(config, tokenizer, reward, scorer)
+        built = plugin.build(config, _pool(REWARD_MODEL, placement, pools))
+        reward = plugin.score(config, tokenizer, reward, built)
+        scorer = built
     if engines is not None:
         on_phase("building the rollout engines")
         hosted = _separate_engines(actor, engines, config.async_training, needs)

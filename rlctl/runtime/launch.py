@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rlctl.debugging import call_limit
 from rlctl.errors import DeviceMemoryError
 from rlctl.monitoring.alarms import Alarms
+from rlctl.owner import is_command
 from rlctl.recipes import schema
 from rlctl.recipes.roles import trained_role
 from rlctl.runs.record import Last, message_of, recorded_end
@@ -160,6 +161,12 @@ def _open_run(
     inputs = input_hashes(plan.config)
     with deferred_signals():  # else a stop here would leave a folder without an end
         run = open_run(plan.recipe, plan.config, start, inputs)
+        if run.record.attempts == 1 and not is_command():
+            from rlctl.runtime.planning.equivalent_command import equivalent_command
+
+            run.update(command=equivalent_command(plan, start))
+        elif run.record.attempts == 1 and plan.inline and "--inline" not in run.record.command:
+            run.update(command=[*run.record.command, "--inline"])  # like the run that it continues
         listeners = None
         if plan.config.trainer.listening:
             from rlctl.runtime.training.listeners import Listeners

@@ -12,10 +12,19 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.roles import needed_roles
 from rlctl.recipes.stored import changes
+from rlctl.runs.idle import check_idle
 from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import RunRecord
-from rlctl.runs.run_dir import RECORD_FILE, check_idle
-from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState, checkpoint_at, damage
+from rlctl.runs.run_dir import RECORD_FILE
+from rlctl.runtime.checkpoint.complete import (
+    check_contents,
+    checkpoint_at,
+    checkpoint_of,
+    damage,
+    latest_complete,
+    refuse_pruned,
+)
+from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState
 from rlctl.runtime.planning.early import resumed_run
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.start import StartPlan
@@ -71,7 +80,8 @@ def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> StartPlan:
                 hint="trainer.save_freq=N saves one every N steps",
             )
     state = ControllerState.read(found.checkpoint) if found.checkpoint else None
-    if state is not None:
+    if state is not None and found.checkpoint is not None:
+        check_contents(found.checkpoint, plan.config.trainer.checkpoint)
         _check_schedule(plan, state)
         _check_steps_left(plan, state.step, is_new=options.fork is not None)
     if options.fork and state is None:
@@ -91,6 +101,7 @@ def plan_resume(run: Path, recipe: Recipe, options: ResumeOptions) -> StartPlan:
         described,
         parent,
         pending=state is not None and state.pending,
+        with_optimizer="optimizer" in plan.config.trainer.checkpoint.load_contents,
         force=options.force,
     )
     return StartPlan(plan, start, differing, _notes(plan, state, record), [*found.damaged, *files])
@@ -114,6 +125,7 @@ def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> StartPl
     checkpoint = checkpoint_at(trainer.resume_from_path)
     if (problem := damage(checkpoint)) is not None:
         raise NotFoundError(f"no complete checkpoint: {problem}", where=str(checkpoint))
+    check_contents(checkpoint, trainer.checkpoint)
     plan, state = make_plan(recipe, inline), ControllerState.read(checkpoint)
     _check_schedule(plan, state)
     _check_steps_left(plan, state.step, is_new=True)
@@ -121,7 +133,13 @@ def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> StartPl
     differing = changes(checkpoint, recipe.recorded)
     return StartPlan(
         plan,
-        ResumePoint(None, checkpoint, state.step, parent=parent),
+        ResumePoint(
+            None,
+            checkpoint,
+            state.step,
+            parent=parent,
+            with_optimizer="optimizer" in trainer.checkpoint.load_contents,
+        ),
         differing,
         _notes(plan, state, None),
     )
@@ -149,7 +167,7 @@ class CheckpointRef:
         if from_step is not None:
             checkpoint = store.path(from_step).absolute()
             if not checkpoint.is_dir():
-                store.policy(from_step)  # raises
+                checkpoint_of(store, from_step)  # raises
             if (problem := damage(checkpoint)) is not None:
                 raise NotFoundError(
                     problem,
@@ -157,14 +175,14 @@ class CheckpointRef:
                     hint=f"steps with a checkpoint: {', '.join(map(str, store.steps()))}",
                 )
             return cls(checkpoint, from_step)
-        step, damaged = store.latest_complete()
+        step, damaged = latest_complete(store)
         if step is not None:
             return cls(store.path(step).absolute(), step, damaged)
         if damaged:
             *others, last = damaged
             hint = "delete the folder's content to start from the beginning"
             raise NotFoundError(*others, Problem(last, str(store.folder), hint))
-        store.refuse_pruned()
+        refuse_pruned(store)
         if record.parent is None:
             return cls(None, 0, damaged)
         checkpoint = Path(record.parent["path"])  # a fork that has not saved yet

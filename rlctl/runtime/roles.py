@@ -6,7 +6,7 @@ that time or check the calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -44,9 +44,10 @@ class LearningRole(ModelRole, Protocol):
         """Let `save` write the present random state until the next call, or until `load`."""
         ...
 
-    def save(self, folder: Path, export: Path | None = None) -> None:
+    def save(self, folder: Path, export: Path | None, contents: Sequence[str]) -> None:
         """Copy weights, optimizer and random state; write them to `folder` in the background.
 
+        `contents` are those of `trainer.checkpoint.save_contents`.
         Also write the weights to the folder `export` in transformers format, without a tokenizer;
         it is complete before `folder`.
         """
@@ -56,8 +57,8 @@ class LearningRole(ModelRole, Protocol):
         """Return the bytes that `save` writes."""
         ...
 
-    def load(self, folder: Path) -> None:
-        """Restore what `save` wrote."""
+    def load(self, folder: Path, with_optimizer: bool = True) -> None:
+        """Restore what `save` wrote, with or without the state of the optimizer."""
         ...
 
 

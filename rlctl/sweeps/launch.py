@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlctl.errors import ConflictError
+from rlctl.owner import is_command
 from rlctl.recipes import schema
 from rlctl.recipes.axes import Axis, split_axes, with_first_values
 from rlctl.recipes.compose import compose
@@ -60,7 +61,7 @@ def start(plan: SweepPlan, view: View) -> SweepDir:
         total_steps=plan.total_steps,
         first_seed=trainer.seed,
         first_data_seed=_first_data_seed(plan),
-        command=["rlctl", *sys.argv[1:]],
+        command=_command(plan),
         cwd=str(Path.cwd()),
         created=now(),
         process=DriverProcess.current(),
@@ -69,10 +70,21 @@ def start(plan: SweepPlan, view: View) -> SweepDir:
     return _run(sweep, plan.recipe.config, plan.axes, view)
 
 
+def _command(plan: SweepPlan) -> list[str]:
+    """Return the command line, or the equivalent one for a call of the Python API."""
+    words = ["sweep", plan.verb, "--recipe", plan.source, *plan.fixed]
+    words += [axis.text for axis in plan.axes]
+    return ["rlctl", *(sys.argv[1:] if is_command() else words)]
+
+
 def _first_data_seed(plan: SweepPlan) -> int | None:
-    """Return the first seed of the data order, None if runs of a trial do not differ in it."""
+    """Return the first seed of the data order, None if runs of a trial do not differ in it.
+
+    An override of `data.seed` keeps the order.
+    """
     data = plan.recipe.config.data
-    return data.seed if plan.settings.seeds > 1 and data.shuffle else None
+    differs = plan.settings.seeds > 1 and data.shuffle
+    return data.seed if differs and "data.seed" not in overridden_keys(plan.fixed) else None
 
 
 def resume(sweep: SweepDir, view: View) -> SweepDir:

@@ -14,11 +14,13 @@ import yaml
 
 from rlctl.errors import ConflictError, NotFoundError
 from rlctl.monitoring.run_summary import figure, primary_metric
+from rlctl.plugins import load
 from rlctl.recipes.compose import compose
 from rlctl.recipes.layers import nested
 from rlctl.recipes.validate import lookup
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
+from rlctl.runs.student_t import t_quantile
 from rlctl.sweeps.record import TABLE_FILE, Outcome, SweepDir
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
@@ -37,10 +39,11 @@ _NOT_EXPORTED = (
 class TrialResult:
     """Result of one trial.
 
-    `value` is its objective (None without one), `error` the standard error over seeds (None for one
-    seed and without a value of each), `best` the best validation value, `step` the last validated
-    step, `runs` the run names, `reason` why a trial failed or was pruned, `curve` its values at
-    all validations.
+    `value` is its objective (None without one): the mean of `n` seeds, whose standard error is
+    `error` and whose 95 % interval (Student's t) is from `low` to `high`; None for one seed and
+    without a value of each. `best` is the best validation value, `step` the last validated step,
+    `runs` the run names, `reason` why a trial failed or was pruned, `curve` its values at all
+    validations.
     """
 
     number: int
@@ -53,15 +56,26 @@ class TrialResult:
     runs: Sequence[str]
     reason: str = ""
     curve: Sequence[float] = ()
+    n: int = 0
+    low: float | None = None
+    high: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SweepResult:
     """All trials, best first, those without a value last; importances by key, empty if unknown."""
 
     sweep: SweepDir
     trials: Sequence[TrialResult]
     importances: Mapping[str, float]
+
+    def __repr__(self) -> str:
+        name = self.sweep.record.name
+        return f"<SweepResult {name}: {self.sweep.state}, {len(self.trials)} trials>"
+
+    def _repr_html_(self) -> str:
+        """Return a table and curves for notebooks."""
+        return load("python_api", "html")(self)
 
     def as_json(self) -> dict[str, Any]:
         """Return the results as plain data."""
@@ -159,7 +173,7 @@ def overview(sweep: SweepDir) -> dict[str, Any]:
 def search(sweep: SweepDir) -> dict[str, Any]:
     """Return a sweep as data for its report: searched keys, importances, and all trials.
 
-    A trial has its number, its values by key as text, its state and its value.
+    A trial has its number, its values by key as text, its state, and its value with n and interval.
     """
     found = results(sweep)
     settings = sweep.record.settings
@@ -175,8 +189,7 @@ def search(sweep: SweepDir) -> dict[str, Any]:
             "params": {
                 key: value for key, _, value in (text.partition("=") for text in trial.overrides)
             },
-            "state": trial.state,
-            "value": trial.value,
+            **{name: getattr(trial, name) for name in ("state", "value", "n", "low", "high")},
         }
         for trial in sorted(found.trials, key=lambda trial: trial.number)
     ]
@@ -207,18 +220,24 @@ def _result(sweep: SweepDir, outcome: Outcome) -> TrialResult:
     value = outcome.value if outcome.state == "finished" else None
     if value is None and values:
         value = values[max(values)]
-    has_error = value is not None and len(last) == count > 1
+    error = half = None
+    if value is not None and len(last) == count > 1:
+        error = stdev(last) / math.sqrt(count)
+        half = t_quantile(count - 1) * error
     return TrialResult(
         number=outcome.trial.number,
         overrides=outcome.trial.overrides,
         state=outcome.state,
         value=value,
-        error=stdev(last) / math.sqrt(count) if has_error else None,
+        error=error,
         best=choose(values.values()) if values else None,
         step=max(values) if values else None,
         runs=names,
         reason=outcome.reason,
         curve=[values[step] for step in sorted(values)],
+        n=0 if value is None else count,
+        low=None if value is None or half is None else value - half,
+        high=None if value is None or half is None else value + half,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from rlctl.errors import MissingExtraError
 from rlctl.tracking.json_lines import OnBroken, Position, is_metrics, read_lines
 
 _ROWS = 4096  # kept as mappings at a time
@@ -61,6 +62,26 @@ class MetricTable:
             start, end = end, end + len(table.steps)
             values[start:end, [places[name] for name in table.names]] = table.values
         return cls(steps, names, values)
+
+    def to_arrow(self) -> Any:
+        """Return a pyarrow.Table: `step`, and a column per metric, null where it is missing."""
+        import pyarrow as pa
+
+        columns = [pa.array(self.column(name), from_pandas=True) for name in self.names]
+        return pa.table([pa.array(self.steps), *columns], ["step", *self.names])
+
+    def to_pandas(self) -> Any:
+        """Return a pandas.DataFrame: `step`, and a column per metric with NaN where it is missing.
+
+        Raises MissingExtraError without pandas.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            missing = "a data frame needs pandas, which is not installed"
+            raise MissingExtraError(missing, hint="pip install pandas") from error
+
+        return pd.DataFrame({"step": self.steps} | {name: self.column(name) for name in self.names})
 
     def column(self, name: str) -> Column:
         """Return the values of a metric, all NaN if no row has it."""

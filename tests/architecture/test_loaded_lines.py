@@ -8,10 +8,10 @@ import pytest
 
 # The first is a text run with the engine `hf`, in one process, without tools, images or judges.
 MOST_LINES = {
-    "train ppo --inline trainer.total_training_steps=1": 33_545,
+    "train ppo --inline trainer.total_training_steps=1": 33_544,
     "--help": 1_384,
-    "runs": 5_496,
-    "sweep ppo --dry-run actor_rollout_ref.actor.optim.lr=1e-4,1e-3": 32_351,
+    "runs": 5_494,
+    "sweep ppo --dry-run actor_rollout_ref.actor.optim.lr=1e-4,1e-3": 32_350,
 }
 
 COUNT = """

@@ -84,6 +84,7 @@ MAY_NAME = {
     ("rlctl/monitoring/panel.py", "rollout"): "label of a phase",
     ("rlctl/api.py", "console"): "without `progress` nothing is printed",
     ("rlctl/cli/commands/train.py", "console"): "`--logger X` keeps the console",
+    ("rlctl/plugins/console/notebook/arguments.py", "console"): "likewise, with `logger=`",
     ("rlctl/runtime/data/quickstart.py", "calculator"): "the tool of the quickstart's problems",
     ("rlctl/plugins/agents/environments/verl/", "verl"): "module of verl that tools import",
     ("rlctl/plugins/bridges/commands/import_verl.py", "verl"): "a command",
@@ -240,8 +241,8 @@ def plug_ins() -> dict[str, set[str]]:
     """
     owners: dict[str, set[str]] = {}
     for kind, group in PROJECT["entry-points"].items():
-        if kind == "rlctl.reward_sources" or kind.startswith("rlctl.command"):
-            continue  # their names are those of data sets, and commands that hints name
+        if kind.startswith(("rlctl.reward_sources", "rlctl.command", "rlctl.python_api")):
+            continue  # names of data sets, of commands that hints name, and of calls by the API
         for name, target in group.items():
             file = Path(target.partition(":")[0].replace(".", "/") + ".py")
             package = (ROOT / file).parent if file.parent.name == name else None

@@ -84,8 +84,9 @@ _PLAN = record(
 _PATHS = rows(record(path="s"))
 _EPISODE = record(messages="l", outcome="s", error="s?", seconds="n", score=ANY)
 _TRIAL = record(
-    **dict.fromkeys(("value", "error", "best"), "n?"),
+    **dict.fromkeys(("value", "error", "best", "low", "high"), "n?"),
     number="i",
+    n="i",
     step="i?",
     overrides=rows("s"),
     state="s",
@@ -99,6 +100,15 @@ _IMPORT = record(
     notes="l",
 )
 _ENGINE_CHANGE = record(run="s", done="b", message="s?")
+
+_ENTRY = record(
+    **dict.fromkeys(("state", "run", "path", "cwd", "reason", "log", "added"), "s"),
+    **dict.fromkeys(("began", "ended"), "s?"),
+    **dict.fromkeys(("id", "priority"), "i"),
+    **dict.fromkeys(("command", "devices"), "l"),
+    exit_code="i?",
+)
+_QUEUE = record(paused="b", waiting="i", running="i")
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,9 @@ EXAMPLES: dict[str, Example] = {
     "env ls": Example(rows(record(name="s", kind="s", description="s")), ""),
     "env show": Example(record(name="s", description="s", settings="l", tools="l"), "gridworld"),
     "env test": Example(rows(_EPISODE), "gridworld --data missing", is_error=True),
+    "mcp": Example(
+        rows(record(name="s", description="s", input_schema="o", annotations="o")), "--allow-train"
+    ),
     "recipes ls": Example(rows(record(name="s", about="s", on="l", path="s")), ""),
     "recipes show": Example(record(path="s", text="s"), "grpo"),
     "recipes cp": Example(record(path="s"), "grpo copy.yaml"),
@@ -193,12 +206,21 @@ EXAMPLES: dict[str, Example] = {
     "loggers": Example(rows(record(name="s", package="s", state="s", message="s")), ""),
     "doctor": Example(rows(record(check="s", state="s", message="s", remedy="s?")), ""),
     "notify": Example(rows(record(receiver="s", error="s?")), "'cd .'"),
+    "queue pause": Example(_QUEUE, ""),
+    "queue add": Example(_ENTRY, "train ppo --inline --name queued"),
+    "queue ls": Example(rows(_ENTRY), ""),
+    "queue move": Example(_ENTRY, "1 1"),
+    "queue rm": Example(record(removed=rows("i")), "1"),
+    "queue start": Example(_QUEUE, ""),
     "version": Example(record(rlctl="s", python="s", json="i"), ""),
     "stop": Example(rows(record(name="s", state="s")), "two"),
     "runs prune": Example(
         rows(record(run="s", removed="l", would_remove="l", kept="l", bytes="i", guarded=of("o"))),
         "two --dry-run",
     ),
+    "rerun": Example(record(of="s", notes="l"), "one --check"),
+    "runs export": Example(record(run="s", file="s", files="i", bytes="i"), "one one.tar.gz"),
+    "runs import": Example(record(run="s", path="s"), "one.tar.gz --name three"),
     "runs rm": Example(rows(record(run="s", path="s")), "two"),
     "runs trash": Example(rows(record(name="s", removed="s", bytes="i", path="s")), ""),
     "runs restore": Example(_PATHS, "two"),

@@ -17,7 +17,7 @@ from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.log import logging_to_stderr
 from rlctl.monitoring.alarms import Alarm
 from rlctl.monitoring.safe_console import SafeConsole
-from rlctl.runs.labels import set_note
+from rlctl.plugins.console.label_changes import set_note
 from rlctl.runs.run_dir import RunDir
 from rlctl.terminal import visible
 from rlctl.tracking.console import ConsoleTracker

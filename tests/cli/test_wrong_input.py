@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["runs", "--where", "not " * 2000 + "true"], 2, "too deeply nested"),
         (["runs", "--where", "not " * 90 + "(state == 'lost')"], 0, ""),
         (["train", "ppo", "trainer.project_name=${eval:1+}"], 3, "trainer.project_name"),
-        (["train", "ppo", "--detach"], 2, "--detach needs --address"),
+        (["train", "ppo", "--detach", "--dry-run"], 2, "cannot be combined with --dry-run"),
         (["sweep", "ppo", "--dry-run", "--address", "auto"], 2, "--address cannot be combined"),
         (["resume", "r", "--inline", "--address", "auto"], 2, "--address cannot be combined"),
         (["runs", "rm", ""], 2, "the name of the run is empty"),
@@ -147,7 +147,7 @@ def test_a_read_only_folder_of_runs(
     def refuse(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr("rlctl.runs.labels.write_text", refuse)
+    monkeypatch.setattr("rlctl.plugins.console.label_changes.write_text", refuse)
     monkeypatch.setattr("rlctl.api.resume", lambda *_, **__: refuse(folder))
     assert main(words) == 7
     assert "Read-only file system" in capsys.readouterr().err

@@ -39,6 +39,8 @@ ELSEWHERE = {
     "trainer.notify_on": "read where receivers of notices are named",
     "trainer.max_skipped_updates": "read when an update was skipped",
     "trainer.resume_from_path": "read when a run starts from another run's state",
+    "trainer.checkpoint.load_contents": "read by the command `resume`",
+    "trainer.price_per_hour": "read by lists of runs",
     "trainer.resume_mode": "read by the command `train`",
     "*.rollout.multi_turn.m*": "read by episodes",
     "*.rollout.multi_turn.[!e]*": "read by episodes",

@@ -32,11 +32,13 @@ READ = (
     *("show x", "show x --samples", "show x --json", "runs"),
     *("runs --json", "runs --cols +size", "compare x y", "compare x y --json", "logs x", "watch x"),
     *("report x --output report.html", "config show x", "config diff x y", "stop x", "sweeps"),
+    *("show x --diff", "show x --diff y", "runs export x x.tar"),
     *("runs prune x --dry-run", "runs tag x a", "runs note x b", "engines list x"),
 )
 LINKED_READ = (*READ, "resume x --inline", "runs sync x --logger wandb", "export x out")
 SECRET = "TOPSECRET"
 USE = (
+    *("rerun x", "rerun x --force --inline"),
     *("resume x", "resume x --inline", "resume x --inline --fork z", "resume x --force --inline"),
     *("eval x", "generate x hello", "fit --run x"),
     *("env test calculator --model x", "reward test --model x --data none.jsonl"),

@@ -12,6 +12,7 @@ from rlctl.errors import NotFoundError, RlctlError, UsageError
 from rlctl.runs.prune import Keep, pruned_steps
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
+from rlctl.runtime.checkpoint.complete import policy_folder
 from rlctl.runtime.checkpoint.store import CONFIG, CheckpointStore
 from rlctl.runtime.resume import CheckpointRef
 from tests.recorded import called, record
@@ -117,13 +118,16 @@ def test_errors_say_that_a_checkpoint_was_pruned(root: Path) -> None:
     pruned("done", "--yes")
     store = CheckpointStore(root / "p" / "done" / "checkpoints")
     with pytest.raises(NotFoundError, match=r"of steps 2, 6(.|\n)*checkpoint: 4, 8"):
-        store.policy(2)
+        policy_folder(store, 2)
     with pytest.raises(NotFoundError, match="no checkpoint of step 3"):
-        store.policy(3)
+        policy_folder(store, 3)
     pruned("done", "--yes", "--force", "--keep", "none")
     run = RunStore(root).find("done")
     assert run.record is not None
-    for call in (store.policy, lambda: CheckpointRef.find(run.path, run.readable_record(), None)):
+    for call in (
+        lambda: policy_folder(store),
+        lambda: CheckpointRef.find(run.path, run.readable_record(), None),
+    ):
         with pytest.raises(RlctlError, match="removed the checkpoints of steps 2, 4, 6, 8"):
             call()
 

@@ -30,6 +30,7 @@ from rlctl.runs.labels import Labels
 from rlctl.runs.run import Run, read_run
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.card import MAX_POINTS, model_card
+from rlctl.runtime.checkpoint.complete import policy_folder
 from rlctl.runtime.checkpoint.export import MARKER, export
 from rlctl.runtime.checkpoint.store import MANIFEST, CheckpointStore
 from tests.ports import free_port
@@ -164,7 +165,7 @@ def test_force_keeps_a_folder_with_anything_else(run: Run, tmp_path: Path) -> No
 
 
 def test_a_full_disk_is_one_line(run: Run, tmp_path: Path) -> None:
-    policy = CheckpointStore(run.path / "checkpoints").policy(None)
+    policy = policy_folder(CheckpointStore(run.path / "checkpoints"))
     content = b"x" * 100_000
     (policy / "model.safetensors").write_bytes(content)
     checkpoint = next(each for each in policy.parents if (each / MANIFEST).exists())
@@ -196,7 +197,7 @@ def test_the_current_folder_is_refused(
 def test_a_missing_or_damaged_checkpoint_leaves_no_folder(run: Run, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="of step 99"):
         export(run, 99, tmp_path / "never")
-    policy = CheckpointStore(run.path / "checkpoints").policy(None)
+    policy = policy_folder(CheckpointStore(run.path / "checkpoints"))
     (policy / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"config\.json has"):
         export(run, None, tmp_path / "never")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from math import nan
 from pathlib import Path
 from threading import Event
@@ -14,11 +15,12 @@ from safetensors import SafetensorError
 
 from rlctl.errors import ResourceError
 from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.checkpoint.complete import damage, latest_complete
 from rlctl.runtime.checkpoint.saver import Saver
-from rlctl.runtime.checkpoint.store import ROWS, CheckpointStore, ControllerState, Retention, damage
+from rlctl.runtime.checkpoint.store import ROWS, CheckpointStore, ControllerState, Retention
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Roles
-from rlctl.runtime.workers.background import FAILED, WRITING, WRITTEN, BackgroundWriter
+from rlctl.runtime.workers.background import FAILED, PARTS, WRITING, WRITTEN, BackgroundWriter
 from tests.configs import configured
 
 
@@ -35,7 +37,9 @@ class Learner:
     def state_bytes(self) -> int:
         return self.num_bytes
 
-    def save(self, folder: Path, export: Path | None = None) -> None:
+    def save(
+        self, folder: Path, export: Path | None = None, contents: Sequence[str] = PARTS
+    ) -> None:
         if export is not None:
             (export / "model.safetensors").write_text("1")
         folder.mkdir()
@@ -223,7 +227,7 @@ def test_killed_beside_a_rename_of_the_commit(
     dropped = renamed == "step_000001"
     complete = [*([] if dropped and after else [1]), 2, *([3] if dropped or after else [])]
     store = CheckpointStore(case.run.path / "checkpoints")
-    assert (store.steps(), store.latest_complete()) == (complete, (complete[-1], []))
+    assert (store.steps(), latest_complete(store)) == (complete, (complete[-1], []))
     with case.saver:
         pass
     assert sorted(each.name for each in store.folder.iterdir()) == [

@@ -10,11 +10,15 @@ import pytest
 
 from rlctl.cli.views.sweep import show_sweep
 from rlctl.errors import ConfigError, NotFoundError
+from rlctl.recipes.axes import axes_of
+from rlctl.recipes.compose import compose
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps import child
+from rlctl.sweeps.launch import _first_data_seed
+from rlctl.sweeps.plan import SweepPlan
 from rlctl.sweeps.record import SweepDir, SweepRecord, Trial
-from rlctl.sweeps.results import best, overview, results, runs_of
+from rlctl.sweeps.results import best, overview, results, runs_of, search
 from rlctl.sweeps.scheduler import Scheduler
 from tests.sweeps.test_study import settings, study
 
@@ -180,6 +184,14 @@ def test_only_a_value_of_all_seeds_has_a_standard_error(
     ended, stopped = results(made.sweep).trials
     assert (ended.value, ended.error) == (pytest.approx(0.5), pytest.approx(0.1))
     assert (stopped.value, stopped.error) == (None, None)
+    # Student's t of one degree of freedom: 12.7062.
+    assert (ended.n, ended.low, ended.high) == (
+        2,
+        *map(pytest.approx, (0.5 - 1.27062, 0.5 + 1.27062)),
+    )
+    assert (stopped.n, stopped.low, stopped.high) == (0, None, None)
+    shown = {trial["number"]: trial for trial in search(made.sweep)["trials"]}
+    assert (shown[0]["n"], shown[0]["low"]) == (2, ended.low)
     show_sweep(made.sweep, as_json=False)
     assert (
         "± half of the 95 % interval of the mean (Student's t), n = 2 seeds"
@@ -201,3 +213,11 @@ def test_seeds_of_a_trial_also_change_the_order_of_the_data(
     made.children[1].start(made.sweep, cast(Any, FreeCluster()))
     assert "trainer.seed=2" in started[0]
     assert [word for word in started[0] if word.startswith("data.seed")] == wanted
+
+
+def test_an_override_of_the_data_seed_keeps_the_order() -> None:
+    """Only that of the command line: the same recipe is used with and without it."""
+    for words, first in (([], 1), (["data.seed=7"], None), (["data.shuffle=false"], None)):
+        fixed, (axis,) = ["sweep.seeds=2", *words], axes_of({"trainer.total_epochs": "1,2"}, "ppo")
+        plan = SweepPlan("ppo", "ppo", fixed, [axis], compose("ppo", fixed), 1, ())
+        assert _first_data_seed(plan) == first

@@ -112,7 +112,7 @@ def completion(
         Literal["bash", "zsh", "fish", "powershell", "pwsh"], typer.Argument(help="Shell.")
     ],
 ) -> None:
-    """Print the completion script of a shell; `rlctl --install-completion` installs it."""
+    """Print a shell's completion script; `rlctl --install-completion` adds it."""
     from rlctl.cli.shells import completion_script
 
     typer.echo(completion_script(shell))

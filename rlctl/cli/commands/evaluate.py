@@ -87,7 +87,7 @@ def evaluate(
     as_json: Json = False,
     root: Root = None,
 ) -> None:
-    """Generate and score responses to the validation prompts of a run or a model folder.
+    """Generate and score responses to validation prompts of a run or a model folder.
 
     A run uses its own configuration and data.
     """

@@ -55,7 +55,7 @@ def export(
     as_json: Json = False,
     root: Root = None,
 ) -> None:
-    """Write a run's policy or reward model as a folder that transformers and vLLM load.
+    """Write a run's policy or reward model as a folder for transformers and vLLM.
 
     The folder holds weights, tokenizer, generation settings and a model card with the run's
     results. It appears under its name only when it is complete.

@@ -11,7 +11,7 @@ import typer
 from rlctl.cli import remote
 from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.cli.options import Root, Trust, overrides_argument, run_argument
-from rlctl.cli.remote import Address, Detach
+from rlctl.cli.remote import Address, Detach, Slurm
 from rlctl.cli.remote_jobs import run as run_job
 from rlctl.cli.startup import announce, until_start
 from rlctl.cli.stderr import notice
@@ -70,6 +70,7 @@ Examples:
 
 @app.command(epilog=_EXAMPLES)
 def resume(
+    context: typer.Context,
     run: Target,
     overrides: Overrides = None,
     from_step: FromStep = None,
@@ -88,10 +89,13 @@ def resume(
     retries: Retries = 0,
     address: Address = None,
     detach: Detach = False,
+    slurm: Slurm = None,
     root: Root = None,
 ) -> None:
     """Resume from the latest complete checkpoint."""
-    remote.check_options(address, detach, inline or False)
+    if remote.launched(context, slurm, detach):
+        return
+    remote.check_options(address, inline or False)
     announce("checking the run")
     from rlctl import api
     from rlctl.runs.run import Run

@@ -19,7 +19,7 @@ from rlctl.cli.commands.train import (
 )
 from rlctl.cli.console import print_json
 from rlctl.cli.options import DryRunJson, Json, Root, overrides_argument
-from rlctl.cli.remote import Address, Detach
+from rlctl.cli.remote import Address, Detach, Slurm
 from rlctl.cli.startup import announce
 from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
@@ -99,7 +99,8 @@ Seeds = Annotated[
     typer.Option(
         "--seeds",
         min=1,
-        help="Runs per trial, with consecutive seeds; the trial's value is their mean.",
+        help="Runs per trial, with consecutive seeds, also of the data order unless data.seed=N is "
+        "given; the trial's value is their mean.",
         show_default="1",
     ),
 ]
@@ -129,6 +130,7 @@ Examples:
 def _add(verb: str, help: str) -> None:
     @app.command(verb, help=help, epilog=_EXAMPLES.format(verb=verb))
     def command(
+        context: typer.Context,
         overrides: Overrides = None,
         recipe: RecipeOption = None,
         sampler: Sampler = None,
@@ -144,6 +146,7 @@ def _add(verb: str, help: str) -> None:
         as_json: DryRunJson = False,
         address: Address = None,
         detach: Detach = False,
+        slurm: Slurm = None,
     ) -> None:
         options = _options(
             sampler=sampler,
@@ -154,7 +157,9 @@ def _add(verb: str, help: str) -> None:
             parallel=parallel,
             seeds=seeds,
         )
-        remote.check_options(address, detach, dry_run or as_json)
+        if remote.launched(context, slurm, detach):
+            return
+        remote.check_options(address, dry_run or as_json)
         announce("checking the configuration")
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [*common_settings(overrides, name), *loggers(logger), *options]
@@ -210,7 +215,6 @@ def _options(**given: Any) -> list[str]:
 
 
 def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: bool) -> None:
-    from rlctl import api
     from rlctl.cli.views import sweep as sweep_view
     from rlctl.sweeps.plan import make_sweep_plan
 
@@ -222,6 +226,8 @@ def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: 
     if dry_run:
         sweep_view.print_plan(make_sweep_plan(verb, source, settings), as_json)
         return
+    from rlctl import api
+
     with command(), sweep_view.live() as view:
         done = api.sweep(source, settings, verb=verb, view=view)
     sweep_view.print_sweep(done.sweep)

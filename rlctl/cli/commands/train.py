@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,7 +16,7 @@ from rlctl.cli.options import (
     overrides_argument,
     recipe_option,
 )
-from rlctl.cli.remote import Address, Detach
+from rlctl.cli.remote import Address, Detach, Slurm
 from rlctl.cli.startup import announce, compose_with_notices, problems_as_json, until_start
 from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
@@ -106,6 +105,7 @@ def _add(verb: str, facts: Verb) -> None:
         epilog=_EXAMPLES.format(verb=verb, recipe=facts.example, model=facts.model),
     )
     def command(
+        context: typer.Context,
         overrides: Overrides = None,
         recipe: RecipeOption = None,
         config_path: ConfigPath = None,
@@ -121,16 +121,21 @@ def _add(verb: str, facts: Verb) -> None:
         retries: Retries = 0,
         address: Address = None,
         detach: Detach = False,
+        slurm: Slurm = None,
     ) -> None:
         if as_json and not dry_run:
             raise UsageError(
                 "--json needs --dry-run",
                 hint="a run writes its metrics to metrics.jsonl in its folder",
             )
-        remote.check_options(address, detach, inline or dry_run or as_json)
+        if remote.launched(context, slurm, detach):
+            return
+        remote.check_options(address, inline or dry_run or as_json)
         announce("checking the configuration")
         if config_path is not None or config_name is not None:
-            recipe, defaults = _named_recipe(verb, recipe, config_path, config_name)
+            from rlctl.cli.train_variants import from_name
+
+            recipe, defaults = from_name(verb, recipe, config_path, config_name)
             overrides = [*defaults, *(overrides or [])]
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [*common_settings(overrides, name), *loggers(logger)]
@@ -144,7 +149,9 @@ def _add(verb: str, facts: Verb) -> None:
 
             submit(address, detach, [*words, *limits.words], composed)
         elif retries and not dry_run:
-            _train_with_retries(words, settings, composed, inline, limits)
+            from rlctl.cli.train_variants import train_with_retries
+
+            train_with_retries(words, settings, composed, inline, limits)
         else:
             _train(composed, inline, strict, dry_run, as_json, limits.end_by())
 
@@ -199,36 +206,6 @@ def check_algorithm(verb: str, given: str | None, recipe: Recipe) -> None:
             f"the recipe {given} is for `{other}`, and the command says `{verb}`",
             hint=f"use `{other}` with this recipe, or the recipe {verb}",
         )
-
-
-def _named_recipe(
-    verb: str, recipe: str | None, path: str | None, name: str | None
-) -> tuple[str, list[str]]:
-    """Return recipe and overrides that `--config-path` and `--config-name` select."""
-    from rlctl.recipes.dialects import named_recipe
-
-    if recipe is not None:
-        raise UsageError(
-            "--recipe cannot be combined with --config-path or --config-name",
-            hint="leave out --recipe, or give the file to it: --recipe DIR/NAME.yaml",
-        )
-    found, defaults = named_recipe(verb, path, name)
-    start = " ".join([found, *defaults])
-    notice(f"--config-name={name or 'ppo_trainer'}: starting from {start}")
-    return found, defaults
-
-
-def _train_with_retries(
-    words: list[str], settings: list[str], recipe: Recipe, inline: bool, limits: Limits
-) -> None:
-    from rlctl.runs.naming import fresh_name
-
-    trainer = recipe.config.trainer
-    name = trainer.experiment_name or fresh_name(recipe.name.removesuffix("_trainer"))
-    folder = Path(trainer.run_dir) / trainer.project_name / name
-    named = hydra_text("trainer.experiment_name", name)
-    own = [] if trainer.experiment_name else [named]
-    limits.supervise([*words, *own], folder, inline, settings)
 
 
 def _train(

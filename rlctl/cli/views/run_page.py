@@ -38,8 +38,8 @@ def print_run(run: Run) -> None:
     for name, value in [
         ("project", run.project),
         *(_facts(run.record) if run.record else []),
-        *details.early_ends(run),
         *_figures(run, summary),
+        *details.facts_of_plugins(run),
         *_files(run),
     ]:
         facts.add_row(name, Text(visible(value)))

@@ -168,10 +168,7 @@ def print_sweep(sweep: SweepDir) -> None:
     stdout().print(Text.assemble((record.name, "bold"), verb, _coloured(sweep.state)))
     metric = record.settings["metric"] or "first validation metric"
     stdout().print(Text(f"  {metric}, {record.settings['mode']}"))
-    seeds = record.settings["seeds"]
-    rows = [_result_row(trial, seeds) for trial in found.trials]
-    print_table(_TRIAL_COLUMNS, rows, right=("trial", "value", "best", "step"))
-    _print_remarks(found.trials, seeds)
+    _print_trials(found.trials)
     if found.importances:
         stdout().print(
             Text(
@@ -188,9 +185,10 @@ def print_sweep(sweep: SweepDir) -> None:
         stdout().print(Text(text, style="dim" if text.startswith("next") else ""), soft_wrap=True)
 
 
-def _print_remarks(trials: Sequence[TrialResult], seeds: int) -> None:
-    """Print what ± means, and why trials have no result."""
-    if any(trial.error is not None for trial in trials):
+def _print_trials(trials: Sequence[TrialResult]) -> None:
+    """Print a row per trial, what ± means, and why trials have no result."""
+    print_table(_TRIAL_COLUMNS, map(_result_row, trials), right=("trial", "value", "best", "step"))
+    if seeds := max((trial.n for trial in trials if trial.low is not None), default=0):
         about = f"value ± half of the 95 % interval of the mean (Student's t), n = {seeds} seeds"
         stdout().print(Text(about, style="dim"))
     for trial in trials:
@@ -212,7 +210,7 @@ def show_sweep(sweep: SweepDir, as_json: bool) -> None:
 
 def print_best(sweep: SweepDir, trial: TrialResult) -> None:
     """Print one trial and its overrides."""
-    print_table(_TRIAL_COLUMNS, [_result_row(trial, sweep.record.settings["seeds"])])
+    _print_trials([trial])
     stdout().print(Text(f"  {shlex.join(trial.overrides)}  ({sweep.record.name})"))
 
 
@@ -244,13 +242,10 @@ def short(overrides: Sequence[str]) -> str:
     )
 
 
-def _result_row(trial: TrialResult, seeds: int) -> list[str | Text]:
-    error = ""
-    if trial.error is not None:
-        from rlctl.runs.student_t import t_quantile
-
-        error = f" ± {t_quantile(seeds - 1) * trial.error:.2g}"
-    value = _number(trial.value) + error
+def _result_row(trial: TrialResult) -> list[str | Text]:
+    value = _number(trial.value)
+    if trial.low is not None and trial.high is not None:
+        value += f" ± {(trial.high - trial.low) / 2:.2g}"
     step = "" if trial.step is None else str(trial.step)
     return [
         str(trial.number),

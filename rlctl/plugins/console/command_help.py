@@ -13,6 +13,11 @@ HELP = {
         "Training",
         before="resume",
     ),
+    "commands.rerun": CommandHelp(
+        "Start a new run from the record of another one, and compare their metrics.",
+        "Training",
+        before="resume",
+    ),
     "commands.compare": CommandHelp(
         "Compare the settings of runs, and their metrics at the same step.", "Runs", before="show"
     ),
@@ -21,36 +26,18 @@ HELP = {
         "Runs",
         before="loggers",
     ),
+    "commands.queue": CommandHelp(
+        "Start runs as devices of this machine become free.", "Training", before="eval"
+    ),
     "commands.report": CommandHelp(
         "Write one self-contained HTML file about runs: curves, alarms, samples, settings.",
         "Runs",
         before="loggers",
     ),
+    "commands.mcp": CommandHelp(
+        "Serve runs to clients of the Model Context Protocol.", "Runs", before="loggers"
+    ),
     "commands.notify": CommandHelp(
         "Send a test notice to receivers of `trainer.notify`.", "Runs", before="loggers"
-    ),
-    "commands.config.schema": CommandHelp(
-        "Print the JSON schema of a recipe, so that editors complete and check its keys."
-    ),
-    "commands.data.from-runs": CommandHelp(
-        "Write training data from the stored responses of runs."
-    ),
-    "commands.runs.sync": CommandHelp(
-        "Send the missing steps of a finished run, or of a sweep's runs, to trackers."
-    ),
-    "commands.runs.rm": CommandHelp("Move runs to the trash; `rlctl runs restore` restores them."),
-    "commands.runs.restore": CommandHelp("Restore removed runs from the trash."),
-    "commands.runs.pull": CommandHelp(
-        "Download the remote copy of a run, with its latest complete checkpoint."
-    ),
-    "commands.runs.trash": CommandHelp(
-        "List removed runs with their size, or delete them permanently."
-    ),
-    "commands.runs.tag": CommandHelp(
-        "Add tags to a run or remove them, for `--where '\"TAG\" in tags'` and `@tag:TAG`."
-    ),
-    "commands.runs.note": CommandHelp("Set the note of a run."),
-    "commands.runs.prune": CommandHelp(
-        "Remove checkpoints of runs for good; metrics, samples and settings stay."
     ),
 }

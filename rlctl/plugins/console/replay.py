@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.files import by_step, read_record, step_of
-from rlctl.recipes.roles import ACTOR, CRITIC, REWARD_MODEL
+from rlctl.recipes.roles import ACTOR, CRITIC, REWARD_LEARNER
 from rlctl.runs.run import Run, read_run
 from rlctl.runs.store import RunStore
 from rlctl.runs.trust import recompose_run
 from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.batch import Batch, Experience, Rollouts
-from rlctl.runtime.build import build_actor, critic_spec, load_algorithm
+from rlctl.runtime.build import build_actor, critic_spec, load_algorithm, role_plugin
 from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data import quickstart
@@ -109,11 +109,7 @@ def _worker(role: str, config: Any, algorithm: Algorithm, pool: InlinePool) -> A
         return build_actor(config, algorithm, tokenizer_of(config.actor_rollout_ref.model), pool)
     if role == CRITIC.name:
         return pool.spawn(role, CriticWorker, critic_spec(config, algorithm))
-    from rlctl.runtime.workers.reward_model import RewardLearnerWorker, RewardModelSpec
-
-    loss: Any = algorithm
-    spec = RewardModelSpec(config.reward.reward_model, config.trainer.seed, loss)
-    return pool.spawn(REWARD_MODEL.name, RewardLearnerWorker, spec)
+    return role_plugin(REWARD_LEARNER.name).build(config, pool, algorithm)
 
 
 def _load(worker: LearningWorker, bundle: Bundle) -> tuple[str, bool]:

@@ -33,8 +33,8 @@ class Sweep(Section):
     trials: Count | None = Field(description="number of trials; null = the complete grid")
     seed: Seed = Field(description="seed of the sampler")
     seeds: Count = Field(
-        description="runs per trial with seeds trainer.seed, trainer.seed + 1, …; the value of a "
-        "trial is their mean"
+        description="runs per trial with seeds trainer.seed, trainer.seed + 1, …, and data.seed "
+        "likewise unless the command line sets it; the value of a trial is their mean"
     )
     metric: Text | None = Field(
         description="metric to optimize; null = the runs' first validation metric, an accuracy "

@@ -37,6 +37,9 @@ _STALE = UnusedIf({"async_training.max_staleness": Not(0)})
 _UNNAMED = UnusedIf({".resume_mode": "auto", ".experiment_name": None})
 
 
+Contents = Annotated[
+    tuple[Literal["model", "optimizer", "extra", "hf_model"], ...], OneOrMany, Field(min_length=1)
+]
 Event = Literal["finished", "failed", "alarm", "lost", "preempted"]
 
 
@@ -51,6 +54,21 @@ class KeepBest(Section):
     )
     k: Annotated[Count, _NOT_BEST, _ALL_KEPT] = Field(
         description="number of best checkpoints to keep"
+    )
+
+
+class Checkpoint(Section):
+    """Contents of checkpoints, of all roles that learn."""
+
+    save_contents: Annotated[Contents, _NO_CHECKPOINTS] = Field(
+        description="parts of checkpoints: model and optimizer to resume, hf_model for "
+        "transformers, vLLM and `rlctl eval`; extra, as the random state, is always saved"
+    )
+    load_contents: Contents = Field(
+        description="parts that a resumed run loads; without optimizer, it starts a new one"
+    )
+    max_optimizers_to_keep: Annotated[Count | None, _NO_CHECKPOINTS] = Field(
+        description="newest checkpoints that keep the optimizer; null = all"
     )
 
 
@@ -254,6 +272,7 @@ class Trainer(Section):
         description="newest checkpoints to keep; null = all"
     )
     keep_best: KeepBest
+    checkpoint: Checkpoint
     critic_warmup: NonNegativeInt = Field(description="initial steps that train only the critic")
     balance_batch: bool = Field(description="balance rows over ranks by cost")
     max_skipped_updates: Count = Field(
@@ -298,6 +317,12 @@ class Trainer(Section):
     )
     notify_on: Annotated[tuple[Event, ...], OneOrMany, UnusedIf({".notify": ()})] = Field(
         description="events that are notified: finished, failed, alarm, lost, preempted"
+    )
+    energy: bool = Field(
+        description="count the energy of GPUs and processors, where the machine has counters"
+    )
+    price_per_hour: NonNegativeFloat | None = Field(
+        description="price of an hour of the run's machines, for its cost; null = unknown"
     )
     listeners: Texts = Field(description="other plug-ins that follow the run: module:Name")
     listener_params: dict[str, dict[str, Any]] = Field(description="settings per listener")

@@ -15,7 +15,8 @@ from rlctl.files import apply_umask, replacing, step_of
 from rlctl.recipes.roles import ACTOR, REWARD_LEARNER, Role
 from rlctl.runs.run import Run
 from rlctl.runtime.checkpoint.card import CARD, Kind, model_card
-from rlctl.runtime.checkpoint.store import MANIFEST, CheckpointStore, ControllerState, damage
+from rlctl.runtime.checkpoint.complete import checkpoint_of, damage
+from rlctl.runtime.checkpoint.store import MANIFEST, CheckpointStore, ControllerState
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.model.adapter_names import merged_parameters
 from rlctl.runtime.model.lora import add_adapters
@@ -40,7 +41,7 @@ def export(
     current folder, and `ResourceError` for disk errors.
     """
     store = CheckpointStore(run.path / "checkpoints")
-    checkpoint = store.policy(step).parent
+    checkpoint = checkpoint_of(store, step)
     if (problem := damage(checkpoint)) is not None:
         raise ConfigError(
             problem, where=str(checkpoint), hint="--step N exports another checkpoint"

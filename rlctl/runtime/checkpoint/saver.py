@@ -60,6 +60,8 @@ class Saver:
             on_checkpoint  # called when a checkpoint is complete and others are removed
         )
         self.retention = Retention.from_config(config)
+        self.contents = config.checkpoint.save_contents
+        self.max_optimizers = config.checkpoint.max_optimizers_to_keep
         self.timeout_s = config.timeouts.call_s
         self.store = CheckpointStore(run.path / "checkpoints")
         self.failure: RlctlError | None = None  # of the latest save
@@ -82,7 +84,9 @@ class Saver:
         try:
             self._check_space(step)
             aside = self.store.begin(step)
-            self.tokenizer.save_pretrained(aside / "huggingface")
+            export = aside / "huggingface" if "hf_model" in self.contents else None
+            if export is not None:
+                self.tokenizer.save_pretrained(export)
             shutil.copyfile(self.run.path / CONFIG, aside / CONFIG)
             state.write(aside)
         except (OSError, ValueError, ResourceError) as error:  # ValueError: the state is no JSON
@@ -90,9 +94,9 @@ class Saver:
             return
         self._pending = step
         self._rollouts = rollouts
-        trained, export = self.roles.trained(), aside / "huggingface"
+        trained = self.roles.trained()
         for role, member in self.roles.learning().items():
-            member.save(aside / role.name, export if member is trained else None)
+            member.save(aside / role.name, export if member is trained else None, self.contents)
         best = self.retention.metric
         if (
             self.retention.newest is not None
@@ -159,6 +163,10 @@ class Saver:
                 self.run.event("checkpoint_removed", step=step)
             except OSError as error:
                 LOG.warning("the checkpoint of step %d could not be removed: %s", step, error)
+        if self.max_optimizers is not None:
+            from rlctl.runtime.checkpoint.optimizers import drop_optimizers
+
+            drop_optimizers(self.store, self.max_optimizers)
 
     def _wait(self) -> None:
         if self._thread is not None:
@@ -174,7 +182,7 @@ class Saver:
             if rows:
                 (aside / ROWS).write_bytes(rows)
             fsync(self.run.metrics)  # after a power failure no checkpoint is ahead of the metrics
-            folder = self.store.finish(step)
+            folder = self.store.finish(step, self.contents)
             self.run.event("checkpoint", step=step, path=str(folder.relative_to(self.run.path)))
         except Exception as error:  # such as safetensors' own: an unknown one is a failure, too
             self._failed(step, error)

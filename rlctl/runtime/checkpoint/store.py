@@ -13,16 +13,16 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from rlctl.errors import ConfigError, NotFoundError
+from rlctl.errors import ConfigError
 from rlctl.files import by_step, put_in_place, read_record, step_name
 from rlctl.recipes import schema
 from rlctl.runs.provenance import installed_versions
-from rlctl.runtime.workers.background import WRITING, begin_writing
+from rlctl.runtime.workers.background import PARTS, WRITING, begin_writing
 from rlctl.tracking.jsonl import finite
 
 MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.yaml"
@@ -114,17 +114,18 @@ class CheckpointStore:
         begin_writing(aside)
         return aside
 
-    def finish(self, step: int) -> Path:
+    def finish(self, step: int, contents: Sequence[str] = PARTS) -> Path:
         """Write the manifest of the temporary folder of `step`, flush it to disk and rename it."""
         final = self.path(step)
         aside = self.folder / f".{final.name}.partial"
         files = sorted(path for path in aside.rglob("*") if path.is_file() and path.name != WRITING)
         listing = {
-            str(path.relative_to(aside)): {"bytes": path.stat().st_size, "sha256": _digest(path)}
+            str(path.relative_to(aside)): {"bytes": path.stat().st_size, "sha256": digest(path)}
             for path in files
         }
         manifest = {
             "step": step,
+            "contents": contents,
             "config_sha256": listing[CONFIG]["sha256"],
             "versions": installed_versions(),
             "files": listing,
@@ -147,16 +148,6 @@ class CheckpointStore:
         self.path(step).rename(temporary)
         shutil.rmtree(temporary, ignore_errors=True)  # `clear` removes what is left
 
-    def latest_complete(self) -> tuple[int | None, list[str]]:
-        """Return the latest step with an undamaged checkpoint, or None, and newer ones' damage."""
-        damaged: list[str] = []
-        for step, folder in reversed(self.folders().items()):
-            problem = damage(folder)
-            if problem is None:
-                return step, damaged
-            damaged.append(problem)
-        return None, damaged
-
     def set_aside_after(self, step: int, into: str) -> list[int]:
         """Move the checkpoints after `step` into the subfolder `into`; return their steps.
 
@@ -168,84 +159,8 @@ class CheckpointStore:
             path.rename(self.folder / into / path.name)
         return list(later)
 
-    def policy(self, step: int | None = None) -> Path:
-        """Return the transformers folder of `step`, or of the latest checkpoint."""
-        steps = self.steps()
-        if not steps or (step is not None and step not in steps):
-            self.refuse_pruned(step)
-            there = f"steps with a checkpoint: {', '.join(map(str, steps))}"
-            raise NotFoundError(
-                f"no checkpoint {'' if step is None else f'of step {step} '}in {self.folder}",
-                hint=there
-                if steps
-                else "train with trainer.save_freq=N: it saves every N steps "
-                "and at the end; the default, -1, never saves",
-            )
-        return self.path(steps[-1] if step is None else step) / "huggingface"
 
-    def refuse_pruned(self, step: int | None = None) -> None:
-        """Raise NotFoundError if `rlctl runs prune` removed the checkpoint, or all if None."""
-        from rlctl.runs.prune import pruned_steps
-
-        pruned = pruned_steps(self.folder.parent)
-        if pruned and step in (None, *pruned):
-            gone, left = (", ".join(map(str, steps)) or "none" for steps in (pruned, self.steps()))
-            raise NotFoundError(
-                f"`rlctl runs prune` removed the checkpoints of steps {gone}",
-                where=str(self.folder),
-                hint=f"steps with a checkpoint: {left}; the record and the metrics are complete",
-            )
-
-
-def checkpoint_at(resume_from_path: str | None) -> Path:
-    """Return the absolute folder of `trainer.resume_from_path`; its files are not checked.
-
-    Raises ConfigError without a path, and NotFoundError if it has no checkpoint.
-    """
-    hint = "the folder of a checkpoint, such as …/step_000020"
-    if resume_from_path is None:
-        message = "trainer.resume_mode=resume_path needs trainer.resume_from_path"
-        raise ConfigError(message, hint=hint)
-    folder = Path(resume_from_path).expanduser().absolute()
-    if not (folder / MANIFEST).is_file():
-        message = f"there is no checkpoint in trainer.resume_from_path: {resume_from_path}"
-        raise NotFoundError(message, hint=hint)
-    return folder
-
-
-def damage(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint, or None.
-
-    Every file of its manifest must exist with the size and SHA-256 listed there.
-    """
-    if not (folder / MANIFEST).exists():
-        return f"{folder.name} is damaged: {MANIFEST} is missing"
-    try:
-        listing: dict[str, dict[str, Any]] = json.loads(read_record(folder / MANIFEST))["files"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        return f"{folder.name} is damaged: {MANIFEST} cannot be read ({type(error).__name__})"
-    inside = folder.resolve()
-    for name, wanted in listing.items():
-        file = folder / name
-        if not file.resolve().is_relative_to(inside):
-            return f"{folder.name} is damaged: {name} is a link or a path to another folder"
-        if not file.is_file():
-            return f"{folder.name} is damaged: {name} is missing"
-        if file.stat().st_size != wanted["bytes"]:
-            size = file.stat().st_size
-            return f"{folder.name} is damaged: {name} has {size} bytes, not {wanted['bytes']}"
-        if _digest(file) != wanted["sha256"]:
-            changed = f"{name} has changed since it was written (its SHA-256 differs)"
-            return f"{folder.name} is damaged: {changed}"
-    return None
-
-
-def config_hash(folder: Path) -> str:
-    """Return the SHA-256 of the configuration in the folder of a run or checkpoint."""
-    return _digest(folder / CONFIG)
-
-
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -23,7 +23,6 @@ from rlctl.recipes.roles import REWARD_LEARNER, Role, rollout_pool, trained_role
 from rlctl.runs.naming import check_free
 from rlctl.runtime.algorithms.base import Algorithm, Needs, routed_models, row_fields
 from rlctl.runtime.build import load_algorithm, role_plugin
-from rlctl.runtime.checkpoint.store import checkpoint_at
 from rlctl.runtime.data.loader import PromptLoader, PromptSet
 from rlctl.runtime.data.model_folder import is_missing
 from rlctl.runtime.data.row_checks import empty_truths
@@ -219,6 +218,8 @@ def _check_surroundings(draft: Draft) -> None:
         run(check_free, Path(trainer.run_dir), trainer.project_name, name)
     run(load, "engines", draft.config.actor_rollout_ref.rollout.name)
     if trainer.resume_mode == "resume_path":
+        from rlctl.runtime.checkpoint.complete import checkpoint_at
+
         run(checkpoint_at, trainer.resume_from_path)
     for unused in sorted(set(trainer.tracking.modes) - set(trainer.logger)):
         LOG.warning(

@@ -8,9 +8,11 @@ from pathlib import Path
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.stored import changes
 from rlctl.runs import folders_elsewhere
+from rlctl.runs.idle import check_idle
 from rlctl.runs.record import RunRecord
-from rlctl.runs.run_dir import RECORD_FILE, check_idle
+from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.runs.trust import recompose_run
+from rlctl.runtime.checkpoint.complete import checkpoint_of
 from rlctl.runtime.checkpoint.store import CheckpointStore
 from rlctl.runtime.planning.early import check_early
 from rlctl.runtime.training.drift import refuse_drift
@@ -45,7 +47,7 @@ def check_resume(
         folders_elsewhere.complete(run)
     store = CheckpointStore(run / "checkpoints")
     if from_step is not None and not store.path(from_step).is_dir():
-        store.policy(from_step)  # raises
+        checkpoint_of(store, from_step)  # raises
     check_early(recipe, has_name=not fork)
     if not fork:
         refuse_drift(run, changes(run, recipe.recorded), [], force)

@@ -73,8 +73,9 @@ def no_responses() -> UsageError:
 def _run_config(run: Path, step: int | None, overrides: Sequence[str]) -> Config:
     """Return the config of a run with its checkpoint of `step` (None: the latest) as its model."""
     from rlctl.runs.trust import recompose_run
+    from rlctl.runtime.checkpoint.complete import policy_folder
 
-    model = CheckpointStore(run / "checkpoints").policy(step)
+    model = policy_folder(CheckpointStore(run / "checkpoints"), step)
     role = _trained(recompose_run(run, overrides).config)
     return _resolve(recompose_run(run, [*_settings(role, str(model)), *overrides]))
 

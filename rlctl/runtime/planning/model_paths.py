@@ -61,7 +61,11 @@ def _path(path: str, root: Path, key: str) -> str:
             hint="give the project, too: "
             + " or ".join(str(run.relative_to(root)) for run in found),
         )
-    return str(CheckpointStore(found[0] / "checkpoints").policy()) if found else path
+    if not found:
+        return path
+    from rlctl.runtime.checkpoint.complete import policy_folder
+
+    return str(policy_folder(CheckpointStore(found[0] / "checkpoints")))
 
 
 def _runs(name: str, root: Path) -> list[Path]:

@@ -159,13 +159,13 @@ def code_hashes(reward: schema.Reward) -> dict[str, str]:
     functions = [f"{custom.path}:"] if custom.path is not None else reward.functions or ()
     hashes: dict[str, str] = {}
     for code in (function.rpartition(":")[0] for function in functions if is_user_code(function)):
-        path = Path(code).expanduser() if code.endswith(".py") else _module_file(code)
+        path = Path(code).expanduser() if code.endswith(".py") else module_file(code)
         if path is not None and path.is_file():
             hashes[code] = hashlib.sha256(path.read_bytes()).hexdigest()
     return hashes
 
 
-def _module_file(module: str) -> Path | None:
+def module_file(module: str) -> Path | None:
     """Return the source file of a module, or None if it has none. Imports nothing."""
     spec: ModuleSpec | None = None
     folders: Sequence[str] | None = None

@@ -13,7 +13,7 @@ from rlctl.recipes.recorded import environment_tags
 from rlctl.recipes.stored import Change, changes, edits
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import CONFIG_FILE
-from rlctl.runtime.checkpoint.store import config_hash
+from rlctl.runtime.checkpoint.complete import config_hash
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.training.run_folder import input_hashes
 
@@ -30,7 +30,7 @@ def changed_keys(
     """
     found = [
         *changes(run, recipe.recorded),
-        *_changed_environment(record, recipe),
+        *changed_environment(record, recipe),
         *_edited(run, record, checkpoint),
     ]
     return list({change.key: change for change in reversed(found)}.values())[::-1]
@@ -73,7 +73,7 @@ def changed_files(record: RunRecord, config: schema.Config) -> list[str]:
     return [f"{path} has changed since the run started" for path in changed]
 
 
-def _changed_environment(record: RunRecord, recipe: Recipe) -> list[Change]:
+def changed_environment(record: RunRecord, recipe: Recipe) -> list[Change]:
     """Return a change for each key that reads another value from the environment than before."""
     tags = environment_tags(recipe.container, recipe.recorded, record.id)
     text = leaves(recipe.recorded)

@@ -32,6 +32,7 @@ class ResumePoint:
     changes: Sequence[str] = ()  # config changes since the run started, for its record
     parent: Mapping[str, Any] | None = None  # of a new run: the run and step that it starts from
     pending: bool = False  # the step is still to be validated and reported
+    with_optimizer: bool = True  # load the state of the optimizers
     force: bool = False  # resume although the driver of `run`, on another machine, may be alive
 
     @property
@@ -59,7 +60,7 @@ def restore(
     for role, member in roles.learning().items():
         folder = start.checkpoint / role.name
         if role.needed_for is None or folder.is_dir():
-            member.load(folder.absolute())
+            member.load(folder.absolute(), start.with_optimizer)
     algorithm.load_state_dict(state.algorithm)
     collector.load_state_dict(state.loader, state.step)
     if state.reward:

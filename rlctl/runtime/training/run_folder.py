@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from rlctl import plugins
+from rlctl.code_places import plugin_packages
 from rlctl.data_prep.parquet_files import readable_parquet
 from rlctl.data_prep.sources import TRAIN, VALIDATION
+from rlctl.files import write_text
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded import environment_tags
@@ -61,7 +66,24 @@ def open_run(
     ) as run:
         _place_parts(run, trainer)
         _write_config(run, recipe, config, start.parent if start is not None else None, inputs)
+        _keep_evidence(run, recipe)
     return run
+
+
+def _keep_evidence(run: RunDir, recipe: Recipe) -> None:
+    """Record the packages; if the run uses the user's own code, let plug-ins copy it."""
+    write_text(run.path / "env.txt", installed_packages())
+    has_changes = run.record.git is not None and run.record.git["diff_sha256"] is not None
+    has_agents = recipe.config.actor_rollout_ref.rollout.multi_turn.enable
+    if has_changes or has_agents or run.record.reward_code or plugin_packages:
+        for name in plugins.names("evidence"):
+            plugins.load("evidence", name)(run.path, recipe.recorded)
+
+
+def installed_packages() -> str:
+    """Return Python and all installed packages with their versions, as a file for pip."""
+    found = {f"{package.name}=={package.version}\n" for package in distributions()}
+    return f"# Python {platform.python_version()}\n" + "".join(sorted(found, key=str.lower))
 
 
 def _name_copy(run: RunDir) -> None:

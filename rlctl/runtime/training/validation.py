@@ -32,7 +32,7 @@ class Validation:
     """Result of a validation pass: metrics by name, one sample per response, images by SHA-256."""
 
     metrics: dict[str, float]
-    samples: list[Sample]
+    samples: list[Sample] = field(repr=False)
     images: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 

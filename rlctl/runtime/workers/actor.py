@@ -295,9 +295,9 @@ class ActorWorker(LearningWorker, Actor, Generator):
         )
 
     @dispatch(Dispatch.BROADCAST)
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, with_optimizer: bool = True) -> None:
         self.engine_is_stale = True
-        super().load(folder)
+        super().load(folder, with_optimizer)
 
     def _ready_engine(self) -> RolloutEngine:
         """Wake and return the engine. Raises InternalError if its weights are stale."""

@@ -23,6 +23,7 @@ FAILED = "failed.txt"
 # File beside the folders of a checkpoint; a failed write deletes it, for which there is always
 # room, while `FAILED` cannot be created on a disk without free space or inodes.
 WRITING = ".writing"
+PARTS = ("model", "optimizer", "extra", "hf_model")  # of `trainer.checkpoint.save_contents`
 _POLL_S = 0.02
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -26,6 +26,7 @@ from rlctl.runtime.model.stage import saved_buffers
 from rlctl.runtime.model.tower import image_processor
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import LearningRole, ModelRole
+from rlctl.runtime.workers.background import PARTS
 from rlctl.runtime.workers.dispatch import Dispatch, Worker, dispatch
 from rlctl.runtime.workers.learner import Learner
 from rlctl.runtime.workers.rng import rng_state
@@ -114,7 +115,9 @@ class LearningWorker(ModelWorker, LearningRole):
         self.learner.random_state = rng_state()
 
     @dispatch(Dispatch.BROADCAST, reads=True)
-    def save(self, folder: Path, export: Path | None = None) -> None:
+    def save(
+        self, folder: Path, export: Path | None = None, contents: Sequence[str] = PARTS
+    ) -> None:
         """See `LearningRole`. Collective; `await_written` waits for the files.
 
         Rank 0 writes the export. Adapters are merged into its weights, and also written to the
@@ -123,12 +126,12 @@ class LearningWorker(ModelWorker, LearningRole):
         if export is not None:
             self.learner.parameters.enter()
             self._export(export)
-        self.learner.save(folder)
+        self.learner.save(folder, contents)
 
     @dispatch(Dispatch.BROADCAST)
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, with_optimizer: bool = True) -> None:
         """See `LearningRole`. Collective."""
-        self.learner.load(folder)
+        self.learner.load(folder, with_optimizer)
 
     @dispatch(collect_fn=lambda _, results: list(chain(*results)), reads=True)
     def pop_broken_updates(self, batch: Rollouts | None = None) -> list[Any]:

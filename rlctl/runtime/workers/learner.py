@@ -8,7 +8,7 @@ ranks, and the gradient is divided once, before clipping.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -32,7 +32,7 @@ from rlctl.runtime.model.sharding import local_gradients, reset_gradients, total
 from rlctl.runtime.model.stage import stage_of
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import REFUSED
-from rlctl.runtime.workers.background import BackgroundWriter
+from rlctl.runtime.workers.background import PARTS, BackgroundWriter
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.learner_state import StoredState, load_state, save_state
 from rlctl.runtime.workers.micro_batches import count_tokens, pack_rows
@@ -293,7 +293,7 @@ class Learner:
             dist.all_reduce(numbers)
         return numbers
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, contents: Sequence[str] = PARTS) -> None:
         """Copy weights, optimizer and random state, and write them to `folder` in the background.
 
         Collective.
@@ -303,9 +303,9 @@ class Learner:
         average = None if self.average is None else self.average.values
         random_state = self.random_state or rng_state()
         stored = StoredState(self.model, self.optimizer, average, random_state)
-        save_state(stored, self.rank_info, folder, self.writer)
+        save_state(stored, contents, self.rank_info, folder, self.writer)
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, with_optimizer: bool = True) -> None:
         """Restore what `save` wrote, on any number of ranks. Collective.
 
         The average starts as a copy of the weights if the checkpoint has none.
@@ -314,6 +314,7 @@ class Learner:
         self.parameters.enter()
         self.random_state = None
         average = None if self.average is None else self.average.values
-        found = load_state(self.model, self.optimizer, average, self.rank_info, folder)
+        stored = StoredState(self.model, self.optimizer, average, {})
+        found = load_state(stored, with_optimizer, self.rank_info, folder)
         if self.average is not None and not found:
             self.average.restart()

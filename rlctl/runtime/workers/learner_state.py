@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.background import BackgroundWriter
 from rlctl.runtime.workers.rng import set_rng_state
 
+OPTIMIZER = "optimizer"  # folder
 _NO_DIST_WARNING = "torch.distributed is disabled"  # expected: one rank has no process group
 
 
@@ -34,27 +35,39 @@ class StoredState:
 
 
 def save_state(
-    stored: StoredState, rank_info: RankInfo, folder: Path, writer: BackgroundWriter
+    stored: StoredState,
+    contents: Sequence[str],
+    rank_info: RankInfo,
+    folder: Path,
+    writer: BackgroundWriter,
 ) -> None:
-    """Copy the state to memory, and write it to `folder` in the background. Collective."""
+    """Copy the state to memory, and write it to `folder` in the background. Collective.
+
+    The optimizer has a subfolder, so that it can be removed. Of the `contents`, `model` and
+    `optimizer` select what is written.
+    """
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    optimizer = stored.optimizer
-    current = _state(stored.model, optimizer, stored.average, with_optimizer=bool(optimizer.state))
+    current = _weights(stored) if "model" in contents else {}
+    if "optimizer" in contents and stored.optimizer.state:  # else torch would take a step
+        current["optimizer"] = _optimizer_state(stored)
     stager = _stager(rank_info.device, writer)
     state = cast(dict[str, Any], stager.stage(current))  # without a thread it copies at once
+    optimizer = state.pop("optimizer", None)
     random_state = json.dumps(stored.random_state)
 
     def write() -> None:
         warnings.filterwarnings("ignore", message=_NO_DIST_WARNING)
         folder.mkdir(exist_ok=True)
         _rng_file(folder, rank_info).write_text(random_state, encoding="utf-8")
-        save(
-            state,
-            storage_writer=_writer(folder),
-            process_group=writer.group,
-            no_dist=rank_info.world_size == 1,
-        )
+        parts = {folder / OPTIMIZER: {"optimizer": optimizer}} if optimizer is not None else {}
+        for place, part in {**parts, folder: state}.items():
+            save(
+                part,
+                storage_writer=_writer(place),
+                process_group=writer.group,
+                no_dist=rank_info.world_size == 1,
+            )
         if stager is not writer.stager:
             stager.close()
 
@@ -89,16 +102,12 @@ def _stager(device: str, writer: BackgroundWriter) -> Any:
 
 
 def load_state(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    average: Mapping[str, Tensor] | None,
-    rank_info: RankInfo,
-    folder: Path,
+    stored: StoredState, with_optimizer: bool, rank_info: RankInfo, folder: Path
 ) -> bool:
     """Restore the state in `folder`, written by any number of ranks. Collective.
 
-    Loads into the tensors (N, ...) of `average`, and returns whether the checkpoint has them. A
-    rank without a saved random state keeps its own. Raises ConfigError for damaged files.
+    Loads into the tensors of `stored`, and returns whether the checkpoint has an average. A rank
+    without a saved random state keeps its own. Raises ConfigError for damaged files.
     """
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
@@ -107,45 +116,43 @@ def load_state(
 
     from rlctl.runtime.workers.safe_load import load_into, read_metadata
 
-    saved = read_metadata(folder).state_dict_metadata
-    with_optimizer = any(name.startswith("optimizer.") for name in saved)
-    has_average = average is not None and any(name.startswith("average.") for name in saved)
-    state = _state(model, optimizer, average if has_average else None, with_optimizer)
+    # Earlier versions wrote the optimizer into the same files.
+    parts = [part for part in (folder, folder / OPTIMIZER) if part.is_dir()]
+    saved = {part: tuple(read_metadata(part).state_dict_metadata) for part in parts}
+    no_dist = rank_info.world_size == 1
     warnings.filterwarnings("ignore", message=_NO_DIST_WARNING)
-    # Into the optimizer's own tensors: torch's setter would move them to the device of the weights.
-    load_into(state, folder, no_dist=rank_info.world_size == 1)
+    for part, names in saved.items():
+        if with_optimizer and any(name.startswith("optimizer.") for name in names):
+            # Into its own tensors: torch's setter would move them to the device of the weights.
+            load_into({"optimizer": _optimizer_state(stored)}, part, no_dist=no_dist)
+    has_average = any(name.startswith("average.") for name in saved[folder])
+    state = _weights(stored if has_average else replace(stored, average=None))
+    load_into(state, folder, no_dist=no_dist)
     partial = StateDictOptions(strict=False)  # frozen weights are not saved
-    set_model_state_dict(model, state["model"], options=partial)
+    set_model_state_dict(stored.model, state["model"], options=partial)
     rng_file = _rng_file(folder, rank_info)
     if rng_file.exists():
         set_rng_state(json.loads(rng_file.read_text(encoding="utf-8")))
-    return has_average
+    return has_average and stored.average is not None
 
 
-def _state(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    average: Mapping[str, Tensor] | None,
-    with_optimizer: bool,
-) -> dict[str, Any]:
-    """Return the state dicts of the model, of its average, and, if requested, of the optimizer.
+def _weights(stored: StoredState) -> dict[str, Any]:
+    """Return the state dicts of the model and of its average."""
+    average = {} if stored.average is None else {"average": dict(stored.average)}
+    return {"model": trained_state(stored.model), **average}
 
-    Omit an optimizer that has not stepped: torch would create its state by taking a step.
-    """
+
+def _optimizer_state(stored: StoredState) -> dict[str, Any]:
+    """Return the state dict of the optimizer; one that has not stepped gets a state by a step."""
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-    state: dict[str, Any] = {"model": trained_state(model)}
-    if average is not None:
-        state["average"] = dict(average)
-    if with_optimizer:
-        found: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer))
-        each = {name: dict(values) for name, values in found["state"].items()}
-        if any(is_quantized(value) for values in each.values() for value in values.values()):
-            from rlctl.runtime.workers.optimizer_mixins import without_subclasses
+    found: dict[str, Any] = dict(get_optimizer_state_dict(stored.model, stored.optimizer))
+    each = {name: dict(values) for name, values in found["state"].items()}
+    if any(is_quantized(value) for values in each.values() for value in values.values()):
+        from rlctl.runtime.workers.optimizer_mixins import without_subclasses
 
-            each = {name: without_subclasses(values) for name, values in each.items()}
-        state["optimizer"] = found | {"state": each}
-    return state
+        each = {name: without_subclasses(values) for name, values in each.items()}
+    return found | {"state": each}
 
 
 def _rng_file(folder: Path, rank_info: RankInfo) -> Path:

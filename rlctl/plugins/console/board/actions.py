@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ConflictError, NotFoundError, UsageError
+from rlctl.plugins.console.label_changes import change_tags, set_note
 from rlctl.redaction import redact
-from rlctl.runs.labels import change_tags, set_note
 from rlctl.runs.ownership import Place, own_folder
 from rlctl.runs.run import ACTIVE, Run
 from rlctl.runs.stop import request_stop, run_target

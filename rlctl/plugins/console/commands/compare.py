@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -105,7 +105,8 @@ def compare(
     if len(runs) == 1 and (sweep := whole_sweep(store, runs[0])) is not None:
         show_sweep(sweep, as_json)
         return
-    comparison = api.compare(find_compared(store, runs), changed=changed)
+    found = find_compared(store, runs)
+    comparison = api.compare(found, changed=changed)
     for name in metrics or []:
         if name not in comparison.curves:
             raise NotFoundError(
@@ -114,11 +115,27 @@ def compare(
                 else f"no run has a metric {name!r}"
             )
     if as_json:
-        print_json(comparison.as_json())
+        print_json({**comparison.as_json(), "fields": _fields(found)})
     elif metrics:
         print_curves(comparison, metrics, form)
     else:
         print_comparison(comparison, changed, form)
+        _print_fields(comparison, _fields(found), form)
+
+
+def _fields(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the fields of the compared runs that plug-ins compute, such as their cost."""
+    from rlctl.runs.compare import distinct
+    from rlctl.runs.details import plugin_fields
+
+    return [plugin_fields(run) for run in distinct(runs)]
+
+
+def _print_fields(comparison: Comparison, fields: Sequence[Mapping[str, Any]], form: Form) -> None:
+    """Print the fields of the runs, if any has one."""
+    if names := dict.fromkeys(name for row in fields for name in row):
+        rows = [[name, *(str(row.get(name, "-")) for row in fields)] for name in names]
+        _print(table(["", *_names(comparison)], rows), form)
 
 
 def print_groups(

@@ -12,7 +12,7 @@ from rlctl.cli.console import print_json, print_table
 from rlctl.cli.options import Json, Root, RunName, RunNames
 from rlctl.cli.stderr import notice
 from rlctl.monitoring.text import plural
-from rlctl.runs.labels import change_tags, set_note
+from rlctl.plugins.console.label_changes import change_tags, set_note
 from rlctl.runs.store import RunStore
 
 app = typer.Typer()

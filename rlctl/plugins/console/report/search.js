@@ -47,12 +47,15 @@ function trialTable(search, plot) {
     });
     return made;
   };
-  const value = trial => trial.value === null ? "-" : Number(trial.value.toPrecision(4)).toString();
+  const rounded = value => value === null ? "-" : Number(value.toPrecision(4)).toString();
+  const seeded = search.trials.some(trial => trial.low !== null);
+  const interval = trial => trial.low === null ? "-" : `${rounded(trial.low)} to ${rounded(trial.high)}`;
+  const figures = trial => [rounded(trial.value), ...(seeded ? [interval(trial), String(trial.n)] : [])];
   const lower = search.mode === "min" ? 1 : -1, unfinished = trial => Number(trial.state !== "finished" || trial.value === null);
   const ranked = [...search.trials].sort((a, b) => unfinished(a) - unfinished(b) || lower * ((a.value ?? 0) - (b.value ?? 0)) || a.number - b.number);
   const body = el("tbody", {}, ...ranked.map(trial => el("tr", {}, el("th", { scope: "row" }, button(trial)), el("td", {}, trial.state),
-    ...search.axes.map(key => el("td", {}, trial.params[key] ?? "-")), el("td", {}, value(trial)))));
-  const titles = ["trial", "state", ...search.axes.map(key => key.split(".").pop()), "value"];
+    ...search.axes.map(key => el("td", {}, trial.params[key] ?? "-")), ...figures(trial).map(text => el("td", {}, text)))));
+  const titles = ["trial", "state", ...search.axes.map(key => key.split(".").pop()), ...(seeded ? ["mean", "95 % interval", "n"] : ["value"])];
   const head = el("thead", {}, el("tr", {}, ...titles.map(text => el("th", { scope: "col" }, text))));
   return el("details", { class: "broad" }, el("summary", {}, "Trials as a table; a trial's button emphasises its line"),
     el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Table of trials" }, el("table", {}, head, body)));

@@ -12,7 +12,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from rlctl.errors import InternalError
-from rlctl.runs.labels import read_labels, set_note
+from rlctl.plugins.console.label_changes import set_note
+from rlctl.runs.labels import read_labels
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.record import SweepDir, SweepRecord, TrialTable
@@ -205,6 +206,14 @@ def test_sweep_shows_trials_importance_and_pruned_ones(
     rows = page.get_by_role("region", name="Table of trials").locator("tbody tr")
     expect(rows).to_have_count(6)
     expect(rows.first).to_contain_text("finished")
+    cells = page.evaluate(
+        "trial => [...trialTable({mode: 'max', axes: ['a'], trials: [trial]}, plots[0])"
+        ".querySelectorAll('th, td')].map(cell => cell.textContent)",
+        {"number": 7, "params": {"a": "1"}, "state": "finished"}
+        | {"value": 0.5, "n": 2, "low": 0.1, "high": 0.9},
+    )
+    assert cells[:6] == ["trial", "state", "a", "mean", "95 % interval", "n"]
+    assert cells[6:] == ["trial 7", "finished", "1", "0.5", "0.1 to 0.9", "2"]
     chosen_one = rows.first.get_by_role("button")
     chosen_one.focus()
     page.keyboard.press("Enter")

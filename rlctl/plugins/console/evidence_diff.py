@@ -1,0 +1,148 @@
+"""Differences between the evidence of two runs, or of a run and the present: `show --diff`."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlctl.files import read_record
+from rlctl.plugins.console.evidence import (
+    FILES,
+    FOLDER,
+    INDEX,
+    PATCH,
+    copy_name,
+    patch_parts,
+    read_bounded,
+    user_files,
+)
+from rlctl.redaction import redact
+from rlctl.runs.provenance import git_state
+from rlctl.runs.run import Run
+from rlctl.runs.settings import read_settings
+from rlctl.runs.trust import is_own, is_trusted
+from rlctl.runtime.training.run_folder import installed_packages
+
+_NAMES = ("trainer.experiment_name",)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Sources of a run: settings, commit, patch, texts of files, versions of packages."""
+
+    name: str
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    patch: str
+    files: Mapping[str, str]
+
+    @classmethod
+    def of(cls, run: Run) -> Evidence:
+        """Read the sources of a run; those that it does not have are empty."""
+        folder = run.path / FOLDER
+        files = {
+            str(path.relative_to(folder / FILES)): _text(path)
+            for path in sorted((folder / FILES).rglob("*"))
+            if path.is_file()
+        }
+        record = run.record
+        versions = record.versions if record is not None else {}
+        packages = _packages(_text(run.path / "env.txt")) or dict(versions)
+        git = record.git if record is not None else None
+        settings = {key: v for key, v in read_settings(run.path).items() if key not in _NAMES}
+        return cls(
+            run.name,
+            settings,
+            {"commit": (git or {}).get("commit"), **packages},
+            _text(folder / PATCH),
+            files,
+        )
+
+    @classmethod
+    def present(cls, run: Run) -> Evidence:
+        """Return the present sources: the settings of the run, and files, changes and packages."""
+        before = cls.of(run)
+        now = {name: redact(text.decode("utf-8", "replace")) for name, text in _now(run).items()}
+        environment = {
+            "commit": (git_state(Path.cwd()) or {}).get("commit"),
+            **_packages(installed_packages()),
+        }
+        patch = "".join(map(redact, patch_parts()))
+        return cls("now", before.settings, environment, patch, {**before.files, **now})
+
+    def compared(self, other: Evidence) -> dict[str, Any]:
+        """Return the values that differ as pairs, and the texts that differ as unified diffs."""
+        names = sorted({*self.files, *other.files})
+        texts = {name: (self.files.get(name, ""), other.files.get(name, "")) for name in names}
+        return {
+            "runs": [self.name, other.name],
+            "settings": _pairs(self.settings, other.settings),
+            "environment": _pairs(self.environment, other.environment),
+            "patch": _unified(self, other, PATCH, self.patch, other.patch),
+            "files": {
+                name: _unified(self, other, name, *pair)
+                for name, pair in texts.items()
+                if pair[0] != pair[1]
+            },
+        }
+
+
+def changed_files(run: Run, recorded: Mapping[str, Any]) -> list[str]:
+    """Return the files of code of the configuration `recorded` that differ from those of a run."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads(read_record(run.path / FOLDER / INDEX))["files"]
+        named = {path: known.get(copy_name(path)) for path in user_files(recorded)}
+        return [
+            str(path)
+            for path, file in named.items()
+            if file is not None
+            and hashlib.sha256(read_bounded(path) or b"").hexdigest() != file["sha256"]
+        ]
+    return []
+
+
+def _now(run: Run) -> dict[str, bytes]:
+    """Return the present content of the files of code, by the name of their copies.
+
+    Another's run could name any file, so it has none without trust.
+    """
+    if not (is_own(run.path) or is_trusted(run.path)):
+        return {}
+    files = {copy_name(path): read_bounded(path) for path in user_files(read_settings(run.path))}
+    copies = (path for path in (run.path / FOLDER / FILES).rglob("*") if path.is_file())
+    names = (str(path.relative_to(run.path / FOLDER / FILES)) for path in copies)
+    return {name: files.get(name) or b"" for name in (*names, *files)}
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return read_record(path).decode("utf-8", "replace")
+    return ""
+
+
+def _packages(text: str) -> dict[str, str]:
+    pairs = (line.removeprefix("# ").replace("==", " ").split() for line in text.splitlines())
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[Any]]:
+    keys = dict.fromkeys([*one, *other])
+    rows = {key: [one.get(key), other.get(key)] for key in keys}
+    return {key: row for key, row in rows.items() if row[0] != row[1]}
+
+
+def _unified(one: Evidence, other: Evidence, name: str, before: str, after: str) -> str:
+    lines = difflib.unified_diff(
+        before.splitlines(),
+        after.splitlines(),
+        f"{one.name}/{name}",
+        f"{other.name}/{name}",
+        lineterm="",
+    )
+    return "\n".join(lines)

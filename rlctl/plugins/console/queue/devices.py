@@ -1,0 +1,128 @@
+"""Devices of this machine that the queue hands out, who uses them, and which entries start."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import subprocess
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from rlctl.cores import allowed_cores
+from rlctl.monitoring.text import plural
+from rlctl.plugins.console.queue.entries import Entry
+
+_TIMEOUT_S = 45  # nvidia-smi first initializes GPUs that no process uses
+_COMMANDS = {"train", "resume", "sweep", "eval", "generate"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Devices on which a waiting entry starts now, or None and the reason why it waits."""
+
+    entry: Entry
+    devices: Sequence[str] | None
+    reason: str = ""
+
+
+class Machine:
+    """Devices by kind, as `GPU 0` or `core 0`, and the users of those that are not free."""
+
+    def __init__(self, kinds: Collection[str], running: Sequence[Entry]) -> None:
+        self.devices: dict[str, list[str]] = {}
+        self.users: dict[str, str] = {}
+        if "core" in kinds:
+            self.devices["core"] = [f"core {number}" for number in _own_cores()]
+            own = {entry.process.pid for entry in running if entry.process is not None}
+            for pid, cores in other_runs(own):
+                self.users |= dict.fromkeys(
+                    (f"core {number}" for number in cores), f"process {pid}"
+                )
+        if "GPU" in kinds:
+            uuids = {uuid: index for index, uuid in _nvidia_smi("--query-gpu=index,uuid")}
+            self.devices["GPU"] = [f"GPU {index}" for index in uuids.values()]
+            for uuid, pid in _nvidia_smi("--query-compute-apps=gpu_uuid,pid"):
+                if uuid in uuids:
+                    self.users[f"GPU {uuids[uuid]}"] = f"process {pid}"
+        for entry in running:
+            self.users |= dict.fromkeys(entry.used, f"entry {entry.id}")
+
+    def choose(self, waiting: Sequence[Entry]) -> list[Choice]:
+        """Return for each waiting entry on which devices it starts, or why it does not.
+
+        One that does not fit yet keeps what it could use from those behind it, so that it does not
+        wait for ever.
+        """
+        users, choices = dict(self.users), list[Choice]()
+        for entry in waiting:
+            order = entry.order
+            usable = self.devices[order.kind] if order.devices is None else order.devices
+            wanted = len(usable) if order.number is None else order.number
+            free = [device for device in usable if device not in users]
+            chosen = usable[:wanted] if order.now else free[:wanted]
+            if 0 < wanted == len(chosen):
+                choices.append(Choice(entry, chosen))
+                users |= dict.fromkeys(chosen, f"entry {entry.id}")
+                continue
+            choices.append(Choice(entry, None, _reason(order.kind, wanted, free, usable, users)))
+            users |= dict.fromkeys(free, f"entry {entry.id} (before it)")
+        return choices
+
+
+def _reason(
+    kind: str, wanted: int, free: Sequence[str], usable: Sequence[str], users: Mapping[str, str]
+) -> str:
+    """Return why an entry waits, such as `needs 2 GPUs, 1 is free: process 71 uses GPU 1`."""
+    if wanted > len(usable) or not wanted:
+        return f"needs {plural(max(1, wanted), kind)}, and this machine has {len(usable)}"
+    by_user: dict[str, list[str]] = {}
+    for device in usable:
+        if device in users:
+            by_user.setdefault(users[device], []).append(device.split()[-1])
+    uses = ", ".join(
+        f"{user} has {kind}{'s' if len(numbers) > 1 else ''} {' '.join(numbers)}"
+        for user, numbers in by_user.items()
+    )
+    return f"needs {plural(wanted, kind)}, {len(free)} free: {uses}"
+
+
+def _own_cores() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(allowed_cores()))
+
+
+def other_runs(own: Collection[int]) -> Iterator[tuple[int, list[int]]]:
+    """Yield process and cores of each other `rlctl train` and the like on this machine."""
+    import psutil
+
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        at = [index for index, word in enumerate(words[:5]) if word.endswith("rlctl")]
+        if not at or process.pid in own or not _COMMANDS & {*words[at[0] + 1 : at[0] + 2]}:
+            continue
+        if any(word.startswith(("--dry-run", "--address")) for word in words):
+            continue
+        with suppress(psutil.Error):
+            get = getattr(process, "cpu_affinity", _own_cores)  # macOS has none
+            yield process.pid, get()
+
+
+def _nvidia_smi(query: str) -> list[list[str]]:
+    """Return the rows of a query; none without a working driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    try:
+        done = subprocess.run(
+            [tool, query, "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [[cell.strip() for cell in row] for row in csv.reader(done.stdout.splitlines()) if row]
