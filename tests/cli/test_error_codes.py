@@ -173,7 +173,7 @@ E-SEARCH-SPACE recipes sweeps
 E-SECRET plugins/console recipes runs sweeps
 E-SERVER-START plugins/bridges runtime/rollout runtime/sandbox tracking
 E-STORAGE storage
-E-TOKENIZER plugins/agents runtime/data runtime/planning
+E-TOKENIZER plugins/agents plugins/objectives runtime/data runtime/planning
 E-TOOLS data_prep plugins/agents
 E-TRACKER plugins/bridges tracking
 E-TRUST runs
