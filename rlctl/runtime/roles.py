@@ -45,9 +45,8 @@ class LearningRole(ModelRole, Protocol):
         ...
 
     def save(self, folder: Path, export: Path | None, contents: Sequence[str]) -> None:
-        """Copy weights, optimizer and random state; write them to `folder` in the background.
+        """Copy the `contents` and random state; write them to `folder` in the background.
 
-        `contents` are those of `trainer.checkpoint.save_contents`.
         Also write the weights to the folder `export` in transformers format, without a tokenizer;
         it is complete before `folder`.
         """
