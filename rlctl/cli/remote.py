@@ -39,8 +39,11 @@ def launched(context: typer.Context, slurm: str | None, detach: bool) -> bool:
         return False
     from rlctl import plugins
 
-    plugins.load("launchers", "elsewhere")(context, slurm)
-    return True
+    for name in plugins.names("launchers"):
+        plugins.load("launchers", name)(context, slurm)
+        return True
+    hint = "leave them out"
+    raise UsageError("--detach without --address, and --slurm, are not installed here", hint=hint)
 
 
 def check_options(address: str | None, local: bool) -> None:

@@ -51,7 +51,13 @@ Force = Annotated[
     bool,
     typer.Option("--force", help="Resume even if the configuration or the data have changed."),
 ]
-Inline = Annotated[bool, typer.Option("--inline", help="Run in this process, without Ray.")]
+Inline = Annotated[
+    bool | None,
+    typer.Option(
+        "--inline/--no-inline",
+        help="Run in this process, without Ray; by default as the run was started.",
+    ),
+]
 
 _EXAMPLES = """
 Examples:
@@ -77,13 +83,7 @@ def resume(
     fork: Fork = None,
     force: Force = False,
     trust: Trust = False,
-    inline: Annotated[
-        bool | None,
-        typer.Option(
-            "--inline/--no-inline",
-            help="Run in this process, without Ray; by default as the run was started.",
-        ),
-    ] = None,
+    inline: Inline = None,
     max_time: MaxTime = None,
     save_by: SaveBy = None,
     retries: Retries = 0,
