@@ -66,10 +66,10 @@ def test_every_entry_point_names_something_that_is_there():
         for target in group.values():
             module, _, name = target.partition(" [")[0].partition(":")
             tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
-            assert name in {
-                getattr(node, "name", None) or ast.unparse(getattr(node, "targets", [node])[0])
-                for node in tree.body
-            }, target
+            targets = [each for node in tree.body for each in getattr(node, "targets", [])]
+            names = {getattr(each, "id", None) for node in targets for each in ast.walk(node)}
+            names |= {getattr(node, "name", None) for node in tree.body}
+            assert name in names, target
 
 
 # Import names of what extras install.

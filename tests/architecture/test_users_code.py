@@ -16,6 +16,7 @@ PLACES = {
     "workers.py:__getattr__": None,
     "cli/__init__.py:load": "commands",
     "cli/__init__.py:_plugins": None,
+    "cli/remote.py:launched": None,
     "plugins/agents/commands/env.py:show": "tools",
     "plugins/agents/commands/env.py:_descriptions": "tools",
     "plugins/agents/commands/env.py:_is_tool": "environments",

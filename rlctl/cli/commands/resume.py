@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,9 +109,7 @@ def resume(
         from rlctl.cli.remote_checks import check_resume
 
         check_resume(run, overrides or [], from_step, fork, RunStore(root).root)
-        words += [*limits.words, "--root", str(RunStore(root).root.absolute())]
-        name = f"{Path(run).name.lstrip('@')}-{time.strftime('%y%m%d-%H%M%S')}"
-        run_job(address, detach, name, ["resume", run, *words])
+        _run_job(address, detach, run, [*words, *limits.words], root)
         return
     found = _pull(run, root) if is_url(run) else api.find_run_or_sweep(run, root)
     if not isinstance(found, Run):
@@ -133,6 +132,13 @@ def resume(
             end_by=limits.end_by(),
             on_end=on_end,
         )
+
+
+def _run_job(address: str, detach: bool, run: str, words: Sequence[str], root: Path | None) -> None:
+    """Resume as a Ray job, whose runs are in the same folder."""
+    name = f"{Path(run).name.lstrip('@')}-{time.strftime('%y%m%d-%H%M%S')}"
+    folder = str(RunStore(root).root.absolute())
+    run_job(address, detach, name, ["resume", run, *words, "--root", folder])
 
 
 def _options(from_step: int | None, fork: str | None, force: bool) -> list[str]:
