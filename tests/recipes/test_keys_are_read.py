@@ -36,6 +36,7 @@ ELSEWHERE = {
     "*.fsdp_config.pipeline_schedule": "read where a model is sharded over ranks",
     "trainer.tracking.*": "read from the stored configuration, also by `runs sync`",
     "trainer.log_val_generations": "likewise",
+    "trainer.profile.*": "read where traces are recorded",
     "trainer.notify_on": "read where receivers of notices are named",
     "trainer.max_skipped_updates": "read when an update was skipped",
     "trainer.resume_from_path": "read when a run starts from another run's state",
