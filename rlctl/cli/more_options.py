@@ -31,5 +31,7 @@ def add_options(command: Any, app: Typer) -> None:
             call(**{name: values[name] for name in given})
 
     command.callback = callback
-    command.help = f"{command.help or ''} {added.help or ''}".strip()
+    own = command.help or ""
+    gap = " " if "\n\n" in own else "\n\n"  # the first paragraph is that of lists
+    command.help = f"{own}{gap}{added.help or ''}".strip()
     command.epilog = (command.epilog or "") + (added.epilog or "")

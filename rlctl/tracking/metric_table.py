@@ -76,7 +76,7 @@ class MetricTable:
         Raises MissingExtraError without pandas.
         """
         try:
-            import pandas as pd
+            import pandas as pd  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             missing = "a data frame needs pandas, which is not installed"
             raise MissingExtraError(missing, hint="pip install pandas") from error

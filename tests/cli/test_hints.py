@@ -59,7 +59,6 @@ COMMANDS = {
     "train ppo --address auto --dry-run": "leave out --address",
     "train ppo --address foo": "write auto, ray://HOST:10001 or http://HOST:8265",
     f"train ppo --address auto trainer.project_name={_SECRET}": "KEY='${oc.env:NAME}' reads it",
-    "train ppo --detach": "leave out --detach",
     "train ppo --json": "a run writes its metrics to metrics.jsonl in its folder",
     "train ppo --max-time x": "write 3h50m, 90m, 45s, 3:50:00 or 1-12:00:00",
     "train ppo --recipe ppo --config-name x": "leave out --recipe, or give the file to it",

@@ -15,7 +15,7 @@ from rlctl.runtime.rank_info import RankInfo
 from tests.distributed.ranks import rank_info
 from tests.distributed.test_gradient import gradient
 from tests.models import MIXTURES, mixture_model, tiny_tokenizer, write_tiny_model
-from tests.numerics.test_reward_model import gradient as reward_gradient
+from tests.plugins.objectives.test_reward_model import gradient as reward_gradient
 from tests.tolerance import PASSES, float64
 from tests.workers import actor, save, update, weights
 

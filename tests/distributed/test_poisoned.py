@@ -20,6 +20,8 @@ from rlctl.runtime.workers.safe_load import load_into, read_metadata
 from tests.distributed.ranks import rank_info
 from tests.workers import actor, save, update
 
+OF_OPTIMIZER = ("object", "optimizer metadata")
+
 
 class Bomb:
     """Object that creates a file when it is unpickled."""
@@ -67,7 +69,9 @@ def first_entry(folder: Path, prefix: str) -> str:
 
 def poison(kind: str, folder: Path, bomb: Bomb) -> None:
     """Put `bomb` into the DCP files in `folder`: metadata, a tensor or another object."""
-    if kind == "metadata":
+    if kind in OF_OPTIMIZER:
+        folder /= "optimizer"
+    if kind.endswith("metadata"):
         poison_metadata(folder, bomb)
     else:
         prefix = {"tensor": "model.", "object": "optimizer.param_groups"}[kind]
@@ -97,7 +101,7 @@ def test_only_members_of_enumerations_are_read_as_attributes(saved: Path, tmp_pa
         read_metadata(folder)
 
 
-with_kind = pytest.mark.parametrize("kind", ["metadata", "tensor", "object"])
+with_kind = pytest.mark.parametrize("kind", ["metadata", "tensor", *OF_OPTIMIZER])
 
 
 @with_kind
@@ -114,7 +118,7 @@ def test_a_poisoned_checkpoint_is_refused_and_runs_nothing(
     (problem,) = raised.value.problems
     assert "damaged checkpoint" in problem.message
     assert "mkdir" in problem.message
-    if kind != "object":  # as export reads it, which leaves out the optimizer
+    if kind not in OF_OPTIMIZER:  # as export reads it, which leaves out the optimizer
         with pytest.raises(ConfigError, match="damaged checkpoint"):
             load_into({"model": trained_state(worker.policy)}, folder, no_dist=True)
     assert not marker.exists()

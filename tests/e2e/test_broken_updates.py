@@ -61,7 +61,7 @@ def test_a_reward_that_is_too_large(settings: list[str], tmp_path: Path) -> None
     words += ["algorithm.norm_adv_by_std_in_grpo=false", *given(val=None)]
     run = command.train("grpo", "huge", "--inline", *words, cwd=tmp_path)
     processes = {name for name in command.metrics(run)[-1] if "process_memory" in name}
-    assert {name.rpartition("/")[2] for name in processes} == {"controller", "sandbox"}
+    assert {"controller", "sandbox"} <= {name.rpartition("/")[2] for name in processes}
     bundle = min((run / "broken_updates").iterdir())
     (bundle / "weights.safetensors").unlink()
     found = replayed("huge", tmp_path)["replay"]

@@ -47,7 +47,7 @@ class _Block(Live):
         self._draw()
 
     def _draw(self) -> None:
-        from IPython.display import HTML, display
+        from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]
 
         panel = _recorder()
         panel.print(self.get_renderable())
