@@ -14,8 +14,7 @@ _RAY = ("IDLE", "DashboardAgent", "RuntimeEnvAgent")  # Ray's own
 def process_memory() -> dict[str, float]:
     """Return the GiB of the controller, and of the largest worker of each name.
 
-    `Process` is the largest worker of a role on Ray, and `sandbox` the largest of all other Python
-    processes: those of rewards and environments.
+    `Process` is that of roles on Ray, `sandbox` that of rewards and environments.
     """
     own = psutil.Process()
     found = {f"{MEMORY}controller": own.memory_info().rss / 2**30}
