@@ -54,6 +54,16 @@ def test_a_learning_rate_that_breaks_the_weights(settings: list[str], tmp_path: 
     assert f"in the run:    first not finite: {recorded['first']['where']}" in text
 
 
+def test_log_probs_that_break_before_the_update(settings: list[str], tmp_path: Path) -> None:
+    words = [*settings, *given(n=2, steps=3, lr=1e30, val=None)]
+    command.train("grpo", "before", "--inline", *words, cwd=tmp_path, code=1)
+    bundles = sorted((tmp_path / "runs/quickstart/before/broken_updates").iterdir())
+    assert any("lr" not in json.loads((each / "facts.json").read_text()) for each in bundles)
+    for bundle in bundles:
+        found = replayed(bundle, tmp_path)
+        assert found["replay"]["found"]["first"] == found["recorded"]["first"]
+
+
 def test_a_reward_that_is_too_large(settings: list[str], tmp_path: Path) -> None:
     """Without weights in the bundle, those of the checkpoint or the model with the digest serve."""
     (tmp_path / "huge.py").write_text(HUGE)

@@ -49,6 +49,8 @@ def pack(run: Run, file: Path, checkpoints: bool, force: bool) -> int:
     check_idle(run.path, run.readable_record())
     if file.exists() and not force:
         raise ConflictError(f"{file} already exists", hint="--force replaces it")
+    if not file.parent.is_dir():
+        raise UsageError(f"there is no folder {file.parent}", hint=f"mkdir -p {file.parent}")
     members = [(path, name) for path, name in _files(run.path) if name != RECORD_FILE]
     if not checkpoints:
         members = [member for member in members if not member[1].startswith("checkpoints/")]
@@ -73,8 +75,9 @@ def unpack(file: Path, root: Path, name: str | None, most_bytes: int) -> Path:
             if first is None:
                 raise tarfile.ReadError("it is empty")
             project, run, *_ = _parts(first)
-            target = root / project / (name or run)
-            check_free(root, project, target.name)
+            name = run if name is None else name
+            check_free(root, project, name)
+            target = root / project / name
             with _aside(target.parent) as aside:
                 _extract(tar, first, aside, min(most_bytes, free_space(root)))
                 record = RunRecord.read(aside / RECORD_FILE)
@@ -159,7 +162,7 @@ def _opened(path: Path, name: str, mode: Literal["r", "w"]) -> Iterator[tarfile.
     with ExitStack() as stack:
         compressed: Any = None
         if suffix == ".tar.zst":
-            require("zstandard", f"{name} needs zstandard, unlike .tar.gz", "zstd")
+            require("zstandard", f"{name} (unlike .tar.gz) needs zstandard", "zstd")
             import zstandard
 
             compressed = stack.enter_context(zstandard.open(path, f"{mode}b"))

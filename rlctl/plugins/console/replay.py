@@ -19,7 +19,7 @@ from rlctl.runs.run import Run, read_run
 from rlctl.runs.store import RunStore
 from rlctl.runs.trust import recompose_run
 from rlctl.runtime.algorithms.base import Algorithm
-from rlctl.runtime.batch import Batch, Experience, Rollouts
+from rlctl.runtime.batch import Batch, Rollouts
 from rlctl.runtime.build import build_actor, critic_spec, load_algorithm, role_plugin
 from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts
 from rlctl.runtime.cluster.pools import InlinePool
@@ -92,7 +92,7 @@ def replay(bundle: Bundle) -> dict[str, Any]:
             worker = _worker(bundle.facts["role"], readable, algorithm, pool)
             weights, fits = _load(worker, bundle)
             batch: Any = bundle.batch()
-            if isinstance(batch, Experience) or "lr" in bundle.facts:
+            if "lr" in bundle.facts:  # else the update had not begun
                 worker.update(batch, bundle.facts["lr"])
                 found = worker.pop_broken_updates()
             else:

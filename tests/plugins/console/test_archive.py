@@ -47,6 +47,11 @@ def test_an_imported_run_is_complete(run: RunDir, tmp_path: Path, ending: str):
     assert "50.0 %" in rlctl("show", "r", "--root", there, cwd=tmp_path).stdout
     taken = rlctl("runs", "import", file, "--root", there, cwd=tmp_path, code=5)
     assert "the name r-2 is free" in taken.stderr
+    for name in ("../../out", "a/../b", str(tmp_path / "out"), ""):
+        wrong = rlctl("runs", "import", file, "--root", there, "--name", name, cwd=tmp_path, code=2)
+        assert "is not a valid run name" in wrong.stderr
+    assert {path.name for path in (there / "p").glob("[!.]*")} == {"r"}
+    assert not (tmp_path / "out").exists()
     rlctl("runs", "import", file, "--root", there, "--name", "r-2", cwd=tmp_path)
     assert (there / "p" / "r-2" / "metrics.jsonl").is_file()
 
@@ -54,6 +59,8 @@ def test_an_imported_run_is_complete(run: RunDir, tmp_path: Path, ending: str):
 def test_an_export_without_checkpoints_is_small_and_replaces_no_file(run: RunDir, tmp_path: Path):
     file = tmp_path / "a.tar.gz"
     rlctl("runs", "export", "r", file, "--no-checkpoints", cwd=tmp_path)
+    lost = rlctl("runs", "export", "r", tmp_path / "no" / "a.tar.gz", cwd=tmp_path, code=2)
+    assert f"there is no folder {tmp_path / 'no'}" in lost.stderr
     with tarfile.open(file) as tar:
         names = tar.getnames()
     assert names[-1] == "p/r/run.json"

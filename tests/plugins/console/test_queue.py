@@ -68,6 +68,13 @@ def test_an_entry_that_does_not_fit_keeps_its_place(stand: Stand):
     assert choices[huge].reason.startswith("needs 2 GPUs, 0 free")
 
 
+def test_an_entry_that_can_never_start_keeps_no_other_waiting(stand: Stand):
+    never, after = stand.add("never", number=3), stand.add("after")
+    choices = {choice.entry.id: choice for choice in choose(stand.queue.entries(), [])}
+    assert choices[never].reason == "needs 3 GPUs, and this machine has 2"
+    assert choices[after].devices == ["GPU 0"]
+
+
 def test_a_gpu_that_another_process_uses_is_not_free(stand: Stand):
     entry = stand.add("a")
     (stand.here / "apps").write_text("GPU-a, 4711\n")
@@ -261,7 +268,8 @@ def test_entries_of_another_host_name_are_named(tmp_path: Path, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        (["add", "runs"], 2, "the queue runs train, sweep, resume"),
+        (["add", "runs"], 2, "the queue runs train, sweep, resume, not runs"),
+        (["add", "--cores", "9999", "train", "ppo", "--inline"], 2, "cores, not 9999"),
         (["add", "train", "ppo", "--detach"], 2, "cannot have --detach"),
         (["add", "train", "ppo", "trainer.total_step=2"], 3, "trainer.total_step"),
         (["add", "train", "ppo", "--nmae", "x"], 2, "--nmae"),

@@ -87,6 +87,7 @@ def import_verl(
         for text in imported.notes:
             notice(text)
         if output is not None:
-            notice(f"next: rlctl train {imported.verb} --recipe {output} --dry-run")
+            done = "next" if error is None else "written, with faults; when they are repaired"
+            notice(f"{done}: rlctl train {imported.verb} --recipe {output} --dry-run")
     if error is not None:
         raise error

@@ -68,7 +68,8 @@ def import_script(path: Path) -> Imported:
     try:
         shell = Shell(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise NotFoundError(f"cannot read the script: {error}", where=str(path)) from error
+        reason = getattr(error, "strerror", None) or error
+        raise NotFoundError(f"cannot read the script: {reason}", where=str(path)) from error
     module, args = _command(shell.read(), path)
     verb = "sft" if "sft" in module else "ppo"
     last = module.rpartition(".")[2]

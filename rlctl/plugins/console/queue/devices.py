@@ -34,7 +34,7 @@ class Machine:
         self.devices: dict[str, list[str]] = {}
         self.users: dict[str, str] = {}
         if "core" in kinds:
-            self.devices["core"] = [f"core {number}" for number in _own_cores()]
+            self.devices["core"] = [f"core {number}" for number in own_cores()]
             own = {entry.process.pid for entry in running if entry.process is not None}
             for pid, cores in other_runs(own):
                 self.users |= dict.fromkeys(
@@ -67,7 +67,8 @@ class Machine:
                 users |= dict.fromkeys(chosen, f"entry {entry.id}")
                 continue
             choices.append(Choice(entry, None, _reason(order.kind, wanted, free, usable, users)))
-            users |= dict.fromkeys(free, f"entry {entry.id} (before it)")
+            if wanted <= len(usable):  # else it never starts, and keeps nothing free
+                users |= dict.fromkeys(free, f"entry {entry.id} (before it)")
         return choices
 
 
@@ -88,7 +89,8 @@ def _reason(
     return f"needs {plural(wanted, kind)}, {len(free)} free: {uses}"
 
 
-def _own_cores() -> list[int]:
+def own_cores() -> list[int]:
+    """Return the numbers of the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(allowed_cores()))
@@ -106,7 +108,7 @@ def other_runs(own: Collection[int]) -> Iterator[tuple[int, list[int]]]:
         if any(word.startswith(("--dry-run", "--address")) for word in words):
             continue
         with suppress(psutil.Error):
-            get = getattr(process, "cpu_affinity", _own_cores)  # macOS has none
+            get = getattr(process, "cpu_affinity", own_cores)  # macOS has none
             yield process.pid, get()
 
 

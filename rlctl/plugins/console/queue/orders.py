@@ -19,6 +19,7 @@ from rlctl.cli import app
 from rlctl.cli.commands.train import common_settings, loggers, starting_recipe
 from rlctl.cli.train_variants import from_name
 from rlctl.errors import UsageError
+from rlctl.plugins.console.queue.devices import own_cores
 from rlctl.plugins.console.queue.entries import Order, secrets
 from rlctl.recipes import schema
 from rlctl.redaction import redact_word
@@ -48,6 +49,9 @@ class Line:
     def order(self, cores: int | None = None, now: bool = False) -> Order:
         """Return the order for this machine: GPUs as configured, or `cores`, by default all."""
         kind, number = self._devices()
+        if kind == "core" and cores is not None and cores > (present := len(own_cores())):
+            hint = f"--cores {present}, or leave it out for all"
+            raise UsageError(f"this machine has {present} cores, not {cores}", hint=hint)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         named = [f"GPU {name}" for name in (visible or "").split(",") if name]
         mine = secrets(os.environ)
@@ -87,7 +91,9 @@ def context_of(words: Sequence[str]) -> typer.Context:
     rest = list(words[1:] if words[0] == "rlctl" else words)
     if rest[:1] == [] or rest[0] not in _KINDS:
         hint = "rlctl queue add train ppo --recipe mine.yaml"
-        raise UsageError(f"the queue runs {', '.join(_KINDS)}, not {rest[0:1]}", hint=hint)
+        raise UsageError(
+            f"the queue runs {', '.join(_KINDS)}, not {' '.join(rest[:1]) or 'nothing'}", hint=hint
+        )
     command: Any = get_group(app)
     context: Any = command.make_context("rlctl", rest)
     while hasattr(command, "resolve_command"):
