@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from getpass import getuser
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,17 @@ def test_a_grid_is_an_array_of_its_runs_and_a_job_that_resumes_the_sweep(here: P
         "--state=RUNNING --batch --signal=TERM 42 42",
     ]
     assert SweepDir(sweep.path).state == "stopped"
+
+
+def test_a_submission_that_was_interrupted_cancels_its_jobs_alone(here: Path):
+    assert called(*GRID, "", cwd=here).returncode == 0
+    (here / "runs/quickstart/.slurm/mine/id").unlink()
+    assert called("stop", "mine", cwd=here).returncode == 0
+    which = f"--name=mine --user={getuser()}"
+    assert [line[-len(which) :] for line in (here / "cancelled").read_text().splitlines()] == [
+        which,
+        which,
+    ]
 
 
 def test_a_sweep_that_slurm_refuses_leaves_nothing(here: Path):

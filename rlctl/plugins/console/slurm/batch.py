@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from getpass import getuser
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,9 @@ class Job:
 
     def cancel(self) -> None:
         """Cancel what waits; what runs saves and stops."""
-        run("scancel", "--state=PENDING", *self.ids)
-        run("scancel", "--state=RUNNING", "--batch", "--signal=TERM", *self.ids)
+        which = self.ids or [f"--name={self.name}", f"--user={getuser()}"]
+        run("scancel", "--state=PENDING", *which)
+        run("scancel", "--state=RUNNING", "--batch", "--signal=TERM", *which)
         if self.is_array():
             release_sweep(self.run)
 

@@ -35,7 +35,7 @@ def main(folder: Path, task: str | None = None) -> int:
     """
     order = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     script = folder / ("job.sh" if task is None else "tasks.sh")
-    order |= {} if task is None else order["tasks"][int(task)]
+    order = order if task is None else {**order["tasks"][int(task)], "python": order["python"]}
     run = Path(order["run"])
     begun = _has_begun(run)
     is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
