@@ -104,8 +104,8 @@ class Job:
         states, texts = list[str](), Counter[str]()
         for line in done.stdout.strip().splitlines():
             state, reason, start = line.split("|")
-            when = "" if state == "RUNNING" or start == "N/A" else f", to start at {start}"
-            texts[f"{state.lower()} ({reason}{when})"] += 1
+            when = "" if start == "N/A" else f", to start at {start}"
+            texts["running" if state == "RUNNING" else f"{state.lower()} ({reason}{when})"] += 1
             states.append(state)
         each = [f"{count} {text}" if len(states) > 1 else text for text, count in texts.items()]
         return "RUNNING" if "RUNNING" in states else states[0], ", ".join(each)
