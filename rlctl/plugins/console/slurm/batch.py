@@ -255,7 +255,7 @@ def _script(job: Job, options: Mapping[str, str], task: str) -> str:
     }
     lines = [
         f"#SBATCH --{key}={shlex.quote(value)}" if value else f"#SBATCH --{key}"
-        for key, value in (ours | options).items()
+        for key, value in {**ours, **options}.items()
     ]
     python = Path(sys.executable)
     is_one = int(options.get("nodes") or 1) == 1
