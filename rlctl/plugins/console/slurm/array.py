@@ -56,7 +56,7 @@ def submit_array(job: Job, search: Search, options: Mapping[str, str]) -> None:
 
 
 def _plan(search: Search) -> SweepPlan:
-    """Return the plan of a sweep; its runs check devices, data and model where they run."""
+    """Plan a sweep, whose runs check devices, data and model themselves."""
     verb, source, overrides = search
     check_repeated(overrides)
     fixed, axes = split_axes(overrides, source)
