@@ -69,9 +69,7 @@ class Child:
         if (self.folder / RECORD_FILE).exists():
             words = ["resume", str(self.folder), *overrides]
         else:
-            record = sweep.record
-            own = [*record.fixed, *self._seeds(record), *self.trial.overrides, *overrides]
-            words = ["train", record.verb, "--recipe", record.recipe, "--name", self.name, *own]
+            words = [*self.first_words(sweep.record), *overrides]
         with sweep.log(self.name).open("ab") as log:
             # Ctrl-C reaches only the sweep, which then stops its runs.
             self.process = start_rlctl(
@@ -81,6 +79,11 @@ class Child:
                 env=os.environ | variables | cluster.environment(),
             )
         self.state, self.stop_requested_at = "running", None
+
+    def first_words(self, record: SweepRecord) -> list[str]:
+        """Return the command that starts the run."""
+        own = [*record.fixed, *self._seeds(record), *self.trial.overrides]
+        return ["train", record.verb, "--recipe", record.recipe, "--name", self.name, *own]
 
     def _seeds(self, record: SweepRecord) -> list[str]:
         """Return the seeds of sampling and of the order of the data."""

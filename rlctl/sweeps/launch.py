@@ -41,6 +41,11 @@ def start(plan: SweepPlan, view: View) -> SweepDir:
 
     `view` is called with the study and all runs after each change.
     """
+    return _run(create(plan), plan.recipe.config, plan.axes, view)
+
+
+def create(plan: SweepPlan) -> SweepDir:
+    """Create the sweep's folder with its record."""
     trainer = plan.recipe.config.trainer
     fixed = [text for text in plan.fixed if overridden_keys([text]) != {"trainer.experiment_name"}]
     record = SweepRecord(
@@ -66,8 +71,7 @@ def start(plan: SweepPlan, view: View) -> SweepDir:
         created=now(),
         process=DriverProcess.current(),
     )
-    sweep = SweepDir.create(Path(trainer.run_dir), record, trainer.run_dir_access)
-    return _run(sweep, plan.recipe.config, plan.axes, view)
+    return SweepDir.create(Path(trainer.run_dir), record, trainer.run_dir_access)
 
 
 def _command(plan: SweepPlan) -> list[str]:

@@ -24,10 +24,11 @@ from tests.recorded import called
 
 STAND_INS = {
     "sbatch": """[ ! -e {here}/refuse ] || { echo "sbatch: error: invalid partition" >&2; exit 1; }
-cp "$2" {here}/submitted; echo "PENDING|Resources|N/A" >{here}/state; echo "42;cluster" """,
+cp "$2" {here}/submitted; cp "$2" {here}/submitted-$(basename "$2")
+echo "PENDING|Resources|N/A" >{here}/state; echo "42;cluster" """,
     "squeue": """[ -e {here}/state ] || { echo "Invalid job id specified" >&2; exit 1; }
 cat {here}/state""",
-    "scancel": "echo $* >>{here}/cancelled; rm {here}/state",
+    "scancel": "echo $* >>{here}/cancelled; rm -f {here}/state",
     "scontrol": "echo $* >>{here}/requeued",
     # Python of the job: instead of rlctl it notes its words and runs until it is stopped.
     "python": """shift 3; echo "$*" >>{here}/ran
@@ -106,7 +107,8 @@ def test_watch_logs_and_stop_of_a_waiting_job(here: Path):
     assert called("logs", "mine", cwd=here).stdout == "slurmstepd: error: bad node\n"
     stopped = called("stop", "min", "--json", cwd=here)
     assert json.loads(stopped.stdout) == [{"name": "mine", "state": "cancelled"}]
-    assert (here / "cancelled").read_text() == "42\n"
+    cancelled = (here / "cancelled").read_text().splitlines()
+    assert cancelled == ["--state=PENDING 42", "--state=RUNNING --batch --signal=TERM 42"]
     done = called("logs", "mine", "-f", cwd=here)
     assert (done.returncode, done.stdout) == (0, "slurmstepd: error: bad node\n")
 

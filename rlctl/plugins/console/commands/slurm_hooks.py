@@ -48,16 +48,12 @@ def logs(run: RunName, follow: bool = False, root: Root = None) -> bool:
 
 @stop_app.command(help="")
 def stop(runs: RunNames, as_json: Json = False, root: Root = None) -> bool:
-    """Cancel jobs that wait; return True if all of the runs are such."""
+    """Cancel jobs that wait, and those of sweeps; return True if all of the runs are such."""
     from rlctl.cli.console import print_json
     from rlctl.plugins.console.slurm.batch import find
 
     jobs = [find(RunStore(root).root, run) for run in runs]
-    waiting = [
-        job
-        for job in jobs
-        if job and (state := job.state()) and state[0] in ("PENDING", "REQUEUED")
-    ]
+    waiting = [job for job in jobs if job is not None and job.can_cancel()]
     for job in waiting:
         job.cancel()
         if not as_json:

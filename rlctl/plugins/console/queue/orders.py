@@ -28,15 +28,19 @@ from rlctl.suggest import hydra_text
 
 _KINDS = ("train", "sweep", "resume")
 _LIMITS = ("max_time", "save_by", "retries")  # given again to a resumed run
+_OF_SEARCH = ("sampler", "trials", "metric", "mode", "pruner", "parallel", "seeds")
 _ELSEWHERE = ("address", "detach", "slurm", "dry_run")
 _NOT_PASSED = (*_ELSEWHERE, "as_json")
+
+Search = tuple[str, str, Sequence[str]]  # verb, recipe and overrides of a sweep
 
 
 @dataclass(frozen=True)
 class Line:
     """Checked command: its words, the folder of its run, its configuration, the number of runs.
 
-    `parallel` is that of runs at the same time, None if it is not limited.
+    `parallel` is that of runs at the same time, None if it is not limited. `search`
+    is that of a new sweep.
     """
 
     words: Sequence[str]
@@ -45,6 +49,7 @@ class Line:
     config: schema.Config
     inline: bool = False
     parallel: int | None = 1
+    search: Search | None = None
 
     def order(self, cores: int | None = None, now: bool = False) -> Order:
         """Return the order for this machine: GPUs as configured, or `cores`, by default all."""
@@ -164,7 +169,7 @@ def _started(context: Any, words: list[str], here: bool) -> Line:
     is_sweep = words[0] == "sweep"
     if is_sweep:
         settings += [
-            f"sweep.{name}={params[name]}" for name in ("parallel", "seeds") if params[name]
+            f"sweep.{name}={params[name]}" for name in _OF_SEARCH if params[name] is not None
         ]
     first = with_first_values(*split_axes(settings, source)) if is_sweep else settings
     recipe = compose(source, first)
@@ -176,11 +181,14 @@ def _started(context: Any, words: list[str], here: bool) -> Line:
         start = recipe.name.removesuffix("_trainer") + ("-sweep" if is_sweep else "")
         name = fresh_name(start)
         words.append(hydra_text("trainer.experiment_name", name))
+        settings.append(words[-1])
     check_start(recipe, name)
     folder = Path(trainer.run_dir).absolute() / trainer.project_name / name
     again = ["resume", str(folder), *words_of(context, _LIMITS)]
     parallel = recipe.config.sweep.parallel if is_sweep else 1
-    return Line(words, again, folder, recipe.config, bool(params.get("inline")), parallel)
+    inline = bool(params.get("inline"))
+    search = (verb, source, settings) if is_sweep else None
+    return Line(words, again, folder, recipe.config, inline, parallel, search)
 
 
 def _settings(verb: str, params: Any) -> tuple[str, list[str]]:

@@ -8,16 +8,22 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from getpass import getuser
 from pathlib import Path
+from typing import Any
 
 from rlctl.cli.stderr import notice
-from rlctl.errors import ConflictError, ResourceError, RlctlError, UsageError
+from rlctl.errors import ConfigError, ConflictError, ResourceError, RlctlError, UsageError
 from rlctl.plugins.console.queue.orders import Line
+from rlctl.plugins.console.slurm.job import ON_SLURM, release_sweep, runs_of
 from rlctl.recipes.durations import parse_duration
 from rlctl.runs.run import ACTIVE, read_run
 from rlctl.suggest import overridden_keys
+from rlctl.sweeps.record import SweepDir
 
 FOLDER = ".slurm"  # in that of a project; lists of runs leave it out
 OPTION = "--slurm"
@@ -51,13 +57,16 @@ wait_for "$SLURM_NNODES"
 
 @dataclass(frozen=True)
 class Job:
-    """Job of a run. Its `folder` has the script, its output, and `job.json`: what it runs."""
+    """Job of a run or sweep. Its `folder` has the script, its output, and `job.json`: what it runs.
+
+    A sweep may have an array of jobs, one per run, and this one after it.
+    """
 
     folder: Path
 
     @property
     def name(self) -> str:
-        """Name of the run."""
+        """Name of the run or sweep."""
         return self.folder.name
 
     @property
@@ -68,8 +77,13 @@ class Job:
     @property
     def id(self) -> str:
         """Number of the job; empty if the submission was interrupted."""
+        return self.ids[0] if self.ids else ""
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Numbers of the job and of its array."""
         file = self.folder / "id"
-        return file.read_text(encoding="utf-8") if file.exists() else ""
+        return file.read_text(encoding="utf-8").split() if file.exists() else []
 
     @property
     def output(self) -> Path:
@@ -77,36 +91,69 @@ class Job:
         return self.folder / "slurm.out"
 
     def state(self) -> tuple[str, str] | None:
-        """Return state and reason of the job, such as PENDING and Resources; None if it is over."""
-        which = [f"--jobs={self.id}"] if self.id else [f"--name={self.name}", "--me"]
-        done = _run("squeue", "--noheader", "--format=%T|%r|%S", *which)
+        """Return state and reason of the job, such as PENDING and Resources; None if it is over.
+
+        With an array it is RUNNING if any of the jobs is, and the reason is that of each.
+        """
+        which = [f"--jobs={','.join(self.ids)}"] if self.ids else [f"--name={self.name}", "--me"]
+        done = run("squeue", "--noheader", "--array", "--format=%T|%r|%S", *which)
         if done.returncode or not done.stdout.strip():
             if done.returncode and "Invalid job id" not in done.stderr:
                 raise ResourceError(f"squeue failed: {done.stderr.strip()}")
             return None
-        state, reason, start = done.stdout.split()[0].split("|")
-        when = "" if start == "N/A" else f", to start at {start}"
-        return state, f"{state.lower()} ({reason}{when})"
+        states, texts = list[str](), Counter[str]()
+        for line in done.stdout.strip().splitlines():
+            state, reason, start = line.split("|")
+            when = "" if start == "N/A" else f", to start at {start}"
+            texts["running" if state == "RUNNING" else f"{state.lower()} ({reason}{when})"] += 1
+            states.append(state)
+        each = [f"{count} {text}" if len(states) > 1 else text for text, count in texts.items()]
+        return "RUNNING" if "RUNNING" in states else states[0], ", ".join(each)
 
     def waiting(self) -> Iterator[str]:
         """Yield why the job waits, at each change, until its run is active or the job is over."""
         last = ""
         while (state := self.state()) is not None:
-            if (self.run / "run.json").exists() and read_run(self.run).state in ACTIVE:
+            if self.is_active():
                 return
             if state[1] != last:
                 yield state[1]
             last = state[1]
             time.sleep(_POLL_S)
-        if not (self.run / "run.json").exists():
-            tail = self.output.read_text(errors="replace") if self.output.exists() else ""
-            errors = [line for line in tail.splitlines() if line.startswith(("error: ", "slurm"))]
+        if not runs_of(self.run):
+            outputs = sorted(self.folder.glob("slurm*.out"))
+            lines = [
+                line for file in outputs for line in file.read_text(errors="replace").splitlines()
+            ]
+            errors = [line for line in lines if line.startswith(("error: ", "slurm"))]
             message = f"the job {self.id} of {self.name} ended before its run began"
             raise RlctlError(message, where=str(self.output), hint=(errors or [None])[-1])
 
+    def is_active(self) -> bool:
+        """Return True if the run, or any of the sweep, has begun and not ended."""
+        return any(read_run(folder).state in ACTIVE for folder in runs_of(self.run))
+
+    def is_array(self) -> bool:
+        """Return True if the sweep's runs are jobs, and the one after them has not begun."""
+        with suppress(ConfigError):
+            record = SweepDir(self.run).record
+            return record.state == "running" and record.process.host == ON_SLURM
+        return False
+
+    def can_cancel(self) -> bool:
+        """Return True if the job waits or is that of a sweep: the core stops runs alone."""
+        state = self.state()
+        if state is None:
+            return self.is_array()
+        return state[0] in ("PENDING", "REQUEUED") or not (self.run / "run.json").exists()
+
     def cancel(self) -> None:
-        """Cancel the job."""
-        _run("scancel", self.id)
+        """Cancel what waits; what runs saves and stops."""
+        which = self.ids or [f"--name={self.name}", f"--user={getuser()}"]
+        run("scancel", "--state=PENDING", *which)
+        run("scancel", "--state=RUNNING", "--batch", "--signal=TERM", *which)
+        if self.is_array():
+            release_sweep(self.run)
 
 
 def find(root: Path, name: str) -> Job | None:
@@ -118,21 +165,47 @@ def find(root: Path, name: str) -> Job | None:
 
 
 def submit(line: Line, spec: str) -> Job:
-    """Write the script of a run and submit it. Raises ResourceError if SLURM refuses it."""
+    """Write the script of a run or sweep and submit it; its runs are an array if `array` can.
+
+    Raises ResourceError if SLURM refuses it.
+    """
     options = parse(spec)
     job = Job(line.folder.parent / FOLDER / line.folder.name)
     if job.folder.exists() and job.state() is not None:
         raise ConflictError(f"the job {job.id} of the run {job.name} has not ended")
+    if job.is_array() and line.search is None:  # its jobs were cancelled by hand
+        release_sweep(job.run)
     nodes = int(options.get("nodes") or 1)
-    words = list(line.words)
-    if nodes > 1 and "trainer.nnodes" not in overridden_keys(words):
-        words.append(f"trainer.nnodes={nodes}")
+    is_set = nodes == 1 or "trainer.nnodes" in overridden_keys(line.words)
+    more = [] if is_set else [f"trainer.nnodes={nodes}"]
+    if line.search is not None:
+        from rlctl.plugins.console.slurm.array import submit_array, why_one_job
+
+        reason = why_one_job(line.config.sweep)
+        if reason is None:
+            verb, source, overrides = line.search
+            submit_array(job, (verb, source, [*overrides, *more]), options)
+            return job
+        notice(f"the sweep is one job, which runs its trials on its devices: {reason}")
+    order = {"words": [*line.words, *more], "again": line.again, "run": str(job.run)}
+    write_order(job, order)
+    (job.folder / "id").write_text(send(job, "job.sh", options), encoding="utf-8")
+    return job
+
+
+def write_order(job: Job, order: Mapping[str, Any]) -> None:
+    """Write what the job runs."""
     job.folder.mkdir(0o700, parents=True, exist_ok=True)
-    script = job.folder / "job.sh"
-    script.write_text(_script(job, options, nodes), encoding="utf-8")
-    order = {"words": words, "again": line.again, "run": str(job.run), "python": sys.executable}
-    (job.folder / "job.json").write_text(json.dumps(order), encoding="utf-8")
-    done = _run("sbatch", "--parsable", str(script))
+    text = json.dumps({**order, "python": sys.executable})
+    (job.folder / "job.json").write_text(text, encoding="utf-8")
+    (job.folder / "id").unlink(missing_ok=True)
+
+
+def send(job: Job, name: str, options: Mapping[str, str], task: str = "") -> str:
+    """Write the script `name` and submit it; return its number. `task` names that of an array."""
+    script = job.folder / name
+    script.write_text(_script(job, options, task), encoding="utf-8")
+    done = run("sbatch", "--parsable", str(script))
     if done.returncode:
         (job.folder / "job.json").unlink()
         raise ResourceError(
@@ -140,8 +213,7 @@ def submit(line: Line, spec: str) -> Job:
             where=str(script),
             hint=f"change {OPTION}",
         )
-    (job.folder / "id").write_text(done.stdout.strip().split(";")[0], encoding="utf-8")
-    return job
+    return done.stdout.strip().split(";")[0]
 
 
 def parse(spec: str) -> dict[str, str]:
@@ -167,12 +239,12 @@ def follow(job: Job) -> None:
     while True:
         for reason in job.waiting():
             notice(f"job {job.id}: {reason}")
-        if not (job.run / "run.json").exists() or read_run(job.run).state not in ACTIVE:
+        if not job.is_active():
             return
         watch(str(job.run))
 
 
-def _script(job: Job, options: dict[str, str], nodes: int) -> str:
+def _script(job: Job, options: Mapping[str, str], task: str) -> str:
     ours = {
         "job-name": job.name,
         "output": str(job.output),
@@ -183,14 +255,14 @@ def _script(job: Job, options: dict[str, str], nodes: int) -> str:
     }
     lines = [
         f"#SBATCH --{key}={shlex.quote(value)}" if value else f"#SBATCH --{key}"
-        for key, value in (ours | options).items()
+        for key, value in {**ours, **options}.items()
     ]
     python = Path(sys.executable)
-    ray = f"PATH={shlex.quote(str(python.parent))}:$PATH\n{_RAY}" if nodes > 1 else ""
+    is_one = int(options.get("nodes") or 1) == 1
+    ray = "" if is_one else f"PATH={shlex.quote(str(python.parent))}:$PATH\n{_RAY}"
     command = shlex.join([str(python), "-P", "-m", "rlctl.plugins.console.slurm.job"])
-    return "\n".join(
-        ["#!/bin/bash", *lines, "set -eu", f"{ray}exec {command} {shlex.quote(str(job.folder))}\n"]
-    )
+    last = f"{ray}exec {command} {shlex.quote(str(job.folder))}{task and ' '}{task}\n"
+    return "\n".join(["#!/bin/bash", *lines, "set -eu", last])
 
 
 def _lead(time_limit: str) -> int:
@@ -201,7 +273,7 @@ def _lead(time_limit: str) -> int:
     return _LEAD_S if limit is None else min(_LEAD_S, int(limit.total_seconds() // 4))
 
 
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str) -> subprocess.CompletedProcess[str]:
     """Run a command of SLURM. Raises ResourceError if it is missing or does not answer."""
     try:
         return subprocess.run(
