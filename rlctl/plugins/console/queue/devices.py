@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+
+import psutil
 
 from rlctl.cores import allowed_cores
 from rlctl.monitoring.text import plural
@@ -34,7 +35,7 @@ class Machine:
         self.devices: dict[str, list[str]] = {}
         self.users: dict[str, str] = {}
         if "core" in kinds:
-            self.devices["core"] = [f"core {number}" for number in own_cores()]
+            self.devices["core"] = [f"core {number}" for number in _cores_of(psutil.Process())]
             own = {entry.process.pid for entry in running if entry.process is not None}
             for pid, cores in other_runs(own):
                 self.users |= dict.fromkeys(
@@ -89,17 +90,14 @@ def _reason(
     return f"needs {plural(wanted, kind)}, {len(free)} free: {uses}"
 
 
-def own_cores() -> list[int]:
-    """Return the numbers of the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(allowed_cores()))
+def _cores_of(process: psutil.Process) -> list[int]:
+    """Return the numbers of the cores that a process may use; macOS restricts none."""
+    affinity = getattr(process, "cpu_affinity", None)
+    return list(range(allowed_cores())) if affinity is None else affinity()
 
 
 def other_runs(own: Collection[int]) -> Iterator[tuple[int, list[int]]]:
     """Yield process and cores of each other `rlctl train` and the like on this machine."""
-    import psutil
-
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         at = [index for index, word in enumerate(words[:5]) if word.endswith("rlctl")]
@@ -108,8 +106,7 @@ def other_runs(own: Collection[int]) -> Iterator[tuple[int, list[int]]]:
         if any(word.startswith(("--dry-run", "--address")) for word in words):
             continue
         with suppress(psutil.Error):
-            get = getattr(process, "cpu_affinity", own_cores)  # macOS has none
-            yield process.pid, get()
+            yield process.pid, _cores_of(process)
 
 
 def _nvidia_smi(query: str) -> list[list[str]]:

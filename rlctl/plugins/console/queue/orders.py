@@ -18,8 +18,8 @@ from typer.main import get_group
 from rlctl.cli import app
 from rlctl.cli.commands.train import common_settings, loggers, starting_recipe
 from rlctl.cli.train_variants import from_name
+from rlctl.cores import allowed_cores
 from rlctl.errors import UsageError
-from rlctl.plugins.console.queue.devices import own_cores
 from rlctl.plugins.console.queue.entries import Order, secrets
 from rlctl.recipes import schema
 from rlctl.redaction import redact_word
@@ -54,7 +54,7 @@ class Line:
     def order(self, cores: int | None = None, now: bool = False) -> Order:
         """Return the order for this machine: GPUs as configured, or `cores`, by default all."""
         kind, number = self._devices()
-        if kind == "core" and cores is not None and cores > (present := len(own_cores())):
+        if kind == "core" and cores is not None and cores > (present := allowed_cores()):
             hint = f"--cores {present}, or leave it out for all"
             raise UsageError(f"this machine has {present} cores, not {cores}", hint=hint)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
