@@ -1,12 +1,14 @@
 """Response tokens per second of a GRPO step of rlctl relative to TRL's.
 
     python -m venv /tmp/trl && /tmp/trl/bin/pip install -e . trl==1.16.0
-    /tmp/trl/bin/python -m benchmarks.trl [--rounds 5] [--threads 1]
+    /tmp/trl/bin/python -m benchmarks.trl [--rounds 5] [--threads 1] [--model FILE.gguf]
 
 Both train the quickstart's model in one process, without Ray and KL, and take turns: 32 prompts
 with 8 responses each, one mini-batch, one epoch. Lengths are forced, the same in both: equal (58
 tokens), then natural (lognormal with a median of 20 tokens and a longest of 256). The first round
 is a warm-up. Bars: 1.6 and 3.
+
+With `--model` both train that model on sums instead (see `benchmarks.trl_learning`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import dataclasses
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -106,22 +108,24 @@ class Turns(TrainerCallback):
 
 
 def trl_trainer(
-    plan: Plan, limits: Tensor, turns: Turns, rounds: int, folder: Path, passes: int = 1
+    plan: Plan,
+    limits: Tensor,
+    turns: TrainerCallback,
+    rounds: int,
+    folder: Path,
+    passes: int = 1,
 ) -> Any:
     """Return TRL's trainer for the model, prompts, reward and optimizer of `plan`.
 
     It divides the rows of a step into `passes`. On a GPU its passes are in bfloat16.
     """
-    datasets: Any = import_module("datasets")  # of the environment with TRL alone
-    trl: Any = import_module("trl")
     rollout = plan.config.actor_rollout_ref
     model: Any = (
         AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(rollout.model.path))
         if rollout.model.init == "random"
         else AutoModelForCausalLM.from_pretrained(rollout.model.path, dtype=torch.float32)
     )
-    on_cpu = plan.devices.kind == "cpu"
-    tokenizer = plan.tokenizer
+    padding = plan.tokenizer.pad_token_id
     generate = model.generate
 
     def forced(*arguments: Any, **options: Any) -> Any:
@@ -130,10 +134,6 @@ def trl_trainer(
         return generate(*arguments, stopping_criteria=criteria, **options)
 
     model.generate = forced
-    rows = [row for step in range(1, rounds + 1) for row in plan.loader.batch_at(step).rows]
-    data = datasets.Dataset.from_list(
-        [{"prompt": list(row.prompt), "ground_truth": row.ground_truth} for row in rows]
-    )
 
     def reward(
         completions: Any, ground_truth: Any, completion_ids: Any, **_: object
@@ -146,20 +146,49 @@ def trl_trainer(
         pairs = zip(texts, ground_truth, strict=True)
         return [score("", text, truth, method="strict")["score"] for text, truth in pairs]
 
-    optim, padding = rollout.actor.optim, tokenizer.pad_token_id
+    more = {
+        "max_completion_length": int(limits.max()),
+        # Padding ends responses and is never sampled. None would mean the model's own end.
+        "generation_kwargs": {"eos_token_id": padding, "suppress_tokens": [padding]},
+    }
+    trainer = grpo_trainer(plan, model, reward, turns, rounds, folder, passes, more)
+    trainer.eos_token_ids = [padding]  # it cuts a response at the first one
+    return trainer
+
+
+def grpo_trainer(
+    plan: Plan,
+    model: Any,
+    reward: Callable[..., list[float]],
+    turns: TrainerCallback,
+    rounds: int,
+    folder: Path,
+    passes: int,
+    more: Mapping[str, object],
+) -> Any:
+    """Return TRL's trainer of `model` for the prompts and the optimizer of `plan`."""
+    datasets: Any = import_module("datasets")  # of the environment with TRL alone
+    trl: Any = import_module("trl")
+    config = plan.config.actor_rollout_ref
+    optim = config.actor.optim
+    on_cpu = plan.devices.kind == "cpu"
+    num_rows = plan.config.data.train_batch_size * config.rollout.n
+    rows = [row for step in range(1, rounds + 1) for row in plan.loader.batch_at(step).rows]
+    data = datasets.Dataset.from_list(
+        [{"prompt": list(row.prompt), "ground_truth": row.ground_truth} for row in rows]
+    )
     settings = trl.GRPOConfig(
         output_dir=str(folder),
         use_cpu=on_cpu,
         bf16=not on_cpu,
         gradient_checkpointing=not on_cpu,
-        per_device_train_batch_size=PROMPTS * N // passes,
+        per_device_train_batch_size=num_rows // passes,
         gradient_accumulation_steps=passes,
-        num_generations=N,
-        max_completion_length=int(limits.max()),
+        num_generations=config.rollout.n,
         max_steps=rounds,
         learning_rate=optim.lr,
         weight_decay=optim.weight_decay,
-        max_grad_norm=rollout.actor.grad_clip,
+        max_grad_norm=config.actor.grad_clip,
         lr_scheduler_type="constant",
         optim="adamw_torch_fused",
         loss_type="grpo",
@@ -167,19 +196,16 @@ def trl_trainer(
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
-        # Padding ends responses and is never sampled. None would mean the model's own end.
-        generation_kwargs={"eos_token_id": padding, "suppress_tokens": [padding]},
+        **more,
     )
-    trainer = trl.GRPOTrainer(
+    return trl.GRPOTrainer(
         model,
         reward,
         settings,
         train_dataset=data,
-        processing_class=tokenizer,
+        processing_class=plan.tokenizer,
         callbacks=[turns],
     )
-    trainer.eos_token_ids = [padding]  # it cuts a response at the first one
-    return trainer
 
 
 def compare(
@@ -235,7 +261,13 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--model", help="a pretrained model: a folder or a GGUF file")
     arguments = parser.parse_args()
+    if arguments.model:
+        from benchmarks.trl_learning import learn
+
+        learn(arguments.model, arguments.rounds, arguments.threads)
+        return
     for kind in BARS:
         with tempfile.TemporaryDirectory() as folder:
             measure(kind, arguments.rounds, arguments.threads, Path(folder))
