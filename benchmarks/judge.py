@@ -26,12 +26,12 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.build import build_actor, build_reward, load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.tokenizer import tokenizer_of
-from rlctl.runtime.generation.engines import ColocatedEngines
 from rlctl.runtime.generation.generators import Generation, open_generator
+from rlctl.runtime.generation.policy_engines import ColocatedEngines
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rewards.functions import RewardSpec
-from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
+from rlctl.runtime.rewards.reward_pool import RewardPool
 from rlctl.suggest import hydra_text
 
 SLOW = """

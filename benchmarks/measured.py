@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlctl.recipes.roles import ROLLOUT
+from rlctl.recipes.role_table import ROLLOUT
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.weight_sync import WeightChannel
 from rlctl.runtime.workers.actor import ActorWorker, T

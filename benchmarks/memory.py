@@ -41,7 +41,7 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
 from rlctl.runtime.workers.actor import ActorSpec, ActorWorker
 from rlctl.runtime.workers.critic import CriticSpec, CriticWorker
-from rlctl.runtime.workers.process import Process
+from rlctl.runtime.workers.pool_process import Process
 from rlctl.tracking.metrics import to_floats
 
 MIB = 2**20

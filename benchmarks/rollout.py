@@ -117,7 +117,7 @@ def sample(engine: RolloutEngine, prompts: Ragged, limits: Tensor) -> int:
 
 def vllm_engine(model: Qwen2ForCausalLM, shared: bool) -> RolloutEngine:
     """Build a vLLM engine that shares the model's weights, or has a copy."""
-    from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+    from rlctl.runtime.rollout.vllm_engine.vllm_in_process import VLLMEngine
 
     rank_info = RankInfo(0, 1, "cpu", torch.get_num_threads(), 600.0, False, None)
     with tempfile.TemporaryDirectory() as folder:

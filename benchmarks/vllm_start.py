@@ -35,7 +35,7 @@ def start_as_rlctl(folder: str, num_threads: int) -> dict[str, float]:
     from rlctl.runtime.batch import Ragged
     from rlctl.runtime.rank_info import RankInfo
     from rlctl.runtime.rollout.engine import EngineSpec, SamplingParams
-    from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+    from rlctl.runtime.rollout.vllm_engine.vllm_in_process import VLLMEngine
 
     torch.set_num_threads(num_threads)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rlctl import plugins
-from rlctl.recipes.reference import KeyRow, key_rows, setting_rows
+from rlctl.recipes.key_reference import KeyRow, key_rows, setting_rows
 from rlctl.recipes.slots import SLOTS, Slot
 
 _HEAD = """# All keys

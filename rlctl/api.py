@@ -22,16 +22,16 @@ from rlctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rlctl.recipes.layers import Recipe
-    from rlctl.runs.compare import Comparison
     from rlctl.runs.run import Run
+    from rlctl.runs.run_comparison import Comparison
     from rlctl.runtime.evaluate import Answer
     from rlctl.runtime.launch import OnEnd
     from rlctl.runtime.planning.plan import Plan
     from rlctl.runtime.start import StartPlan
     from rlctl.runtime.training.validation import Validation
-    from rlctl.sweeps.launch import View
-    from rlctl.sweeps.record import SweepDir
     from rlctl.sweeps.results import SweepResult
+    from rlctl.sweeps.sweep_launch import View
+    from rlctl.sweeps.sweep_record import SweepDir
 
 LOG = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def train(
         run.state  # "finished"
     """
     from rlctl.recipes.unused_keys import report_unused_keys
-    from rlctl.runtime.planning.early import check_early, resumed_run
+    from rlctl.runtime.planning.early_checks import check_early, resumed_run
 
     texts = _texts(overrides, name=name, logger=logger, reward=reward)
     composed = compose(recipe, texts) if isinstance(recipe, str | Path) else recipe
@@ -214,13 +214,13 @@ def sweep(
         trials = rlctl.sweep("ppo", ["actor_rollout_ref.actor.optim.lr=1e-5,1e-4"]).trials
         trials[0].overrides, trials[0].value
     """
-    from rlctl.sweeps.plan import make_sweep_plan
     from rlctl.sweeps.results import results
+    from rlctl.sweeps.sweep_plan import make_sweep_plan
 
     plan = make_sweep_plan(verb, str(recipe), overrides)
-    from rlctl.sweeps import launch
+    from rlctl.sweeps import sweep_launch
 
-    return results(launch.start(plan, view or (lambda *_: None)))
+    return results(sweep_launch.start(plan, view or (lambda *_: None)))
 
 
 def resume_sweep(sweep: SweepDir, *, view: View | None = None) -> SweepResult:
@@ -228,10 +228,10 @@ def resume_sweep(sweep: SweepDir, *, view: View | None = None) -> SweepResult:
 
     Raises ConflictError if the sweep is running or its recipe has changed.
     """
-    from rlctl.sweeps import launch
+    from rlctl.sweeps import sweep_launch
     from rlctl.sweeps.results import results
 
-    return results(launch.resume(sweep, view or (lambda *_: None)))
+    return results(sweep_launch.resume(sweep, view or (lambda *_: None)))
 
 
 def open_run(run: str | Path = "@last", root: Path | None = None) -> Run:
@@ -277,7 +277,7 @@ def compare(
 
         rlctl.compare(["ppo-a", "ppo-b"], changed=True).settings
     """
-    from rlctl.runs.compare import compare, distinct
+    from rlctl.runs.run_comparison import compare, distinct
 
     found = distinct([_run_of(run, root) for run in runs])
     if len(found) < 2:
@@ -288,7 +288,7 @@ def compare(
 def find_run_or_sweep(selector: str, root: Path | None = None) -> Run | SweepDir:
     """Return the sweep that `selector` names, or else the run. Errors as of `open_run`."""
     from rlctl.runs.store import RunStore
-    from rlctl.sweeps.record import find_sweep, names_sweep
+    from rlctl.sweeps.sweep_record import find_sweep, names_sweep
 
     store = RunStore(root)
     if names_sweep(store.root, selector):

@@ -29,8 +29,8 @@ NAMES = (
     "rlctl.runtime.resume",
     "rlctl.runtime.rewards.gsm8k",
     "rlctl.plugins.objectives.judge",
-    "rlctl.sweeps.launch",
-    "rlctl.tracking.console",
+    "rlctl.sweeps.sweep_launch",
+    "rlctl.tracking.console_tracker",
 )
 
 for name in NAMES:

@@ -46,8 +46,8 @@ def words_of(pid: int) -> list[str]:
 def scopes_signals() -> bool:
     """Return True if a process without relation to this one cannot signal it after `restrict`."""
     code = (
-        "import os, sys\nfrom rlctl.runtime.sandbox.limits import restrict\n"
-        "from rlctl.runtime.sandbox.settings import Limits\n"
+        "import os, sys\nfrom rlctl.runtime.sandbox.process_limits import restrict\n"
+        "from rlctl.runtime.sandbox.worker_settings import Limits\n"
         "restrict(Limits())\n"
         "try: os.kill(int(sys.argv[1]), 0)\nexcept PermissionError: sys.exit(9)"
     )

@@ -22,7 +22,7 @@ from rlctl.runs.details import details
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
-from rlctl.runtime.cluster.access import check_packages
+from rlctl.runtime.cluster.ray_access import check_packages
 from rlctl.runtime.training.profile import check_profile
 from rlctl.runtime.training.stopping import Watchdog
 from tests.settings import given

@@ -36,7 +36,7 @@ def survey(kind: str) -> float | str:
 
 def main() -> None:
     """Measure the types of the command line, and write each result at once."""
-    from rlctl.runtime.rollout.vllm_engine.startup import prepare
+    from rlctl.runtime.rollout.vllm_engine.vllm_startup import prepare
 
     with tempfile.TemporaryDirectory() as folder:
         prepare(engine_spec(Path(folder), VLLM))

@@ -16,8 +16,8 @@ from benchmarks.gpu.machine import synchronize
 from benchmarks.gpu.recorder import Recorder, Settings, reason
 from benchmarks.gpu.work import rank_info
 from rlctl.recipes.compose import compose
+from rlctl.runtime.rollout.rendezvous import listen
 from rlctl.runtime.rollout.signed_store import new_secret, open_store
-from rlctl.runtime.rollout.store import listen
 from rlctl.runtime.rollout.weight_group import Broadcast, GroupAddress, WeightGroup
 from rlctl.runtime.rollout.weight_sync import WHOLE, bucket_bytes, to_buckets, whole
 

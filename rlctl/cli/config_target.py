@@ -10,9 +10,9 @@ from typing import Any
 from rlctl.cli.startup import compose_with_notices
 from rlctl.errors import NotFoundError, Problem, UsageError
 from rlctl.recipes.layers import Origin
+from rlctl.recipes.recorded_config import config_file, stored_origins
 from rlctl.recipes.search_path import find_recipe
-from rlctl.recipes.sources import read
-from rlctl.recipes.stored import config_file, stored_origins
+from rlctl.recipes.yaml_sources import read
 from rlctl.runs.store import RunStore
 
 

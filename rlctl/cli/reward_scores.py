@@ -25,8 +25,8 @@ from rlctl.monitoring.text import plural
 
 if TYPE_CHECKING:
     from rlctl.recipes.schema import Config
-    from rlctl.runtime.rewards.pool import RewardPool
-    from rlctl.runtime.rewards.report import RewardReport
+    from rlctl.runtime.rewards.reward_pool import RewardPool
+    from rlctl.runtime.rewards.reward_report import RewardReport
 
 _PART = 8192  # responses that are scored, or are in a table, at a time
 
@@ -51,7 +51,7 @@ class _Totals:
 
     def error(self, max_failed_share: float) -> RlctlError | None:
         """Return the error if all responses failed, or more than would end a run."""
-        from rlctl.runtime.rewards.report import exceeds
+        from rlctl.runtime.rewards.reward_report import exceeds
 
         failed, share = self.num_failed, max_failed_share
         if failed < self.count and not exceeds(failed, self.count, share):
@@ -256,8 +256,8 @@ def _pool(
     config: Config, sources: Sequence[str], num_processes: int
 ) -> AbstractContextManager[RewardPool]:
     """Return the pool of the reward functions; the engine of the run's own judge needs torch."""
-    from rlctl.runtime.rewards.pool import RewardPool
     from rlctl.runtime.rewards.request_limits import RequestSettings
+    from rlctl.runtime.rewards.reward_pool import RewardPool
 
     if config.reward.judge.model.path is None:
         requests = RequestSettings.from_config(config.reward, None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlctl.cli.limits import Limits
 from rlctl.cli.stderr import notice
+from rlctl.cli.time_limits import Limits
 from rlctl.errors import UsageError
 from rlctl.recipes.layers import Recipe
 from rlctl.suggest import hydra_text

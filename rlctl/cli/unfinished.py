@@ -9,7 +9,7 @@ from rlctl.tracking.summary import read_summary
 
 def resumed_from(run: RunDir) -> str | None:
     """Return the point from which `rlctl resume` continues; None if nothing is lost or left."""
-    from rlctl.runtime.checkpoint.store import CheckpointStore
+    from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
 
     figures = read_summary(run.path, writes=False).figures
     last, parent = (figures and figures.step) or 0, run.record.parent

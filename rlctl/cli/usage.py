@@ -162,7 +162,7 @@ def _recipe(given: str) -> str | None:
 def _bases(recipe: str) -> list[str]:
     """Return the names of the files on whose settings a shipped recipe builds."""
     from rlctl.recipes.search_path import library_recipes
-    from rlctl.recipes.sources import read
+    from rlctl.recipes.yaml_sources import read
 
     path = library_recipes().get(recipe)
     return [name.removesuffix("_trainer") for name in read(path).included] if path else []

@@ -65,7 +65,7 @@ def prompt_of(record: dict[str, Any], prompt_key: str) -> Any:
         value = value.get(part) if isinstance(value, dict) else None
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
-    from rlctl.data_prep.chats import chat_in
+    from rlctl.data_prep.chat_records import chat_in
 
     return chat_in(value) or value
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rlctl.data_prep.datasets import dataset, option
 from rlctl.data_prep.decoded_images import require_pillow
-from rlctl.data_prep.jsonl import Fields, rows_from_records
+from rlctl.data_prep.question_records import Fields, rows_from_records
 from rlctl.data_prep.record_files import record_files
 from rlctl.data_prep.rows import PromptRow
 from rlctl.plugins import Params

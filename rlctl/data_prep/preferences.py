@@ -17,11 +17,11 @@ from pydantic import Field
 
 from rlctl.data_prep.arithmetic import NAME as ARITHMETIC
 from rlctl.data_prep.arithmetic_pairs import arithmetic_pairs
-from rlctl.data_prep.chats import FORMS, Chat, is_chat, read_chat
+from rlctl.data_prep.chat_records import FORMS, Chat, is_chat, read_chat
 from rlctl.data_prep.datasets import Splits, dataset, option
 from rlctl.data_prep.decoded_images import require_pillow
-from rlctl.data_prep.jsonl import split_source, with_images
 from rlctl.data_prep.message_parts import shortened, with_text
+from rlctl.data_prep.question_records import split_source, with_images
 from rlctl.data_prep.record_files import name_of, record_files
 from rlctl.data_prep.records import convert, value_at
 from rlctl.data_prep.rows import PromptRow, RowSource

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rlctl.data_prep.chats import (
+from rlctl.data_prep.chat_records import (
     FORMS,
     Chat,
     chat_in,

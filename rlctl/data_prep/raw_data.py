@@ -11,12 +11,18 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from rlctl.data_prep.chats import ends_with_response, is_chat
+from rlctl.data_prep.chat_records import ends_with_response, is_chat
 from rlctl.data_prep.contract import CHATS, raise_capped, row_faults
 from rlctl.data_prep.datasets import StreamedRows
 from rlctl.data_prep.decoded_images import require_pillow
 from rlctl.data_prep.images import images_of
-from rlctl.data_prep.jsonl import Fields, labelled, row_of, rows_from_records, split_source
+from rlctl.data_prep.question_records import (
+    Fields,
+    labelled,
+    row_of,
+    rows_from_records,
+    split_source,
+)
 from rlctl.data_prep.record_files import VALIDATIONS, name_of, record_files, split_files
 from rlctl.data_prep.records import read_records
 from rlctl.data_prep.rows import PromptRow, RowSource, stream_rows

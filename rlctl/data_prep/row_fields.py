@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlctl.data_prep.chats import chat_in, is_chat, read_chat
+from rlctl.data_prep.chat_records import chat_in, is_chat, read_chat
 from rlctl.data_prep.contract import Fault
 from rlctl.data_prep.message_parts import ASSISTANT, shortened, with_text
 from rlctl.data_prep.rows import PromptRow

@@ -16,8 +16,8 @@ from rlctl.explain.entries import (
 )
 from rlctl.monitoring.rules import RULES
 from rlctl.recipes.dialects import dialects
+from rlctl.recipes.key_reference import KeyRow, key_rows, setting_rows
 from rlctl.recipes.keys import known_key, schema_keys
-from rlctl.recipes.reference import KeyRow, key_rows, setting_rows
 from rlctl.recipes.slots import SLOTS, slot_with_setting
 from rlctl.suggest import nearest, question
 

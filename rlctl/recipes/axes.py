@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes.dialects import present_name
 from rlctl.recipes.search_path import find_recipe, search_folders
-from rlctl.recipes.sources import read
+from rlctl.recipes.yaml_sources import read
 from rlctl.suggest import written
 
 

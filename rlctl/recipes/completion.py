@@ -11,10 +11,10 @@ from typing import Any
 
 from rlctl.errors import RlctlError
 from rlctl.recipes.keys import Key, schema_keys
-from rlctl.recipes.params import known_names, plugin_keys
+from rlctl.recipes.plugin_params import known_names, plugin_keys
 from rlctl.recipes.search_path import LIBRARY, library_recipes
 from rlctl.recipes.slots import Slot, slot_of, slot_with_setting
-from rlctl.recipes.sources import read
+from rlctl.recipes.yaml_sources import read
 
 
 def complete_override(incomplete: str, given: Sequence[str] = ()) -> list[str]:

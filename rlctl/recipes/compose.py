@@ -26,7 +26,7 @@ from rlctl.recipes.implied import apply_implied
 from rlctl.recipes.keys import schema_keys, without_empty_text
 from rlctl.recipes.layers import MISSING, Layers, Origin, Recipe, UnusedKey, leaves, nested
 from rlctl.recipes.overrides import parse, search_path_override, sort_overrides
-from rlctl.recipes.params import check_plugins
+from rlctl.recipes.plugin_params import check_plugins
 from rlctl.recipes.recorded import recorded, recorded_origins
 from rlctl.recipes.search_path import (
     find_recipe,
@@ -35,9 +35,9 @@ from rlctl.recipes.search_path import (
     search_folders,
 )
 from rlctl.recipes.slots import lookup
-from rlctl.recipes.sources import Source, read
 from rlctl.recipes.validate import load_config, unresolved, validate
 from rlctl.recipes.yaml_repository import YamlRepository
+from rlctl.recipes.yaml_sources import Source, read
 from rlctl.redaction import redact
 
 _MENTIONED = re.compile(r"[\w.]+")

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from rlctl.recipes.layers import Layers
-from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, REWARD_MODEL, ROLLOUT
+from rlctl.recipes.role_table import ACTOR, CRITIC, REFERENCE, REWARD_MODEL, ROLLOUT
 from rlctl.recipes.slots import lookup
 
 _ACTOR, _ROLLOUT, _REF = ACTOR.section, ROLLOUT.section, REFERENCE.section

@@ -12,7 +12,7 @@ from rlctl.recipes.dialects import Foreign, Translators
 from rlctl.recipes.keys import known_key, schema_keys, similar_keys, suggest_key
 from rlctl.recipes.schema import Config
 from rlctl.recipes.slots import lookup
-from rlctl.recipes.sources import Source
+from rlctl.recipes.yaml_sources import Source
 from rlctl.redaction import redact_word
 from rlctl.suggest import did_you_mean, override_fix
 

@@ -18,7 +18,7 @@ from rlctl.errors import ConfigError, NotFoundError
 from rlctl.files import read_record
 from rlctl.log import warn_once
 from rlctl.recipes.layers import Origin, Recipe, leaves, nested
-from rlctl.recipes.sources import read
+from rlctl.recipes.yaml_sources import read
 from rlctl.redaction import is_secret_key
 from rlctl.suggest import overridden_keys, written
 

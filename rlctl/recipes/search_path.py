@@ -13,7 +13,7 @@ from typing import Literal
 from rlctl.errors import ConfigError, NotFoundError, Problem
 from rlctl.recipes.dialects import dialects
 from rlctl.recipes.slots import lookup
-from rlctl.recipes.sources import Source, read, shown
+from rlctl.recipes.yaml_sources import Source, read, shown
 from rlctl.storage import local
 from rlctl.suggest import closest, did_you_mean
 

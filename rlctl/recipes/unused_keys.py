@@ -12,7 +12,7 @@ from rlctl import plugins
 from rlctl.errors import Problem, RlctlError, raise_problems
 from rlctl.recipes.keys import known_key
 from rlctl.recipes.layers import Origin, Recipe, UnusedKey
-from rlctl.recipes.roles import ROLES
+from rlctl.recipes.role_table import ROLES
 from rlctl.recipes.slots import SLOTS, Slot, lookup
 from rlctl.recipes.validate import load_config
 

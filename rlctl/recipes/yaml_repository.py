@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlctl.errors import ConfigError
 from rlctl.recipes.search_path import PARENT_HINT, find_part
-from rlctl.recipes.sources import Source, read, shown
+from rlctl.recipes.yaml_sources import Source, read, shown
 from rlctl.suggest import did_you_mean
 
 # Defaults lists by file, search folders and choices, with the texts of the files that they depend

@@ -20,7 +20,7 @@ from rlctl.errors import ConfigError
 from rlctl.files import read_record
 from rlctl.plugins import names
 from rlctl.recipes.layers import Recipe
-from rlctl.recipes.stored import recompose, stored_values
+from rlctl.recipes.recorded_config import recompose, stored_values
 from rlctl.redaction import redact
 from rlctl.runs.folders_elsewhere import PARTS
 from rlctl.runs.ownership import Place, own_folder

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.plugins import load, parse_params
-from rlctl.plugins.results import check_result
+from rlctl.plugins.result_check import check_result
 from rlctl.recipes import schema
-from rlctl.recipes.roles import (
+from rlctl.recipes.role_table import (
     ACTOR,
     CRITIC,
     JUDGE,
@@ -29,8 +29,8 @@ from rlctl.recipes.roles import (
 from rlctl.runtime.algorithms.base import Algorithm, Needs, RoutesRows, ValueLoss
 from rlctl.runtime.cluster.pools import Pool, Pools, W
 from rlctl.runtime.rank_info import available_cores
-from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
+from rlctl.runtime.rewards.reward_pool import RewardPool
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Actor, Critic, Reference, Reward, RewardModel, Roles
 from rlctl.runtime.rollout.sampling_params import SamplingConfig
@@ -41,7 +41,7 @@ from rlctl.runtime.workers.reference import ReferenceSpec, ReferenceWorker
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.engine_group import EngineGroup
     from rlctl.runtime.data.loader import PromptSet
-    from rlctl.runtime.generation.engines import Engines
+    from rlctl.runtime.generation.policy_engines import Engines
     from rlctl.runtime.workers.rollout import RolloutSpec
 
 LOG = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ def build_roles(
 
 def colocated_engines(config: schema.Config, actor: ActorWorker) -> Engines:
     """Return the engines in the processes of `actor`, of which each starts its own."""
-    from rlctl.runtime.generation.engines import ColocatedEngines
+    from rlctl.runtime.generation.policy_engines import ColocatedEngines
 
     size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     return ColocatedEngines(actor, actor.world_size, size)

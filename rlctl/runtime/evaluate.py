@@ -17,7 +17,7 @@ from rlctl.data_prep.sources import VALIDATION
 from rlctl.errors import ConfigError, UsageError, raise_problems
 from rlctl.recipes import schema
 from rlctl.recipes.recorded import missing_secrets
-from rlctl.recipes.roles import REWARD_LEARNER, REWARD_MODEL
+from rlctl.recipes.role_table import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Algorithm, Needs, generate
 from rlctl.runtime.algorithms.pair_metrics import pair_metrics
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
@@ -39,16 +39,16 @@ from rlctl.runtime.data.tokenizer import (
     tokenizer_of,
     with_response,
 )
-from rlctl.runtime.generation.engines import ColocatedEngines
 from rlctl.runtime.generation.generators import Generation, open_generator
+from rlctl.runtime.generation.policy_engines import ColocatedEngines
 from rlctl.runtime.planning.devices import inline_rank_info
 from rlctl.runtime.planning.evaluation import no_responses
 from rlctl.runtime.planning.image_check import check_images
 from rlctl.runtime.planning.preflight import check_model, check_vocabulary
 from rlctl.runtime.planning.unusual_values import greedy_validation, missing_generation_prompt
 from rlctl.runtime.rewards.functions import CallResult
-from rlctl.runtime.rewards.pool import RewardPool
-from rlctl.runtime.rewards.report import RewardReport
+from rlctl.runtime.rewards.reward_pool import RewardPool
+from rlctl.runtime.rewards.reward_report import RewardReport
 from rlctl.runtime.rewards.specs import scored_sources
 from rlctl.runtime.roles import RewardModel, Roles
 from rlctl.runtime.training.validation import Validation, Validator

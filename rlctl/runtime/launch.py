@@ -14,7 +14,7 @@ from rlctl.errors import DeviceMemoryError
 from rlctl.monitoring.alarms import Alarms
 from rlctl.owner import is_command
 from rlctl.recipes import schema
-from rlctl.recipes.roles import trained_role
+from rlctl.recipes.role_table import trained_role
 from rlctl.runs.record import Last, message_of, recorded_end
 from rlctl.runs.run_dir import RunDir, relaxed_umask
 from rlctl.runs.tracked import run_info
@@ -40,7 +40,7 @@ from rlctl.tracking.tracker import Event
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.health import OnLost
-    from rlctl.runtime.generation.engines import Engines
+    from rlctl.runtime.generation.policy_engines import Engines
     from rlctl.runtime.training.listeners import Listeners
 
 OnEnd = Callable[[RunDir, Last, float], object]  # run, final state, seconds of wall-clock time

@@ -10,13 +10,14 @@ from rlctl.errors import ConfigError, NotFoundError, Problem
 from rlctl.monitoring.text import counted, plural
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
-from rlctl.recipes.roles import needed_roles
-from rlctl.recipes.stored import changes
+from rlctl.recipes.recorded_config import changes
+from rlctl.recipes.role_table import needed_roles
 from rlctl.runs.idle import check_idle
 from rlctl.runs.provenance import installed_versions
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
-from rlctl.runtime.checkpoint.complete import (
+from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore, ControllerState
+from rlctl.runtime.checkpoint.complete_checkpoints import (
     check_contents,
     checkpoint_at,
     checkpoint_of,
@@ -24,8 +25,7 @@ from rlctl.runtime.checkpoint.complete import (
     latest_complete,
     refuse_pruned,
 )
-from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState
-from rlctl.runtime.planning.early import resumed_run
+from rlctl.runtime.planning.early_checks import resumed_run
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.start import StartPlan
 from rlctl.runtime.training.drift import changed_files, changed_keys, refuse_drift

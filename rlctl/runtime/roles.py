@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from torch import Tensor
 
 from rlctl.errors import InternalError, RlctlError
-from rlctl.recipes.roles import ACTOR, CRITIC, REFERENCE, REWARD_LEARNER, REWARD_MODEL, Role
+from rlctl.recipes.role_table import ACTOR, CRITIC, REFERENCE, REWARD_LEARNER, REWARD_MODEL, Role
 from rlctl.runtime.batch import LogProbs, Prompts, Ragged, Rollouts, Scores
 from rlctl.runtime.budget import OomRetry
 from rlctl.tracking.metrics import Metrics
@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 class ModelRole(Protocol):
-    """Role that holds a model; one of the table in `recipes/roles.py`."""
+    """Role that holds a model; one of the table in `recipes/role_table.py`."""
 
     def pop_oom_retries(self) -> list[OomRetry]:
         """Return the reductions of the micro-batch limit since the last call."""

@@ -11,7 +11,7 @@ from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.training.restore import ResumePoint
 
 if TYPE_CHECKING:
-    from rlctl.recipes.stored import Change
+    from rlctl.recipes.recorded_config import Change
 
 
 @dataclass(frozen=True)

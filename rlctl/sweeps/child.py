@@ -17,7 +17,7 @@ from rlctl.runs.record import RunRecord
 from rlctl.runs.run import ACTIVE, Stamp, stamp
 from rlctl.runs.run_dir import RECORD_FILE, SWEEP_VARIABLE
 from rlctl.sweeps.cluster import RayCluster
-from rlctl.sweeps.record import SweepDir, SweepRecord, Trial
+from rlctl.sweeps.sweep_record import SweepDir, SweepRecord, Trial
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 State = Literal["waiting", "running", "finished", "failed", "stopped"]

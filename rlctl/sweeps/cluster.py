@@ -13,7 +13,7 @@ from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.cluster.gpus import cluster_gpus
 from rlctl.runtime.planning.devices import Devices, pool_device, pool_sizes
 from rlctl.runtime.rank_info import default_threads, process_resources
-from rlctl.sweeps.record import SweepRecord, Trial
+from rlctl.sweeps.sweep_record import SweepRecord, Trial
 
 
 class RayCluster:

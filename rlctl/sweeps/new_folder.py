@@ -12,7 +12,7 @@ from rlctl.runs.naming import remove_abandoned, unfinished
 from rlctl.runs.ownership import register
 from rlctl.runs.process import lock_folder
 from rlctl.runs.run_dir import MODES, Access
-from rlctl.sweeps.record import RECORD_FILE, SweepDir, SweepRecord
+from rlctl.sweeps.sweep_record import RECORD_FILE, SweepDir, SweepRecord
 
 
 def create(root: Path, record: SweepRecord, access: Access) -> SweepDir:

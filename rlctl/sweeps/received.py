@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from rlctl.runs.ownership import own_folder
 from rlctl.runs.trust import is_trusted, links_to_elsewhere, refuse
-from rlctl.sweeps.record import SweepDir, SweepRecord, TrialTable
+from rlctl.sweeps.sweep_record import SweepDir, SweepRecord, TrialTable
 from rlctl.terminal import visible
 
 _MAX_SEEDS = 10_000  # each is a folder to look for

@@ -21,7 +21,7 @@ from rlctl.recipes.validate import lookup
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
 from rlctl.runs.student_t import t_quantile
-from rlctl.sweeps.record import TABLE_FILE, Outcome, SweepDir
+from rlctl.sweeps.sweep_record import TABLE_FILE, Outcome, SweepDir
 from rlctl.tracking.jsonl import METRICS_FILE, read_metrics
 
 # Keys of a run's place and name, which are not part of the experiment.

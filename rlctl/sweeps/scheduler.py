@@ -15,8 +15,8 @@ from rlctl.runs.logs import format_tails
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps.child import Child
 from rlctl.sweeps.cluster import RayCluster
-from rlctl.sweeps.record import SweepDir, Trial, TrialTable
 from rlctl.sweeps.study import Study
+from rlctl.sweeps.sweep_record import SweepDir, Trial, TrialTable
 
 POLL_S = 0.5
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from rlctl.errors import NotFoundError, RlctlError, UsageError
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
-from rlctl.sweeps.record import SweepDir, find_sweep, names_sweep
 from rlctl.sweeps.results import TrialResult, best, results
+from rlctl.sweeps.sweep_record import SweepDir, find_sweep, names_sweep
 
 
 def whole_sweep(store: RunStore, selector: str) -> SweepDir | None:

@@ -25,7 +25,7 @@ from optuna.trial import FrozenTrial, TrialState
 from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.recipes.axes import Axis
 from rlctl.recipes.schema import Sweep
-from rlctl.sweeps.record import Outcome, Trial
+from rlctl.sweeps.sweep_record import Outcome, Trial
 
 _SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     # All points of a grid are enqueued, so its sampler draws nothing.

@@ -22,10 +22,10 @@ from rlctl.runtime.rank_info import available_cores
 from rlctl.suggest import overridden_keys
 from rlctl.sweeps.child import Child
 from rlctl.sweeps.cluster import RayCluster, num_processes
-from rlctl.sweeps.plan import SweepPlan, config_digest
-from rlctl.sweeps.record import SweepDir, SweepRecord
 from rlctl.sweeps.scheduler import Scheduler, raise_if_none_finished
 from rlctl.sweeps.study import Study
+from rlctl.sweeps.sweep_plan import SweepPlan, config_digest
+from rlctl.sweeps.sweep_record import SweepDir, SweepRecord
 
 # Seconds that a run searches for a lost cluster. This process started it, so it does not come back,
 # and Ray's default is a minute.

@@ -27,7 +27,7 @@ from rlctl.recipes.layers import leaves
 from rlctl.recipes.unused_keys import report_unused_keys
 from rlctl.redaction import SECRET
 from rlctl.runs.naming import check_free
-from rlctl.runtime.planning.early import check_early
+from rlctl.runtime.planning.early_checks import check_early
 from rlctl.sweeps.study import check_axes, num_trials, points
 
 if TYPE_CHECKING:

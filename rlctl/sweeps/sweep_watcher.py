@@ -9,8 +9,8 @@ from rlctl.monitoring.alarms import Alarm
 from rlctl.runs.links import refuse_links
 from rlctl.runs.logs import POLL_S
 from rlctl.runs.run import is_run, read_run
-from rlctl.runs.watch import RunWatcher
-from rlctl.sweeps.record import Outcome, SweepDir
+from rlctl.runs.run_watcher import RunWatcher
+from rlctl.sweeps.sweep_record import Outcome, SweepDir
 
 OPEN = ("waiting", "running")  # states of a trial without a result
 

@@ -29,8 +29,8 @@ from swanlab.exceptions import AuthenticationError
 from rlctl.errors import ConfigError, MissingExtraError, ResourceError, RlctlError
 from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.destination import Destination, choices, folder, no_key
+from rlctl.tracking.logger_settings import SwanLabParams
 from rlctl.tracking.server_api import INIT_TIMEOUT_S, SwanLabRun, swanlab_problem
-from rlctl.tracking.settings import SwanLabParams
 from rlctl.tracking.shown import SampleTable, flat_config, important_first, notes
 from rlctl.tracking.swanlab_local import close, hide, rename_attempt
 from rlctl.tracking.tracker import SAMPLES, RunInfo, Sample

@@ -26,9 +26,9 @@ from rlctl.errors import ConfigError, ResourceError, RlctlError
 from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.child_processes import end_children, silent_children
 from rlctl.tracking.destination import Destination, choices, folder, no_key
+from rlctl.tracking.logger_settings import WandbParams
 from rlctl.tracking.netrc_key import netrc_key
 from rlctl.tracking.server_api import INIT_TIMEOUT_S, WandbRun, wandb_problem
-from rlctl.tracking.settings import WandbParams
 from rlctl.tracking.shown import (
     SampleTable,
     best_of,

@@ -27,8 +27,8 @@ from rlctl.runtime.build import build_actor, load_algorithm
 from rlctl.runtime.cluster.pools import InlinePool
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.data.tokenizer import tokenizer_of
-from rlctl.runtime.generation.engines import ColocatedEngines
 from rlctl.runtime.generation.generators import Generation, open_generator
+from rlctl.runtime.generation.policy_engines import ColocatedEngines
 from rlctl.runtime.generation.schedule import OnStates
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.rank_info import RankInfo

@@ -10,8 +10,8 @@ import torch
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, MissingExtraError
-from rlctl.plugins.agents.build import check_episodes
-from rlctl.plugins.agents.environments.pool import PROGRAM
+from rlctl.plugins.agents.environments.environment_pool import PROGRAM
+from rlctl.plugins.agents.episode_setup import check_episodes
 from rlctl.quickstart import real_path
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Prompts, Rollouts

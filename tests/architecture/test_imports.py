@@ -36,7 +36,7 @@ def loaded_by(statements: str) -> set[str]:
         "from rlctl.__main__ import main; main(['--help'])",
         "import rlctl; rlctl.train, rlctl.open_run, rlctl.RlctlError; import rlctl.workers",
         "from rlctl.cli import all_commands\nfor command in all_commands(): command.load()",
-        "import rlctl.runs.details, rlctl.tracking.console, rlctl.cli.startup",
+        "import rlctl.runs.details, rlctl.tracking.console_tracker, rlctl.cli.startup",
     ],
     ids=["help", "python api", "command modules", "runs and trackers"],
 )

@@ -6,12 +6,13 @@ Each exception is listed with its reason.
 import ast
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rlctl.recipes.roles import ROLES
+from rlctl.recipes.role_table import ROLES
 from tests.architecture.source import BENCHMARKS, FILES, ROOT, functions, name_of, nodes, parsed
 
 MAX_LINES_OF_A_FILE = 500
@@ -39,11 +40,11 @@ MAY_CATCH_EVERYTHING = {
     "rlctl/runtime/training/one_step_ahead.py::result_of.run": "re-raised in the waiting thread",
     "rlctl/runtime/rewards/functions.py::call_reward": "user code may raise anything: scores 0",
     "rlctl/runtime/rewards/functions.py::call_async": "user code may raise anything: scores 0",
-    "rlctl/runtime/rewards/workers.py::RewardWorkers._serve": "delivered to the callers",
-    "rlctl/runtime/sandbox/worker.py::_ending_process": "logged; status 1",
-    "rlctl/runtime/sandbox/worker.py::_Server.process": "user code: delivered to the controller",
-    "rlctl/runtime/sandbox/worker.py::_Server.process_async": "delivered to the controller",
-    "rlctl/plugins/agents/environments/host.py::EnvironmentHost.describe": "user code: no tools",
+    "rlctl/runtime/rewards/reward_workers.py::RewardWorkers._serve": "delivered to the callers",
+    "rlctl/runtime/sandbox/worker_main.py::_ending_process": "logged; status 1",
+    "rlctl/runtime/sandbox/worker_main.py::_Server.process": "user code: sent to the controller",
+    "rlctl/runtime/sandbox/worker_main.py::_Server.process_async": "delivered to the controller",
+    "rlctl/plugins/agents/environments/environment_host.py::EnvironmentHost.describe": "no tools",
     "rlctl/plugins/agents/environments/tool_calls.py::ToolCalls._execute": "user "
     "code may raise anything: the policy gets it as a message",
     "rlctl/plugins/agents/environments/mcp_tools.py::_Connection._hold": "delivered to the callers",
@@ -89,13 +90,13 @@ MAY_NAME = {
     ("rlctl/plugins/agents/environments/verl/", "verl"): "module of verl that tools import",
     ("rlctl/plugins/bridges/commands/import_verl.py", "verl"): "a command",
     **{
-        ("rlctl/recipes/roles.py", name): "name of the role, which the core looks up"
+        ("rlctl/recipes/role_table.py", name): "name of the role, which the core looks up"
         for name in ("judge", "reward_learner", "reward_model")
     },
     ("rlctl/plugins/bridges/verl/", "gdpo"): "name of a reward manager of verl",
     ("rlctl/data_prep/verifiers_rows.py", "verifiers"): "the package whose release it checks",
     **{
-        ("rlctl/plugins/bridges/verl/settings.py", name): "loss of verl's distillation"
+        ("rlctl/plugins/bridges/verl/verl_settings.py", name): "loss of verl's distillation"
         for name in ("k1", "k2", "k3", "mse", "abs", "low_var_kl")
     },
     ("rlctl/runtime/rollout/vllm_engine/", "vllm"): "the engine's folder",
@@ -201,6 +202,36 @@ def test_the_names_of_files_say_something():
     ]
 
 
+COMMAND = "a command, and the module that it runs"
+SECTION = "a section of the configuration, and the command or class that has its name"
+MOST_REPEATED_NAMES = 20
+# Files in different folders may share a name only if they play the same part there.
+MAY_REPEAT = {
+    "base": "protocol or base class of a folder",
+    "command_help": "help of a package's commands",
+    "data": SECTION,
+    "doctor": COMMAND,
+    "evaluate": COMMAND,
+    "export": COMMAND,
+    "geo3k": "a data set, and its reward",
+    "gpg": "an advantage, and its policy loss",
+    "gridworld": "an environment, and its data set",
+    "gsm8k": "a data set, and its reward",
+    "resume": COMMAND,
+    "reward": SECTION,
+    "runs": "a command, and its view",
+    "sweep": "a section, a command, and its view",
+    "trainer": SECTION,
+}
+
+
+def test_few_files_share_a_name():
+    counts = Counter(path.stem for path in FILES)
+    repeated = {name for name, count in counts.items() if count > 1} - {"__init__"}
+    assert repeated == set(MAY_REPEAT)
+    assert len(MAY_REPEAT) <= MOST_REPEATED_NAMES
+
+
 def test_nothing_is_left_to_do():
     marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
     places = [*FILES, *BENCHMARKS]
@@ -284,7 +315,7 @@ def test_role_names_are_in_one_table():
     found = [
         f"{name_of(path)}:{line} names {value!r}"
         for path in FILES
-        if name_of(path) != "rlctl/recipes/roles.py"
+        if name_of(path) != "rlctl/recipes/role_table.py"
         for value, line in literals(path)
         if value in names and (name_of(path), value) not in MAY_NAME
     ]

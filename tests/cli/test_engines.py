@@ -14,7 +14,7 @@ import pytest
 
 from rlctl.__main__ import main
 from rlctl.errors import ResourceError
-from rlctl.runs.engines import (
+from rlctl.runs.engine_requests import (
     REQUESTS,
     EngineRequest,
     EngineStatus,

@@ -16,7 +16,7 @@ import torch
 from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
-from rlctl.recipes.roles import ACTOR
+from rlctl.recipes.role_table import ACTOR
 from rlctl.redaction import SECRET, redact
 from rlctl.runs.settings import read_settings
 from rlctl.runtime.data.tokenizer import load_tokenizer

@@ -21,7 +21,7 @@ from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.plugins.console.board.serve import Listening, serve
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
-from rlctl.sweeps.record import Outcome, SweepDir, SweepRecord, Trial, TrialTable
+from rlctl.sweeps.sweep_record import Outcome, SweepDir, SweepRecord, Trial, TrialTable
 from tests.cli.json_schemas import ERROR, EXAMPLES
 from tests.cli.test_engines import ENGINES, PoolStatus, Stage
 from tests.recorded import called, exportable

@@ -12,7 +12,7 @@ import yaml
 
 from rlctl.recipes.compose import compose
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.store import CheckpointStore
+from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
 from rlctl.runtime.cluster import jobs
 from tests.recorded import called, exportable
 

@@ -20,7 +20,7 @@ from rlctl.monitoring.safe_console import SafeConsole
 from rlctl.plugins.console.label_changes import set_note
 from rlctl.runs.run_dir import RunDir
 from rlctl.terminal import visible
-from rlctl.tracking.console import ConsoleTracker
+from rlctl.tracking.console_tracker import ConsoleTracker
 from rlctl.tracking.episodes import Episode, Message, Use
 from rlctl.tracking.tracker import Sample
 from tests.recorded import record

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from rlctl.cli import limits
-from rlctl.cli.limits import Limits
+from rlctl.cli import time_limits
+from rlctl.cli.time_limits import Limits
 from rlctl.errors import UsageError
 
 
@@ -40,11 +40,11 @@ def test_a_time_of_day_after_a_change_of_the_clocks_is_that_of_its_day(
 
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
-    monkeypatch.setattr(limits, "datetime", Evening)
+    monkeypatch.setattr(time_limits, "datetime", Evening)
     try:
-        left = limits._moment("06:00") - Evening.now().astimezone()
+        left = time_limits._moment("06:00") - Evening.now().astimezone()
         words = Limits(None, "06:00", 2).words
-        assert words == ["--save-by", limits._moment("06:00").isoformat(), "--retries", "2"]
+        assert words == ["--save-by", time_limits._moment("06:00").isoformat(), "--retries", "2"]
         assert words[1].endswith(("+02:00", "+01:00"))  # the same moment in another time zone
     finally:
         monkeypatch.undo()

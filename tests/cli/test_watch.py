@@ -230,8 +230,8 @@ def test_missing_logs_are_not_found(
 
 
 def test_the_panel_restarts_when_a_run_resumes_from_an_earlier_step(tmp_path: Path) -> None:
+    from rlctl.runs.run_watcher import RunWatcher
     from rlctl.runs.store import RunStore
-    from rlctl.runs.watch import RunWatcher
 
     run = RunDir.create(tmp_path, "p", "r", "ppo")
     record(run.path, {step: {"critic/score/mean": float(step)} for step in (1, 2, 3)})

@@ -18,10 +18,10 @@ import ray
 
 from rlctl.errors import ResourceError
 from rlctl.recipes.compose import compose
-from rlctl.runtime.cluster import load
-from rlctl.runtime.cluster.load import LoadedDeadline
+from rlctl.runtime.cluster import start_deadline
 from rlctl.runtime.cluster.ray_start import DaemonEndedError, RayStart, reasons
 from rlctl.runtime.cluster.session import ray_session
+from rlctl.runtime.cluster.start_deadline import LoadedDeadline
 
 FATAL = "[2026-11-28 02:44:57,785 C 92 92] (raylet) main.cc:1: Check failed: no space for sockets"
 LOG = f"""[2026-11-28 02:44:57,700 I 92 92] (raylet) main.cc:1: Starting
@@ -117,11 +117,11 @@ def test_a_deadline_lasts_longer_for_each_process_that_waits_for_a_core(
 
 
 def test_the_load_of_the_machine_counts_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "allowed_cores", lambda: 2)
+    monkeypatch.setattr(start_deadline, "allowed_cores", lambda: 2)
     found: list[float] = []
     for average in (0.1, 2.0, 8.0, 900.0):
         monkeypatch.setattr(os, "getloadavg", lambda average=average: (average, 0.0, 0.0))
-        found.append(load.slowness())
+        found.append(start_deadline.slowness())
     assert found == [1.0, 1.0, 4.0, 10.0]
     monkeypatch.delattr(os, "getloadavg")
-    assert load.slowness() == 1.0
+    assert start_deadline.slowness() == 1.0

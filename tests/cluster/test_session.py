@@ -29,13 +29,13 @@ from ray.exceptions import ActorUnavailableError
 import rlctl.runtime
 from rlctl.errors import MissingExtraError, ResourceError, RlctlError, Terminated
 from rlctl.recipes.compose import compose
-from rlctl.runtime.cluster import access, daemons, fork_server
+from rlctl.runtime.cluster import daemons, fork_server, ray_access
 from rlctl.runtime.cluster.pool import gather
 from rlctl.runtime.cluster.session import _Local, _options, ray_session
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.rollout.store import use_interface_to
-from rlctl.runtime.workers.process import Process
+from rlctl.runtime.rollout.rendezvous import use_interface_to
+from rlctl.runtime.workers.pool_process import Process
 from tests.distributed.ranks import on_ranks, rank_info
 from tests.processes import words_of
 
@@ -150,11 +150,11 @@ def test_the_token_file_is_for_its_owner(tmp_path: Path, monkeypatch: pytest.Mon
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     token = tmp_path / ".ray" / "auth_token"
-    access.protect_token()
+    ray_access.protect_token()
     assert token.stat().st_mode & 0o777 == 0o600
     assert len(written := token.read_text()) == 64
     token.chmod(0o644)  # as Ray creates it
-    access.protect_token()
+    ray_access.protect_token()
     assert token.stat().st_mode & 0o777 == 0o600
     assert token.read_text() == written
 
@@ -289,11 +289,11 @@ def test_an_unknown_release_of_ray_starts_all_its_daemons(monkeypatch: pytest.Mo
 def test_clusters_and_dashboard_name_the_extra_that_they_need(
     setting: str, user: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "find_spec", lambda name: None if name == "grpc" else name)
+    monkeypatch.setattr(ray_access, "find_spec", lambda name: None if name == "grpc" else name)
     init = compose("ppo", [f"ray_kwargs.ray_init.{setting}"]).config.ray_kwargs.ray_init
     message = rf"{user} needs packages that are not installed: grpc\n.*\bcluster\b"
     with pytest.raises(MissingExtraError, match=message):
-        access.check_packages(init)
+        ray_access.check_packages(init)
 
 
 def test_a_cluster_that_refuses_the_connection_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,10 +334,10 @@ def test_a_cluster_that_accepts_everybody_is_refused(monkeypatch: pytest.MonkeyP
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
-        access.require_token(address)  # only this machine reaches it
-        monkeypatch.setattr(access, "is_loopback", lambda _: False)
+        ray_access.require_token(address)  # only this machine reaches it
+        monkeypatch.setattr(ray_access, "is_loopback", lambda _: False)
         with pytest.raises(ResourceError, match="requires no token") as raised:
-            access.require_token(address)
+            ray_access.require_token(address)
         assert "RAY_AUTH_MODE=token" in (raised.value.problems[0].hint or "")
     finally:
         server.stop(None).wait()
@@ -348,4 +348,4 @@ def test_a_cluster_that_accepts_everybody_is_refused(monkeypatch: pytest.MonkeyP
     [("127.0.0.1:1", True), ("[::1]:1", True), ("localhost:1", True), ("192.0.2.2:1", False)],
 )
 def test_loopback_addresses(address: str, local: bool) -> None:
-    assert access.is_loopback(address) == local
+    assert ray_access.is_loopback(address) == local

@@ -12,9 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlctl.data_prep.chats import FORMS
-from rlctl.data_prep.jsonl import Fields, JsonlParams, jsonl, rows_from_records, split_source
+from rlctl.data_prep.chat_records import FORMS
 from rlctl.data_prep.lengths import Lengths
+from rlctl.data_prep.question_records import (
+    Fields,
+    JsonlParams,
+    jsonl,
+    rows_from_records,
+    split_source,
+)
 from rlctl.data_prep.records import read_records
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, UsageError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlctl.data_prep.chats import FORMS
+from rlctl.data_prep.chat_records import FORMS
 from rlctl.data_prep.preferences import PreferencesParams, pair_of, preferences
 from rlctl.data_prep.rows import read_rows, write_rows
 from rlctl.errors import ConfigError, NotFoundError, ResourceError

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlctl.data_prep import jsonl as jsonl_module
+from rlctl.data_prep import question_records as jsonl_module
 from rlctl.data_prep import row_columns
-from rlctl.data_prep.jsonl import JsonlParams, rows_from_records
 from rlctl.data_prep.lengths import drop_overlong
+from rlctl.data_prep.question_records import JsonlParams, rows_from_records
 from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ResourceError
 

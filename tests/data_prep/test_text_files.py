@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlctl.data_prep.jsonl import JsonlParams, jsonl
 from rlctl.data_prep.preferences import PreferencesParams, preferences
+from rlctl.data_prep.question_records import JsonlParams, jsonl
 from rlctl.data_prep.records import read_records
 from rlctl.data_prep.text_files import TextForm, encoding_of, text_form
 from rlctl.errors import ConfigError, UsageError

@@ -12,7 +12,7 @@ from typing import Any
 import torch.multiprocessing as mp
 
 from rlctl.runtime.rank_info import RankInfo
-from rlctl.runtime.workers.process import Process
+from rlctl.runtime.workers.pool_process import Process
 from tests.forks import FORKS
 
 _METHOD = FORKS.get_start_method()

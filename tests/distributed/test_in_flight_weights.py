@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from rlctl.runs.engines import EngineRequest, PoolStatus, send
+from rlctl.runs.engine_requests import EngineRequest, PoolStatus, send
 from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.cluster import membership
-from rlctl.runtime.cluster.engines import Engine
+from rlctl.runtime.cluster.pool_engine import Engine
 from rlctl.runtime.generation.separate_engines import SeparateEngines
 from rlctl.runtime.roles import LostEnginesError
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses

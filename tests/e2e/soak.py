@@ -108,7 +108,7 @@ LORA = ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.actor.optim.lr
 MORTAL = """
 import os, pathlib, signal
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+from rlctl.runtime.rollout.vllm_engine.vllm_in_process import VLLMEngine
 
 def mortal(base):
     class Engine(base):

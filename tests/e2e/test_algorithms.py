@@ -14,7 +14,7 @@ from rlctl.data_prep.arithmetic import generate
 from rlctl.data_prep.rows import write_rows
 from rlctl.recipes import schema
 from rlctl.recipes.compose import compose
-from rlctl.recipes.roles import trained_role
+from rlctl.recipes.role_table import trained_role
 from rlctl.recipes.search_path import library_recipes
 from rlctl.runtime.build import load_algorithm
 from tests.e2e.command import VERBS, metrics, reproducible, rlctl, train

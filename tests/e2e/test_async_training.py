@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlctl.__main__ import main
-from rlctl.runtime.rewards.pool import Scoring
+from rlctl.runtime.rewards.reward_pool import Scoring
 from rlctl.runtime.workers.actor import ActorWorker
 from tests.e2e import command
 from tests.e2e.command import reproducible, rlctl

@@ -49,8 +49,8 @@ def test_what_a_reward_leaves_running_is_killed(settings: list[str], tmp_path: P
 
 def test_a_limit_that_the_system_refuses_is_a_note() -> None:
     code = (
-        "from rlctl.runtime.sandbox.limits import restrict\n"
-        "from rlctl.runtime.sandbox.settings import Limits\n"
+        "from rlctl.runtime.sandbox.process_limits import restrict\n"
+        "from rlctl.runtime.sandbox.worker_settings import Limits\n"
         "restrict(Limits(memory=2**30))"
     )
     command = [sys.executable, "-c", code]

@@ -11,7 +11,7 @@ from rlctl.monitoring.alarms import Alarms
 from rlctl.monitoring.rules import RULES, fall_under_rising_reward
 from rlctl.monitoring.run_summary import Row
 from rlctl.recipes.compose import base_settings
-from rlctl.tracking.console import ConsoleTracker
+from rlctl.tracking.console_tracker import ConsoleTracker
 from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
 from rlctl.tracking.jsonl import read_metrics

@@ -256,7 +256,7 @@ def check_responses(model: PreTrainedModel, prompts: Ragged) -> None:
 def test_vllm_reports_the_log_probs_of_transformers(
     model: PreTrainedModel, folder: Path, texts: tuple[Ragged, Ragged], dtype: torch.dtype
 ) -> None:
-    from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+    from rlctl.runtime.rollout.vllm_engine.vllm_in_process import VLLMEngine
 
     policy, prompts = model.to(dtype), texts[0]
     spec = engine_spec(folder, "actor_rollout_ref.rollout.name=vllm", max_length=256)

@@ -15,8 +15,8 @@ from rlctl import plugins
 from rlctl.__main__ import main
 from rlctl.recipes.completion import complete_override
 from rlctl.recipes.compose import compose
+from rlctl.recipes.key_reference import key_rows
 from rlctl.recipes.keys import schema_keys
-from rlctl.recipes.reference import key_rows
 from rlctl.recipes.search_path import library_recipes
 from rlctl.recipes.slots import SLOTS
 from rlctl.runs.run_dir import RunDir

@@ -17,7 +17,7 @@ import torch
 from rlctl.plugins import names
 from rlctl.recipes.compose import compose
 from rlctl.recipes.layers import Origin
-from rlctl.recipes.roles import needed_roles
+from rlctl.recipes.role_table import needed_roles
 from rlctl.recipes.schema import Config
 from rlctl.recipes.unused_keys import unused_keys
 from rlctl.runtime.algorithms.base import Needs

@@ -13,7 +13,7 @@ from rlctl.errors import ConfigError, UsageError
 from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.layers import Origin
 from rlctl.recipes.recorded import missing_secrets
-from rlctl.recipes.stored import changes, recompose
+from rlctl.recipes.recorded_config import changes, recompose
 from rlctl.redaction import redact
 
 SECTION = "reward.custom_reward_function.reward_kwargs"
@@ -99,7 +99,7 @@ def test_errors_have_no_secrets(wrong: str) -> None:
 
 
 def test_sweeps_name_axes_without_effect(caplog: pytest.LogCaptureFixture) -> None:
-    from rlctl.sweeps.plan import make_sweep_plan
+    from rlctl.sweeps.sweep_plan import make_sweep_plan
 
     make_sweep_plan("sft", "sft", ["algorithm.gamma=0.9,1.0"])
     assert "algorithm.gamma has no effect" in caplog.text
@@ -107,7 +107,7 @@ def test_sweeps_name_axes_without_effect(caplog: pytest.LogCaptureFixture) -> No
 
 def test_sweeps_and_jobs_refuse_literal_secrets() -> None:
     from rlctl.cli import remote_jobs
-    from rlctl.sweeps.plan import make_sweep_plan
+    from rlctl.sweeps.sweep_plan import make_sweep_plan
 
     axis = "actor_rollout_ref.actor.optim.lr=1e-5,1e-4"
     with pytest.raises(ConfigError, match="a literal secret, which a sweep cannot store") as raised:

@@ -11,7 +11,7 @@ from rlctl.plugins import load
 from rlctl.recipes.compose import Recipe, compose
 from rlctl.recipes.keys import schema_keys
 from rlctl.recipes.layers import leaves
-from rlctl.recipes.roles import (
+from rlctl.recipes.role_table import (
     ACTOR,
     CRITIC,
     REFERENCE,

@@ -10,7 +10,7 @@ import pytest
 from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.recipes.keys import schema_keys
-from rlctl.recipes.roles import ROLES
+from rlctl.recipes.role_table import ROLES
 from rlctl.recipes.unused_keys import report_unused_keys, unused_keys
 
 FILES = ("data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m")

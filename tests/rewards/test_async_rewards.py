@@ -10,8 +10,8 @@ import pytest
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import InternalError
 from rlctl.runtime.rewards.functions import RewardSpec
-from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
+from rlctl.runtime.rewards.reward_pool import RewardPool
 
 SOURCE = """
 import asyncio, os, time

@@ -13,7 +13,7 @@ import pytest
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.runtime.rewards.functions import CallResult, RewardSpec
-from rlctl.runtime.rewards.pool import RewardPool
+from rlctl.runtime.rewards.reward_pool import RewardPool
 from rlctl.runtime.sandbox import worker_process
 from tests.progress import wait_until
 

@@ -25,7 +25,7 @@ from rlctl.runtime.rewards.functions import (
     call_reward,
 )
 from rlctl.runtime.rewards.loading import load_reward
-from rlctl.runtime.rewards.pool import RewardPool
+from rlctl.runtime.rewards.reward_pool import RewardPool
 from rlctl.runtime.rewards.specs import reward_specs
 
 CALL = Call("source", "text", "truth", {"index": 3})

@@ -11,8 +11,8 @@ import pytest
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ResourceError
-from rlctl.runtime.rewards.pool import RewardPool, RewardSpec
-from rlctl.runtime.sandbox.settings import WorkerSettings
+from rlctl.runtime.rewards.reward_pool import RewardPool, RewardSpec
+from rlctl.runtime.sandbox.worker_settings import WorkerSettings
 
 SOURCE = """
 import os, sys, time

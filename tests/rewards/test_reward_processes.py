@@ -13,9 +13,9 @@ import pytest
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.runtime.rewards.functions import RewardSpec
-from rlctl.runtime.rewards.pool import RewardPool
-from rlctl.runtime.sandbox.limits import allowed_environment
-from rlctl.runtime.sandbox.settings import Limits, WorkerSettings
+from rlctl.runtime.rewards.reward_pool import RewardPool
+from rlctl.runtime.sandbox.process_limits import allowed_environment
+from rlctl.runtime.sandbox.worker_settings import Limits, WorkerSettings
 from tests.processes import run_python, scopes_signals
 from tests.progress import wait_until
 
@@ -149,7 +149,7 @@ def test_computation_after_a_call_is_ended_by_the_cpu_limit() -> None:
     """In a child, and in a thread of the process itself."""
     code = (
         "import subprocess, sys, threading, time\n"
-        "from rlctl.runtime.sandbox.limits import limit_cpu\n"
+        "from rlctl.runtime.sandbox.process_limits import limit_cpu\n"
         "limit_cpu(0)\n"
         "done = subprocess.run([sys.executable, '-c', 'while True: pass'])\n"
         "print(done.returncode, flush=True)\n"

@@ -15,7 +15,7 @@ from rlctl.runtime.rewards import geo3k
 from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.loading import load_reward
 from rlctl.runtime.rewards.math_answers import score
-from rlctl.runtime.rewards.pool import RewardPool
+from rlctl.runtime.rewards.reward_pool import RewardPool
 from rlctl.runtime.rewards.specs import code_hashes, reward_specs
 
 BASE = ("data.train_files=[t.parquet]", "actor_rollout_ref.model.path=m")

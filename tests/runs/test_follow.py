@@ -9,9 +9,9 @@ from rlctl.runs.logs import Tail
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
+from rlctl.runs.run_watcher import RunWatcher
 from rlctl.runs.stop import StopTarget, request_stop
 from rlctl.runs.store import RunStore
-from rlctl.runs.watch import RunWatcher
 
 
 def test_follow_yields_what_was_written_just_before_the_end(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from rlctl.errors import ConflictError, NotFoundError, UsageError
 from rlctl.plugins.console.commands.compare import print_comparison
 from rlctl.plugins.console.label_changes import change_tags, set_note
 from rlctl.runs import trash
-from rlctl.runs.compare import compare
 from rlctl.runs.labels import Labels, read_labels
 from rlctl.runs.listing import RunQuery, where
+from rlctl.runs.run_comparison import compare
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.store import RunStore
 from tests.recorded import called, plain_environment

@@ -19,13 +19,13 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from rlctl.errors import InternalError, RlctlError
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
-from rlctl.runtime.cluster import engine_group, engine_processes, engines, live_engines
+from rlctl.runtime.cluster import engine_group, engine_processes, live_engines, pool_engine
 from rlctl.runtime.cluster.channels import StoredWeights
 from rlctl.runtime.cluster.engine_group import EngineGroup
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
-from rlctl.runtime.cluster.engines import Engine
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import PoolSpec
+from rlctl.runtime.cluster.pool_engine import Engine
 from rlctl.runtime.generation.separate_engines import SeparateEngines
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.roles import LostEnginesError
@@ -189,7 +189,7 @@ def completed(requests: list[Request]) -> list[Completion]:
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(wait=wait, get=get, kill=lambda _: None)
-    for module in (engine_group, live_engines, engines, engine_processes):
+    for module in (engine_group, live_engines, pool_engine, engine_processes):
         monkeypatch.setattr(module, "ray", fake)
     monkeypatch.setattr(engine_group, "_PAUSE_S", 0.001)
     monkeypatch.setattr(live_engines, "gather", lambda *_: None)

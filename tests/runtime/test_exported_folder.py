@@ -25,14 +25,14 @@ from huggingface_hub import constants
 
 from rlctl.__main__ import main
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceError
-from rlctl.recipes.roles import ACTOR
+from rlctl.recipes.role_table import ACTOR
 from rlctl.runs.labels import Labels
 from rlctl.runs.run import Run, read_run
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.checkpoint.card import MAX_POINTS, model_card
-from rlctl.runtime.checkpoint.complete import policy_folder
+from rlctl.runtime.checkpoint.checkpoint_store import MANIFEST, CheckpointStore
+from rlctl.runtime.checkpoint.complete_checkpoints import policy_folder
 from rlctl.runtime.checkpoint.export import MARKER, export
-from rlctl.runtime.checkpoint.store import MANIFEST, CheckpointStore
 from tests.ports import free_port
 from tests.recorded import exportable
 from tests.small_disk import small_disk

@@ -34,9 +34,9 @@ from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
 from rlctl.runtime.rollout.vllm_engine import versions
-from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
-from rlctl.runtime.rollout.vllm_engine.startup import _quiet, engine_arguments
-from rlctl.runtime.workers.process import Process
+from rlctl.runtime.rollout.vllm_engine.vllm_in_process import VLLMEngine
+from rlctl.runtime.rollout.vllm_engine.vllm_startup import _quiet, engine_arguments
+from rlctl.runtime.workers.pool_process import Process
 from tests.models import mixture_model, tiny_model, write_tiny_model
 from tests.settings import KEYS, given
 from tests.workers import actor_of

@@ -14,8 +14,8 @@ from transformers import (
 )
 
 from rlctl.recipes.compose import compose
+from rlctl.runtime.algorithms.lr_schedule import Schedule
 from rlctl.runtime.algorithms.ppo import PPO
-from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.algorithms.sft import SFT
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.roles import Roles

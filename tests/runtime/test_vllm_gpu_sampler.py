@@ -15,7 +15,7 @@ from torch import Tensor
 from rlctl.runtime.rollout.engine import random_streams
 from rlctl.runtime.rollout.requests import Decoding, Request
 from rlctl.runtime.rollout.vllm_engine.log_probs import report_full_log_probs
-from rlctl.runtime.rollout.vllm_engine.requests import vllm_params
+from rlctl.runtime.rollout.vllm_engine.vllm_requests import vllm_params
 from tests.interpreted import interpreted
 
 pytestmark = [pytest.mark.extra("vllm"), pytest.mark.extra("triton"), pytest.mark.soak]

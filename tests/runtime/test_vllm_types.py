@@ -74,7 +74,7 @@ def generated(
     kind: str, folder: Path, shares: bool, routes: bool = False
 ) -> tuple[PreTrainedModel, Responses]:
     """Return a miniature, and responses of vLLM with its weights."""
-    from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+    from rlctl.runtime.rollout.vllm_engine.vllm_in_process import VLLMEngine
 
     model = miniature(kind, folder, **FIELDS.get(kind, {}))
     model.save_pretrained(folder)
@@ -110,7 +110,7 @@ def outcome(function: Callable[..., Any], args: tuple[Any, ...], answer: Connect
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> None:
-    from rlctl.runtime.rollout.vllm_engine.startup import prepare
+    from rlctl.runtime.rollout.vllm_engine.vllm_startup import prepare
 
     prepare(engine_spec(tmp_path_factory.mktemp("none"), VLLM))
 
@@ -193,7 +193,7 @@ def weights(hf: Any) -> Iterator[tuple[str, Tensor]]:
 
 def largest_difference_with_images(kind: str, folder: Path) -> tuple[float, list[int]]:
     """Return the largest difference of a log-prob, and how many images each call encoded."""
-    from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+    from rlctl.runtime.rollout.vllm_engine.vllm_in_process import VLLMEngine
     from rlctl.runtime.rollout.vllm_engine.weights import model_runner
 
     hf, prompts = loaded(write_vlm(kind, folder)), prompts_of(folder)

@@ -19,9 +19,9 @@ from rlctl.errors import ConfigError
 from rlctl.recipes.compose import compose
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout import shared_memory, weight_group
+from rlctl.runtime.rollout.rendezvous import listen
 from rlctl.runtime.rollout.shared_memory import SharedMemory
 from rlctl.runtime.rollout.signed_store import SignedStore, new_secret, open_store
-from rlctl.runtime.rollout.store import listen
 from rlctl.runtime.rollout.weight_group import (
     Broadcast,
     BrokenGroupError,

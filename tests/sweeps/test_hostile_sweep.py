@@ -10,9 +10,9 @@ import pytest
 
 from rlctl.errors import ConfigError
 from rlctl.runs.process import DriverProcess
-from rlctl.sweeps.launch import resume
-from rlctl.sweeps.record import SweepDir, SweepRecord
 from rlctl.sweeps.results import results
+from rlctl.sweeps.sweep_launch import resume
+from rlctl.sweeps.sweep_record import SweepDir, SweepRecord
 from tests.recorded import called
 from tests.sweeps.test_study import settings
 

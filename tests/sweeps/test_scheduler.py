@@ -15,11 +15,11 @@ from rlctl.recipes.compose import compose
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
 from rlctl.sweeps import child
-from rlctl.sweeps.launch import _first_data_seed
-from rlctl.sweeps.plan import SweepPlan
-from rlctl.sweeps.record import SweepDir, SweepRecord, Trial
 from rlctl.sweeps.results import best, overview, results, runs_of, search
 from rlctl.sweeps.scheduler import Scheduler
+from rlctl.sweeps.sweep_launch import _first_data_seed
+from rlctl.sweeps.sweep_plan import SweepPlan
+from rlctl.sweeps.sweep_record import SweepDir, SweepRecord, Trial
 from tests.sweeps.test_study import settings, study
 
 

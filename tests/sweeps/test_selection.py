@@ -14,8 +14,8 @@ from rlctl.cli.views import sweep as sweep_view
 from rlctl.cli.views import sweep_watch
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
-from rlctl.sweeps import watch
-from rlctl.sweeps.record import Outcome, SweepDir, SweepRecord, Trial, TrialTable
+from rlctl.sweeps import sweep_watcher
+from rlctl.sweeps.sweep_record import Outcome, SweepDir, SweepRecord, Trial, TrialTable
 from tests.sweeps.test_scheduler import scheduler
 from tests.sweeps.test_study import settings
 
@@ -152,7 +152,7 @@ def test_watch_follows_a_sweep_or_a_trial_to_its_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = sweep(tmp_path, "gitter", "fr")
-    monkeypatch.setattr(watch.time, "sleep", lambda _: end(made))
+    monkeypatch.setattr(sweep_watcher.time, "sleep", lambda _: end(made))
     assert main(["watch", selector, "--root", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert [line for line in seen if line not in out] == []
@@ -166,7 +166,7 @@ def test_watch_shows_the_step_of_each_trial_on_a_terminal(
     made = sweep(tmp_path, "gitter", "frw")
     console = Console(force_terminal=True, width=100, record=True)
     monkeypatch.setattr(sweep_watch, "stdout", lambda: console)
-    monkeypatch.setattr(watch.time, "sleep", lambda _: end(made))
+    monkeypatch.setattr(sweep_watcher.time, "sleep", lambda _: end(made))
     sweep_watch.watch_sweep(made, None)
     rows = [line.split() for line in console.export_text().splitlines()]
     assert ["1", "a=1", "2", "of", "4", "finished"] in rows

@@ -21,8 +21,8 @@ from rlctl.recipes.compose import compose
 from rlctl.recipes.schema import Sweep
 from rlctl.runtime.data.loader import PromptSet
 from rlctl.runtime.planning import draft
-from rlctl.sweeps.plan import make_sweep_plan
 from rlctl.sweeps.study import Study, check_axes
+from rlctl.sweeps.sweep_plan import make_sweep_plan
 
 
 def settings(**changes: Any) -> Sweep:

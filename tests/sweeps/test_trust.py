@@ -16,9 +16,9 @@ import pytest
 
 from rlctl.errors import ConfigError
 from rlctl.runs.process import DriverProcess
-from rlctl.sweeps.launch import resume
-from rlctl.sweeps.record import SweepDir, SweepRecord
 from rlctl.sweeps.results import export
+from rlctl.sweeps.sweep_launch import resume
+from rlctl.sweeps.sweep_record import SweepDir, SweepRecord
 
 
 class Composed(Exception):
@@ -30,7 +30,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepDir:
     def compose(*_: object) -> None:
         raise Composed
 
-    monkeypatch.setattr("rlctl.sweeps.launch.compose", compose)
+    monkeypatch.setattr("rlctl.sweeps.sweep_launch.compose", compose)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     record = SweepRecord(

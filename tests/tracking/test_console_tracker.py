@@ -9,7 +9,7 @@ import pexpect
 import pyte
 import pytest
 
-from rlctl.tracking.console import ConsoleTracker
+from rlctl.tracking.console_tracker import ConsoleTracker
 from tests.processes import run_python
 
 ACC = "val-core/arithmetic/acc/mean@1"
@@ -18,7 +18,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from rlctl.monitoring.alarms import Alarm
-from rlctl.tracking.console import ConsoleTracker
+from rlctl.tracking.console_tracker import ConsoleTracker
 from rlctl.tracking.tracker import RunInfo
 tracker = ConsoleTracker()
 tracker.phase("starting Ray")

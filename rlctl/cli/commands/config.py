@@ -68,7 +68,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show the composed configuration of a recipe or a run."""
-    from rlctl.recipes.reference import as_text, matching
+    from rlctl.recipes.key_reference import as_text, matching
 
     if as_yaml and as_json:
         raise UsageError("--yaml and --json exclude each other", hint="give one of them")
@@ -110,7 +110,7 @@ def why(
 ) -> None:
     """Explain a value: list all settings of the key with file and line, the effective one first."""
     from rlctl.cli.startup import announce
-    from rlctl.recipes.reference import as_text, selected_setting
+    from rlctl.recipes.key_reference import as_text, selected_setting
     from rlctl.recipes.unused_keys import unused_keys
     from rlctl.recipes.validate import lookup
 
@@ -149,7 +149,7 @@ def keys(
     as_json: Json = False,
 ) -> None:
     """List keys with type, default and help."""
-    from rlctl.recipes.reference import key_rows, matching, shipped_settings
+    from rlctl.recipes.key_reference import key_rows, matching, shipped_settings
 
     rows = {row.key.name: row for row in key_rows()}
     if any("params" in word for word in pattern or ()):
@@ -195,7 +195,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Compare two configurations: recipes, stored files or runs."""
-    from rlctl.recipes.reference import as_text
+    from rlctl.recipes.key_reference import as_text
 
     left, right = leaves(values_of(a)), leaves(values_of(b))
     names = [
@@ -240,7 +240,7 @@ def _differs(chain: Sequence[Origin]) -> bool:
 
 def _resolve(key: str, found: ConfigTarget) -> str:
     """Return the full name of `key`, which may be an unambiguous end of it."""
-    from rlctl.recipes.reference import selected_setting
+    from rlctl.recipes.key_reference import selected_setting
 
     names = leaves(found.container)
     if key in names or selected_setting(key, found.container) is not None:

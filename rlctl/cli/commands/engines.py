@@ -10,7 +10,14 @@ from rlctl.cli.console import print_json, print_table
 from rlctl.cli.options import Json, Root, RunName
 from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
-from rlctl.runs.engines import EngineRequest, attempt_folder, check_drain, pool_status, send, wait
+from rlctl.runs.engine_requests import (
+    EngineRequest,
+    attempt_folder,
+    check_drain,
+    pool_status,
+    send,
+    wait,
+)
 from rlctl.runs.run import Run
 from rlctl.runs.store import RunStore
 

@@ -98,7 +98,7 @@ def dataset_command(name: str, dataset: Dataset) -> TyperCommand:
         out = out.expanduser()
 
         def load() -> Mapping[str, RowSource]:
-            from rlctl.plugins.results import check_result
+            from rlctl.plugins.result_check import check_result
 
             splits = dataset(params)
             is_right = isinstance(splits, Mapping) and all(

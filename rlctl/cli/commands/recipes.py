@@ -35,7 +35,7 @@ Name = Annotated[
 @app.command("ls", epilog="Example: rlctl recipes ls --json")
 def list_recipes(as_json: Json = False) -> None:
     """List the shipped recipes."""
-    from rlctl.recipes.sources import read
+    from rlctl.recipes.yaml_sources import read
 
     found = [(name, read(path)) for name, path in library_recipes().items()]
     if as_json:
@@ -150,7 +150,7 @@ class _Check(NamedTuple):
 def _check_recipe(name: str, strict: bool) -> _Check:
     """Compose a recipe and load its plug-ins; data and models are not read."""
     from rlctl.recipes.compose import compose
-    from rlctl.recipes.roles import needed_roles
+    from rlctl.recipes.role_table import needed_roles
     from rlctl.recipes.slots import SLOTS
     from rlctl.recipes.unused_keys import report_unused_keys
     from rlctl.runtime.build import load_algorithm

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlctl.cli import remote
-from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
+from rlctl.cli import address_option
+from rlctl.cli.address_option import Address, Detach, Slurm
 from rlctl.cli.options import Root, Trust, overrides_argument, run_argument
-from rlctl.cli.remote import Address, Detach, Slurm
 from rlctl.cli.remote_jobs import run as run_job
 from rlctl.cli.startup import announce, until_start
 from rlctl.cli.stderr import notice
+from rlctl.cli.time_limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.errors import UsageError
 from rlctl.owner import command
 from rlctl.runs.store import RunStore
 
 if TYPE_CHECKING:
     from rlctl.runs.run import Run
-    from rlctl.sweeps.record import SweepDir
+    from rlctl.sweeps.sweep_record import SweepDir
 
 app = typer.Typer()
 
@@ -94,9 +94,9 @@ def resume(
     root: Root = None,
 ) -> None:
     """Resume from the latest complete checkpoint."""
-    if remote.launched(context, slurm, detach):
+    if address_option.launched(context, slurm, detach):
         return
-    remote.check_options(address, inline or False)
+    address_option.check_options(address, inline or False)
     announce("checking the run")
     from rlctl import api
     from rlctl.runs.run import Run

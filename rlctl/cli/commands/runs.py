@@ -168,7 +168,7 @@ def show(
     from rlctl.cli.views.samples import print_samples
     from rlctl.cli.views.sweep import show_sweep
     from rlctl.runs import details
-    from rlctl.sweeps.record import SweepDir
+    from rlctl.sweeps.sweep_record import SweepDir
     from rlctl.tracking.jsonl import TRAINED, VALIDATED
 
     found = find_run_or_sweep(run, root)
@@ -192,7 +192,7 @@ def show(
 def sweeps(root: Root = None, form: Format = "table", as_json: Json = False) -> None:
     """List the sweeps, newest first."""
     from rlctl.cli.views import sweep as sweep_view
-    from rlctl.sweeps import record, results
+    from rlctl.sweeps import results, sweep_record
 
-    found = [results.overview(sweep) for sweep in record.sweeps(root or DEFAULT_ROOT)]
+    found = [results.overview(sweep) for sweep in sweep_record.sweeps(root or DEFAULT_ROOT)]
     print_json(found) if as_json or form == "json" else sweep_view.print_sweeps(found)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from rlctl.cli import remote
+from rlctl.cli import address_option
+from rlctl.cli.address_option import Address, Detach, Slurm
 from rlctl.cli.commands.train import (
     Logger,
     RecipeOption,
@@ -19,7 +20,6 @@ from rlctl.cli.commands.train import (
 )
 from rlctl.cli.console import print_json
 from rlctl.cli.options import DryRunJson, Json, Root, overrides_argument
-from rlctl.cli.remote import Address, Detach, Slurm
 from rlctl.cli.startup import announce
 from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
@@ -157,9 +157,9 @@ def _add(verb: str, help: str) -> None:
             parallel=parallel,
             seeds=seeds,
         )
-        if remote.launched(context, slurm, detach):
+        if address_option.launched(context, slurm, detach):
             return
-        remote.check_options(address, dry_run or as_json)
+        address_option.check_options(address, dry_run or as_json)
         announce("checking the configuration")
         source = starting_recipe(verb, overrides or [], recipe)
         settings = [*common_settings(overrides, name), *loggers(logger), *options]
@@ -199,7 +199,7 @@ def best(
     """Show the best trial of a sweep, or export it as a recipe."""
     from rlctl.cli.views import sweep as sweep_view
     from rlctl.sweeps import results
-    from rlctl.sweeps.record import find_sweep
+    from rlctl.sweeps.sweep_record import find_sweep
 
     found = find_sweep(root or DEFAULT_ROOT, sweep)
     winner = results.best(found)
@@ -216,7 +216,7 @@ def _options(**given: Any) -> list[str]:
 
 def _sweep(verb: str, source: str, settings: list[str], dry_run: bool, as_json: bool) -> None:
     from rlctl.cli.views import sweep as sweep_view
-    from rlctl.sweeps.plan import make_sweep_plan
+    from rlctl.sweeps.sweep_plan import make_sweep_plan
 
     if as_json and not dry_run:
         raise UsageError(

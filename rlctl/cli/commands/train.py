@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlctl.cli import complete, remote
-from rlctl.cli.limits import Limits, MaxTime, Retries, SaveBy
+from rlctl.cli import address_option, complete
+from rlctl.cli.address_option import Address, Detach, Slurm
 from rlctl.cli.options import (
     RUNS_VARIABLE,
     DryRunJson,
@@ -16,9 +16,9 @@ from rlctl.cli.options import (
     overrides_argument,
     recipe_option,
 )
-from rlctl.cli.remote import Address, Detach, Slurm
 from rlctl.cli.startup import announce, compose_with_notices, problems_as_json, until_start
 from rlctl.cli.stderr import notice
+from rlctl.cli.time_limits import Limits, MaxTime, Retries, SaveBy
 from rlctl.errors import UsageError
 from rlctl.recipes.search_path import MODEL, Verb, verbs
 from rlctl.suggest import hydra_text, overridden_keys
@@ -128,9 +128,9 @@ def _add(verb: str, facts: Verb) -> None:
                 "--json needs --dry-run",
                 hint="a run writes its metrics to metrics.jsonl in its folder",
             )
-        if remote.launched(context, slurm, detach):
+        if address_option.launched(context, slurm, detach):
             return
-        remote.check_options(address, inline or dry_run or as_json)
+        address_option.check_options(address, inline or dry_run or as_json)
         announce("checking the configuration")
         if config_path is not None or config_name is not None:
             from rlctl.cli.train_variants import from_name
@@ -215,7 +215,7 @@ def _train(
         from rlctl import api
 
         if dry_run:
-            from rlctl.cli.views import dry_run as report
+            from rlctl.cli.views import dry_run_report as report
 
             report.show(recipe, inline=inline, strict=strict, as_json=as_json)
         else:

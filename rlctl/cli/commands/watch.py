@@ -19,7 +19,7 @@ from rlctl.runs.store import RunStore
 from rlctl.terminal import visible
 
 if TYPE_CHECKING:
-    from rlctl.sweeps.record import SweepDir
+    from rlctl.sweeps.sweep_record import SweepDir
 
 
 app = typer.Typer()
@@ -57,9 +57,9 @@ def watch(run: RunName, root: Root = None) -> None:
     Shows a live panel on a terminal, else one line per step. Ctrl-C does not stop the run.
     """
     from rlctl.cli.views.sweep_watch import watch_sweep
-    from rlctl.runs.watch import RunWatcher
+    from rlctl.runs.run_watcher import RunWatcher
     from rlctl.sweeps.selection import find_watched
-    from rlctl.tracking.console import is_terminal, live_display
+    from rlctl.tracking.console_tracker import is_terminal, live_display
 
     found = find_watched(RunStore(root), run)
     if not isinstance(found, Run):
@@ -196,7 +196,7 @@ def stop(
 
 
 def _stop_target(target: Run | SweepDir) -> StopTarget:
-    from rlctl.sweeps.record import SweepDir
+    from rlctl.sweeps.sweep_record import SweepDir
 
     if not isinstance(target, SweepDir):
         return run_target(target)

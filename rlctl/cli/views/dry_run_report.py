@@ -25,7 +25,7 @@ def show(
     start: str = "the same command without --dry-run",
 ) -> None:
     """Print the report; `start` starts the run. Raises all problems at once."""
-    from rlctl.runtime.planning.early import check_early
+    from rlctl.runtime.planning.early_checks import check_early
 
     check_early(recipe)
     from rlctl.runtime.planning.dry_run import dry_run
@@ -55,7 +55,7 @@ def _print(report: DryRun) -> None:
 
 
 def _print_changes(report: DryRun) -> None:
-    from rlctl.recipes.reference import as_text
+    from rlctl.recipes.key_reference import as_text
 
     _heading(f"Changed by {report.recipe} and the command line")
     rows = [(change.key, as_text(change.value), place(change.where)) for change in report.changed]

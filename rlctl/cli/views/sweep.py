@@ -19,11 +19,11 @@ from rlctl.monitoring.text import format_resources, plural, sparkline
 
 if TYPE_CHECKING:
     from rlctl.sweeps.child import Child
-    from rlctl.sweeps.launch import View
-    from rlctl.sweeps.plan import SweepPlan
-    from rlctl.sweeps.record import Outcome, SweepDir
     from rlctl.sweeps.results import TrialResult
     from rlctl.sweeps.study import Study
+    from rlctl.sweeps.sweep_launch import View
+    from rlctl.sweeps.sweep_plan import SweepPlan
+    from rlctl.sweeps.sweep_record import Outcome, SweepDir
 
 log = logging.getLogger(__name__)
 

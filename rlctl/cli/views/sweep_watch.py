@@ -9,8 +9,8 @@ from rich.table import Table
 from rlctl.cli.console import stdout
 from rlctl.cli.stderr import notice
 from rlctl.cli.views.sweep import trials_table
-from rlctl.sweeps.record import SweepDir
-from rlctl.sweeps.watch import SweepWatcher
+from rlctl.sweeps.sweep_record import SweepDir
+from rlctl.sweeps.sweep_watcher import SweepWatcher
 from rlctl.terminal import visible
 
 

@@ -19,7 +19,7 @@ from rlctl.data_prep.images import images_in, with_parts
 from rlctl.data_prep.message_parts import text_of
 from rlctl.errors import ConfigError
 from rlctl.plugins.agents.chat_bridge import ChatBridge
-from rlctl.plugins.agents.environments.pool import (
+from rlctl.plugins.agents.environments.environment_pool import (
     EnvironmentFailed,
     EnvironmentPool,
     RemoteEnvironment,
@@ -28,7 +28,7 @@ from rlctl.plugins.agents.environments.protocol import Row, Step
 from rlctl.plugins.agents.environments.scripted import opening
 from rlctl.plugins.agents.parsers.base import ToolParser
 from rlctl.plugins.agents.tokens import Tokens
-from rlctl.plugins.results import check_result
+from rlctl.plugins.result_check import check_result
 from rlctl.recipes import schema
 from rlctl.runtime.generation.schedule import Schedule
 from rlctl.runtime.rollout.engine import random_stream

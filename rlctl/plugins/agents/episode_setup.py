@@ -15,12 +15,12 @@ from rlctl.data_prep.images import with_parts
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.plugins.agents.chat_bridge import ChatBridge
-from rlctl.plugins.agents.environments.pool import EnvironmentFailed, EnvironmentPool
+from rlctl.plugins.agents.environments.environment_pool import EnvironmentFailed, EnvironmentPool
 from rlctl.plugins.agents.environments.scripted import opening
 from rlctl.plugins.agents.episode import EpisodeSettings
 from rlctl.plugins.agents.template_check import TOOL, USER, check_chat_template
 from rlctl.recipes import schema
-from rlctl.runtime.batch.images import processor_of
+from rlctl.runtime.batch.image_processor import processor_of
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.tokenizer import stop_token_ids
 from rlctl.runtime.rank_info import RankInfo

@@ -19,7 +19,6 @@ from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.plugins import Unused
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.rollout.adapters import MERGES
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
     Responses,
@@ -31,6 +30,7 @@ from rlctl.runtime.rollout.engine import (
 from rlctl.runtime.rollout.http_server import HttpServer
 from rlctl.runtime.rollout.requests import Completion, Request
 from rlctl.runtime.rollout.sampling_params import rows_at_a_time
+from rlctl.runtime.rollout.sync_contents import MERGES
 
 ENGINE_KWARGS = "actor_rollout_ref.rollout.engine_kwargs"
 

@@ -33,8 +33,8 @@ from rlctl.errors import ConfigError, MissingExtraError, ResourceError
 from rlctl.monitoring.alarms import Alarm
 from rlctl.plugins.bridges.reachable import reachable
 from rlctl.tracking.destination import Destination
+from rlctl.tracking.logger_settings import MlflowParams
 from rlctl.tracking.server_api import mlflow_problem
-from rlctl.tracking.settings import MlflowParams
 from rlctl.tracking.shown import SampleTable, leaves, link, notes
 from rlctl.tracking.tracker import SAMPLES, RunInfo, Sample
 

@@ -27,7 +27,7 @@ from tensorboardX.summary import hparams, scalar, text
 
 from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.destination import Destination
-from rlctl.tracking.settings import TensorBoardParams
+from rlctl.tracking.logger_settings import TensorBoardParams
 from rlctl.tracking.shown import SampleTable, changed_keys, flat_config, link
 from rlctl.tracking.tracker import RunInfo, Sample
 

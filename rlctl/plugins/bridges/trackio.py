@@ -19,7 +19,7 @@ from trackio.sqlite_storage import SQLiteStorage
 
 from rlctl.monitoring.alarms import Alarm
 from rlctl.tracking.destination import Destination, folder
-from rlctl.tracking.settings import TrackioParams
+from rlctl.tracking.logger_settings import TrackioParams
 from rlctl.tracking.shown import SampleTable, flat_config, link
 from rlctl.tracking.tracker import RunInfo, Sample
 

@@ -27,8 +27,8 @@ from rlctl.recipes import schema
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.http_server import HttpServer, LostServerError
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request
-from rlctl.runtime.rollout.vllm_engine.requests import vllm_arguments
 from rlctl.runtime.rollout.vllm_engine.versions import unlike_transformers
+from rlctl.runtime.rollout.vllm_engine.vllm_requests import vllm_arguments
 from rlctl.runtime.rollout.weight_group import GroupAddress
 
 _EXTENSION = "rlctl.plugins.bridges.vllm_server_extension.WeightReceiver"

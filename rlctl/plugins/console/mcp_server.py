@@ -28,7 +28,7 @@ from rlctl.runs.naming import fresh_name
 from rlctl.runs.stop import request_stop, run_target
 from rlctl.runs.store import RunStore
 from rlctl.sweeps import results
-from rlctl.sweeps.record import SweepDir, sweeps
+from rlctl.sweeps.sweep_record import SweepDir, sweeps
 from rlctl.tracking.jsonl import TRAINED, VALIDATED
 
 if TYPE_CHECKING:

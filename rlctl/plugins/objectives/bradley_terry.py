@@ -21,10 +21,10 @@ from rlctl.data_prep.row_fields import RowField
 from rlctl.plugins import Params
 from rlctl.plugins.objectives.pair_losses import PairRows
 from rlctl.recipes import schema
-from rlctl.recipes.roles import REWARD_LEARNER, REWARD_MODEL
+from rlctl.recipes.role_table import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Loss, Needs
+from rlctl.runtime.algorithms.lr_schedule import Schedule
 from rlctl.runtime.algorithms.pair_metrics import moments, pair_metrics
-from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.batch import Prompts, Rollouts, Scored
 from rlctl.runtime.data.conversations import MARGIN, Pairs, pair_fields
 from rlctl.runtime.roles import Roles

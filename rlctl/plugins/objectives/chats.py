@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rlctl.data_prep.chats import ASSISTANT, is_chat, read_chat, shortened
+from rlctl.data_prep.chat_records import ASSISTANT, is_chat, read_chat, shortened
 from rlctl.data_prep.message_parts import PLACEHOLDER, text_of
 from rlctl.data_prep.records import convert
 from rlctl.data_prep.rows import PromptRow

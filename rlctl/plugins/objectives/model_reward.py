@@ -14,9 +14,9 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from rlctl.data_prep.message_parts import ASSISTANT
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
-from rlctl.recipes.roles import REWARD_MODEL
+from rlctl.recipes.role_table import REWARD_MODEL
 from rlctl.runtime.batch import Rollouts, Scores
-from rlctl.runtime.batch.images import Images
+from rlctl.runtime.batch.image_processor import Images
 from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.data.tokenizer import Chat, with_response
 from rlctl.runtime.model.reward_model import MEAN, STD

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlctl.recipes import schema
-from rlctl.recipes.roles import REWARD_LEARNER, REWARD_MODEL
+from rlctl.recipes.role_table import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import Loss, ScoreLoss
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.budget import Budget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from rlctl.recipes.roles import REWARD_LEARNER, REWARD_MODEL
+from rlctl.recipes.role_table import REWARD_LEARNER, REWARD_MODEL
 from rlctl.runtime.algorithms.base import ScoreLoss
 
 if TYPE_CHECKING:

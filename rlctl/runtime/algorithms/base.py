@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rlctl.data_prep.rows import PromptRow
 from rlctl.plugins import Params
-from rlctl.plugins.results import check_result
+from rlctl.plugins.result_check import check_result
 from rlctl.recipes import schema
-from rlctl.runtime.algorithms.schedule import Schedule
+from rlctl.runtime.algorithms.lr_schedule import Schedule
 from rlctl.runtime.batch import Experience, Prompts, Rollouts, Scored
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.ops import ceil_div

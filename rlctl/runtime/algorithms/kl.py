@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rlctl import plugins
-from rlctl.plugins.results import check_result
+from rlctl.plugins.result_check import check_result
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Stateless
 

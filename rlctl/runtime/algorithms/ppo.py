@@ -40,6 +40,7 @@ from rlctl.runtime.algorithms.kl import (
     load_kl_estimator,
     make_kl_controller,
 )
+from rlctl.runtime.algorithms.lr_schedule import Schedule
 from rlctl.runtime.algorithms.old_log_probs import (
     PassBefore,
     PolicyUpdate,
@@ -54,7 +55,6 @@ from rlctl.runtime.algorithms.policy_losses.base import (
     load_policy_loss,
 )
 from rlctl.runtime.algorithms.ppo_checks import check_settings
-from rlctl.runtime.algorithms.schedule import Schedule
 from rlctl.runtime.algorithms.stats import entropy_metric, experience_metrics, spread
 from rlctl.runtime.algorithms.token_rewards import overlong_penalty, penalise_kl, score_at_end
 from rlctl.runtime.algorithms.value_loss import value_loss

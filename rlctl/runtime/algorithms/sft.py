@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.row_fields import RowField, read_text
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import AGGREGATION_KEYS, PPO_KEYS, Loss, Needs, Stateless
-from rlctl.runtime.algorithms.schedule import Schedule
+from rlctl.runtime.algorithms.lr_schedule import Schedule
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts, Scored
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.causal_lm import PolicyOutputs

@@ -27,7 +27,7 @@ from rlctl.monitoring.run_summary import (
     primary_metric,
 )
 from rlctl.monitoring.text import percent_or_number
-from rlctl.recipes.roles import ACTOR, Role
+from rlctl.recipes.role_table import ACTOR, Role
 from rlctl.redaction import redact, redact_value, redact_word
 from rlctl.runs.details import changed_settings
 from rlctl.runs.run import Run

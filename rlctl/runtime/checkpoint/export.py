@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, ResourceError
 from rlctl.files import apply_umask, replacing, step_of
-from rlctl.recipes.roles import ACTOR, REWARD_LEARNER, Role
+from rlctl.recipes.role_table import ACTOR, REWARD_LEARNER, Role
 from rlctl.runs.run import Run
 from rlctl.runtime.checkpoint.card import CARD, Kind, model_card
-from rlctl.runtime.checkpoint.complete import checkpoint_of, damage
-from rlctl.runtime.checkpoint.store import MANIFEST, CheckpointStore, ControllerState
+from rlctl.runtime.checkpoint.checkpoint_store import MANIFEST, CheckpointStore, ControllerState
+from rlctl.runtime.checkpoint.complete_checkpoints import checkpoint_of, damage
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.model.adapter_names import merged_parameters
 from rlctl.runtime.model.lora import add_adapters

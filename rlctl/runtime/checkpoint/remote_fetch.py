@@ -12,9 +12,9 @@ from rlctl.files import replacing, step_name
 from rlctl.runs.naming import check_free
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import MODES, RECORD_FILE
-from rlctl.runtime.checkpoint.complete import damage
+from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
+from rlctl.runtime.checkpoint.complete_checkpoints import damage
 from rlctl.runtime.checkpoint.remote_copy import CHECKPOINTS, remote_record, remote_steps
-from rlctl.runtime.checkpoint.store import CheckpointStore
 from rlctl.storage import remote as storage
 
 LOG = logging.getLogger(__name__)

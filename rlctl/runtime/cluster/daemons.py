@@ -13,7 +13,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from rlctl.runtime.cluster.load import LoadedDeadline
+from rlctl.runtime.cluster.start_deadline import LoadedDeadline
 
 _POLL_S = 0.1
 _NEWEST_RAY = (2, 60)  # tested with these private names

@@ -9,10 +9,10 @@ from dataclasses import replace
 import ray
 
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
-from rlctl.runtime.cluster.engines import OpenTurn, failure_reason, place
 from rlctl.runtime.cluster.live_engines import LiveEngines
 from rlctl.runtime.cluster.membership import Membership
 from rlctl.runtime.cluster.pool import PoolSpec
+from rlctl.runtime.cluster.pool_engine import OpenTurn, failure_reason, place
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event

@@ -14,9 +14,8 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-from rlctl.recipes.roles import ROLLOUT
+from rlctl.recipes.role_table import ROLLOUT
 from rlctl.runs.logs import format_tails
-from rlctl.runtime.cluster.engines import Engine
 from rlctl.runtime.cluster.pool import (
     PoolSpec,
     nodes_of,
@@ -24,9 +23,10 @@ from rlctl.runtime.cluster.pool import (
     request_group,
     wait_for_groups,
 )
+from rlctl.runtime.cluster.pool_engine import Engine
 from rlctl.runtime.rollout.weight_group import GroupAddress
 from rlctl.runtime.rollout.weight_sync import Bucket
-from rlctl.runtime.workers.process import Process
+from rlctl.runtime.workers.pool_process import Process
 from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 
 _LOG = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from functools import cache
 import torch
 
 from rlctl.recipes import schema
-from rlctl.runtime.cluster.access import is_loopback
 from rlctl.runtime.cluster.address import address_of
 from rlctl.runtime.cluster.nvidia import visible_gpus
+from rlctl.runtime.cluster.ray_access import is_loopback
 
 _TYPE = "accelerator_type:"  # prefix of the resource with which Ray names a node's GPUs
 

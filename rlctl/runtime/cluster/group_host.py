@@ -11,9 +11,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from rlctl.runtime.cluster.engines import Engine
+from rlctl.runtime.cluster.pool_engine import Engine
+from rlctl.runtime.rollout.rendezvous import listen
 from rlctl.runtime.rollout.signed_store import SignedStore, new_secret, open_store
-from rlctl.runtime.rollout.store import listen
 from rlctl.runtime.rollout.weight_group import (
     BROKEN,
     CHECK_S,

@@ -16,10 +16,10 @@ import ray
 from rlctl.errors import InternalError, RlctlError
 from rlctl.runtime.cluster.channels import GroupChannel, Sent, StoreChannel, StoredWeights
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
-from rlctl.runtime.cluster.engines import Engine, failure_reason
 from rlctl.runtime.cluster.group_host import GroupHost
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.pool import gather
+from rlctl.runtime.cluster.pool_engine import Engine, failure_reason
 from rlctl.runtime.model.engine_weights import Selection
 from rlctl.runtime.roles import LostEnginesError
 from rlctl.runtime.rollout.weight_sync import WeightChannel, uses_object_store

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from rlctl.errors import RlctlError
-from rlctl.runs.engines import (
+from rlctl.runs.engine_requests import (
     EngineRequest,
     EngineStatus,
     PoolStatus,
@@ -27,7 +27,7 @@ from rlctl.runs.engines import (
     received,
 )
 from rlctl.runtime.cluster.engine_processes import EngineProcesses
-from rlctl.runtime.cluster.engines import Engine
+from rlctl.runtime.cluster.pool_engine import Engine
 from rlctl.runtime.cluster.resources import free_of
 from rlctl.runtime.workers.rollout import RolloutSpec
 from rlctl.tracking.tracker import Event

@@ -40,7 +40,7 @@ from rlctl.runtime.cluster.task_errors import error_of_users_code
 from rlctl.runtime.rank_info import RankInfo, process_resources
 from rlctl.runtime.workers.dispatch import bind
 from rlctl.runtime.workers.interrupts import INTERRUPTS
-from rlctl.runtime.workers.process import Process
+from rlctl.runtime.workers.pool_process import Process
 from rlctl.runtime.workers.trace import TraceSpec
 
 LOG = logging.getLogger(__name__)

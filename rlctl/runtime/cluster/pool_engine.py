@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
 from rlctl.errors import RlctlError
-from rlctl.recipes.roles import ROLLOUT
+from rlctl.recipes.role_table import ROLLOUT
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.cluster.open_turns import OpenTurn
 from rlctl.runtime.cluster.task_errors import error_of_users_code

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.dispatch import Arguments, Dispatch, Worker
-from rlctl.runtime.workers.process import Process
+from rlctl.runtime.workers.pool_process import Process
 
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.engine_group import EnginePool

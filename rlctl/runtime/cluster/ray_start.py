@@ -13,7 +13,7 @@ import psutil
 from rlctl.errors import ResourceError
 from rlctl.runs.logs import format_tails
 from rlctl.runtime.cluster.health import DAEMONS, is_alive
-from rlctl.runtime.cluster.load import LoadedDeadline, slowness
+from rlctl.runtime.cluster.start_deadline import LoadedDeadline, slowness
 
 _POLL_S = 0.2
 _LOGS = ("raylet.err", "raylet.out", "gcs_server.err", "gcs_server.out")

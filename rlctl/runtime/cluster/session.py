@@ -20,15 +20,15 @@ from rlctl.errors import Terminated
 from rlctl.recipes import schema
 from rlctl.runtime import OPENMP_WAIT, SPIN_COUNT
 from rlctl.runtime.cluster import fork_server
-from rlctl.runtime.cluster.access import (
+from rlctl.runtime.cluster.daemons import fewer_daemons
+from rlctl.runtime.cluster.health import OnLost, RayHealth
+from rlctl.runtime.cluster.ray_access import (
     address_of,
     check_packages,
     on_loopback,
     protect_token,
     require_token,
 )
-from rlctl.runtime.cluster.daemons import fewer_daemons
-from rlctl.runtime.cluster.health import OnLost, RayHealth
 from rlctl.runtime.cluster.ray_start import DaemonEndedError, RayStart
 from rlctl.runtime.cluster.session_folder import remove_stale, session_folder
 

@@ -21,7 +21,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Ragged, Rollouts
-from rlctl.runtime.batch.images import Images, image_token
+from rlctl.runtime.batch.image_processor import Images, image_token
 from rlctl.runtime.data.image_prompts import ImagePrompts
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.data.tokenizer import (

@@ -14,7 +14,7 @@ from rlctl.data_prep.rows import PromptRow, write_rows
 from rlctl.errors import RlctlError
 from rlctl.quickstart import NAME, real_path
 from rlctl.recipes import schema
-from rlctl.recipes.roles import CRITIC
+from rlctl.recipes.role_table import CRITIC
 from rlctl.runs.run_dir import relaxed_umask
 
 M = TypeVar("M", schema.Model, schema.RefModel)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from rlctl.data_prep.rows import PromptRow, existing_file, write_rows
 from rlctl.errors import ConfigError
 from rlctl.plugins import load_with_params
-from rlctl.plugins.results import check_result
+from rlctl.plugins.result_check import check_result
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Ragged, Scored
 from rlctl.storage import cache_folder

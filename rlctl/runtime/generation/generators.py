@@ -14,7 +14,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.generation.engines import Engines
+from rlctl.runtime.generation.policy_engines import Engines
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Generator, Roles

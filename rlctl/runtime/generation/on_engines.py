@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlctl.runtime.generation.engines import Engines
+from rlctl.runtime.generation.policy_engines import Engines
 from rlctl.runtime.roles import Generator, Published
 
 

@@ -8,8 +8,8 @@ and in the same order, and the engines only pause between slices.
 from __future__ import annotations
 
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.generation.engines import Engines
 from rlctl.runtime.generation.on_engines import OnEngines
+from rlctl.runtime.generation.policy_engines import Engines
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
 from rlctl.runtime.rollout.exchange import complete

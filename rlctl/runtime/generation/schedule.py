@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from rlctl.runtime.generation.engines import FIXED, TurnEngines
+from rlctl.runtime.generation.policy_engines import FIXED, TurnEngines
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 
 T = TypeVar("T")

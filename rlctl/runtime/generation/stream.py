@@ -13,8 +13,8 @@ import torch
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Prompts, Rollouts
-from rlctl.runtime.generation.engines import Engines, TurnEngines
 from rlctl.runtime.generation.on_engines import OnEngines
+from rlctl.runtime.generation.policy_engines import Engines, TurnEngines
 from rlctl.runtime.generation.schedule import OnStates, Schedule
 from rlctl.runtime.rollout.engine import in_order, to_requests, to_responses
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts

@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rlctl.errors import ConfigError
-from rlctl.runtime.model.exchange import exchange, summed, with_summed_gradient
 from rlctl.runtime.model.mapped import RankStorage
+from rlctl.runtime.model.rank_exchange import exchange, summed, with_summed_gradient
 
 
 def expert_layers(model: nn.Module) -> Iterator[nn.Module]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.batch.images import Images, image_token
+from rlctl.runtime.batch.image_processor import Images, image_token
 from rlctl.runtime.model.image_attention import LOOKS_AHEAD
 from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.vision import (

@@ -34,10 +34,10 @@ from rlctl.errors import ConfigError, raise_problems
 from rlctl.recipes import schema
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
-from rlctl.runtime.model.files import stored_dtype, weight_files
-from rlctl.runtime.model.fit import REPORTING, misfits, quiet_loading
+from rlctl.runtime.model.hf_files import stored_dtype, weight_files
 from rlctl.runtime.model.mapped import rebuild_buffers
 from rlctl.runtime.model.onednn import use_onednn
+from rlctl.runtime.model.weight_check import REPORTING, misfits, quiet_loading
 from rlctl.storage import local
 
 # A model's own code may fail in any way where its config is not what it expects.
@@ -56,7 +56,7 @@ def class_for(kind: Kind, config: PretrainedConfig) -> Any:
     if kind != "policy":
         return auto_classifier(config)
     if hasattr(config, "vision_config"):
-        from rlctl.runtime.batch.images import reads_images
+        from rlctl.runtime.batch.image_processor import reads_images
 
         if reads_images(config):
             return AutoModelForImageTextToText
@@ -101,7 +101,7 @@ def load_model(
         as_plain(loaded)
     use_rlctl_attention(loaded)
     if hasattr(loaded.config, "vision_config"):
-        from rlctl.runtime.batch.images import processor_of
+        from rlctl.runtime.batch.image_processor import processor_of
         from rlctl.runtime.model.vision import give_images
 
         processor = processor_of(model.path, model.trust_remote_code)

@@ -34,7 +34,7 @@ from rlctl.runtime.model.tower import image_processor, placeholder_ids
 from rlctl.runtime.ops import log_probs_from_logits
 
 if TYPE_CHECKING:
-    from rlctl.runtime.batch.images import Images
+    from rlctl.runtime.batch.image_processor import Images
 
 LOG = logging.getLogger(__name__)
 M = TypeVar("M", bound=PackedModel)

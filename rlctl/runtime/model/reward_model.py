@@ -7,8 +7,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from rlctl.errors import ConfigError
 from rlctl.runtime.model.causal_lm import PackedModel, run_backbone
-from rlctl.runtime.model.fit import HEAD
 from rlctl.runtime.model.sequences import Sequences
+from rlctl.runtime.model.weight_check import HEAD
 
 # Fields of an exported config.json: mean and standard deviation of the model's scores.
 MEAN, STD = "reward_mean", "reward_std"

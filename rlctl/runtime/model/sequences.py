@@ -15,7 +15,7 @@ from rlctl.runtime.model.attention import Packing, TokenAttention
 from rlctl.runtime.ops import first_rows, to_device
 
 if TYPE_CHECKING:
-    from rlctl.runtime.batch.images import Images
+    from rlctl.runtime.batch.image_processor import Images
     from rlctl.runtime.model.routing import Routing
     from rlctl.runtime.model.vision import Vision
 

@@ -21,7 +21,7 @@ from rlctl.data_prep.images import digest_of
 from rlctl.errors import ConfigError, RlctlError
 from rlctl.files import write_bytes
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.batch.images import (
+from rlctl.runtime.batch.image_processor import (
     ImageProcessor,
     Images,
     Inputs,

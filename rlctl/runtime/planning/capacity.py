@@ -11,7 +11,7 @@ from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.devices import Devices
 from rlctl.runtime.planning.memory import GIB, RoleMemory, generating
 from rlctl.runtime.planning.role_memory import MemoryPlan
-from rlctl.runtime.sandbox.settings import usable_memory
+from rlctl.runtime.sandbox.worker_settings import usable_memory
 
 LOG = logging.getLogger(__name__)
 

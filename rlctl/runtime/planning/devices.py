@@ -15,7 +15,7 @@ import torch
 
 from rlctl.errors import ResourceError
 from rlctl.recipes import schema
-from rlctl.recipes.roles import pool_names, rollout_pool
+from rlctl.recipes.role_table import pool_names, rollout_pool
 from rlctl.runtime.rank_info import RankInfo, default_threads
 
 if TYPE_CHECKING:

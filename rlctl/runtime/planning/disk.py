@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlctl.files import free_space
 from rlctl.monitoring.text import size
-from rlctl.recipes.roles import ACTOR, REWARD_LEARNER
+from rlctl.recipes.role_table import ACTOR, REWARD_LEARNER
 from rlctl.runtime.ops import ceil_div
 from rlctl.runtime.planning.role_memory import PlannedRole
 

@@ -19,7 +19,7 @@ from rlctl.plugins import load
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded import missing_secrets
-from rlctl.recipes.roles import REWARD_LEARNER, Role, rollout_pool, trained_role
+from rlctl.recipes.role_table import REWARD_LEARNER, Role, rollout_pool, trained_role
 from rlctl.runs.naming import check_free
 from rlctl.runtime.algorithms.base import Algorithm, Needs, routed_models, row_fields
 from rlctl.runtime.build import load_algorithm, role_plugin
@@ -218,7 +218,7 @@ def _check_surroundings(draft: Draft) -> None:
         run(check_free, Path(trainer.run_dir), trainer.project_name, name)
     run(load, "engines", draft.config.actor_rollout_ref.rollout.name)
     if trainer.resume_mode == "resume_path":
-        from rlctl.runtime.checkpoint.complete import checkpoint_at
+        from rlctl.runtime.checkpoint.complete_checkpoints import checkpoint_at
 
         run(checkpoint_at, trainer.resume_from_path)
     for unused in sorted(set(trainer.tracking.modes) - set(trainer.logger)):

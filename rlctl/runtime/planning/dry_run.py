@@ -9,7 +9,7 @@ from typing import Any
 
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
-from rlctl.recipes.roles import ACTOR, CRITIC, Role, needed_roles
+from rlctl.recipes.role_table import ACTOR, CRITIC, Role, needed_roles
 from rlctl.recipes.schema import RewardModel
 from rlctl.recipes.unused_keys import report_unused_keys
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt

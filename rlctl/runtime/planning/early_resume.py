@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlctl.recipes.compose import Recipe
-from rlctl.recipes.stored import changes
+from rlctl.recipes.recorded_config import changes
 from rlctl.runs import folders_elsewhere
 from rlctl.runs.idle import check_idle
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RECORD_FILE
 from rlctl.runs.trust import recompose_run
-from rlctl.runtime.checkpoint.complete import checkpoint_of
-from rlctl.runtime.checkpoint.store import CheckpointStore
-from rlctl.runtime.planning.early import check_early
+from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
+from rlctl.runtime.checkpoint.complete_checkpoints import checkpoint_of
+from rlctl.runtime.planning.early_checks import check_early
 from rlctl.runtime.training.drift import refuse_drift
 from rlctl.suggest import hydra_text
 

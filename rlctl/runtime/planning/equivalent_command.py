@@ -6,8 +6,8 @@ The command line of the process is that of another program, such as a notebook's
 from __future__ import annotations
 
 from rlctl.recipes.compose import Recipe
+from rlctl.recipes.recorded_config import changes
 from rlctl.recipes.search_path import library_recipes, verbs
-from rlctl.recipes.stored import changes
 from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.training.restore import ResumePoint
 from rlctl.suggest import written

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from rlctl.errors import UsageError
-from rlctl.runtime.sandbox.settings import usable_memory
+from rlctl.runtime.sandbox.worker_settings import usable_memory
 from rlctl.suggest import closest
 
 MIB = 2**20

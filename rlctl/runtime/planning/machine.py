@@ -13,7 +13,7 @@ from typing import Literal
 
 from rlctl.files import existing_parent
 from rlctl.runtime.rank_info import available_cores
-from rlctl.runtime.sandbox.settings import container_memory
+from rlctl.runtime.sandbox.worker_settings import container_memory
 
 GIB = 1024**3
 

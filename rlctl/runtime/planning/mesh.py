@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.recipes import schema
-from rlctl.recipes.roles import Role, built_roles
+from rlctl.recipes.role_table import Role, built_roles
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.cluster.pools import RANKS_PER_RELAY
 from rlctl.runtime.model.compiled import KEY as COMPILE_KEY

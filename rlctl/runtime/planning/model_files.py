@@ -12,10 +12,10 @@ from rlctl.errors import ConfigError, Problem
 from rlctl.recipes import schema
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.attention import use_rlctl_attention
-from rlctl.runtime.model.files import INDEX, SINGLE_FILE, tensors_in, weight_files, weight_folder
-from rlctl.runtime.model.fit import check_fit
+from rlctl.runtime.model.hf_files import INDEX, SINGLE_FILE, tensors_in, weight_files, weight_folder
 from rlctl.runtime.model.load import Kind
 from rlctl.runtime.model.padded_rows import check_undivided
+from rlctl.runtime.model.weight_check import check_fit
 from rlctl.runtime.planning.model_size import UnknownSizeError, build_on_meta
 
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")

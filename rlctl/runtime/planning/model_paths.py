@@ -9,10 +9,10 @@ from typing import Any
 
 from rlctl.errors import ConfigError
 from rlctl.quickstart import real_path
-from rlctl.recipes.roles import ROLES
+from rlctl.recipes.role_table import ROLES
 from rlctl.recipes.schema import Config
 from rlctl.runs.run_dir import RECORD_FILE
-from rlctl.runtime.checkpoint.store import CheckpointStore
+from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
 from rlctl.runtime.data import quickstart
 from rlctl.storage import is_url
 
@@ -63,7 +63,7 @@ def _path(path: str, root: Path, key: str) -> str:
         )
     if not found:
         return path
-    from rlctl.runtime.checkpoint.complete import policy_folder
+    from rlctl.runtime.checkpoint.complete_checkpoints import policy_folder
 
     return str(policy_folder(CheckpointStore(found[0] / "checkpoints")))
 

@@ -8,7 +8,7 @@ import torch
 
 from rlctl.errors import Problem
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR, ROLES, ROLLOUT, built_roles
+from rlctl.recipes.role_table import ACTOR, ROLES, ROLLOUT, built_roles
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.ops import divisors
 from rlctl.runtime.planning.devices import Devices

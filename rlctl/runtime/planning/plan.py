@@ -12,7 +12,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.debugging import call_limit
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
-from rlctl.recipes.roles import needed_roles, rollout_pool
+from rlctl.recipes.role_table import needed_roles, rollout_pool
 from rlctl.runtime.algorithms.base import Algorithm
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.data import quickstart

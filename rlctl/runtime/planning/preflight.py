@@ -16,7 +16,7 @@ from rlctl.files import free_space
 from rlctl.monitoring.text import plural
 from rlctl.plugins import load, parse_params
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR, ROLLOUT, Role, needed_roles, rollout_pool, trained_role
+from rlctl.recipes.role_table import ACTOR, ROLLOUT, Role, needed_roles, rollout_pool, trained_role
 from rlctl.runtime.algorithms.base import Needs, rows_per_prompt
 from rlctl.runtime.data.model_folder import check_folder, is_hub_silent
 from rlctl.runtime.ops import divisors
@@ -201,7 +201,7 @@ def check_software(config: schema.Config, devices: Devices, inline: bool) -> Non
     """
     errors = ErrorCollector()
     if not inline:
-        from rlctl.runtime.cluster.access import check_packages
+        from rlctl.runtime.cluster.ray_access import check_packages
 
         errors.run(check_packages, config.ray_kwargs.ray_init)
     if config.actor_rollout_ref.actor.use_torch_compile:

@@ -10,8 +10,8 @@ from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.rewards.functions import TIMEOUT_HINT
 from rlctl.runtime.rewards.loading import ask_plugin
-from rlctl.runtime.rewards.pool import RewardPool
 from rlctl.runtime.rewards.request_limits import RequestSettings
+from rlctl.runtime.rewards.reward_pool import RewardPool
 from rlctl.runtime.rewards.specs import scored_sources
 
 NUM_REWARD_ROWS = 10  # rows of each data source that the reward functions are tried on

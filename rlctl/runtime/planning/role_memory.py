@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rlctl.recipes import schema
-from rlctl.recipes.roles import (
+from rlctl.recipes.role_table import (
     ACTOR,
     REFERENCE,
     ROLLOUT,

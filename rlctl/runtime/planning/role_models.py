@@ -9,13 +9,13 @@ from typing import Any
 from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import Problem, raise_problems
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR, REFERENCE, Role, needed_roles
+from rlctl.recipes.role_table import ACTOR, REFERENCE, Role, needed_roles
 from rlctl.runtime.algorithms.base import Algorithm, RoutesRows, routed_models
 from rlctl.runtime.build import role_plugin
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.load import compute_dtype, master_dtype
 from rlctl.runtime.planning.devices import Devices, pool_sizes
-from rlctl.runtime.planning.early import check_extras
+from rlctl.runtime.planning.early_checks import check_extras
 from rlctl.runtime.planning.error_collector import ErrorCollector
 from rlctl.runtime.planning.model_files import check_architecture, check_tokenizer
 from rlctl.runtime.planning.preflight import read_model_config

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlctl.errors import ConfigError, Problem, ResourceError
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR
+from rlctl.recipes.role_table import ACTOR
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.ppo import PPO
 from rlctl.runtime.model.routing import SUPPORTED, routing_shape

@@ -13,7 +13,7 @@ from rlctl.data_prep.rows import PromptRow
 from rlctl.errors import ConfigError, raise_problems
 from rlctl.plugins import load
 from rlctl.recipes import schema
-from rlctl.recipes.roles import needed_roles, rollout_pool
+from rlctl.recipes.role_table import needed_roles, rollout_pool
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.cluster.address import address_of
 from rlctl.runtime.data.tokenizer import render_prompt, stop_token_ids

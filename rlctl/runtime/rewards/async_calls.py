@@ -15,10 +15,10 @@ from rlctl.runtime.rewards.functions import (
     call_async,
     to_failure,
 )
-from rlctl.runtime.rewards.host import TICK_S
 from rlctl.runtime.rewards.request_limits import RequestSettings
+from rlctl.runtime.rewards.reward_host import TICK_S
 from rlctl.runtime.sandbox.calls import limited
-from rlctl.runtime.sandbox.limits import limit_cpu
+from rlctl.runtime.sandbox.process_limits import limit_cpu
 
 
 class AsyncCalls:

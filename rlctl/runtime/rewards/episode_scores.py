@@ -7,7 +7,7 @@ from dataclasses import replace
 from rlctl.data_prep.rows import PromptRow
 from rlctl.runtime.batch import Rollouts
 from rlctl.runtime.rewards.functions import CallResult
-from rlctl.runtime.rewards.report import RewardReport
+from rlctl.runtime.rewards.reward_report import RewardReport
 from rlctl.tracking.episodes import Episode
 
 

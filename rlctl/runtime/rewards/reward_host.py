@@ -31,7 +31,7 @@ from rlctl.runtime.rewards.functions import (
 )
 from rlctl.runtime.rewards.loading import load_reward
 from rlctl.runtime.rewards.request_limits import RequestSettings
-from rlctl.runtime.sandbox.limits import limit_cpu
+from rlctl.runtime.sandbox.process_limits import limit_cpu
 from rlctl.runtime.sandbox.user_code import user_line
 
 if TYPE_CHECKING:

@@ -27,13 +27,13 @@ from rlctl.runtime.rewards.functions import (
     is_user_code,
 )
 from rlctl.runtime.rewards.loading import ask_plugin, find_reward, load_reward
-from rlctl.runtime.rewards.report import RewardReport, build_report
 from rlctl.runtime.rewards.request_limits import RequestSettings
+from rlctl.runtime.rewards.reward_report import RewardReport, build_report
 from rlctl.runtime.rewards.specs import check_sources, reward_specs
-from rlctl.runtime.sandbox.settings import Limits, WorkerSettings
+from rlctl.runtime.sandbox.worker_settings import Limits, WorkerSettings
 
 if TYPE_CHECKING:
-    from rlctl.runtime.rewards.workers import RewardWorkers
+    from rlctl.runtime.rewards.reward_workers import RewardWorkers
 
 SCORERS_LOG = "reward-scorers-0.log"  # of failed calls in this process
 
@@ -78,7 +78,7 @@ class RewardPool:
         self._env = settings.env
         self.workers: RewardWorkers | None = None
         if self._pooled:
-            from rlctl.runtime.rewards.workers import RewardWorkers
+            from rlctl.runtime.rewards.reward_workers import RewardWorkers
 
             self.workers = RewardWorkers(specs, timeout_s, settings, requests or RequestSettings())
             try:
@@ -150,7 +150,7 @@ class RewardPool:
         """Return a result whose error names the setting for a variable that is not passed on."""
         if not result.error:
             return result
-        from rlctl.runtime.sandbox.limits import withheld_variable
+        from rlctl.runtime.sandbox.process_limits import withheld_variable
 
         name = withheld_variable(result.error, self._env)
         if name is None:

@@ -26,13 +26,13 @@ from rlctl.runtime.rewards.functions import (
     Traits,
     is_user_code,
 )
-from rlctl.runtime.rewards.host import TICK_S, RewardHost
 from rlctl.runtime.rewards.request_limits import RequestSettings
+from rlctl.runtime.rewards.reward_host import TICK_S, RewardHost
 from rlctl.runtime.sandbox import worker_process
-from rlctl.runtime.sandbox.limits import allowed_environment, withheld_variable
-from rlctl.runtime.sandbox.settings import WorkerSettings
+from rlctl.runtime.sandbox.process_limits import allowed_environment, withheld_variable
 from rlctl.runtime.sandbox.worker_pool import WorkerPool
 from rlctl.runtime.sandbox.worker_process import RequestFailed, Worker, WorkerLost
+from rlctl.runtime.sandbox.worker_settings import WorkerSettings
 
 # Portions of the waiting calls per worker: few messages, and a short wait for the slowest worker.
 PORTIONS = 4

@@ -15,8 +15,8 @@ from rlctl.errors import RlctlError
 from rlctl.monitoring.text import plural
 from rlctl.runtime.batch import Prompts, Rollouts, Scores
 from rlctl.runtime.rewards.functions import TIMEOUT_HINT, CallResult
-from rlctl.runtime.rewards.pool import RewardPool, Scoring
-from rlctl.runtime.rewards.report import RewardReport, exceeds
+from rlctl.runtime.rewards.reward_pool import RewardPool, Scoring
+from rlctl.runtime.rewards.reward_report import RewardReport, exceeds
 from rlctl.runtime.roles import Reward
 from rlctl.tracking.clock import timed
 
@@ -74,7 +74,7 @@ class RuleReward(Reward):
         report = self._score(rollouts)
         self.num_timeouts += 0 if validate else report.num_timeouts
         if rollouts.episodes:
-            from rlctl.runtime.rewards.episodes import with_episodes
+            from rlctl.runtime.rewards.episode_scores import with_episodes
 
             report = with_episodes(report, rollouts)
         return Scores(
@@ -177,7 +177,7 @@ class EarlyScoring:
             return
         prompt = self._rows[row]
         if episode is not None:
-            from rlctl.runtime.rewards.episodes import with_facts
+            from rlctl.runtime.rewards.episode_scores import with_facts
 
             prompt = with_facts(prompt, episode)
         text = self._reward.tokenizer.decode(response_ids.tolist(), skip_special_tokens=True)

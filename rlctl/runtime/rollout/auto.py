@@ -14,11 +14,11 @@ from rlctl.recipes import schema
 from rlctl.runtime.model.engine_weights import AdapterSync
 from rlctl.runtime.model.load import load_config
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
+from rlctl.runtime.rollout.engine_startup import run_startup, start_in_phases
 from rlctl.runtime.rollout.hf import HFEngine
-from rlctl.runtime.rollout.startup import run_startup, start_in_phases
 
 if TYPE_CHECKING:
-    from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+    from rlctl.runtime.rollout.vllm_engine.vllm_in_process import VLLMEngine
 
 
 class AutoEngine:
@@ -81,7 +81,7 @@ def plans_vllm(name: str, device: str) -> bool:
         return False
     if name == "auto" and not torch.cuda.is_available():
         return True
-    from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+    from rlctl.runtime.rollout.vllm_engine.vllm_in_process import VLLMEngine
 
     engine = load_engine(name, device)
     return isinstance(engine, type) and issubclass(engine, VLLMEngine)
@@ -91,7 +91,7 @@ def select_engine(device: str) -> type[HFEngine] | type[VLLMEngine]:
     """Return the engine class that `auto` uses on `device` ("cpu" or "cuda")."""
     if device != "cuda" or reason_for_hf(device) is not None:
         return HFEngine
-    from rlctl.runtime.rollout.vllm_engine.engine import VLLMEngine
+    from rlctl.runtime.rollout.vllm_engine.vllm_in_process import VLLMEngine
 
     return VLLMEngine
 

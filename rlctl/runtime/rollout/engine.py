@@ -19,7 +19,7 @@ from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.rollout.requests import Completion, Decoding, Request, next_key
 
 if TYPE_CHECKING:
-    from rlctl.runtime.batch.images import Images
+    from rlctl.runtime.batch.image_processor import Images
     from rlctl.runtime.model.routing import RoutingShape
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from transformers import PreTrainedModel
 
-from rlctl.plugins.results import check_result
+from rlctl.plugins.result_check import check_result
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
 
 E = TypeVar("E")

@@ -23,7 +23,6 @@ from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.mixers import has_mixers
 from rlctl.runtime.model.padded_rows import has_padded_rows
-from rlctl.runtime.rollout.adapters import MERGES, merged_sync
 from rlctl.runtime.rollout.decode_check import check_decoding, load_copy
 from rlctl.runtime.rollout.engine import (
     EngineSpec,
@@ -33,10 +32,11 @@ from rlctl.runtime.rollout.engine import (
     log_oom_retry,
 )
 from rlctl.runtime.rollout.fused import Passes
+from rlctl.runtime.rollout.hf_rows import Finished, ParkedCaches, Part, parts_of, rows_of
 from rlctl.runtime.rollout.requests import Completion, Request
-from rlctl.runtime.rollout.rows import Finished, ParkedCaches, Part, parts_of, rows_of
 from rlctl.runtime.rollout.running import RunningRows
 from rlctl.runtime.rollout.sampling_params import DEFAULT_ROWS
+from rlctl.runtime.rollout.sync_contents import MERGES, merged_sync
 
 if TYPE_CHECKING:
     from rlctl.runtime.rollout.graphs import Capturer, StaticDecoder

@@ -14,8 +14,8 @@ from torch import Tensor
 from rlctl.runtime.model.routing import Routers
 from rlctl.runtime.rollout.fused import Passes
 from rlctl.runtime.rollout.graphs import StaticDecoder
+from rlctl.runtime.rollout.hf_rows import Finished, Part
 from rlctl.runtime.rollout.kv_cache import KVCache, num_saved
-from rlctl.runtime.rollout.rows import Finished, Part
 from rlctl.runtime.rollout.running import RunningRows
 
 

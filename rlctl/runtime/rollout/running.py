@@ -12,9 +12,9 @@ from rlctl.runtime.batch import Ragged
 from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.rollout.decoding import Decode, Extension, Prefill
 from rlctl.runtime.rollout.fused import Passes
+from rlctl.runtime.rollout.hf_rows import Finished, Part, Row, rows_of
 from rlctl.runtime.rollout.kv_cache import KVCache, num_saved
 from rlctl.runtime.rollout.requests import Completion, Decoding
-from rlctl.runtime.rollout.rows import Finished, Part, Row, rows_of
 from rlctl.runtime.rollout.sampling import sample
 from rlctl.runtime.rollout.top_log_probs import TopLogProbs
 

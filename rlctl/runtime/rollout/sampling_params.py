@@ -17,7 +17,7 @@ from rlctl.runtime.model.load import empty_model
 from rlctl.runtime.rollout.engine import Responses, SamplingParams, random_streams
 
 if TYPE_CHECKING:
-    from rlctl.runtime.batch.images import Images
+    from rlctl.runtime.batch.image_processor import Images
     from rlctl.runtime.model.routing import RoutingShape
 
 # Rows that engines decode at a time by default: vLLM on a large GPU; hf, and any on a CPU.

@@ -25,7 +25,7 @@ from torch.distributed import (
     distributed_c10d,
 )
 
-from rlctl.runtime.rollout.store import listen
+from rlctl.runtime.rollout.rendezvous import listen
 
 _MAC_BYTES = 32
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from rlctl.runtime.rollout.rows import Row
+from rlctl.runtime.rollout.hf_rows import Row
 
 Top = tuple[tuple[int, float], ...]  # ids and log-probs of tokens
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from rlctl.runtime.sandbox.limits import adopt_orphans, die_with, kill_children
+from rlctl.runtime.sandbox.process_limits import adopt_orphans, die_with, kill_children
 
 _ENDINGS = {signal.SIGTERM, signal.SIGCHLD}
 _REAPED: dict[int, int] = {}  # status of children that have ended: see `_has_exited`

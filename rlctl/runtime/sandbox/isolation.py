@@ -14,7 +14,7 @@ import subprocess
 import sys
 from functools import cache
 
-from rlctl.runtime.sandbox import limits
+from rlctl.runtime.sandbox import process_limits
 from rlctl.runtime.sandbox.namespaces import Namespaces
 from rlctl.runtime.sandbox.system_calls import can_filter
 
@@ -60,18 +60,18 @@ def missing_isolation() -> str | None:
     namespaces = Namespaces.VIEW if has_bubblewrap() else own_namespaces()
     allowed: list[str] = []
     if namespaces < Namespaces.FILES:
-        if not limits.protects_files():
+        if not process_limits.protects_files():
             allowed += ["write to, change and delete your files"]
         else:
-            allowed += [] if limits.protects_sizes() else ["empty your files"]
+            allowed += [] if process_limits.protects_sizes() else ["empty your files"]
             attributes = ["change permissions, times and attributes of your files"]
             allowed += [] if can_filter() else attributes
         allowed += ["fill the disk with their own files"]
     if namespaces < Namespaces.VIEW:
         allowed += ["see your other processes"]
     if namespaces < Namespaces.PROCESSES:
-        allowed += [] if limits.protects_processes() else ["send signals to them"]
-        allowed += [] if limits.protects_files() else ["read and change their memory"]
+        allowed += [] if process_limits.protects_processes() else ["send signals to them"]
+        allowed += [] if process_limits.protects_files() else ["read and change their memory"]
     if not can_filter():
         allowed += ["use Unix sockets and memory that no limit counts"]
     if not allowed:

@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 from rlctl.code_places import plugin_packages, users_place
 from rlctl.errors import RlctlError
 from rlctl.runtime.sandbox import calls
-from rlctl.runtime.sandbox.limits import die_with, restrict
 from rlctl.runtime.sandbox.messages import (
     error_text,
     error_to_json,
@@ -39,6 +38,7 @@ from rlctl.runtime.sandbox.messages import (
     receive_request,
     reply_frame,
 )
+from rlctl.runtime.sandbox.process_limits import die_with, restrict
 
 # Dumps the stacks of all threads to the log. The controller sends it to a loop that is blocked.
 DUMP_SIGNAL = signal.SIGUSR1

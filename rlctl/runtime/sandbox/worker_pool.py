@@ -15,8 +15,8 @@ from threading import Thread, current_thread
 from typing import Any, TypeVar
 
 from rlctl.errors import InternalError
-from rlctl.runtime.sandbox.settings import Limits, WorkerSettings, default_memory
 from rlctl.runtime.sandbox.worker_process import Worker
+from rlctl.runtime.sandbox.worker_settings import Limits, WorkerSettings, default_memory
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import ResourceError, RlctlError
-from rlctl.runtime.sandbox.limits import allowed_environment
 from rlctl.runtime.sandbox.messages import error_from_json, read_reply, request_frame
-from rlctl.runtime.sandbox.settings import WorkerSettings
-from rlctl.runtime.sandbox.worker import DUMP_SIGNAL, PING, Request
+from rlctl.runtime.sandbox.process_limits import allowed_environment
+from rlctl.runtime.sandbox.worker_main import DUMP_SIGNAL, PING, Request
+from rlctl.runtime.sandbox.worker_settings import WorkerSettings
 
 START_S = 120.0  # startup timeout: a user's file may import heavy libraries
 # Time beyond the limit of a call before the controller fails it. The worker's own limit must come
@@ -33,7 +33,7 @@ _DUMP_S = 0.5  # time to write the stacks of a blocked worker
 _BOOT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from rlctl.runtime.sandbox.worker import main
+from rlctl.runtime.sandbox.worker_main import main
 main(int(sys.argv[2]), int(sys.argv[3]))
 """
 # Another interpreter has its own packages, and of these the package rlctl alone.
@@ -46,7 +46,7 @@ spec = spec_from_file_location(
 )
 sys.modules["rlctl"] = module_from_spec(spec)
 spec.loader.exec_module(sys.modules["rlctl"])
-from rlctl.runtime.sandbox.worker import main
+from rlctl.runtime.sandbox.worker_main import main
 main(int(sys.argv[2]), int(sys.argv[3]))
 """
 _PACKAGE = str(Path(__file__).parents[2])

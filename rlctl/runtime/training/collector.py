@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlctl.errors import ConfigError, RlctlError
-from rlctl.plugins.results import check_result
+from rlctl.plugins.result_check import check_result
 from rlctl.recipes import schema
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.stats import spread

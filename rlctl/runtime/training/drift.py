@@ -10,10 +10,10 @@ from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.layers import leaves
 from rlctl.recipes.recorded import environment_tags
-from rlctl.recipes.stored import Change, changes, edits
+from rlctl.recipes.recorded_config import Change, changes, edits
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import CONFIG_FILE
-from rlctl.runtime.checkpoint.complete import config_hash
+from rlctl.runtime.checkpoint.complete_checkpoints import config_hash
 from rlctl.runtime.data import quickstart
 from rlctl.runtime.training.run_folder import input_hashes
 

@@ -22,14 +22,14 @@ from rlctl.files import write_text
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
 from rlctl.recipes.recorded import environment_tags
-from rlctl.recipes.roles import ROLES
+from rlctl.recipes.role_table import ROLES
 from rlctl.runs.ownership import Place, is_copy
 from rlctl.runs.provenance import data_hashes, installed_versions, named_files
 from rlctl.runs.record import Last, recorded_end
 from rlctl.runs.run_dir import RunDir
-from rlctl.runtime.checkpoint.store import ROWS, CheckpointStore
+from rlctl.runtime.checkpoint.checkpoint_store import ROWS, CheckpointStore
 from rlctl.runtime.data.row_table import Rows
-from rlctl.runtime.model.files import model_hashes
+from rlctl.runtime.model.hf_files import model_hashes
 from rlctl.runtime.rewards.specs import code_hashes
 
 if TYPE_CHECKING:

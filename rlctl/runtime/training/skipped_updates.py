@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from rlctl.errors import RlctlError
 from rlctl.files import apply_umask, replacing, step_name
-from rlctl.recipes.roles import ACTOR
+from rlctl.recipes.role_table import ACTOR
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.subfolders import own_subfolder
 from rlctl.runtime.algorithms.mismatch import RolloutMismatch

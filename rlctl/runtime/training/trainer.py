@@ -16,15 +16,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.errors import RlctlError
-from rlctl.plugins.results import check_result
+from rlctl.plugins.result_check import check_result
 from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.mismatch import RolloutMismatch
 from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.batch import Rollouts, Scored
+from rlctl.runtime.checkpoint.checkpoint_store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.checkpoint.saver import Saver
-from rlctl.runtime.checkpoint.store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.training.collector import Collector

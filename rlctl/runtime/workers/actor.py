@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rlctl.errors import InternalError
 from rlctl.plugins import load
-from rlctl.plugins.results import check_result
+from rlctl.plugins.result_check import check_result
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR, ROLLOUT
+from rlctl.recipes.role_table import ACTOR, ROLLOUT
 from rlctl.runtime.algorithms.aggregate import with_sizes
 from rlctl.runtime.algorithms.base import Loss, Needs, PolicyLoss, training_temperature
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts
@@ -29,11 +29,11 @@ from rlctl.runtime.model.sharding import is_sharded
 from rlctl.runtime.model.tower import freeze_tower
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.roles import Actor, G, Generator, Published, R, Total, Weights
-from rlctl.runtime.rollout.adapters import adapter_sync
 from rlctl.runtime.rollout.engine import EngineSpec, RolloutEngine
+from rlctl.runtime.rollout.engine_startup import start_in_phases
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 from rlctl.runtime.rollout.sampling_params import SamplingConfig, to_rollouts
-from rlctl.runtime.rollout.startup import start_in_phases
+from rlctl.runtime.rollout.sync_contents import adapter_sync
 from rlctl.runtime.workers.base import LearningWorker, prepare
 from rlctl.runtime.workers.dispatch import Dispatch, dispatch
 from rlctl.runtime.workers.interrupts import INTERRUPTS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlctl.recipes import schema
-from rlctl.recipes.roles import CRITIC
+from rlctl.recipes.role_table import CRITIC
 from rlctl.runtime.algorithms.base import Loss, ValueLoss
 from rlctl.runtime.batch import Ragged, Rollouts
 from rlctl.runtime.budget import Budget

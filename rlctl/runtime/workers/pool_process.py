@@ -94,8 +94,8 @@ class Process:
             torch.cuda.set_device(0)  # under Ray only the process's own device is visible
             use_flash_attention_3()
         if self._needs_group:
+            from rlctl.runtime.rollout.rendezvous import use_interface_to
             from rlctl.runtime.rollout.signed_store import join_store
-            from rlctl.runtime.rollout.store import use_interface_to
 
             backend = "cuda:nccl,cpu:gloo" if rank_info.device == "cuda" else "gloo"
             timeout = timedelta(seconds=rank_info.timeout_s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from rlctl.recipes import schema
-from rlctl.recipes.roles import REFERENCE
+from rlctl.recipes.role_table import REFERENCE
 from rlctl.runtime.algorithms.base import Needs, training_temperature
 from rlctl.runtime.batch import LogProbs, Rollouts
 from rlctl.runtime.budget import Budget

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlctl.plugins.agents.environments.loading import load_environment
-from rlctl.plugins.agents.environments.pool import EnvironmentPool, Timeouts
+from rlctl.plugins.agents.environments.environment_loading import load_environment
+from rlctl.plugins.agents.environments.environment_pool import EnvironmentPool, Timeouts
 from rlctl.plugins.agents.environments.protocol import Step
-from rlctl.runtime.sandbox.settings import WorkerSettings
+from rlctl.runtime.sandbox.worker_settings import WorkerSettings
 from rlctl.runtime.serving.chat import ToolCall, ToolSchema, Turn
 
 LONG = Timeouts(call_s=300, turn_s=300)

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from rlctl.errors import ConfigError, InternalError, ResourceError
-from rlctl.plugins.agents.environments import pool as environments
-from rlctl.plugins.agents.environments.pool import (
+from rlctl.plugins.agents.environments import environment_pool as environments
+from rlctl.plugins.agents.environments.environment_pool import (
     PROGRAM,
     EnvironmentFailed,
     EnvironmentPool,
     Timeouts,
 )
 from rlctl.runtime.sandbox import worker_process
-from rlctl.runtime.sandbox.settings import WorkerSettings
+from rlctl.runtime.sandbox.worker_settings import WorkerSettings
 from rlctl.runtime.serving.chat import ToolCall, Turn
 from tests.agents.environments.episodes import LONG, load_here, names_of
 from tests.processes import gone
@@ -402,7 +402,7 @@ def test_no_worker_outlives_the_program(mine: str) -> None:
     path = Path(mine).with_name("program.py")
     path.write_text(
         "import asyncio, sys\n"
-        "from rlctl.plugins.agents.environments.pool import EnvironmentPool\n"
+        "from rlctl.plugins.agents.environments.environment_pool import EnvironmentPool\n"
         "from rlctl.plugins.agents.environments.protocol import Turn\n"
         "async def main():\n"
         "    remote = await pool.open({}, 'k')\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlctl.plugins.agents.environments.pool import EnvironmentFailed, EnvironmentPool
+from rlctl.plugins.agents.environments.environment_pool import EnvironmentFailed, EnvironmentPool
 from rlctl.plugins.agents.environments.protocol import Step
 from rlctl.runtime.serving.chat import Turn
 from tests.agents.environments.episodes import LONG, play_here

@@ -18,7 +18,7 @@ import pytest
 
 from rlctl.plugins.agents.environments import python_tool
 from rlctl.plugins.agents.environments.python_tool import PythonParams, PythonTool
-from rlctl.runtime.sandbox import isolation, limits
+from rlctl.runtime.sandbox import isolation, process_limits
 from rlctl.runtime.sandbox.namespaces import Namespaces
 from tests.agents.environments.escapes import LIMITED, PRELUDE, REFUSED, Escape
 
@@ -296,6 +296,6 @@ def test_missing_isolation_is_named(
     monkeypatch.setattr(isolation, "own_namespaces", lambda: namespaces)
     monkeypatch.setattr(isolation, "can_filter", lambda: has_filter)
     monkeypatch.setattr(isolation, "bubblewrap_advice", lambda: None)
-    monkeypatch.setattr(limits, "_version", lambda: landlock)
+    monkeypatch.setattr(process_limits, "_version", lambda: landlock)
     named = isolation.missing_isolation()
     assert (named and named.partition("python tool can ")[2]) == missing

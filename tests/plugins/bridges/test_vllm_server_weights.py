@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from rlctl.errors import RlctlError
 from rlctl.plugins.bridges.vllm_server import VLLMServerEngine
 from rlctl.runtime.rollout.http_server import LostServerError
+from rlctl.runtime.rollout.rendezvous import listen
 from rlctl.runtime.rollout.signed_store import SignedStore, new_secret, open_store
-from rlctl.runtime.rollout.store import listen
 from rlctl.runtime.rollout.weight_group import BROKEN, BrokenGroupError, GroupAddress, WeightGroup
 from rlctl.runtime.rollout.weight_sync import Bucket, Part, to_buckets
 from tests.distributed.ranks import rank_info

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlctl.plugins.console.queue.entries import Entry, Order, Queue
+from rlctl.plugins.console.queue.queue_file import Entry, Order, Queue
 from rlctl.plugins.console.queue.worker import LOCK, Worker
 from rlctl.runs.process import lock_folder
 

@@ -15,7 +15,7 @@ from transformers import Qwen2Config
 from rlctl.__main__ import main
 from rlctl.errors import RlctlError, UsageError
 from rlctl.plugins.console.fit import fits
-from rlctl.plugins.console.fit.fit import ENOUGH, Search
+from rlctl.plugins.console.fit.fit_search import ENOUGH, Search
 from rlctl.plugins.console.fit.fits import Mesh, meshes, try_step
 from rlctl.recipes.compose import compose
 from rlctl.runtime.planning.known_gpus import GPUS, MIB, find_device, parse_size

@@ -29,8 +29,8 @@ from rlctl.data_prep.rows import PromptRow, read_rows, write_rows
 from rlctl.errors import ConfigError, ConflictError, NotFoundError, RlctlError, UsageError
 from rlctl.plugins.console.commands import new
 from rlctl.plugins.console.project import model_trial
-from rlctl.plugins.console.project.files import Schedule, reward_source
 from rlctl.plugins.console.project.model_trial import run_trial
+from rlctl.plugins.console.project.project_files import Schedule, reward_source
 from rlctl.quickstart import VISION
 from rlctl.recipes.compose import compose
 from rlctl.runtime import evaluate as evaluate_module

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from rlctl.errors import ConflictError, NotFoundError, ResourceError
-from rlctl.plugins.console.queue.devices import other_runs
-from rlctl.plugins.console.queue.entries import Queue, others
+from rlctl.plugins.console.queue.free_devices import other_runs
+from rlctl.plugins.console.queue.queue_file import Queue, others
 from rlctl.plugins.console.queue.worker import LOCK, choose, ensure_worker, start
 from rlctl.runs.process import is_locked
 from rlctl.runs.run_dir import RunDir

@@ -18,7 +18,7 @@ from rlctl.plugins.console.slurm.job import ON_SLURM, runs_of
 from rlctl.recipes.compose import compose
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
-from rlctl.sweeps.record import SweepDir
+from rlctl.sweeps.sweep_record import SweepDir
 from tests.plugins.console import slurm_cluster
 from tests.plugins.console.queued import wait
 from tests.plugins.console.test_slurm import here, job

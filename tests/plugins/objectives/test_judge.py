@@ -18,9 +18,9 @@ from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.evaluate import judged_pool
 from rlctl.runtime.planning.reward_check import check_reward
 from rlctl.runtime.rewards.functions import RewardSpec
-from rlctl.runtime.rewards.pool import RewardPool
-from rlctl.runtime.rewards.report import RewardReport
 from rlctl.runtime.rewards.request_limits import RequestSettings
+from rlctl.runtime.rewards.reward_pool import RewardPool
+from rlctl.runtime.rewards.reward_report import RewardReport
 from tests.rewards.chat_server import ChatServer, Reply, chat_server
 
 ROW = PromptRow("s", [{"role": "user", "content": "Why?"}], "because", extra_info={})

@@ -17,8 +17,8 @@ from rlctl.runtime.budget import OomRetry
 from rlctl.runtime.data.conversations import Conversations
 from rlctl.runtime.data.tokenizer import render_prompt
 from rlctl.runtime.rewards.functions import RewardSpec
-from rlctl.runtime.rewards.pool import RewardPool
-from rlctl.runtime.rewards.report import exceeds
+from rlctl.runtime.rewards.reward_pool import RewardPool
+from rlctl.runtime.rewards.reward_report import exceeds
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.roles import Reward, RewardModel
 from rlctl.tracking.episodes import Episode, Message

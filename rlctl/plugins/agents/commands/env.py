@@ -49,7 +49,7 @@ def list_environments(python: Python = None, as_json: Json = False) -> None:
 def show(name: Name, settings: Settings = None, as_json: Json = False) -> None:
     """Show the settings of an environment or tool, and the tools that the policy may call."""
     from rlctl.cli.views.samples import print_environment
-    from rlctl.plugins.agents.environments.loading import find_environment
+    from rlctl.plugins.agents.environments.environment_loading import find_environment
     from rlctl.plugins.agents.environments.toolset import KIND as TOOLS
     from rlctl.runtime.sandbox.user_code import load_named
 
@@ -91,8 +91,8 @@ def _descriptions(kind: str) -> dict[str, str]:
 def _is_tool(name: str) -> bool:
     """Return True if `name` names a tool and no environment."""
 
+    from rlctl.plugins.agents.environments.environment_loading import KIND
     from rlctl.plugins.agents.environments.function_tools import is_marked
-    from rlctl.plugins.agents.environments.loading import KIND
     from rlctl.plugins.agents.environments.skyrl import provide_skyrl
     from rlctl.plugins.agents.environments.toolset import KIND as TOOLS
     from rlctl.runtime.sandbox.user_code import load_named
@@ -112,7 +112,7 @@ def _schemas(name: str, values: dict[str, Any], is_tool: bool) -> list[dict[str,
     """
     import asyncio
 
-    from rlctl.plugins.agents.environments.pool import EnvironmentPool
+    from rlctl.plugins.agents.environments.environment_pool import EnvironmentPool
     from rlctl.plugins.agents.environments.toolset import load_toolset
 
     try:

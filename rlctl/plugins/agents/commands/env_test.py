@@ -178,7 +178,7 @@ def _play_script(
     """Play an episode of each row with scripted turns."""
     import asyncio
 
-    from rlctl.plugins.agents.environments.pool import EnvironmentPool, Timeouts
+    from rlctl.plugins.agents.environments.environment_pool import EnvironmentPool, Timeouts
     from rlctl.plugins.agents.environments.scripted import play, read_script
 
     scripts = read_script(scripted.expanduser()) if scripted else [[]]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlctl.plugins.agents.environments.loading import Factory, load_environment
+from rlctl.plugins.agents.environments.environment_loading import Factory, load_environment
 from rlctl.plugins.agents.environments.protocol import (
     Environment,
     Row,

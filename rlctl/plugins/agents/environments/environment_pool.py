@@ -18,17 +18,17 @@ from typing import Any, Literal, Self
 from rlctl import plugins
 from rlctl.cores import allowed_cores
 from rlctl.errors import RlctlError
-from rlctl.plugins.agents.environments.host import EnvironmentHost
+from rlctl.plugins.agents.environments.environment_host import EnvironmentHost
 from rlctl.plugins.agents.environments.program import ProgramEnvironment
 from rlctl.plugins.agents.environments.protocol import Row, Step, step_from_json
 from rlctl.recipes import schema
 from rlctl.runtime.sandbox import worker_process
 from rlctl.runtime.sandbox.calls import CLOSE_S
 from rlctl.runtime.sandbox.interruptions import is_stopped
-from rlctl.runtime.sandbox.settings import Limits, WorkerSettings
 from rlctl.runtime.sandbox.user_code import check_interpreter
 from rlctl.runtime.sandbox.worker_pool import WorkerPool
 from rlctl.runtime.sandbox.worker_process import RequestFailed, Worker, WorkerLost
+from rlctl.runtime.sandbox.worker_settings import Limits, WorkerSettings
 from rlctl.runtime.serving.chat import Message, ToolSchema, Turn
 
 LOG = logging.getLogger(__name__)

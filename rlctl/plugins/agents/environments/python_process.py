@@ -19,13 +19,13 @@ from typing import Any
 
 from rlctl.runs.process import die_with_parent
 from rlctl.runtime.sandbox.guard import fork_guarded, guard
-from rlctl.runtime.sandbox.limits import restrict_files, set_limit
 from rlctl.runtime.sandbox.namespaces import (
     Namespaces,
     drop_capabilities,
     enter_namespaces,
     mount_processes,
 )
+from rlctl.runtime.sandbox.process_limits import restrict_files, set_limit
 from rlctl.runtime.sandbox.system_calls import restrict_calls
 
 CANNOT_DENY = 97  # exit status: the network cannot be denied

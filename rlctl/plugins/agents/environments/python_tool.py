@@ -26,7 +26,7 @@ from rlctl.errors import ConfigError
 from rlctl.plugins.agents.environments.python_process import CANNOT_DENY, CANNOT_PROTECT
 from rlctl.plugins.agents.environments.tool import StatelessTool, ToolResult
 from rlctl.runtime.sandbox.isolation import bubblewrap, bubblewrap_advice, has_bubblewrap
-from rlctl.runtime.sandbox.usage import children, usage
+from rlctl.runtime.sandbox.program_usage import children, usage
 from rlctl.runtime.serving.chat import to_schema
 
 _BOOT = (

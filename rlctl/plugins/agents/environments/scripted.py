@@ -11,7 +11,7 @@ from typing import Any
 
 from rlctl.data_prep.message_parts import text_of
 from rlctl.errors import ConfigError, NotFoundError
-from rlctl.plugins.agents.environments.pool import EnvironmentFailed, EnvironmentPool
+from rlctl.plugins.agents.environments.environment_pool import EnvironmentFailed, EnvironmentPool
 from rlctl.plugins.agents.environments.protocol import Row
 from rlctl.runtime.serving.chat import Message, ToolCall, ToolSchema, Turn
 

@@ -12,10 +12,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rlctl.errors import ConfigError
-from rlctl.plugins.agents.environments.pool import EnvironmentFailed, Timeouts
+from rlctl.plugins.agents.environments.environment_pool import EnvironmentFailed, Timeouts
 from rlctl.plugins.agents.environments.program import ENDPOINT
 from rlctl.plugins.agents.episode import EpisodeRun, State, turn_seed
-from rlctl.plugins.agents.programs.conversations import Conversation, continued, stopped
+from rlctl.plugins.agents.programs.program_conversations import Conversation, continued, stopped
 from rlctl.plugins.agents.tokens import Tokens
 from rlctl.runtime.rollout.requests import Completion, Request, next_key
 from rlctl.runtime.serving.chat import Message, Turn

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlctl.errors import Problem
-from rlctl.recipes.roles import ROLLOUT
+from rlctl.recipes.role_table import ROLLOUT
 
 _ASYNC = "async_training"
 _THRESHOLD, _PARTIAL = f"{_ASYNC}.staleness_threshold", f"{_ASYNC}.partial_rollout"

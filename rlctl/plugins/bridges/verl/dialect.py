@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rlctl.recipes.keys import known_key
 
 if TYPE_CHECKING:
-    from rlctl.plugins.bridges.verl.settings import VerlSettings
     from rlctl.plugins.bridges.verl.translate import VerlTranslation
+    from rlctl.plugins.bridges.verl.verl_settings import VerlSettings
 
 # Words of verl by the ends of rlctl's keys that take them; None: any value. Keys in mappings that
 # other libraries read may be verl's, too.
@@ -48,7 +48,7 @@ class Verl:
 
     def translator(self, bases: Collection[str]) -> VerlSettings:
         """Return the translator of a configuration; SFT's base adds keys of verl's SFT trainer."""
-        from rlctl.plugins.bridges.verl.settings import VerlSettings
+        from rlctl.plugins.bridges.verl.verl_settings import VerlSettings
 
         return VerlSettings("sft_trainer" in bases)
 

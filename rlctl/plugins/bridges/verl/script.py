@@ -13,9 +13,9 @@ import yaml
 
 from rlctl.errors import ConfigError, NotFoundError, Problem, RlctlError
 from rlctl.plugins.bridges.verl.config_names import check_name, recipe_of, settings_of
-from rlctl.plugins.bridges.verl.settings import VerlSetting, VerlSettings
 from rlctl.plugins.bridges.verl.shell import Shell
 from rlctl.plugins.bridges.verl.tables import DEFAULT_CONFIGURATIONS, PPO_MODULES
+from rlctl.plugins.bridges.verl.verl_settings import VerlSetting, VerlSettings
 from rlctl.recipes.keys import known_key, suggest_key
 from rlctl.recipes.layers import Origin, leaves, nested
 from rlctl.recipes.overrides import parse, plain

@@ -23,8 +23,8 @@ from rlctl.errors import (
 )
 from rlctl.plugins.console.board.access import Access, add_headers
 from rlctl.plugins.console.board.actions import Actions
-from rlctl.plugins.console.board.samples import VERDICTS, SampleQuery
-from rlctl.plugins.console.board.stream import ListChanges, RunChanges, send_events
+from rlctl.plugins.console.board.event_stream import ListChanges, RunChanges, send_events
+from rlctl.plugins.console.board.sample_pages import VERDICTS, SampleQuery
 from rlctl.plugins.console.board.views import PAGE, Views
 from rlctl.plugins.console.report.page import BOARD_SCRIPTS, SCRIPTS, part, plotly, render
 from rlctl.plugins.console.report.page import page as report_page

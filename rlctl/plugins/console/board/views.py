@@ -19,7 +19,7 @@ import psutil
 from rlctl.errors import NotFoundError, RlctlError, UsageError
 from rlctl.monitoring.run_summary import LOSS, REWARD, validation_metric
 from rlctl.plugins.console.board.live_metrics import MetricsCache
-from rlctl.plugins.console.board.samples import SampleQuery, page_of_samples
+from rlctl.plugins.console.board.sample_pages import SampleQuery, page_of_samples
 from rlctl.plugins.console.report.content import (
     checkpoints,
     content,
@@ -38,7 +38,7 @@ from rlctl.runs.run import ACTIVE, Run, is_run, read_run, stamp
 from rlctl.runs.stacks import run_processes
 from rlctl.runs.store import RunStore
 from rlctl.sweeps import results
-from rlctl.sweeps.record import RECORD_FILE, SweepDir, matching_sweep, sweeps
+from rlctl.sweeps.sweep_record import RECORD_FILE, SweepDir, matching_sweep, sweeps
 from rlctl.terminal import visible
 from rlctl.tracking.jsonl import METRICS_FILE
 from rlctl.tracking.summary import SERIES

@@ -20,8 +20,8 @@ from rlctl.errors import NotFoundError
 from rlctl.monitoring.text import percent_or_number
 
 if TYPE_CHECKING:
-    from rlctl.runs.compare import Comparison
     from rlctl.runs.run import Run
+    from rlctl.runs.run_comparison import Comparison
     from rlctl.runs.store import RunStore
 
 
@@ -125,8 +125,8 @@ def compare(
 
 def _fields(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return the fields of the compared runs that plug-ins compute, such as their cost."""
-    from rlctl.runs.compare import distinct
     from rlctl.runs.details import plugin_fields
+    from rlctl.runs.run_comparison import distinct
 
     return [plugin_fields(run) for run in distinct(runs)]
 

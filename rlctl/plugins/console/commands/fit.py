@@ -20,7 +20,7 @@ from rlctl.runs.store import RunStore
 from rlctl.suggest import did_you_mean, hydra_text
 
 if TYPE_CHECKING:
-    from rlctl.plugins.console.fit.fit import Search
+    from rlctl.plugins.console.fit.fit_search import Search
     from rlctl.plugins.console.fit.fits import Fit, Trial
     from rlctl.recipes.layers import Recipe
 
@@ -104,7 +104,7 @@ def fit(
     composed, command = (
         _of_run(run, words, root) if run is not None else _of_recipe(verb, words, model, recipe)
     )
-    from rlctl.plugins.console.fit.fit import Search
+    from rlctl.plugins.console.fit.fit_search import Search
     from rlctl.plugins.console.fit.fits import meshes
     from rlctl.runtime.data import quickstart
     from rlctl.runtime.planning.known_gpus import find_device

@@ -19,7 +19,7 @@ from rlctl.terminal import visible
 
 if TYPE_CHECKING:
     from rlctl.data_prep.raw_data import RawData
-    from rlctl.plugins.console.project.files import Project
+    from rlctl.plugins.console.project.project_files import Project
     from rlctl.plugins.console.project.questions import Answers
     from rlctl.runtime.planning.dry_run import DryRun
 
@@ -168,7 +168,7 @@ def new(
     from rlctl.cli.views.samples import print_row, row_entry
     from rlctl.data_prep.raw_data import find_raw
     from rlctl.data_prep.text_files import text_form
-    from rlctl.plugins.console.project.files import Project
+    from rlctl.plugins.console.project.project_files import Project
 
     if folder is not None and not force:
         Project(folder, algorithm).refuse_existing()
@@ -247,7 +247,7 @@ def _ask(question: str, suggestion: str | None, parse: Callable[[str], Any]) -> 
 
 def _dry_run(project: Project, as_json: bool) -> DryRun | None:
     """Check the recipe as a start would; print the report, or return it for JSON."""
-    from rlctl.cli.views import dry_run as view
+    from rlctl.cli.views import dry_run_report as view
     from rlctl.recipes.compose import compose
 
     announce(f"wrote {project.files['recipe']}; checking it")

@@ -12,7 +12,7 @@ from rlctl.cli.console import print_json, print_table
 from rlctl.cli.options import Json
 from rlctl.cli.startup import announce
 from rlctl.cli.stderr import notice
-from rlctl.plugins.console.queue.entries import Entry, Queue, others
+from rlctl.plugins.console.queue.queue_file import Entry, Queue, others
 
 app = typer.Typer(help="Start runs as devices of this machine become free.", no_args_is_help=True)
 

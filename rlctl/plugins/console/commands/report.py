@@ -55,9 +55,9 @@ def report(
     from rlctl.api import find_run_or_sweep, open_run
     from rlctl.plugins.console.report.content import content
     from rlctl.plugins.console.report.page import page
-    from rlctl.runs.compare import distinct
-    from rlctl.sweeps.record import SweepDir
+    from rlctl.runs.run_comparison import distinct
     from rlctl.sweeps.results import runs_of, search
+    from rlctl.sweeps.sweep_record import SweepDir
 
     first = find_run_or_sweep(runs[0], root) if len(runs) == 1 else None
     sweep = first if isinstance(first, SweepDir) else None

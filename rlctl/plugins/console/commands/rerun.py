@@ -59,7 +59,7 @@ def rerun(
     """
     announce("checking the run")
     with until_start() as on_end:
-        from rlctl.plugins.console import rerun as again
+        from rlctl.plugins.console import rerun_plan as again
 
         found = RunStore(root).find(run)
         recipe = again.compose_again(found, overrides or [], name)

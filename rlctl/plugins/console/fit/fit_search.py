@@ -19,7 +19,7 @@ from rlctl.plugins.console.fit.fits import Fit, Mesh
 from rlctl.quickstart import NAME
 from rlctl.recipes import schema
 from rlctl.recipes.compose import Recipe
-from rlctl.recipes.roles import ACTOR, Role, built_roles, rollout_pool
+from rlctl.recipes.role_table import ACTOR, Role, built_roles, rollout_pool
 from rlctl.runtime.algorithms.base import Algorithm, routed_models, rows_per_prompt
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.load import Kind

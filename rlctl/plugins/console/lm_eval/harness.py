@@ -28,7 +28,7 @@ from rlctl.errors import (
     raise_problems,
 )
 from rlctl.recipes import schema
-from rlctl.recipes.roles import ACTOR
+from rlctl.recipes.role_table import ACTOR
 from rlctl.runtime.budget import is_oom
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.evaluate import generating_algorithm

@@ -32,7 +32,7 @@ def override_texts(
         names = [logger] if isinstance(logger, str) else logger
         given.append(f"trainer.logger={_text(['console', *names])}")
     if reward is not None:
-        from rlctl.plugins.console.notebook.functions import reward_overrides
+        from rlctl.plugins.console.notebook.reward_objects import reward_overrides
 
         given += reward_overrides(reward, given)
     return given

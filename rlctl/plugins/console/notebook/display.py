@@ -9,9 +9,9 @@ from typing import Any
 from rlctl.monitoring.run_summary import LOSS, REWARD, validation_metric
 from rlctl.monitoring.text import count, duration, percent_or_number
 from rlctl.plugins.console.report.curves import short
-from rlctl.runs.compare import Comparison, Curve
 from rlctl.runs.details import alarms, changed_settings
 from rlctl.runs.run import Run
+from rlctl.runs.run_comparison import Comparison, Curve
 from rlctl.sweeps.results import SweepResult
 
 _WIDTH, _HEIGHT = 320, 90

@@ -84,7 +84,7 @@ def _config(recipe: Path) -> Config:
 def _reason(config: Config) -> str | None:
     """Return why the model cannot be tried here, or None."""
     from rlctl.runtime.cluster.nvidia import visible_gpus
-    from rlctl.runtime.model.files import weight_files
+    from rlctl.runtime.model.hf_files import weight_files
 
     model = config.actor_rollout_ref.model
     files = weight_files(model)

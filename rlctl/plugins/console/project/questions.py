@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from rlctl.data_prep.jsonl import Fields
+from rlctl.data_prep.question_records import Fields
 from rlctl.data_prep.raw_data import RawData, RowMaker, is_number, kind_of
 from rlctl.data_prep.records import value_at
 from rlctl.errors import UsageError

@@ -13,8 +13,8 @@ import typer
 from rlctl.cli.startup import announce
 from rlctl.cli.stderr import notice
 from rlctl.errors import UsageError
-from rlctl.plugins.console.queue.entries import Queue
 from rlctl.plugins.console.queue.orders import checked
+from rlctl.plugins.console.queue.queue_file import Queue
 from rlctl.plugins.console.queue.worker import ensure_worker
 from rlctl.runs.events import EVENTS_FILE
 from rlctl.terminal import visible

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import REQUESTED_STOPS, RlctlError
-from rlctl.plugins.console.queue.entries import Entry
+from rlctl.plugins.console.queue.queue_file import Entry
 from rlctl.redaction import redact
 from rlctl.runs.record import now
 from rlctl.runs.run import ACTIVE, read_run
-from rlctl.sweeps.record import SweepDir
+from rlctl.sweeps.sweep_record import SweepDir
 
 _MOST_RESTARTS = 3
 _TAIL = 1 << 16  # bytes of the output that are searched for an error

@@ -13,7 +13,7 @@ import psutil
 
 from rlctl.cores import allowed_cores
 from rlctl.monitoring.text import plural
-from rlctl.plugins.console.queue.entries import Entry
+from rlctl.plugins.console.queue.queue_file import Entry
 
 _TIMEOUT_S = 45  # nvidia-smi first initializes GPUs that no process uses
 _COMMANDS = {"train", "resume", "sweep", "eval", "generate"}

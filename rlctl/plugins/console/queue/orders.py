@@ -20,7 +20,7 @@ from rlctl.cli.commands.train import common_settings, loggers, starting_recipe
 from rlctl.cli.train_variants import from_name
 from rlctl.cores import allowed_cores
 from rlctl.errors import UsageError
-from rlctl.plugins.console.queue.entries import Order, secrets
+from rlctl.plugins.console.queue.queue_file import Order, secrets
 from rlctl.recipes import schema
 from rlctl.redaction import redact_word
 from rlctl.runs.run import Run
@@ -75,7 +75,7 @@ class Line:
         )
 
     def _devices(self) -> tuple[str, int | None]:
-        from rlctl.runtime.cluster.access import address_of
+        from rlctl.runtime.cluster.ray_access import address_of
         from rlctl.runtime.planning.devices import Devices
         from rlctl.sweeps.cluster import run_resources
 
@@ -162,7 +162,7 @@ def _started(context: Any, words: list[str], here: bool) -> Line:
     from rlctl.recipes.axes import split_axes, with_first_values
     from rlctl.recipes.compose import compose
     from rlctl.runs.naming import fresh_name
-    from rlctl.runtime.planning.early import check_early
+    from rlctl.runtime.planning.early_checks import check_early
 
     verb, params = context.info_name, context.params
     source, settings = _settings(verb, params)

@@ -20,9 +20,9 @@ from typing import IO
 import psutil
 
 from rlctl.errors import RlctlError
-from rlctl.plugins.console.queue.devices import Choice, Machine
 from rlctl.plugins.console.queue.ends import end_of
-from rlctl.plugins.console.queue.entries import Entry, Queue, secrets
+from rlctl.plugins.console.queue.free_devices import Choice, Machine
+from rlctl.plugins.console.queue.queue_file import Entry, Queue, secrets
 from rlctl.runs.process import DriverProcess, is_locked, lock_folder
 from rlctl.runs.record import now
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlctl.plugins.console.report.curves import MAX_POINTS, Chosen, Rows, axes_of, short
-from rlctl.runs.compare import Curve
 from rlctl.runs.run import Run
+from rlctl.runs.run_comparison import Curve
 from rlctl.runs.settings import read_settings
 from rlctl.runs.student_t import t_quantile
 from rlctl.tracking.metric_table import Column, MetricTable

@@ -16,10 +16,10 @@ from rlctl.recipes.axes import axes_of, check_fixed, check_repeated, split_axes,
 from rlctl.recipes.compose import compose
 from rlctl.runs.process import DriverProcess
 from rlctl.sweeps.child import Child
-from rlctl.sweeps.launch import create
-from rlctl.sweeps.plan import SweepPlan
-from rlctl.sweeps.record import SweepDir, TrialTable
 from rlctl.sweeps.study import Study, check_axes
+from rlctl.sweeps.sweep_launch import create
+from rlctl.sweeps.sweep_plan import SweepPlan
+from rlctl.sweeps.sweep_record import SweepDir, TrialTable
 
 
 def why_one_job(settings: schema.Sweep) -> str | None:

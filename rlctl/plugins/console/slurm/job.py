@@ -18,8 +18,8 @@ from rlctl.errors import REQUESTED_STOPS, RlctlError
 from rlctl.runs.record import now
 from rlctl.runs.run import ACTIVE, read_run
 from rlctl.runs.run_dir import RECORD_FILE, SWEEP_VARIABLE, RunDir
-from rlctl.sweeps.record import RECORD_FILE as SWEEP_FILE
-from rlctl.sweeps.record import SweepDir
+from rlctl.sweeps.sweep_record import RECORD_FILE as SWEEP_FILE
+from rlctl.sweeps.sweep_record import SweepDir
 from rlctl.tracking.jsonl import METRICS_FILE
 
 ON_SLURM = "jobs of SLURM"  # instead of the host of a sweep's process

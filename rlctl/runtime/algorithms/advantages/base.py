@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlctl import plugins
 from rlctl.errors import InternalError
-from rlctl.plugins.results import check_result
+from rlctl.plugins.result_check import check_result
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.ops import EPS, first_rows, group_stats, group_sum, masked_whiten
 from rlctl.runtime.roles import Total

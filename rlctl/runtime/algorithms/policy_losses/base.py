@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rlctl import plugins
-from rlctl.plugins.results import check_result
+from rlctl.plugins.result_check import check_result
 from rlctl.runtime.ops import row_mean
 from rlctl.tracking.metrics import Mean, Metrics
 

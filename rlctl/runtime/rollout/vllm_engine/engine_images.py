@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 from rlctl.data_prep.images import digest_of
 from rlctl.errors import Problem
 from rlctl.recipes import schema
-from rlctl.runtime.batch.images import (
+from rlctl.runtime.batch.image_processor import (
     Inputs,
     image_token,
     num_image_tokens,

@@ -37,15 +37,15 @@ from rlctl.runtime.rollout.engine import (
     SamplingParams,
     generate_by_requests,
 )
+from rlctl.runtime.rollout.engine_startup import run_startup
 from rlctl.runtime.rollout.requests import Completion, Request
-from rlctl.runtime.rollout.startup import run_startup
 from rlctl.runtime.rollout.vllm_engine import adapters
-from rlctl.runtime.rollout.vllm_engine.images import EngineImages, undivided_tower
+from rlctl.runtime.rollout.vllm_engine.engine_images import EngineImages, undivided_tower
 from rlctl.runtime.rollout.vllm_engine.log_probs import report_full_log_probs
-from rlctl.runtime.rollout.vllm_engine.requests import RankPrompts, to_completion, vllm_params
-from rlctl.runtime.rollout.vllm_engine.routing import RoutedExperts
-from rlctl.runtime.rollout.vllm_engine.startup import prepare, start
+from rlctl.runtime.rollout.vllm_engine.routed_experts import RoutedExperts
 from rlctl.runtime.rollout.vllm_engine.versions import check_installed, unlike_transformers
+from rlctl.runtime.rollout.vllm_engine.vllm_requests import RankPrompts, to_completion, vllm_params
+from rlctl.runtime.rollout.vllm_engine.vllm_startup import prepare, start
 from rlctl.runtime.rollout.vllm_engine.weights import (
     ExpertStacks,
     as_in_files,

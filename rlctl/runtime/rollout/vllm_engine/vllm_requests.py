@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlctl.runtime.batch import Ragged
-from rlctl.runtime.batch.images import Images
+from rlctl.runtime.batch.image_processor import Images
 from rlctl.runtime.rollout.requests import Completion, Request
 
 if TYPE_CHECKING:

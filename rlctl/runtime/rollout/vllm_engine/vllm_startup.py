@@ -43,7 +43,11 @@ from rlctl.runtime.rollout.vllm_engine.cpu import (
     size_cache,
 )
 from rlctl.runtime.rollout.vllm_engine.cpu_states import compute_delta_nets
-from rlctl.runtime.rollout.vllm_engine.images import ARGUMENTS, replace_processors, tower_arguments
+from rlctl.runtime.rollout.vllm_engine.engine_images import (
+    ARGUMENTS,
+    replace_processors,
+    tower_arguments,
+)
 from rlctl.runtime.rollout.vllm_engine.versions import HF_HINT, unlike_transformers
 
 if TYPE_CHECKING:

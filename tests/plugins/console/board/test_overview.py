@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
-from rlctl.sweeps.record import SweepDir, SweepRecord, TrialTable
+from rlctl.sweeps.sweep_record import SweepDir, SweepRecord, TrialTable
 from rlctl.tracking.tracker import Sample
 from tests.browser import wait_for
 from tests.plugins.console.board.serving import Served, serving

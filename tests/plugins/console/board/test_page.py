@@ -16,7 +16,7 @@ from rlctl.plugins.console.label_changes import set_note
 from rlctl.runs.labels import read_labels
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.run_dir import RunDir
-from rlctl.sweeps.record import SweepDir, SweepRecord, TrialTable
+from rlctl.sweeps.sweep_record import SweepDir, SweepRecord, TrialTable
 from tests.browser import wait_for
 from tests.plugins.console.board.serving import Served
 from tests.plugins.console.test_report import ACC, EVIL, sample, write_run

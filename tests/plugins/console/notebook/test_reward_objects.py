@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlctl.errors import UsageError
-from rlctl.plugins.console.notebook.functions import reward_overrides
+from rlctl.plugins.console.notebook.reward_objects import reward_overrides
 from rlctl.recipes.compose import compose
 
 CELL = '''

@@ -165,7 +165,7 @@ def load_class(class_name: str, where: str, folder: Path) -> Callable[..., Any]:
 def provide_verl() -> None:
     """Offer the modules of verl that tools and interactions import, unless it is installed."""
     from rlctl.plugins.agents.environments import function_tools
-    from rlctl.plugins.agents.environments.verl import gsm8k
+    from rlctl.plugins.agents.environments.verl import verl_gsm8k
 
     types = {kind.__name__: kind for kind in TYPES}
     contents: dict[str, dict[str, Any]] = {
@@ -174,14 +174,14 @@ def provide_verl() -> None:
         "verl.tools.base_tool": {"BaseTool": BaseTool},
         "verl.tools.schemas": types,
         "verl.tools.function_tool": {"function_tool": function_tools.function_tool},
-        "verl.tools.gsm8k_tool": {"Gsm8kTool": gsm8k.Gsm8kTool},
+        "verl.tools.gsm8k_tool": {"Gsm8kTool": verl_gsm8k.Gsm8kTool},
         "verl.interactions": {},
         "verl.interactions.base": {"BaseInteraction": BaseInteraction},
-        "verl.interactions.gsm8k_interaction": {"Gsm8kInteraction": gsm8k.Gsm8kInteraction},
+        "verl.interactions.gsm8k_interaction": {"Gsm8kInteraction": verl_gsm8k.Gsm8kInteraction},
         "verl.utils": {},
         "verl.utils.rollout_trace": {"rollout_trace_op": _untraced},
         "verl.utils.reward_score": {},
-        "verl.utils.reward_score.gsm8k": {"compute_score": gsm8k.gsm8k_score},
+        "verl.utils.reward_score.gsm8k": {"compute_score": verl_gsm8k.gsm8k_score},
     }
     provide(contents)
 
