@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from rich.text import Text
 from rlctl.cli.options import RUNS_VARIABLE
 from rlctl.cli.stderr import notice
 from rlctl.errors import RlctlError
-from rlctl.files import by_step
 from rlctl.monitoring.run_summary import (
     LOSS,
     REWARD,
@@ -96,32 +96,31 @@ def print_end(run: RunDir, state: str, seconds: float) -> None:
 
     if run.record.skipped_rows:
         notice(f"training rows left out: {counted(run.record.skipped_rows)}")
+    name, unreported, next_commands = _selector(run), list[Row](), list[str]()
     if state != "finished":
-        from rlctl.cli.unfinished import resumed_from
+        from rlctl.cli.unfinished import resume_commands, unreported_rows
 
-        if resumed := resumed_from(run):
-            notice(f"`rlctl resume {_selector(run)}` continues {resumed}")
+        next_commands, unreported = resume_commands(run, name), unreported_rows(run)
     events = read_events(run.path)
     trackers = destinations(events)
     if state == "failed":
         for name, place in trackers.items():
             notice(f"{name}: {line(place)}")
         return
-    next_commands = [*_next_commands(run, state), *commands_of(trackers, _selector(run))]
-    rows = metric_rows(run.metrics)
+    next_commands += [*_next_commands(run, name), *commands_of(trackers, name)]
+    rows = chain(metric_rows(run.metrics), unreported)
     print_summary(state, run.path, rows, seconds, alarms_of(events), next_commands)
 
 
-def _next_commands(run: RunDir, state: str) -> list[str]:
+def _next_commands(run: RunDir, name: str) -> list[str]:
     """Return the commands that work on the run as it is."""
-    name = _selector(run)
-    commands = [] if state == "finished" else [f"rlctl resume {name}"]
-    commands.append(f"rlctl show {name}")
-    if any(run.path.glob("generations/*")):
-        commands.append(f"rlctl show {name} --samples")
-    commands.append(f"rlctl report {name}")
-    if by_step(run.path / "checkpoints"):
-        commands += [f"rlctl eval {name}", f"rlctl export {name} DIR"]
+    has_samples = any(run.path.glob("generations/*"))
+    samples = [f"rlctl show {name} --samples"] if has_samples else []
+    commands = [f"rlctl show {name}", *samples, f"rlctl report {name}"]
+    if any(run.path.glob("checkpoints/step_*")):
+        from rlctl.cli.unfinished import model_commands
+
+        commands += model_commands(run, name)
     return commands
 
 

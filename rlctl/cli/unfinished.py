@@ -1,22 +1,83 @@
-"""The point from which a run that has not finished is resumed."""
+"""Point from which an unfinished run is resumed, and commands that work on its checkpoint."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from rlctl.cli.stderr import notice
+from rlctl.errors import RlctlError
+from rlctl.monitoring.run_summary import Row
 from rlctl.monitoring.text import plural
 from rlctl.runs.run_dir import RunDir
+from rlctl.runs.settings import read_settings
+from rlctl.runtime.checkpoint.complete import saved_parts
+from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState
+from rlctl.runtime.workers.background import PARTS
 from rlctl.tracking.summary import read_summary
 
+_LOAD = "trainer.checkpoint.load_contents"
 
-def resumed_from(run: RunDir) -> str | None:
-    """Return the point from which `rlctl resume` continues; None if nothing is lost or left."""
-    from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
 
+def resume_commands(run: RunDir, name: str) -> list[str]:
+    """Print from which point a run is resumed, and return the command for it, if there is one."""
+    last, parent = _last_step(run), run.record.parent
+    command = f"rlctl resume {name}"
+    if steps := _store(run).steps():
+        is_pending = _pending(run) is not None
+        resumed = f"{'with the validation of' if is_pending else 'after'} step {steps[-1]}"
+        parts = _parts(run)
+        if "model" not in parts:
+            notice(f"no command resumes the run: step {steps[-1]} is saved without model")
+            return []
+        if "optimizer" not in parts and "optimizer" in read_settings(run.path).get(_LOAD, PARTS):
+            command += f" {_LOAD}=[model,extra]"
+    elif not last:
+        return [command]
+    elif parent:
+        resumed = f"after step {parent['step']} of the run that it was forked from"
+    else:
+        resumed = f"from the beginning: none of the {plural(last, 'step')} is saved"
+    notice(f"`{command}` continues {resumed}")
+    return [command]
+
+
+def unreported_rows(run: RunDir) -> list[Row]:
+    """Return the metrics of a saved step whose validation was interrupted, if there is one."""
+    state = _pending(run)
+    if state is None or state.step <= _last_step(run):
+        return []
+    return [{"step": state.step, **(state.pending_metrics or {})}]
+
+
+def model_commands(run: RunDir, name: str) -> list[str]:
+    """Return the commands that work on the model in the newest checkpoint."""
+    parts = _parts(run) if _store(run).steps() else []
+    evaluated = [f"rlctl eval {name}"] if "hf_model" in parts else []
+    is_exported = "hf_model" in parts or "model" in parts
+    return [*evaluated, *([f"rlctl export {name} DIR"] if is_exported else [])]
+
+
+def _last_step(run: RunDir) -> int:
     figures = read_summary(run.path, writes=False).figures
-    last, parent = (figures and figures.step) or 0, run.record.parent
-    if steps := CheckpointStore(run.path / "checkpoints").steps():
-        return f"after step {steps[-1]}"
-    if not last:
-        return None
-    if parent:
-        return f"after step {parent['step']} of the run that it was forked from"
-    return f"from the beginning: none of the {plural(last, 'step')} is saved"
+    return (figures and figures.step) or 0
+
+
+def _pending(run: RunDir) -> ControllerState | None:
+    """Return the state of the newest checkpoint if its step is still to be validated."""
+    store = _store(run)
+    with suppress(RlctlError):
+        if steps := store.steps():
+            state = ControllerState.read(store.path(steps[-1]))
+            return state if state.pending else None
+    return None
+
+
+def _parts(run: RunDir) -> list[str]:
+    store = _store(run)
+    with suppress(RlctlError):
+        return saved_parts(store.path(store.steps()[-1]))
+    return list(PARTS)
+
+
+def _store(run: RunDir) -> CheckpointStore:
+    return CheckpointStore(run.path / "checkpoints")

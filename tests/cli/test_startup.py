@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from rlctl.cli.startup import print_end
 from rlctl.runs.run_dir import RunDir
+from rlctl.runtime.checkpoint.store import ControllerState
+from rlctl.runtime.workers.background import PARTS
 from tests.e2e.command import environment
 from tests.processes import run_python
 
@@ -58,12 +63,21 @@ def test_unknown_names_are_refused_before_a_model_is_loaded(
 
 
 def ended(
-    root: Path, state: str, capsys: pytest.CaptureFixture[str], *parts: str, name: str = "long"
+    root: Path,
+    state: str,
+    capsys: pytest.CaptureFixture[str],
+    *parts: str,
+    contents: Sequence[str] = PARTS,
 ) -> list[str]:
-    """Return the commands that the end of a run with the folders `parts` proposes."""
-    run = RunDir.create(root, "quickstart", name, "ppo")
+    """Return the commands that the end of a run with the folders `parts` proposes.
+
+    Its checkpoints have `contents`.
+    """
+    run = RunDir.create(root, "quickstart", "long", "ppo")
     for part in parts:
         (run.path / part).mkdir()
+    for step in run.path.glob("checkpoints/*"):
+        (step / "manifest.json").write_text(json.dumps({"contents": contents}))
     print_end(run, state, 1.0)
     lines = capsys.readouterr().err.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("  next"))
@@ -97,6 +111,50 @@ def test_a_finished_run_proposes_what_it_has(
         "rlctl eval long",
         "rlctl export long DIR",
     ]
+
+
+def test_a_checkpoint_proposes_what_works_on_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RLCTL_RUNS", raising=False)
+    checkpoint = ("checkpoints/step_000001",)
+
+    def proposed(state: str, *contents: str) -> list[str]:
+        found = ended(tmp_path / "runs", state, capsys, *checkpoint, contents=contents)
+        shutil.rmtree(tmp_path / "runs")
+        return [line for line in found if not line.startswith(("rlctl show", "rlctl report"))]
+
+    assert proposed("finished", "model") == ["rlctl export long DIR"]
+    assert proposed("finished", "optimizer", "extra") == []
+    without = "rlctl resume long trainer.checkpoint.load_contents=[model,extra]"
+    assert proposed("stopped", "model", "hf_model") == [
+        without,
+        "rlctl eval long",
+        "rlctl export long DIR",
+    ]
+    assert proposed("stopped", "hf_model") == ["rlctl eval long", "rlctl export long DIR"]
+
+
+def test_a_stop_during_a_validation_counts_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RLCTL_RUNS", raising=False)
+    run = RunDir.create(Path("runs"), "quickstart", "long", "ppo")
+    run.metrics.write_text('{"step": 0, "val/loss": 1}\n{"step": 1, "train/loss": 2}\n')
+    checkpoint = run.path / "checkpoints" / "step_000002"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}")
+    metrics = {"train/loss": 1.0}
+    ControllerState(2, "r", {}, 0, {}, metrics, pending=True).write(checkpoint)
+    print_end(run, "stopped", 1.0)
+    shown = capsys.readouterr().err
+    assert "`rlctl resume long` continues with the validation of step 2\n" in shown
+    assert "stopped: 2 steps in" in shown
+    run.metrics.write_text('{"step": 1, "train/loss": 2}\n{"step": 2, "train/loss": 1}\n')
+    print_end(run, "stopped", 1.0)
+    assert "stopped: 2 steps in" in capsys.readouterr().err
 
 
 def test_closed_streams_are_no_defect(tmp_path: Path) -> None:

@@ -37,12 +37,20 @@ def policy_folder(store: CheckpointStore, step: int | None = None) -> Path:
     return folder
 
 
-def check_contents(checkpoint: Path, wanted: Checkpoint) -> None:
-    """Raise ConfigError if a checkpoint does not have what a resumed run loads."""
+def saved_parts(checkpoint: Path) -> list[str]:
+    """Return the parts of `trainer.checkpoint.save_contents` that a checkpoint has.
+
+    Raises ConfigError if its manifest cannot be read.
+    """
     try:
-        saved = json.loads(read_record(checkpoint / MANIFEST)).get("contents", PARTS)
+        return list(json.loads(read_record(checkpoint / MANIFEST)).get("contents", PARTS))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{checkpoint.name} has no manifest", where=str(checkpoint)) from error
+
+
+def check_contents(checkpoint: Path, wanted: Checkpoint) -> None:
+    """Raise ConfigError if a checkpoint does not have what a resumed run loads."""
+    saved = saved_parts(checkpoint)
     parts = {"model", *(part for part in wanted.load_contents if part == "optimizer")}
     for part in sorted(parts - set(saved)):
         hint = "trainer.checkpoint.load_contents=[model,extra] starts with a new one"
