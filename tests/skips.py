@@ -14,6 +14,7 @@ import pytest
 from rlctl.runtime.sandbox.isolation import has_bubblewrap, own_namespaces
 from rlctl.runtime.sandbox.namespaces import Namespaces
 from tests.browser import CHROMIUM
+from tests.plugins.console import slurm_cluster
 
 # What `make test` does not install, and `make test-extras` does; the module that shows it.
 EXTRAS = {
@@ -53,6 +54,11 @@ ALLOWED: list[tuple[str, bool, list[str]]] = [
     *(
         (f"{shell} is not installed", _no(shell), ["tests/cli/test_completion.py::*"])
         for shell in ("zsh", "fish")
+    ),
+    (
+        "not here: *",
+        bool(slurm_cluster.missing()),
+        ["tests/plugins/console/test_slurm*.py::*"],
     ),
     (
         "needs bubblewrap",

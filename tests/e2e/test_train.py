@@ -113,6 +113,7 @@ def test_sft_learns_the_solutions(folder: Path, settings: list[str]) -> None:
     rows = metrics(train("sft", "taught", "--inline", *settings, cwd=folder))
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
     assert losses[-1] < 0.7 * losses[0]
+    assert not [name for row in rows for name in row if name.startswith(("critic/", "reward/"))]
 
 
 def test_failing_reward_function_never_stops_a_run(

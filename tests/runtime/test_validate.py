@@ -135,6 +135,8 @@ def test_rows_without_a_component_and_rows_that_were_cut() -> None:
     assert metrics["reward/acc/mean"] == 0.5
     assert "reward/no/mean" not in metrics
     assert metrics["response_length/clip_ratio"] == pytest.approx(2 / 3)
+    without = to_floats(rollout_metrics(scored, 3, has_rewards=False))
+    assert without == {name: metrics[name] for name in metrics if "_length/" in name}
 
 
 def test_fraction_of_groups_without_variance() -> None:

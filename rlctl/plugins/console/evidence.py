@@ -57,7 +57,7 @@ def keep(run: Path, recorded: Mapping[str, Any]) -> None:
     """Copy what the run with the configuration `recorded` uses; a failure is a warning."""
     copies = _Copies()
     try:
-        for part in patch_parts():
+        for part in patch_parts(Path.cwd()):
             copies.add(PATCH, part, part.partition("\n")[0])
         files: dict[str, dict[str, str]] = {}
         for path in dict.fromkeys(user_files(recorded)):
@@ -87,9 +87,9 @@ def copy_name(path: Path) -> str:
     return f"outside/{path.relative_to(path.anchor)}"
 
 
-def patch_parts() -> list[str]:
-    """Return the uncommitted changes around the current folder, file by file."""
-    changes = uncommitted_changes(Path.cwd()) or b""
+def patch_parts(folder: Path) -> list[str]:
+    """Return the uncommitted changes around a folder, file by file."""
+    changes = uncommitted_changes(folder) or b""
     parts = re.split(r"(?m)^(?=diff --git )", changes.decode("utf-8", "surrogateescape"))
     return [part for part in parts if part]
 

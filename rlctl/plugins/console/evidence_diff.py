@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlctl.errors import RlctlError
 from rlctl.files import read_record
 from rlctl.plugins.console.evidence import (
     FILES,
@@ -22,11 +23,15 @@ from rlctl.plugins.console.evidence import (
     read_bounded,
     user_files,
 )
+from rlctl.recipes.layers import Origin, nested
+from rlctl.recipes.roles import needed_roles
+from rlctl.recipes.unused_keys import unused_keys
+from rlctl.recipes.validate import load_config
 from rlctl.redaction import redact
 from rlctl.runs.provenance import git_state
 from rlctl.runs.run import Run
 from rlctl.runs.settings import read_settings
-from rlctl.runs.trust import is_own, is_trusted
+from rlctl.runs.trust import check, is_own, is_trusted
 from rlctl.runtime.training.run_folder import installed_packages
 
 _NAMES = ("trainer.experiment_name",)
@@ -69,11 +74,12 @@ class Evidence:
         """Return the present sources: the settings of the run, and files, changes and packages."""
         before = cls.of(run)
         now = {name: redact(text.decode("utf-8", "replace")) for name, text in _now(run).items()}
+        folder = _folder(run)
         environment = {
-            "commit": (git_state(Path.cwd()) or {}).get("commit"),
+            "commit": (git_state(folder) or {}).get("commit"),
             **_packages(installed_packages()),
         }
-        patch = "".join(map(redact, patch_parts()))
+        patch = "".join(map(redact, patch_parts(folder)))
         return cls("now", before.settings, environment, patch, {**before.files, **now})
 
     def compared(self, other: Evidence) -> dict[str, Any]:
@@ -107,17 +113,54 @@ def changed_files(run: Run, recorded: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _now(run: Run) -> dict[str, bytes]:
-    """Return the present content of the files of code, by the name of their copies.
+def may_read(run: Run) -> bool:
+    """Return True if files that a run names may be read: another's run could name any file."""
+    return is_own(run.path) or is_trusted(run.path)
 
-    Another's run could name any file, so it has none without trust.
-    """
-    if not (is_own(run.path) or is_trusted(run.path)):
+
+def _now(run: Run) -> dict[str, bytes]:
+    """Return the present content of the files of code, by the name of their copies."""
+    if not may_read(run):
         return {}
-    files = {copy_name(path): read_bounded(path) for path in user_files(read_settings(run.path))}
-    copies = (path for path in (run.path / FOLDER / FILES).rglob("*") if path.is_file())
-    names = (str(path.relative_to(run.path / FOLDER / FILES)) for path in copies)
-    return {name: files.get(name) or b"" for name in (*names, *files)}
+    known: dict[str, Path] = {}
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        files = json.loads(read_record(run.path / FOLDER / INDEX))["files"]
+        known = {name: Path(file["path"]) for name, file in files.items()}
+    named = (path for path in user_files(read_settings(run.path)) if path not in known.values())
+    files = {**known, **{copy_name(path): path for path in named}}
+    return {name: read_bounded(path) or b"" for name, path in files.items()}
+
+
+def _folder(run: Run) -> Path:
+    """Return the folder in which one's own run was started, or the current one if it is gone."""
+    record = run.record
+    started = Path(record.cwd) if record is not None and may_read(run) else Path.cwd()
+    return started if started.is_dir() else Path.cwd()
+
+
+def without_effect(one: Run, other: Run | None, keys: Collection[str]) -> list[str]:
+    """Return those of `keys` that no part of the runs reads, or of one run if `other` is None."""
+    runs = [one] if other is None else [one, other]
+    if not keys:
+        return []
+    unread = [_without_effect(run, keys) for run in runs]
+    return sorted(set.intersection(*unread))
+
+
+def _without_effect(run: Run, keys: Collection[str]) -> set[str]:
+    """Return those of `keys` that a run does not read; none if it is another's that names code."""
+    from rlctl.runtime.build import load_algorithm  # takes seconds
+
+    settings = read_settings(run.path)
+    given = {key: [Origin(settings[key], "", 3)] for key in keys if key in settings}
+    with suppress(RlctlError):
+        check(run.path)
+        config = load_config(nested(settings))
+        needs = load_algorithm(config, 1).needs
+        roles = {role.name for role in needed_roles(config, needs)}
+        found = {unused.key for unused in unused_keys(nested(settings), given, roles)}
+        return found | (set(keys) - given.keys())
+    return set()
 
 
 def _text(path: Path) -> str:

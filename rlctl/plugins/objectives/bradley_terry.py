@@ -84,6 +84,7 @@ class BradleyTerry:
         """Both responses, and the margin if it is used."""
         return (*pair_fields(self.data), *([MARGIN] if self.params.margin else ()))
 
+    has_rewards: ClassVar = False  # the mean of its scores is arbitrary
     unused_keys: ClassVar = (
         "actor_rollout_ref.actor.*",
         "actor_rollout_ref.rollout.*",

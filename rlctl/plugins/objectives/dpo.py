@@ -39,6 +39,7 @@ class DPO(PairAlgorithm[PairParams]):
 
     Params: ClassVar[type[PairParams]] = PairParams
 
+    has_rewards: ClassVar = False  # its scores only order each pair
     unused_keys: ClassVar = (
         *PairAlgorithm.unused_keys,
         "trainer.mismatch.*",

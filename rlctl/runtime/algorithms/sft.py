@@ -92,6 +92,7 @@ class SFT(Stateless):
         """The solution."""
         return () if self.solution is None else (self.solution,)
 
+    has_rewards: ClassVar = False  # its scores are no metrics
     unused_keys: ClassVar = (
         *PPO_KEYS,
         *AGGREGATION_KEYS,

@@ -22,25 +22,23 @@ def spread(name: str, values: Tensor) -> Metrics:
     }
 
 
-def rollout_metrics(scored: Scored, max_response_length: int) -> Metrics:
-    """Return metrics of lengths, scores and reward components.
+def rollout_metrics(scored: Scored, max_response_length: int, *, has_rewards: bool = True) -> Metrics:
+    """Return metrics of lengths and, if `has_rewards`, of scores and reward components.
 
     `response_length/clip_ratio` is the share of rows that reached `max_response_length`, or that
     ended because a reply did not fit. An episode with several rows has one score. Rows without a
     component do not count in its mean.
     """
-    once = first_rows(scored.episode_of_row)
-    scores, group = scored.scores[once], scored.group[once]
     responses, prompts = scored.response_ids.lengths, scored.prompt_ids.lengths
-    metrics = (
-        spread("response_length", responses)
-        | spread("prompt_length", prompts)
-        | spread("critic/score", scores)
-    )
+    metrics = spread("response_length", responses) | spread("prompt_length", prompts)
     cut = torch.tensor([finish == "length" for finish in scored.finish], dtype=torch.bool)
     cut |= responses >= max_response_length
     metrics["response_length/clip_ratio"] = Mean(float(cut.sum()), len(scored))
-    metrics |= uniform_groups(scores, group)
+    if not has_rewards:
+        return metrics
+    once = first_rows(scored.episode_of_row)
+    scores, group = scored.scores[once], scored.group[once]
+    metrics |= spread("critic/score", scores) | uniform_groups(scores, group)
     metrics["reward/num_failed"] = Sum(float(scored.failed[once].sum()))
     for name, component in scored.components.items():
         values = component[once & ~component.isnan()]

@@ -128,6 +128,7 @@ class Trainer:
         self.failures: StepFailures | None = None  # of rewards, from the first one on
         self.save_every_s = config.save_every_s
         self.skipped_in_a_row = state.skipped_in_a_row
+        self.has_rewards: bool = getattr(context.algorithm, "has_rewards", True)
         with self.clock.running():
             self.source = self._source()
 
@@ -264,7 +265,8 @@ class Trainer:
         self._stop_on_skipped_updates(step, metrics)
         metrics |= self._check_failures(scored, step)
         metrics |= self._report_oom_retries(step)
-        metrics |= to_floats(rollout_metrics(scored, self.context.max_response_length))
+        most, has_rewards = self.context.max_response_length, self.has_rewards
+        metrics |= to_floats(rollout_metrics(scored, most, has_rewards=has_rewards))
         self._keep_some(step, scored)
         metrics |= self._dump(step, scored)
         phases = self.clock.take() | self.source.seconds

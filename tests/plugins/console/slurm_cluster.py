@@ -44,12 +44,12 @@ PartitionName=a Nodes={host} Default=YES MaxTime=INFINITE State=UP
 
 
 def missing() -> list[str]:
-    """Return the daemons of SLURM that are not installed."""
-    return [name for name in DAEMONS if found(name) is None]
+    """Return the programs of SLURM that are not installed."""
+    return [name for name in ("sbatch", *DAEMONS) if found(name) is None]
 
 
 def found(name: str) -> str | None:
-    """Return the path of a daemon, which may be outside of a user's PATH."""
+    """Return the path of a program, which may be outside of a user's PATH."""
     return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
 
 

@@ -14,16 +14,24 @@ import pytest
 
 from rlctl.errors import ResourceError, UsageError
 from rlctl.plugins.console.queue.orders import Line
-from rlctl.plugins.console.slurm.batch import parse, submit
+from rlctl.plugins.console.slurm.batch import check, parse, submit
 from rlctl.recipes.compose import compose
 from rlctl.runs.process import DriverProcess
 from rlctl.runs.record import RunRecord
 from rlctl.runs.run_dir import RunDir
+from tests.plugins.console import slurm_cluster
 from tests.plugins.console.queued import wait
 from tests.recorded import called
 
 STAND_INS = {
-    "sbatch": """[ ! -e {here}/refuse ] || { echo "sbatch: error: invalid partition" >&2; exit 1; }
+    "sbatch": """case "$*" in
+*--tiem*) echo "sbatch: unrecognized option '$1'" >&2; exit 255;;
+*=bogus*) echo "sbatch: error: Invalid ${1%%=*} specification" >&2; exit 255;;
+"--gres --help") echo "sbatch: error: Batch script is empty!" >&2; exit 1;;
+*--help) echo "  -t, --time=minutes   time limit"; exit;;
+esac
+[ ! -e {here}/silent ] || { echo "sbatch: error: Unable to contact slurm controller" >&2; exit 1; }
+[ ! -e {here}/refuse ] || { echo "sbatch: error: invalid partition" >&2; exit 1; }
 cp "$2" {here}/submitted; cp "$2" {here}/submitted-$(basename "$2")
 echo "PENDING|Resources|N/A" >{here}/state; echo "42;cluster" """,
     "squeue": """[ -e {here}/state ] || { echo "Invalid job id specified" >&2; exit 1; }
@@ -90,6 +98,59 @@ def test_several_nodes_start_ray(here: Path):
 def test_options_that_are_none_are_refused(spec: str):
     with pytest.raises(UsageError):
         parse(spec if spec != "no des" else "no d\ns=1 'x\n'")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message", "hint"),
+    [
+        ("tiem=1:00:00", "sbatch does not know tiem", "did you mean time?"),
+        ("time=bogus", "sbatch refuses time=bogus: Invalid --time specification", "sbatch --help"),
+        ("gres", "gres needs a value", "sbatch --help"),
+    ],
+)
+def test_options_are_checked_before_the_command_is(here: Path, spec: str, message: str, hint: str):
+    done = submitted(here, spec=spec)
+    assert (done.returncode, message in done.stderr, hint in done.stderr) == (2, True, True)
+    assert "checking the command" not in done.stderr
+
+
+def test_without_a_cluster_the_error_names_what_is_missing(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (here / "silent").touch()
+    done = submitted(here)
+    message = "the controller of SLURM does not answer: Unable to contact slurm controller"
+    assert (done.returncode, message in done.stderr, "scontrol ping" in done.stderr) == (7, 1, 1)
+    broken = 'echo "sbatch: fatal: Could not establish a configuration source" >&2; exit 1'
+    (here / "bin/sbatch").write_text(f"#!/bin/sh\n{broken}\n")
+    done = submitted(here)
+    assert "finds no cluster of SLURM: Could not establish a configuration" in done.stderr
+    assert (done.returncode, "SLURM_CONF" in done.stderr, "rlctl queue add" in done.stderr) == (
+        7,
+        1,
+        1,
+    )
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = submitted(here)
+    assert "there is no SLURM here: sbatch is missing" in done.stderr
+    assert (done.returncode, "rlctl queue add" in done.stderr) == (7, True)
+
+
+@pytest.mark.skipif(
+    bool(slurm_cluster.missing()), reason=f"not here: {', '.join(slurm_cluster.missing())}"
+)
+def test_the_parser_of_a_real_sbatch_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = "ClusterName=x\nSlurmctldHost=localhost\nNodeName=localhost\n"
+    (tmp_path / "slurm.conf").write_text(config)
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    check(parse("time=20 nodes=2 hint=nomultithread exclusive gres=gpu:1"))
+    for spec, message in (
+        ("tiem=20", "does not know tiem"),
+        ("time=bogus", "Invalid --time specification"),
+        ("partition", "partition needs a value"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            check(parse(spec))
 
 
 def test_what_slurm_refuses_is_an_error(here: Path, monkeypatch: pytest.MonkeyPatch):

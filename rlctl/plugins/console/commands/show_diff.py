@@ -47,16 +47,21 @@ def show_diff(
         raise UsageError(
             "two runs need --diff", hint=f"rlctl show {run} --diff {other}, or rlctl compare"
         )
-    from rlctl.plugins.console.evidence_diff import Evidence
+    from rlctl.plugins.console.evidence_diff import Evidence, may_read, without_effect
 
     store = RunStore(root)
-    found = store.find(run)
+    found, second = store.find(run), None if other is None else store.find(other)
     evidence = Evidence.of(found)
-    against = Evidence.present(found) if other is None else Evidence.of(store.find(other))
+    against = Evidence.present(found) if second is None else Evidence.of(second)
     compared = evidence.compared(against)
+    unread = without_effect(found, second, compared["settings"])
+    compares_files = second is not None or may_read(found)
     if as_json or form == "json":
-        print_json(compared | ({"changes": evidence.patch} if other is None else {}))
+        present = {"changes": evidence.patch, "compares_files": compares_files}
+        print_json(compared | {"without_effect": unread} | (present if second is None else {}))
         return True
+    for key in unread:
+        del compared["settings"][key]
     for section in ("settings", "environment"):
         if rows := [[key, *map(short, pair)] for key, pair in compared[section].items()]:
             print_table([section, evidence.name, against.name], rows)
@@ -65,6 +70,13 @@ def show_diff(
         for line in text.splitlines():
             style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
             stdout().print(visible(line), style=style, markup=False, highlight=False)
+    if unread:
+        notice(f"settings that differ and have no effect: {', '.join(unread)}")
+    if not compares_files:
+        notice(
+            f"{found.name} is not a run of yours, so today's files are not compared; "
+            f"RLCTL_TRUSTED={found.path.resolve()} does that"
+        )
     if not (patch or any(compared[name] for name in ("settings", "environment", "files"))):
         notice(f"{evidence.name} and {against.name} do not differ")
     return True

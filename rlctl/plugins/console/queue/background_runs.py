@@ -54,9 +54,9 @@ def run(context: Any, slurm: str | None) -> None:
 
 def _submit(context: Any, options: str) -> None:
     """Submit the command of a context as a job, and follow it unless `--detach` is given."""
-    from rlctl.plugins.console.slurm.batch import follow, parse, submit
+    from rlctl.plugins.console.slurm.batch import check, follow, parse, submit
 
-    parse(options)
+    check(parse(options))
     announce("checking the command")
     job = submit(checked(context, here=False), options)
     notice(f"job {job.id} of SLURM runs {job.name}; its script and output are in {job.folder}")

@@ -22,13 +22,16 @@ from rlctl.plugins.console.queue.orders import Line
 from rlctl.plugins.console.slurm.job import ON_SLURM, release_sweep, runs_of
 from rlctl.recipes.durations import parse_duration
 from rlctl.runs.run import ACTIVE, read_run
-from rlctl.suggest import overridden_keys
-from rlctl.sweeps.sweep_record import SweepDir
+from rlctl.suggest import did_you_mean, overridden_keys
+from rlctl.sweeps.record import SweepDir
 
 FOLDER = ".slurm"  # in that of a project; lists of runs leave it out
 OPTION = "--slurm"
 _LEAD_S = 300  # of the signal before the time limit
+_NAME = re.compile(r"--([a-z][a-z-]+)")
 _OURS = {"job-name", "output", "error", "array", "wrap", "open-mode"}
+_HERE = "use a login node of the cluster; on this machine `rlctl queue add` runs the same command"
+_UNREACHABLE = ("configuration source", "Unable to contact", "Zero Bytes")
 _TIMEOUT_S = 60
 _POLL_S = 2.0
 # Ray on all nodes: this one, the first of the job, is the head.
@@ -208,6 +211,10 @@ def send(job: Job, name: str, options: Mapping[str, str], task: str = "") -> str
     done = run("sbatch", "--parsable", str(script))
     if done.returncode:
         (job.folder / "job.json").unlink()
+        if any(text in done.stderr for text in _UNREACHABLE):
+            message = f"the controller of SLURM does not answer: {_message(done.stderr)}"
+            hint = "`scontrol ping` names it, and slurm.conf (SLURM_CONF) where it is"
+            raise ResourceError(message, hint=hint)
         raise ResourceError(
             f"sbatch refused the job: {done.stderr.strip()}",
             where=str(script),
@@ -232,6 +239,32 @@ def parse(spec: str) -> dict[str, str]:
     return options
 
 
+def check(options: Mapping[str, str]) -> None:
+    """Let sbatch check names and values of options, for which it needs no controller.
+
+    Raises UsageError for a wrong one, and ResourceError without a cluster.
+    """
+    try:
+        usage = run("sbatch", "--help")
+    except ResourceError as error:
+        raise ResourceError("there is no SLURM here: sbatch is missing", hint=_HERE) from error
+    if usage.returncode:
+        message = f"sbatch finds no cluster of SLURM: {_message(usage.stderr)}"
+        raise ResourceError(message, hint=f"set SLURM_CONF to its slurm.conf, or {_HERE}")
+    for key, value in options.items():
+        done = run("sbatch", f"--{key}={value}" if value else f"--{key}", "--help")
+        if not done.returncode:
+            continue
+        message, hint = f"sbatch does not know {key}", "`sbatch --help` lists its options"
+        if "unrecognized" in done.stderr:
+            hint = did_you_mean(key, {*_NAME.findall(usage.stdout)} - _OURS) or hint
+        elif "script is empty" in done.stderr:  # the option took `--help` as its value
+            message = f"{key} needs a value"
+        else:
+            message = f"sbatch refuses {key}={value}: {_message(done.stderr)}"
+        raise UsageError(message, where=OPTION, hint=hint)
+
+
 def follow(job: Job) -> None:
     """Print why the job waits and then its run, until it is over."""
     from rlctl.cli.commands.watch import watch
@@ -242,6 +275,12 @@ def follow(job: Job) -> None:
         if not job.is_active():
             return
         watch(str(job.run))
+
+
+def _message(errors: str) -> str:
+    """Return the last line of the errors of sbatch, without its name."""
+    last = (errors.strip().splitlines() or ["no reason given"])[-1]
+    return last.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("fatal: ")
 
 
 def _script(job: Job, options: Mapping[str, str], task: str) -> str:
@@ -277,7 +316,12 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     """Run a command of SLURM. Raises ResourceError if it is missing or does not answer."""
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
         )
     except FileNotFoundError as error:
         hint = "use a login node of the cluster"
