@@ -186,7 +186,7 @@ class Layers:
             self.problems.append(Problem(message, where, f"set {example} as a whole"))
             return False
         shown, other = (prefixes[-1], unknown) if level == 3 else (unknown, prefixes[-1])
-        hint = suggest_key(shown) or suggest_key(other)
+        hint = suggest_key(shown) or suggest_key(other) or "`rlctl config keys WORD` finds keys"
         values = [key for key in similar_keys(shown) if schema_keys()[key].kind == "value"]
         fix = override_fix(where, key=values[0]) if values else None
         self.problems.append(Problem(f"unknown key {shown}", where, hint, fix))
@@ -230,7 +230,7 @@ class Layers:
         name = ".".join(path)
         key = known_key(name)
         if key is None:
-            hint = did_you_mean(name, schema_keys())
+            hint = did_you_mean(name, schema_keys()) or "`rlctl config keys WORD` finds keys"
             self.problems.append(Problem(f"unknown key {name}", setting.where, hint))
             return
         if key.kind != "open" or key.name == name:

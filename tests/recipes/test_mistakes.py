@@ -90,6 +90,12 @@ trainer.total_epoch=3
 lr=3
   unknown key lr
   did you mean actor_rollout_ref.actor.optim.lr or critic.optim.lr or reward.reward_model.optim.lr?
++zzzz.yyyyyyyy=1
+  unknown key zzzz.yyyyyyyy
+  `rlctl config keys WORD` finds keys
+~zzzz.yyyyyyyy
+  unknown key zzzz.yyyyyyyy
+  `rlctl config keys WORD` finds keys
 ~trainer.sed
   unknown key trainer.sed
   did you mean trainer.seed

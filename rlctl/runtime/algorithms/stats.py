@@ -22,7 +22,9 @@ def spread(name: str, values: Tensor) -> Metrics:
     }
 
 
-def rollout_metrics(scored: Scored, max_response_length: int, *, has_rewards: bool = True) -> Metrics:
+def rollout_metrics(
+    scored: Scored, max_response_length: int, *, has_rewards: bool = True
+) -> Metrics:
     """Return metrics of lengths and, if `has_rewards`, of scores and reward components.
 
     `response_length/clip_ratio` is the share of rows that reached `max_response_length`, or that
