@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from rlctl import plugins
 from rlctl.cli import PluginGroup
 from rlctl.cli.console import print_json
+from rlctl.cli.more_options import add_options
 from rlctl.cli.options import Json
 from rlctl.cli.stderr import notice
 from rlctl.errors import NotFoundError, UsageError
@@ -16,15 +18,31 @@ from rlctl.monitoring.text import plural
 
 
 class _DataGroup(PluginGroup):
-    """Group `rlctl data`, of which some commands are plug-ins."""
+    """Group `rlctl data`, of which some commands and options are plug-ins."""
 
     kind = "commands.data"
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.added: set[str] = set()  # plug-ins with options
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, with the options of plug-ins that are named `data-COMMAND.…`."""
+        command = super().get_command(ctx, cmd_name)
+        for options in plugins.names("command_options"):
+            prefix, _, name = options.partition(".")
+            if prefix == f"data-{cmd_name}" and name not in self.added:
+                self.added.add(name)
+                add_options(command, plugins.load("command_options", options))
+        return command
 
 
 app = typer.Typer(cls=_DataGroup)
 
 _EXAMPLE = """
-Example: rlctl data show ~/data/gsm8k/train.parquet --model Qwen/Qwen2.5-0.5B-Instruct -n 1
+Examples:
+
+  rlctl data show ~/data/gsm8k/train.parquet --model Qwen/Qwen2.5-0.5B-Instruct -n 1
 """
 
 

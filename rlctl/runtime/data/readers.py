@@ -66,22 +66,42 @@ def read_files(
     paths: Sequence[Path], data: schema.Data, tokenizer: PreTrainedTokenizerBase, skips: bool
 ) -> list[Path]:
     """Return files of the rows that the reader `data.reader` makes of each of `paths`."""
+    return [_read(path, data, tokenizer, skips) for path in paths]
+
+
+def reader_rows(
+    path: Path, data: schema.Data, tokenizer: PreTrainedTokenizerBase, skips: bool
+) -> Iterator[PromptRow | None]:
+    """Return the rows that the reader `data.reader` makes of a file; None for one too long."""
     name, params = str(data.reader), data.reader_params
     reader: Reader = load_with_params("readers", name, params, "data.reader_params")
-    return [_read(Source(existing_file(path), tokenizer, data, skips), reader) for path in paths]
-
-
-def _read(source: Source, reader: Reader) -> Path:
-    made = reader(source)
+    made = reader(Source(existing_file(path), tokenizer, data, skips))
     check_result(reader, isinstance(made, Iterator), made, "an iterator of rows")
-    rows = list(made)
+    return made
+
+
+def learned_tokens(row: PromptRow) -> tuple[list[int], list[int]] | None:
+    """Return ids and mask of a row of tokens, up to the last one that is learned.
+
+    None for a row without tokens: it has a prompt.
+    """
+    ids, mask = row.extra_info.get(_IDS), row.extra_info.get(_MASK)
+    if ids is None or mask is None:
+        return None
+    end = len(mask) - mask[::-1].index(1)
+    return ids[:end], mask[:end]
+
+
+def _read(path: Path, data: schema.Data, tokenizer: PreTrainedTokenizerBase, skips: bool) -> Path:
+    path = existing_file(path)
+    rows = list(reader_rows(path, data, tokenizer, skips))
     usable = [row for row in rows if row is not None]
     if len(usable) < len(rows):
-        LOG.warning("%s: %d too long rows left out", source.path, len(rows) - len(usable))
+        LOG.warning("%s: %d too long rows left out", path, len(rows) - len(usable))
     if not usable:
-        raise ConfigError("the reader makes no rows of the file", where=str(source.path))
-    settings = f"{source.path.resolve()} {source.data.reader} {source.data.reader_params}"
-    name = f"{source.path.stem}-{hashlib.sha256(settings.encode()).hexdigest()[:16]}.parquet"
+        raise ConfigError("the reader makes no rows of the file", where=str(path))
+    settings = f"{path.resolve()} {data.reader} {data.reader_params}"
+    name = f"{path.stem}-{hashlib.sha256(settings.encode()).hexdigest()[:16]}.parquet"
     target = cache_folder() / "read" / name
     write_rows(target, usable)
     return target
@@ -91,16 +111,16 @@ def to_scored(prompts: Prompts) -> Scored:
     """Return the token rows of readers as B scored responses: from the first learned token on."""
     parts: list[tuple[list[int], list[int], list[int]]] = []
     for row in prompts.rows:
-        ids, mask = row.extra_info.get(_IDS), row.extra_info.get(_MASK)
-        if ids is None or mask is None:
+        tokens = learned_tokens(row)
+        if tokens is None:
             raise ConfigError(
                 f"rows of {row.data_source!r} have no {_IDS} and {_MASK}",
                 where="data.reader",
                 hint="a reader for sft makes its rows with source.tokens(ids, mask, name)",
             )
+        ids, mask = tokens
         start = mask.index(1, 1)
-        end = len(mask) - mask[::-1].index(1)
-        parts.append((ids[:start], ids[start:end], mask[start:end]))
+        parts.append((ids[:start], ids[start:], mask[start:]))
     heads, responses, masks = zip(*parts, strict=True)
     response_ids = Ragged.from_rows(list(responses), dtype=torch.int64)
     values = torch.tensor([value for mask in masks for value in mask], dtype=torch.float32)

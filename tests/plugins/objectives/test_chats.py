@@ -358,3 +358,31 @@ def test_a_data_set_class_gives_prompts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="column 'data_source' is None") as caught:
         list(dataset_class(given, DatasetClassParams(path=str(other), name="Own")))
     assert caught.value.problems[0].where == f"{other}:Own[1]"
+
+
+def test_data_show_prints_what_a_reader_makes_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
+    words = ("data", "show", "chats.jsonl", "data.reader=chats")
+    lines = rlctl(*words, cwd=tmp_path).stdout.splitlines()
+    assert lines[0].endswith(" learned")
+    assert [line.partition(":")[0] for line in lines[1:5]] == ["context", "learned"] * 2
+    assert lines[2] == "learned:  hello 1<|end|>"
+    last = "data.reader_params.turns=last"
+    (row,) = json.loads(rlctl(*words, last, "--json", cwd=tmp_path).stdout)
+    assert [part["learned"] for part in row["parts"]] == [False, True]
+    assert row["parts"][1]["text"] == "2<|end|>"
+    past = rlctl(*words, "--start", "1", cwd=tmp_path, code=2)
+    assert "--start 1 is past the last row" in past.stderr
+    (tmp_path / "own.py").write_text(
+        "class Own:\n"
+        "    def __init__(self, files, **more):\n"
+        "        pass\n"
+        "    def __len__(self): return 1\n"
+        "    def __getitem__(self, index):\n"
+        "        row = {'raw_prompt': [{'role': 'user', 'content': 'One?'}]}\n"
+        "        truth = {'style': 'rule', 'ground_truth': '1'}\n"
+        "        return row | {'data_source': 'own', 'reward_model': truth}\n"
+    )
+    own = ("data.custom_cls.path=own.py", "data.custom_cls.name=Own")
+    assert "<|user|>One?<|end|>" in rlctl(*words[:3], *own, cwd=tmp_path).stdout
+    assert "choose a reader" in rlctl(*words[:3], "data.seed=1", cwd=tmp_path, code=2).stderr
