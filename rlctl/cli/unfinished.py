@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from rlctl.cli.stderr import notice
 from rlctl.errors import RlctlError
@@ -10,10 +11,10 @@ from rlctl.monitoring.run_summary import Row
 from rlctl.monitoring.text import plural
 from rlctl.runs.run_dir import RunDir
 from rlctl.runs.settings import read_settings
-from rlctl.runtime.checkpoint.complete import saved_parts
-from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState
-from rlctl.runtime.workers.background import PARTS
 from rlctl.tracking.summary import read_summary
+
+if TYPE_CHECKING:
+    from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState
 
 _LOAD = "trainer.checkpoint.load_contents"
 
@@ -29,7 +30,8 @@ def resume_commands(run: RunDir, name: str) -> list[str]:
         if "model" not in parts:
             notice(f"no command resumes the run: step {steps[-1]} is saved without model")
             return []
-        if "optimizer" not in parts and "optimizer" in read_settings(run.path).get(_LOAD, PARTS):
+        loaded = read_settings(run.path).get(_LOAD, ["optimizer"])
+        if "optimizer" in loaded and "optimizer" not in parts:
             command += f" {_LOAD}=[model,extra]"
     elif not last:
         return [command]
@@ -64,6 +66,8 @@ def _last_step(run: RunDir) -> int:
 
 def _pending(run: RunDir) -> ControllerState | None:
     """Return the state of the newest checkpoint if its step is still to be validated."""
+    from rlctl.runtime.checkpoint.store import ControllerState
+
     store = _store(run)
     with suppress(RlctlError):
         if steps := store.steps():
@@ -73,6 +77,9 @@ def _pending(run: RunDir) -> ControllerState | None:
 
 
 def _parts(run: RunDir) -> list[str]:
+    from rlctl.runtime.checkpoint.complete import saved_parts
+    from rlctl.runtime.workers.background import PARTS
+
     store = _store(run)
     with suppress(RlctlError):
         return saved_parts(store.path(store.steps()[-1]))
@@ -80,4 +87,6 @@ def _parts(run: RunDir) -> list[str]:
 
 
 def _store(run: RunDir) -> CheckpointStore:
+    from rlctl.runtime.checkpoint.store import CheckpointStore
+
     return CheckpointStore(run.path / "checkpoints")

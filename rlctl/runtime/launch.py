@@ -19,6 +19,7 @@ from rlctl.runs.record import Last, message_of, recorded_end
 from rlctl.runs.run_dir import RunDir, relaxed_umask
 from rlctl.runs.tracked import run_info
 from rlctl.runtime.algorithms.base import Needs, sampling_seed
+from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.build import build_reward, build_roles
 from rlctl.runtime.cluster.pools import InlinePool, Pools
 from rlctl.runtime.data import quickstart
@@ -98,7 +99,9 @@ def train(
             num_steps=plan.num_steps,
             num_devices=sum(plan.pool_sizes.values()),
             num_ranks=_num_ranks(plan),
-            max_response_length=config.data.max_response_length,
+            rollout_metrics=partial(
+                rollout_metrics, plan.algorithm, config.data.max_response_length
+            ),
             on_phase=on_phase,
             profiler=StepProfiler(config.trainer.profile, pools, run, on_phase),
             listeners=listeners,

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from rlctl.data_prep.rows import PromptRow
+from rlctl.runtime.algorithms.ppo import PPO
+from rlctl.runtime.algorithms.sft import SFT
 from rlctl.runtime.algorithms.stats import rollout_metrics, uniform_groups
 from rlctl.runtime.batch import Prompts, Ragged, Scored
 from rlctl.runtime.training.validation import validation_metrics
@@ -131,11 +133,11 @@ def test_rows_without_a_component_and_rows_that_were_cut() -> None:
     scored = respond(prompts, ids, finish=["stop", "length", "stop"]).grow(
         Scored, scores=torch.ones(3), components=components, failed=torch.zeros(3).bool()
     )
-    metrics = to_floats(rollout_metrics(scored, 3))
+    metrics = to_floats(rollout_metrics(PPO, 3, scored))
     assert metrics["reward/acc/mean"] == 0.5
     assert "reward/no/mean" not in metrics
     assert metrics["response_length/clip_ratio"] == pytest.approx(2 / 3)
-    without = to_floats(rollout_metrics(scored, 3, has_rewards=False))
+    without = to_floats(rollout_metrics(SFT, 3, scored))
     assert without == {name: metrics[name] for name in metrics if "_length/" in name}
 
 

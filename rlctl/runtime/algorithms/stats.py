@@ -22,21 +22,19 @@ def spread(name: str, values: Tensor) -> Metrics:
     }
 
 
-def rollout_metrics(
-    scored: Scored, max_response_length: int, *, has_rewards: bool = True
-) -> Metrics:
-    """Return metrics of lengths and, if `has_rewards`, of scores and reward components.
+def rollout_metrics(algorithm: object, most: int, scored: Scored) -> Metrics:
+    """Return metrics of lengths and, unless `algorithm.has_rewards` is False, of rewards.
 
-    `response_length/clip_ratio` is the share of rows that reached `max_response_length`, or that
-    ended because a reply did not fit. An episode with several rows has one score. Rows without a
+    `response_length/clip_ratio` is the share of rows of `most` tokens, the limit, or that ended
+    because a reply did not fit. An episode with several rows has one score. Rows without a
     component do not count in its mean.
     """
     responses, prompts = scored.response_ids.lengths, scored.prompt_ids.lengths
     metrics = spread("response_length", responses) | spread("prompt_length", prompts)
     cut = torch.tensor([finish == "length" for finish in scored.finish], dtype=torch.bool)
-    cut |= responses >= max_response_length
+    cut |= responses >= most
     metrics["response_length/clip_ratio"] = Mean(float(cut.sum()), len(scored))
-    if not has_rewards:
+    if not getattr(algorithm, "has_rewards", True):
         return metrics
     once = first_rows(scored.episode_of_row)
     scores, group = scored.scores[once], scored.group[once]

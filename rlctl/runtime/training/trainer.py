@@ -21,7 +21,6 @@ from rlctl.recipes import schema
 from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.algorithms.base import Algorithm, Needs
 from rlctl.runtime.algorithms.mismatch import RolloutMismatch
-from rlctl.runtime.algorithms.stats import rollout_metrics
 from rlctl.runtime.batch import Rollouts, Scored
 from rlctl.runtime.checkpoint.checkpoint_store import GROUPS, ROLLOUTS, ControllerState
 from rlctl.runtime.checkpoint.saver import Saver
@@ -44,7 +43,7 @@ from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.rng import rng_state
 from rlctl.tracking.clock import Clock
 from rlctl.tracking.fanout import Trackers
-from rlctl.tracking.metrics import to_floats
+from rlctl.tracking.metrics import Metrics, to_floats
 
 if TYPE_CHECKING:
     from rlctl.runtime.generation.stream import Stream
@@ -78,7 +77,7 @@ class RunContext:
     num_steps: int
     num_devices: int  # of all pools
     num_ranks: int  # of the trained role, with rows of their own
-    max_response_length: int
+    rollout_metrics: Callable[[Scored], Metrics]
     on_phase: Callable[[str], None]  # called when a phase begins
     profiler: StepProfiler
     listeners: Listeners | None  # plug-ins, if one is on
@@ -128,7 +127,6 @@ class Trainer:
         self.failures: StepFailures | None = None  # of rewards, from the first one on
         self.save_every_s = config.save_every_s
         self.skipped_in_a_row = state.skipped_in_a_row
-        self.has_rewards: bool = getattr(context.algorithm, "has_rewards", True)
         with self.clock.running():
             self.source = self._source()
 
@@ -265,8 +263,7 @@ class Trainer:
         self._stop_on_skipped_updates(step, metrics)
         metrics |= self._check_failures(scored, step)
         metrics |= self._report_oom_retries(step)
-        most, has_rewards = self.context.max_response_length, self.has_rewards
-        metrics |= to_floats(rollout_metrics(scored, most, has_rewards=has_rewards))
+        metrics |= to_floats(self.context.rollout_metrics(scored))
         self._keep_some(step, scored)
         metrics |= self._dump(step, scored)
         phases = self.clock.take() | self.source.seconds
