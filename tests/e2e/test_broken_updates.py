@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from rlctl.runtime.workers.broken_update import fingerprint
@@ -52,6 +53,11 @@ def test_a_learning_rate_that_breaks_the_weights(settings: list[str], tmp_path: 
     assert recorded["first"]["not_finite"] > 0
     text = rlctl("debug", bundles[0], "--replay", cwd=tmp_path).stdout
     assert f"in the run:    first not finite: {recorded['first']['where']}" in text
+
+    config = yaml.safe_load((run / "config.yaml").read_text())  # as of a run on a mesh
+    config["actor_rollout_ref"]["actor"]["fsdp_config"]["tensor_model_parallel_size"] = 2
+    (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    assert replayed("broken", tmp_path)["replay"] == replay
 
 
 def test_log_probs_that_break_before_the_update(settings: list[str], tmp_path: Path) -> None:

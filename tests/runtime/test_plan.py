@@ -337,6 +337,15 @@ def test_a_model_folder_is_evaluated_with_the_values_given_and_without_training_
     assert config.data.train_paths == ()
 
 
+def test_a_model_of_a_mesh_is_evaluated_in_one_process(here: Path) -> None:
+    write_tiny_model(here / "model")
+    mesh = "{tensor_model_parallel_size: 2, fsdp_size: 2, ulysses_sequence_parallel_size: 2}"
+    actor = f"actor_rollout_ref: {{actor: {{fsdp_config: {mesh}}}}}"
+    (here / "mesh.yaml").write_text(f"defaults: [ppo_trainer, _self_]\n{actor}\n")
+    fsdp = target_config("model", [], "mesh.yaml").actor_rollout_ref.actor.fsdp_config
+    assert (fsdp.tensor_model_parallel_size, fsdp.fsdp_size, fsdp.ranks_per_row) == (1, -1, 1)
+
+
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shelf(tmp_path_factory.mktemp("inputs"))

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.files import by_step, read_record, step_of
-from rlctl.recipes.role_table import ACTOR, CRITIC, REWARD_LEARNER
+from rlctl.recipes.roles import ACTOR, CRITIC, REWARD_LEARNER
+from rlctl.recipes.schema import Config
 from rlctl.runs.run import Run, read_run
 from rlctl.runs.store import RunStore
 from rlctl.runs.trust import recompose_run
@@ -27,6 +28,7 @@ from rlctl.runtime.data import quickstart
 from rlctl.runtime.data.tokenizer import tokenizer_of
 from rlctl.runtime.model.sharding import full_tensor, local_part
 from rlctl.runtime.planning.devices import inline_rank_info
+from rlctl.runtime.planning.evaluation import ONE_RANK
 from rlctl.runtime.planning.model_paths import with_models
 from rlctl.runtime.training.skipped_updates import BUNDLES, FACTS, ROWS, WEIGHTS
 from rlctl.runtime.workers.base import LearningWorker
@@ -84,7 +86,7 @@ def replay(bundle: Bundle) -> dict[str, Any]:
     `fits` is True for the weights of the run. Those of the bundle come first, then the checkpoint
     before and the one after, then the initial model; without any that fits, the checkpoint before.
     """
-    config = with_models(recompose_run(bundle.run.path).config)
+    config = with_models(_on_one_rank(recompose_run(bundle.run.path).config))
     with quickstart.readable(config) as readable:
         algorithm = load_algorithm(readable, num_steps=bundle.facts["step"] + 1)
         pool = InlinePool(inline_rank_info(readable.trainer))
@@ -101,6 +103,14 @@ def replay(bundle: Bundle) -> dict[str, Any]:
             return {"weights": weights, "fits": fits, "found": facts}
         finally:
             pool.close()
+
+
+def _on_one_rank(config: Config) -> Config:
+    """Return the configuration with a mesh of one process."""
+    for role in (ACTOR, CRITIC, REWARD_LEARNER):
+        for key, size in ONE_RANK.items():
+            config = config.replaced(f"{role.fsdp_key}.{key}", size)
+    return config
 
 
 def _worker(role: str, config: Any, algorithm: Algorithm, pool: InlinePool) -> Any:
@@ -121,10 +131,11 @@ def _load(worker: LearningWorker, bundle: Bundle) -> tuple[str, bool]:
 
     if (bundle.path / WEIGHTS).is_file():
         stored = load_file(bundle.path / WEIGHTS)
-        with torch.no_grad():
-            for name, each in trained(model):
-                local_part(each).copy_(stored[name])  # on one rank, so all of it
-        return "the bundle", fits()
+        if stored.keys() == {name for name, _ in trained(model)}:  # else a stage of a pipeline
+            with torch.no_grad():
+                for name, each in trained(model):
+                    local_part(each).copy_(stored[name])  # on one rank, so all of it
+            return "the bundle", fits()
     if fits():
         return "the initial model", True
     folders = by_step(bundle.run.path / "checkpoints")

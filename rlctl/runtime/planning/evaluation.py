@@ -18,6 +18,13 @@ from rlctl.runtime.planning.preflight import read_model_config
 from rlctl.suggest import hydra_text
 
 _NO_TRAINING_DATA = "data.train_files=[]"
+ONE_RANK = {  # values of `fsdp_config` for one process
+    "fsdp_size": -1,
+    "ulysses_sequence_parallel_size": 1,
+    "expert_model_parallel_size": 1,
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+}
 _OF_MODEL = (
     "tokenizer_path=null",
     "custom_chat_template=null",  # a checkpoint has the run's template
@@ -82,7 +89,8 @@ def _run_config(run: Path, step: int | None, overrides: Sequence[str]) -> Config
 
 def _settings(role: Role, model: str) -> list[str]:
     """Return the overrides that make the folder `model` the model of `role`."""
-    others = (f"{role.model_key}.{name}" for name in _OF_MODEL)
+    others = [f"{role.model_key}.{name}" for name in _OF_MODEL]
+    others += [f"{role.fsdp_key}.{name}={size}" for name, size in ONE_RANK.items()]
     return [hydra_text(f"{role.model_key}.path", model), *others, "trainer.n_gpus_per_node=1"]
 
 
