@@ -193,7 +193,7 @@ def print_row(entry: dict[str, Any], images: Sequence[Image] = ()) -> None:
 def _drawn(image: Image, console: Console) -> Text | None:
     """Return an image in half blocks; None if it cannot be read, or drawn on this terminal."""
     shows = console.is_terminal and console.color_system in ("256", "truecolor")
-    if not shows or not console.encoding.lower().startswith("utf"):
+    if not shows or console.no_color or not console.encoding.lower().startswith("utf"):
         return None
     try:
         picture = opened(content_of(image))

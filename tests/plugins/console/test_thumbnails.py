@@ -148,13 +148,14 @@ def test_a_terminal_with_colours_draws_the_images_of_a_row(
     row = PromptRow("s", [{"role": "user", "content": "<image>" * 4}], "1", images=images)
     out = io.StringIO()
 
-    def printed(colours: str | None) -> str:
+    def printed(colours: str | None, no_color: bool = False) -> str:
         out.seek(0)
         out.truncate()
         console = Console(
             file=out,
             force_terminal=colours is not None,
             color_system=colours,  # pyright: ignore[reportArgumentType]
+            no_color=no_color,
             highlight=False,
             width=200,
         )
@@ -170,3 +171,4 @@ def test_a_terminal_with_colours_draws_the_images_of_a_row(
     for colours in (None, "standard"):
         assert "▀" not in printed(colours)
         assert f"{tmp_path}/none.png" in out.getvalue()
+    assert "▀" not in printed("truecolor", no_color=True)
