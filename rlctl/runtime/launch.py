@@ -99,9 +99,7 @@ def train(
             num_steps=plan.num_steps,
             num_devices=sum(plan.pool_sizes.values()),
             num_ranks=_num_ranks(plan),
-            rollout_metrics=partial(
-                rollout_metrics, plan.algorithm, config.data.max_response_length
-            ),
+            measure=partial(rollout_metrics, plan.algorithm, config.data.max_response_length),
             on_phase=on_phase,
             profiler=StepProfiler(config.trainer.profile, pools, run, on_phase),
             listeners=listeners,

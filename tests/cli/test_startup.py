@@ -18,6 +18,7 @@ from rlctl.runtime.checkpoint.store import ControllerState
 from rlctl.runtime.workers.background import PARTS
 from tests.e2e.command import environment
 from tests.processes import run_python
+from tests.recorded import called
 
 INTERRUPTED = "interrupted before the start: nothing was written"
 
@@ -152,6 +153,8 @@ def test_a_stop_during_a_validation_counts_its_step(
     shown = capsys.readouterr().err
     assert "`rlctl resume long` continues with the validation of step 2\n" in shown
     assert "stopped: 2 steps in" in shown
+    page = called("show", "long", cwd=tmp_path).stdout
+    assert "1; step 2 is saved before its validation\n" in page
     run.metrics.write_text('{"step": 1, "train/loss": 2}\n{"step": 2, "train/loss": 1}\n')
     print_end(run, "stopped", 1.0)
     assert "stopped: 2 steps in" in capsys.readouterr().err

@@ -108,7 +108,9 @@ def _figures(run: Run, summary: RunSummary | None) -> Iterator[tuple[str, str]]:
     if summary is None or summary.step is None:
         return
     total = f" of {run.record.total_steps}" if run.record and run.record.total_steps else ""
-    yield "step", f"{summary.step}{total}"
+    saved = max(by_step(run.path / "checkpoints"), default=0)
+    later = f"; step {saved} is saved before its validation" if saved > summary.step else ""
+    yield "step", f"{summary.step}{total}{later}"
     if summary.metric:
         best = f"{percent_or_number(summary.metric, summary.best)} at step {summary.best_step}"
         yield "validation", f"{validation(summary)}, best {best}  ({summary.metric})"

@@ -77,7 +77,7 @@ class RunContext:
     num_steps: int
     num_devices: int  # of all pools
     num_ranks: int  # of the trained role, with rows of their own
-    rollout_metrics: Callable[[Scored], Metrics]
+    measure: Callable[[Scored], Metrics]  # lengths and rewards
     on_phase: Callable[[str], None]  # called when a phase begins
     profiler: StepProfiler
     listeners: Listeners | None  # plug-ins, if one is on
@@ -263,7 +263,7 @@ class Trainer:
         self._stop_on_skipped_updates(step, metrics)
         metrics |= self._check_failures(scored, step)
         metrics |= self._report_oom_retries(step)
-        metrics |= to_floats(self.context.rollout_metrics(scored))
+        metrics |= to_floats(self.context.measure(scored))
         self._keep_some(step, scored)
         metrics |= self._dump(step, scored)
         phases = self.clock.take() | self.source.seconds
