@@ -102,7 +102,7 @@ class Job:
         done = run("squeue", "--noheader", "--array", "--format=%T|%r|%S", *which)
         if done.returncode or not done.stdout.strip():
             if done.returncode and "Invalid job id" not in done.stderr:
-                raise ResourceError(f"squeue failed: {done.stderr.strip()}")
+                raise _no_answer(done.stderr)
             return None
         states, texts = list[str](), Counter[str]()
         for line in done.stdout.strip().splitlines():
@@ -212,9 +212,7 @@ def send(job: Job, name: str, options: Mapping[str, str], task: str = "") -> str
     if done.returncode:
         (job.folder / "job.json").unlink()
         if any(text in done.stderr for text in _UNREACHABLE):
-            message = f"the controller of SLURM does not answer: {_message(done.stderr)}"
-            hint = "`scontrol ping` names it, and slurm.conf (SLURM_CONF) where it is"
-            raise ResourceError(message, hint=hint)
+            raise _no_answer(done.stderr)
         raise ResourceError(
             f"sbatch refused the job: {done.stderr.strip()}",
             where=str(script),
@@ -275,6 +273,11 @@ def follow(job: Job) -> None:
         if not job.is_active():
             return
         watch(str(job.run))
+
+
+def _no_answer(errors: str) -> ResourceError:
+    message = f"the controller of SLURM does not answer: {_message(errors)}"
+    return ResourceError(message, hint="`scontrol ping` shows where slurm.conf says that it is")
 
 
 def _message(errors: str) -> str:
