@@ -20,6 +20,7 @@ from rlctl.runs.run_dir import RunDir
 from rlctl.runtime.planning.equivalent_command import equivalent_command
 from tests.e2e.command import reproducible, rlctl
 from tests.e2e.conftest import small, write_shelf
+from tests.recorded import called
 
 SECRET = "sk-abcdefghijklmnopqrstuvwxyz0123456789"
 REWARD = """from helper import bonus
@@ -116,24 +117,20 @@ def test_a_forced_rerun_tells_the_differences(home: Path, changed: Path):
     del changed
 
 
-def test_files_of_anothers_run_are_not_compared_unasked(
-    home: Path, changed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_files_of_anothers_run_are_not_compared_unasked(home: Path, changed: Path, tmp_path: Path):
     shutil.copytree(home / "runs", tmp_path / "runs", symlinks=True)
     words = ("show", "a", "--diff")
     untrusted = rlctl(*words, cwd=tmp_path)
     assert "a is not a run of yours, so today's files are not compared" in untrusted.stderr
     assert "-    return 0.5" not in untrusted.stdout
     assert json.loads(rlctl(*words, "--json", cwd=tmp_path).stdout)["compares_files"] is False
-    monkeypatch.setenv("RLCTL_TRUSTED", str(tmp_path / "runs"))
-    trusted = rlctl(*words, cwd=tmp_path)
+    trusted = called(*words, cwd=tmp_path, RLCTL_TRUSTED=str(tmp_path / "runs"))
     assert ("-    return 0.5\n+    return 0.25\n" in trusted.stdout, trusted.stderr) == (True, "")
     assert "commit" not in trusted.stdout, "of the folder of the run, not of this one"
     del changed
 
 
-def test_two_runs_differ_in_settings(home: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("RLCTL_TRUSTED", str(home / "runs"))
+def test_two_runs_differ_in_settings(home: Path):
     other = run_of(home, "b")
     shutil.copytree(run_of(home), other, symlinks=True)
     text = (other / "config.yaml").read_text()
@@ -141,10 +138,11 @@ def test_two_runs_differ_in_settings(home: Path, monkeypatch: pytest.MonkeyPatch
     config["critic"]["ppo_mini_batch_size"] = 64
     (other / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     (other / "env.txt").write_text((other / "env.txt").read_text() + "mine==1.0\n")
-    found = json.loads(rlctl("show", "a", "--diff", "b", "--json", cwd=home).stdout)
+    trusted, diff = str(home / "runs"), ("show", "a", "--diff", "b")
+    found = json.loads(called(*diff, "--json", cwd=home, RLCTL_TRUSTED=trusted).stdout)
     assert found["settings"]["trainer.seed"] == [1, 5]
     assert found["without_effect"] == ["critic.ppo_mini_batch_size"]
-    shown = rlctl("show", "a", "--diff", "b", cwd=home)
+    shown = called(*diff, cwd=home, RLCTL_TRUSTED=trusted)
     assert "have no effect: critic.ppo_mini_batch_size\n" in shown.stderr
     assert "ppo_mini_batch_size" not in shown.stdout
     assert found["environment"] == {"mine": [None, "1.0"]}
