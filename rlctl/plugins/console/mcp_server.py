@@ -57,7 +57,8 @@ class Reading:
         `where` is an expression such as 'state == "finished" and critic/score/mean > 0.5', `sort` a
         field, metric or setting; `-best` sorts by the best validation, descending.
         """
-        return RunQuery(None, where, sort, None, number).page(RunStore(self._root).runs()).as_json()
+        query = RunQuery(None, where, sort, None, max(0, number))
+        return query.page(RunStore(self._root).runs()).as_json()
 
     def list_sweeps(self) -> Any:
         """List sweeps, the newest first, with states of trials and the best value."""

@@ -84,6 +84,7 @@ def test_tools_read_runs_and_start_nothing(folder: Path) -> None:
         ("samples", {"run": "first", "right": False}),
         ("compare", {"runs": ["first", "second"]}),
         ("list_sweeps", {}),
+        ("list_runs", {"number": -1}),
         ("show", {"run": "third"}),
         *(("dry_run", arguments) for arguments in refused),
     ]
@@ -92,7 +93,7 @@ def test_tools_read_runs_and_start_nothing(folder: Path) -> None:
     assert set(tools) == {
         *("compare", "dry_run", "list_runs", "list_sweeps", "metrics", "samples", "show")
     }
-    listed, shown, metrics, values, samples, compared, sweeps, unknown, *refusals = answers
+    listed, shown, metrics, values, samples, compared, sweeps, none, unknown, *refusals = answers
     assert [run["name"] for run in listed] == ["second"]
     assert (shown["state"], shown["record"]["project"]) == ("finished", "p")
     assert metrics[SCORE]["count"] == 199
@@ -102,7 +103,7 @@ def test_tools_read_runs_and_start_nothing(folder: Path) -> None:
     assert sample["response"].startswith(ORDER)
     assert len(sample["response"]) < 4100, "long texts are cut"
     assert compared["settings"]["rate"] == [1e-4, 1e-3]
-    assert sweeps == []
+    assert (sweeps, none) == ([], [])
     assert "no run is named 'third'" in unknown
     assert len(refusals) == len(refused)
     for refusal, arguments in zip(refusals, refused, strict=True):
