@@ -23,6 +23,7 @@ from tests.plugins.console import slurm_cluster
 from tests.plugins.console.queued import wait
 from tests.plugins.console.test_slurm import here, job
 from tests.recorded import called
+from tests.settings import given
 
 __all__ = ["here"]  # the fixture
 
@@ -145,7 +146,8 @@ def test_a_task_runs_its_run(here: Path):
     bool(slurm_cluster.missing()), reason=f"not here: {', '.join(slurm_cluster.missing())}"
 )
 def test_runs_and_sweeps_on_a_real_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    own = ("trainer.total_training_steps=2", "trainer.test_freq=1", "trainer.save_freq=1")
+    own = given(batch=8, mini_batch=8, response=8, val_rows=8, threads=1)
+    own += given(steps=2, validate=1, save=1)
     with slurm_cluster.one_node(tmp_path / "cluster") as variables:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
