@@ -162,10 +162,11 @@ def test_runs_and_sweeps_on_a_real_cluster(tmp_path: Path, monkeypatch: pytest.M
         assert [json.loads(row)["step"] for row in (run / "metrics.jsonl").open()][-1] == 3
         grid = ("sweep", "ppo", "--name", "mine", *own, f"{LR}=1e-4,1e-3", "--parallel", "1")
         assert called(*grid, *slurm, "--detach", cwd=tmp_path).returncode == 0
-        sweep = tmp_path / "runs/quickstart/mine"
-        wait(lambda: SweepDir(sweep).state != "running", 900)
-        best = called("sweep", "best", "mine", "--json", cwd=tmp_path)
-        assert json.loads(best.stdout)["state"] == "finished", best.stderr
+        last = find(tmp_path / "runs", "mine")
+        assert last is not None
+        wait(lambda: last.state() is None, 900)  # it resumes the sweep, which is stopped until then
+        output = last.output.read_text()
+        assert SweepDir(tmp_path / "runs/quickstart/mine").state == "finished", output
         assert [each["state"] for each in trials(tmp_path)] == ["finished", "finished"]
 
 
