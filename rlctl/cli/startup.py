@@ -16,6 +16,7 @@ from rich.text import Text
 from rlctl.cli.options import RUNS_VARIABLE
 from rlctl.cli.stderr import notice
 from rlctl.errors import RlctlError
+from rlctl.files import by_step
 from rlctl.monitoring.run_summary import (
     LOSS,
     REWARD,
@@ -117,10 +118,9 @@ def _next_commands(run: RunDir, name: str) -> list[str]:
     has_samples = any(run.path.glob("generations/*"))
     samples = [f"rlctl show {name} --samples"] if has_samples else []
     commands = [f"rlctl show {name}", *samples, f"rlctl report {name}"]
-    if any(run.path.glob("checkpoints/step_*")):
-        from rlctl.cli.unfinished import model_commands
-
-        commands += model_commands(run, name)
+    if saved := [*by_step(run.path / "checkpoints").values()]:
+        evaluated = [f"rlctl eval {name}"] if (saved[-1] / "huggingface").is_dir() else []
+        commands += [*evaluated, f"rlctl export {name} DIR"]
     return commands
 
 

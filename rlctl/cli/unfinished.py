@@ -1,4 +1,4 @@
-"""Point from which an unfinished run is resumed, and commands that work on its checkpoint."""
+"""Point from which an unfinished run is resumed, and the command for it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,6 @@ def unreported_rows(run: RunDir) -> list[Row]:
     if state is None or state.step <= _last_step(run):
         return []
     return [{"step": state.step, **(state.pending_metrics or {})}]
-
-
-def model_commands(run: RunDir, name: str) -> list[str]:
-    """Return the commands that work on the model in the newest checkpoint."""
-    parts = _parts(run) if _store(run).steps() else []
-    evaluated = [f"rlctl eval {name}"] if "hf_model" in parts else []
-    is_exported = "hf_model" in parts or "model" in parts
-    return [*evaluated, *([f"rlctl export {name} DIR"] if is_exported else [])]
 
 
 def _last_step(run: RunDir) -> int:
