@@ -148,7 +148,7 @@ def test_a_stop_during_a_validation_counts_its_step(
     checkpoint = run.path / "checkpoints" / "step_000002"
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").write_text("{}")
-    metrics = {"train/loss": 1.0}
+    metrics: dict[str, float | None] = {"train/loss": 1.0}
     ControllerState(2, "r", {}, 0, {}, metrics, pending=True).write(checkpoint)
     print_end(run, "stopped", 1.0)
     shown = capsys.readouterr().err
