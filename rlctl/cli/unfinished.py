@@ -14,7 +14,7 @@ from rlctl.runs.settings import read_settings
 from rlctl.tracking.summary import read_summary
 
 if TYPE_CHECKING:
-    from rlctl.runtime.checkpoint.store import CheckpointStore, ControllerState
+    from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore, ControllerState
 
 _LOAD = "trainer.checkpoint.load_contents"
 
@@ -58,7 +58,7 @@ def _last_step(run: RunDir) -> int:
 
 def _pending(run: RunDir) -> ControllerState | None:
     """Return the state of the newest checkpoint if its step is still to be validated."""
-    from rlctl.runtime.checkpoint.store import ControllerState
+    from rlctl.runtime.checkpoint.checkpoint_store import ControllerState
 
     store = _store(run)
     with suppress(RlctlError):
@@ -69,7 +69,7 @@ def _pending(run: RunDir) -> ControllerState | None:
 
 
 def _parts(run: RunDir) -> list[str]:
-    from rlctl.runtime.checkpoint.complete import saved_parts
+    from rlctl.runtime.checkpoint.complete_checkpoints import saved_parts
     from rlctl.runtime.workers.background import PARTS
 
     store = _store(run)
@@ -79,6 +79,6 @@ def _parts(run: RunDir) -> list[str]:
 
 
 def _store(run: RunDir) -> CheckpointStore:
-    from rlctl.runtime.checkpoint.store import CheckpointStore
+    from rlctl.runtime.checkpoint.checkpoint_store import CheckpointStore
 
     return CheckpointStore(run.path / "checkpoints")

@@ -24,7 +24,7 @@ from rlctl.plugins.console.evidence import (
     user_files,
 )
 from rlctl.recipes.layers import Origin, nested
-from rlctl.recipes.roles import needed_roles
+from rlctl.recipes.role_table import needed_roles
 from rlctl.recipes.unused_keys import unused_keys
 from rlctl.recipes.validate import load_config
 from rlctl.redaction import redact

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from rlctl.errors import ConfigError, NotFoundError
 from rlctl.files import by_step, read_record, step_of
-from rlctl.recipes.roles import ACTOR, CRITIC, REWARD_LEARNER
+from rlctl.recipes.role_table import ACTOR, CRITIC, REWARD_LEARNER
 from rlctl.recipes.schema import Config
 from rlctl.runs.run import Run, read_run
 from rlctl.runs.store import RunStore

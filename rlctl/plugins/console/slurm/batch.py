@@ -23,7 +23,7 @@ from rlctl.plugins.console.slurm.job import ON_SLURM, release_sweep, runs_of
 from rlctl.recipes.durations import parse_duration
 from rlctl.runs.run import ACTIVE, read_run
 from rlctl.suggest import did_you_mean, overridden_keys
-from rlctl.sweeps.record import SweepDir
+from rlctl.sweeps.sweep_record import SweepDir
 
 FOLDER = ".slurm"  # in that of a project; lists of runs leave it out
 OPTION = "--slurm"
