@@ -33,8 +33,10 @@ _LOCAL: dict[str, bool] = {"local": True}
 
 def _take(value: Any, index: Tensor) -> Any:
     """Copy the rows at `index` (N,) of a field of B rows."""
-    if isinstance(value, Ragged | Tensor):
-        return value.select(index) if isinstance(value, Ragged) else value[index]
+    if isinstance(value, Ragged):
+        return value.select(index)
+    if isinstance(value, Tensor):
+        return value[index]
     if isinstance(value, dict):
         return {name: _take(part, index) for name, part in value.items()}
     return [value[i] for i in index.tolist()] if value else value
@@ -84,7 +86,8 @@ class Batch:
     @staticmethod
     def concat(batches: Sequence[B]) -> B:
         """Concatenate the rows of batches of the same class, in order."""
-        kind, fields = type(batches[0]), dataclasses.fields(batches[0])
+        kind = type(batches[0])
+        fields = dataclasses.fields(batches[0])
         return kind(**{f.name: _join([getattr(b, f.name) for b in batches]) for f in fields})
 
     def chunk(self, parts: Sequence[Tensor]) -> list[Self]:
@@ -103,12 +106,12 @@ class Batch:
     def with_local_from(self, owner: Batch) -> Self:
         """Restore controller-only fields from `owner`; k adjacent rows may have one of its rows."""
         times = len(self) // max(len(owner), 1)
-        own = {
+        local = {
             f.name: [item for item in getattr(owner, f.name) for _ in range(times)]
             for f in dataclasses.fields(self)
             if f.metadata.get("local") and hasattr(owner, f.name)
         }
-        return dataclasses.replace(self, **own)
+        return dataclasses.replace(self, **local)
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same batch with all tensors on `device`."""
@@ -124,7 +127,7 @@ class Batch:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle tensors in the smallest exact type, as arrays: torch's own way is slower."""
+        """Pickle tensors in the smallest exact type, as arrays: torch's way is slower."""
         return _rebuilt, (type(self), {name: _pack(v) for name, v in self._fields().items()})
 
 
@@ -208,7 +211,7 @@ class Experience(Scored):
     """Stage 4: input of an update. Optional fields are None if the algorithm does not use them.
 
     Rollout correction also sets `response_mask` to 0 for the tokens that it rejects. Without
-    `old_log_probs` an update compares the policy with itself: its own pass computes them.
+    `old_log_probs` an update compares the policy with itself: its pass computes them.
     """
 
     rewards: Ragged  # (B rows) float32

@@ -1,6 +1,6 @@
 """Vision-language models of transformers: placeholders of images, and their pixel values.
 
-Images are processed by the variant for Pillow of a model's own image processor, so that no run
+Images are processed by the variant for Pillow of a model's image processor, so that no run
 depends on whether torchvision is installed; once per distinct image and process.
 """
 
@@ -36,7 +36,8 @@ def reads_images(config: PretrainedConfig) -> bool:
 
     A class for text alone is used if config.json does not name the other one.
     """
-    kind, named = config.model_type, config.architectures or ()
+    kind = config.model_type
+    named = config.architectures or ()
     whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind)
     if whole is None or not hasattr(config, "vision_config"):
         return False
@@ -131,10 +132,13 @@ def _num_bytes(inputs: Inputs) -> int:
 @functools.cache
 def processor_of(path: str, trust_remote_code: bool) -> ImageProcessor | None:
     """Return the image processor of a model that is loaded with its vision tower, else None."""
-    source, auto = source_of(path), transformers.AutoConfig
+    source = source_of(path)
+    auto = transformers.AutoConfig
     try:
         config = auto.from_pretrained(source, trust_remote_code=trust_remote_code)
-        return ImageProcessor(config, path) if reads_images(config) else None
+        if not reads_images(config):
+            return None
+        return ImageProcessor(config, path)
     except (OSError, ValueError, ImportError):  # ImportError: Pillow is not installed
         return None
 

@@ -64,7 +64,8 @@ def _narrow(value: Tensor) -> Tensor:
                 return value.to(dtype)
         return value
     if value.is_floating_point() and bool(((value == 0) | (value == 1)).all()):
-        bits, flags = _BITS[value.element_size()], value.bool()
+        bits = _BITS[value.element_size()]
+        flags = value.bool()
         if torch.equal(flags.to(value.dtype).view(bits), value.view(bits)):  # no −0
             return flags
     return value
@@ -87,7 +88,9 @@ class Ragged:
         parts = [torch.as_tensor(row, dtype=dtype) for row in rows]
         lengths = [part.shape[0] for part in parts]  # faster than `len`
         parts = [part for part, length in zip(parts, lengths, strict=True) if length]
-        values = torch.cat(parts) if parts else torch.empty(0, dtype=dtype or torch.float32)
+        values = torch.empty(0, dtype=dtype or torch.float32)
+        if parts:
+            values = torch.cat(parts)
         return cls(values, torch.tensor(lengths, dtype=torch.int64))
 
     @classmethod
@@ -163,6 +166,11 @@ class Ragged:
 
 def _unpacked(values: Packed, lengths: Packed) -> Ragged:  # in the smallest exact type
     return Ragged(values.tensor(), lengths.tensor())
+
+
+def padded(field: Ragged | None) -> Tensor | None:
+    """Return the rectangle (B, R, ...) of a field, if there is one."""
+    return None if field is None else field.padded()
 
 
 def token_positions(starts: Tensor, lengths: Tensor) -> Tensor:

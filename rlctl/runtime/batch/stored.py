@@ -35,7 +35,8 @@ class PackedRows:
 
     def select(self, rows: Tensor) -> Tensor:
         """Return the values (T, ...) of the rows (N,) int64, in that order."""
-        starts, ends = self.offsets[rows], self.offsets[rows + 1]
+        starts = self.offsets[rows]
+        ends = self.offsets[rows + 1]
         return self.values.tensor(token_positions(starts, ends - starts))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -77,7 +78,8 @@ class RowRefs:
     def __init__(self, shards: Sequence[Shard], shard: Tensor, row: Tensor) -> None:
         """Refer to rows; `shard` and `row` are (B,) int32."""
         self.shards = shards  # empty: the shard of the result that has these rows
-        self.shard, self.row = shard, row
+        self.shard = shard
+        self.row = row
         self._last: tuple[tuple[object, ...], RowRefs] | None = None
 
     @classmethod
@@ -147,7 +149,9 @@ class StoredRagged(Ragged):
         return values
 
     def _fetch(self) -> Tensor:
-        order, parts, refs = list[Tensor](), list[Tensor](), self.refs
+        order: list[Tensor] = []
+        parts: list[Tensor] = []
+        refs = self.refs
         for number in refs.shard.unique().tolist():
             rows = (refs.shard == number).nonzero().flatten()
             order.append(rows)
@@ -156,8 +160,9 @@ class StoredRagged(Ragged):
             return torch.empty(0)
         taken = torch.cat(order)
         fetched = Ragged(torch.cat(parts), self.lengths[taken])
-        is_ordered = bool((taken[1:] > taken[:-1]).all())
-        return fetched.values if is_ordered else fetched.select(taken.argsort()).values
+        if not bool((taken[1:] > taken[:-1]).all()):
+            fetched = fetched.select(taken.argsort())
+        return fetched.values
 
     def like(self, values: Tensor) -> Ragged:
         return Ragged(torch.empty(int(self.lengths.sum()), device="meta"), self.lengths).like(
@@ -171,7 +176,9 @@ class StoredRagged(Ragged):
 
     def to(self, device: torch.device | str) -> Ragged:
         """Return the same rows on `device`: themselves for the CPU, which fetches them if used."""
-        return self if torch.device(device).type == "cpu" else super().to(device)
+        if torch.device(device).type == "cpu":
+            return self
+        return super().to(device)
 
     def _joined(self, parts: Sequence[Ragged]) -> Ragged:
         first, *rest = (self._stored(part) for part in parts)
