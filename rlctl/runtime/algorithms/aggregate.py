@@ -81,8 +81,8 @@ def count(
 
 def with_sizes(batch: Experience, total: Total) -> Experience:
     """Return this rank's rows of a mini-batch with the `sizes` of the whole mini-batch."""
-    own = [float(len(batch)), float(batch.response_mask.values.sum())]
-    sizes = total(torch.tensor(own, dtype=torch.float64))
+    counts = [float(len(batch)), float(batch.response_mask.values.sum())]
+    sizes = total(torch.tensor(counts, dtype=torch.float64))
     return replace(batch, sizes=sizes.expand(len(batch), 2))
 
 
@@ -93,8 +93,13 @@ def conversion(
 
     Both counts are those of a mini-batch of `num_rows` rows with `num_tokens` unmasked tokens.
     """
-    own, other = (_divisor(num_tokens, num_rows, name, width) for name in (mode, into))
-    return (1.0 if other is None else other) / (1.0 if own is None else max(own, 1.0))
+    before = _divisor(num_tokens, num_rows, mode, width)
+    after = _divisor(num_tokens, num_rows, into, width)
+    if before is None:
+        before = 1.0
+    if after is None:
+        after = 1.0
+    return after / max(before, 1.0)
 
 
 def _divisor(

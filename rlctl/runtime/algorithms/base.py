@@ -162,7 +162,7 @@ class Stateless:
 
 @dataclass(frozen=True)
 class PolicyAlgorithm(Stateless, Generic[P]):
-    """Base of stateless algorithms that train the policy, on its own responses by default."""
+    """Base of stateless algorithms that train the policy, on its responses by default."""
 
     actor: schema.Actor
     data: schema.Data
@@ -263,11 +263,13 @@ def mini_batch_rows(
 
     A batch that lacks rows, or has episodes with several, is cut between groups.
     """
-    group, size = experience.group, role.ppo_mini_batch_size
+    group = experience.group
+    size = role.ppo_mini_batch_size
     sizes = group.unique(return_counts=True)[1]
     if len(sizes) % size or bool((sizes != rows_per_prompt).any()):
         return list(rows_of_groups(group, group, role, step))
-    rows, seed = torch.arange(len(group)), _shuffle_seed(role, step)
+    rows = torch.arange(len(group))
+    seed = _shuffle_seed(role, step)
     return group_batches(rows, size * rows_per_prompt, role.ppo_epochs, seed)
 
 
@@ -295,7 +297,7 @@ def group_batches(group: Tensor, num_groups: int, epochs: int, seed: int | None)
 
     `group` (B,) are those of the rows. If `num_groups` does not divide their number, mini-batches
     are about as large and equal up to one group, so that no step is taken on a small remainder.
-    Each epoch is shuffled with its own seed, derived from `seed`; None keeps the order.
+    Each epoch is shuffled with another seed, derived from `seed`; None keeps the order.
     """
     groups = group.unique()
     count = max(1, ceil_div(2 * len(groups) - num_groups, 2 * num_groups))  # rounds a half down

@@ -24,8 +24,10 @@ class Bounds:
         try:
             *low, high = [float(part) for part in str(given).split("_")]
         except ValueError:
-            low, high = [], 0.0
-        if len(low) > 1 or not 0 < (low[0] if low else high / 2) < high:
+            low = []
+            high = 0.0
+        lowest = low[0] if low else high / 2
+        if len(low) > 1 or not 0 < lowest < high:
             raise ConfigError(
                 f"{key}={given!r} is no bound",
                 where=_KEY,

@@ -57,7 +57,8 @@ class Correction:
                 raise ConfigError(
                     f"rollout_rs={config.rollout_rs} has no threshold", where=_KEY, hint=hint
                 )
-            threshold, low = config.rollout_rs_threshold, config.rollout_rs_threshold_lower
+            threshold = config.rollout_rs_threshold
+            low = config.rollout_rs_threshold_lower
             if low is not None:
                 threshold = f"{low}_{threshold}"
             from rlctl.runtime.algorithms.rejection import parse_criteria
@@ -93,12 +94,14 @@ class Correction:
 
     @property
     def in_loss(self) -> bool:
-        """True if each micro-batch is corrected in the loss, with its own forward pass."""
+        """True if each micro-batch is corrected in the loss, with its forward pass."""
         return self.bypass and not self.needs_mini_batch
 
     def __call__(self, tokens: SampledTokens) -> tuple[Tensor, Tensor | None, Metrics]:
         """Return the mask of tokens to learn from (T,), loss weights (T,) or None, and metrics."""
-        mask, weights, metrics = tokens.mask, None, mismatch(tokens)
+        mask = tokens.mask
+        weights = None
+        metrics = mismatch(tokens)
         if self.interpolate:
             from rlctl.runtime.algorithms.proximal import proximal
 
@@ -119,7 +122,8 @@ class Correction:
             from rlctl.runtime.algorithms.rejection import veto_mask
 
             kept, vetoed = veto_mask(tokens, self.veto)
-            mask, metrics = mask * kept, metrics | vetoed
+            mask = mask * kept
+            metrics = metrics | vetoed
         if self.bypass and not (self.interpolate or self.reinforce):
             weights = None
         return mask, weights, metrics

@@ -67,13 +67,17 @@ def divide_advantages(
     values: Ragged | None,
 ) -> tuple[Experience, Metrics]:
     """Compute advantages on the workers, each those of some groups."""
-    ref_log_probs = ref.log_probs if ref is not None else None
-    old_log_probs = old.log_probs if old is not None else None
+    ref_log_probs = None if ref is None else ref.log_probs
+    old_log_probs = entropy = squares = None
+    if old is not None:
+        old_log_probs = old.log_probs
+        entropy = old.entropy
+        squares = old.sum_pi_squared
     batch = scored.grow(
         _Passes,
         old=old_log_probs,
-        entropy=old.entropy if old is not None else None,
-        sum_pi_squared=old.sum_pi_squared if old is not None else None,
+        entropy=entropy,
+        sum_pi_squared=squares,
         ref=ref_log_probs,
         values=values,
     )

@@ -26,7 +26,8 @@ def importance_weights(
     `batch_normalize` the bounded weights are divided by their mean over all unmasked tokens, or
     over rows at level "sequence". The metrics are those of the weights before that.
     """
-    mask, log_ratio = tokens.mask, tokens.log_ratio
+    mask = tokens.mask
+    log_ratio = tokens.log_ratio
     if level == "sequence":
         log_ratio = row_sum(log_ratio * mask, tokens.row, tokens.num_rows)[tokens.row]
     raw = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -35,10 +36,14 @@ def importance_weights(
         weights = raw.masked_fill((raw > bounds.high) | (raw < bounds.low), 0.0)
     metrics = _metrics(tokens, log_ratio, weights, level, bounds)
     if batch_normalize:
-        by_row = row_mean(weights, mask, tokens.row, tokens.num_rows)
-        each = weights[mask > 0] if level == "token" else by_row[_has_tokens(tokens)]
-        mean = float(each.double().mean()) if len(each) else 0.0
-        factor = mean if mean > EPS else 1.0
+        if level == "token":
+            each = weights[mask > 0]
+        else:
+            by_row = row_mean(weights, mask, tokens.row, tokens.num_rows)
+            each = by_row[_has_tokens(tokens)]
+        factor = 1.0
+        if len(each) and (mean := float(each.double().mean())) > EPS:
+            factor = mean
         weights = weights / factor
         metrics["rollout_corr/rollout_is_batch_norm_factor"] = Mean(factor)
     return weights * mask, metrics
@@ -59,8 +64,11 @@ def _metrics(
     are of raw weights, the extremes of bounded ones, both over tokens; at level "sequence" all four
     are of raw weights over rows. `*_seq_*` are of the mean weight of each row.
     """
-    mask, row, num_rows = tokens.mask, tokens.row, tokens.num_rows
-    keep, rows = mask > 0, _has_tokens(tokens)
+    mask = tokens.mask
+    row = tokens.row
+    num_rows = tokens.num_rows
+    keep = mask > 0
+    rows = _has_tokens(tokens)
     if not bool(keep.any()):
         return {}
     low = 1 / bounds.high if bounds.low is None else bounds.low
@@ -69,8 +77,10 @@ def _metrics(
     row_raw = row_mean(raw, mask.double(), row, num_rows)[rows]
     row_bounded = row_mean(bounded, mask.double(), row, num_rows)[rows]
     each = bounded[keep]
-    units = raw[keep] if level == "token" else row_raw
-    extremes = each if level == "token" else row_raw
+    units = extremes = row_raw
+    if level == "token":
+        units = raw[keep]
+        extremes = each
     sums = float(len(each)), float(each.sum()), float(each.square().sum())
     metrics: Metrics = {
         "mean": Mean(sums[1], sums[0]),

@@ -31,12 +31,11 @@ class Schedule:
 
         `lr_warmup_steps` has precedence over `lr_warmup_steps_ratio`, a share of `num_updates`.
         """
-        warmup = (
-            optim.lr_warmup_steps
-            if optim.lr_warmup_steps > 0
-            else int(optim.lr_warmup_steps_ratio * num_updates)
-        )
-        kind, cycles = optim.lr_scheduler_type, optim.num_cycles
+        warmup = optim.lr_warmup_steps
+        if warmup <= 0:
+            warmup = int(optim.lr_warmup_steps_ratio * num_updates)
+        kind = optim.lr_scheduler_type
+        cycles = optim.num_cycles
         return cls(optim.lr, num_updates, warmup, kind, optim.min_lr_ratio, cycles)
 
     def __call__(self, count: int) -> float:

@@ -29,7 +29,8 @@ def sampled_log_probs(roles: Roles, batch: Rollouts, has_updated: bool = False) 
     Raises RolloutMismatch, also where the difference is NaN. A policy that is not the one that
     generated them (`has_updated`) is not compared.
     """
-    log_probs, limit = roles.actor.compute_log_probs(batch), roles.max_probs_diff
+    log_probs = roles.actor.compute_log_probs(batch)
+    limit = roles.max_probs_diff
     if limit is not None and not has_updated:
         value = _mean_probs_diff(batch, log_probs, roles.actor)
         if not value <= limit:

@@ -48,7 +48,9 @@ class PassBefore(PolicyUpdate):
 
     def compute_old_log_probs(self, roles: Roles, scored: Scored) -> tuple[LogProbs | None, Scored]:
         old = sampled_log_probs(roles, scored)
-        return old, scored if old.routing is None else replace(scored, routing=old.routing)
+        if old.routing is not None:
+            scored = replace(scored, routing=old.routing)
+        return old, scored
 
     def update(
         self, roles: Roles, experience: Experience, cuts: Sequence[Tensor], lr: float
@@ -96,12 +98,15 @@ class OwnPass(PassBefore):
     def update(
         self, roles: Roles, experience: Experience, cuts: Sequence[Tensor], lr: float
     ) -> list[Metrics]:
-        actor, limit = roles.actor, roles.max_probs_diff
+        actor = roles.actor
+        limit = roles.max_probs_diff
         first, *later = cuts
         is_first = torch.zeros(len(experience), dtype=torch.bool)
         is_first[first] = True
         others = (~is_first).nonzero().squeeze(1)
-        own, metrics, parts = experience.select(first), list[Metrics](), list[Experience]()
+        first_batch = experience.select(first)
+        metrics: list[Metrics] = []
+        parts: list[Experience] = []
         if len(others):
             batch = experience.select(others)
             old = sampled_log_probs(roles, batch)
@@ -109,14 +114,14 @@ class OwnPass(PassBefore):
             metrics.append(found)
             parts.append(batch)
         if any(bool(is_first[rows].any()) for rows in later):
-            old, found = actor.update_with_log_probs(own, lr, limit)
-            check_update(roles, own, found, old)
+            old, found = actor.update_with_log_probs(first_batch, lr, limit)
+            check_update(roles, first_batch, found, old)
             # The update has reported the metrics of the correction.
-            parts.append(_with_old_log_probs(own, old, actor, self.correction)[0])
+            parts.append(_with_old_log_probs(first_batch, old, actor, self.correction)[0])
             others = torch.cat([others, first])
         else:
-            found = actor.update(own, lr, limit)
-            check_update(roles, own, found)
+            found = actor.update(first_batch, lr, limit)
+            check_update(roles, first_batch, found)
         metrics.append(found)
         if not later:
             return metrics
@@ -131,12 +136,13 @@ def choose_update(
 ) -> PolicyUpdate:
     """Return the way of updates for an estimator with these needs.
 
-    Old log-probs come from an update's own pass unless they are needed before it: for advantages,
+    Old log-probs come from the pass of an update unless they are needed before it: for advantages,
     weights of the global batch, the number of tokens that are not rejected, and to be replayed.
     """
     if correction.bypass:
         return Bypass(correction)
-    algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
+    algorithm = config.algorithm
+    actor = config.actor_rollout_ref.actor
     before = algorithm.use_kl_in_reward or algorithm.use_pf_ppo
     before |= Needs.SUM_PI_SQUARED in needs or correction.needs_batch
     before |= actor.router_replay.mode == "R2"
@@ -203,9 +209,11 @@ def compared_with(
     Without old log-probs of the batch, they are those of `outputs`, without a graph.
     """
     mask = batch.response_mask.values
-    weights = batch.is_weights.values if batch.is_weights is not None else None
-    now, metrics = outputs.log_probs.detach(), Metrics()
-    old = now if batch.old_log_probs is None else batch.old_log_probs.values
+    weights = None if batch.is_weights is None else batch.is_weights.values
+    now = old = outputs.log_probs.detach()
+    metrics = Metrics()
+    if batch.old_log_probs is not None:
+        old = batch.old_log_probs.values
     if batch.old_log_probs is None or correction.in_loss:
         sampled = SampledTokens.from_rollouts(batch, now)
         mask, weights, metrics = correction(sampled)

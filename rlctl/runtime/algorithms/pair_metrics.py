@@ -18,7 +18,8 @@ def pair_metrics(scores: Tensor, losses: Tensor, prefix: str) -> Metrics:
     The scores of a pair are adjacent, that of the chosen response first; `losses` is (P,). An equal
     score is half right. `ece` is `calibration_error`.
     """
-    chosen, rejected = scores.double()[0::2], scores.double()[1::2]
+    chosen = scores.double()[0::2]
+    rejected = scores.double()[1::2]
     margin = chosen - rejected
     count = len(margin)
     if not count:

@@ -8,7 +8,8 @@ from torch import Tensor
 from rlctl.recipes import schema
 
 _SMALLEST = 1e-8  # so that every row may be drawn
-_BEST, _OTHER = 0.4, 0.1  # weights of max_random
+_BEST = 0.4  # weight of max_random
+_OTHER = 0.1  # its weight of other rows
 
 
 def draw_rows(scores: Tensor, config: schema.PFPPO, seed: int) -> Tensor:

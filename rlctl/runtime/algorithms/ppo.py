@@ -59,6 +59,7 @@ from rlctl.runtime.algorithms.stats import entropy_metric, experience_metrics, s
 from rlctl.runtime.algorithms.token_rewards import overlong_penalty, penalise_kl, score_at_end
 from rlctl.runtime.algorithms.value_loss import value_loss
 from rlctl.runtime.batch import Experience, LogProbs, Prompts, Ragged, Rollouts, Scored
+from rlctl.runtime.batch.ragged import padded
 from rlctl.runtime.model.causal_lm import PolicyOutputs
 from rlctl.runtime.ops import lowest_if_missing
 from rlctl.runtime.roles import Roles, Total
@@ -97,7 +98,8 @@ class PPO:
         Raises ConfigError for unknown plug-ins, wrong settings of plug-ins, and groups of one
         response where responses are compared.
         """
-        algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
+        algorithm = config.algorithm
+        actor = config.actor_rollout_ref.actor
         rollout = config.actor_rollout_ref.rollout
         estimator = load_estimator(algorithm.adv_estimator, algorithm.adv_estimator_params)
         correction = Correction.from_config(algorithm.rollout_correction)
@@ -160,7 +162,8 @@ class PPO:
         experience = self._reweighted(experience, step)
         updates = [metrics]
         if values is not None:
-            lr, cuts = self.critic_lr(step - 1), self._cuts(experience, self.critic, step)
+            lr = self.critic_lr(step - 1)
+            cuts = self._cuts(experience, self.critic, step)
             updates += [roles.critic.update(batch, lr) for batch in cut(experience, cuts)]
         if step > self.critic_warmup:
             lr = self.actor_lr(step - self.critic_warmup - 1)
@@ -193,7 +196,8 @@ class PPO:
         aggregation that a policy loss prescribes is not that of the other terms, as in verl.
         """
         assert isinstance(batch, Experience)
-        actor, num_rows = self.actor, len(batch)
+        actor = self.actor
+        num_rows = len(batch)
         row = batch.response_ids.row_of_token
         old, mask, weights, corrections = compared_with(batch, outputs, self.correction)
         advantages = batch.advantages.values
@@ -202,17 +206,17 @@ class PPO:
         metrics |= corrections
         if weights is not None:
             losses = self.policy_loss.weigh(losses, weights, tokens)
-        own = self.policy_loss.aggregation or actor.loss_agg_mode
-        apart = self.policy_loss.aggregates_apart(actor)
-        mode = actor.loss_agg_mode if apart else own
+        policy_mode = mode = self.policy_loss.aggregation or actor.loss_agg_mode
+        if apart := self.policy_loss.aggregates_apart(actor):
+            mode = actor.loss_agg_mode
         width = actor.loss_scale_factor or self.max_response_length
-        divisors = {name: count(mask, row, num_rows, name, width) for name in {own, mode}}
+        divisors = {name: count(mask, row, num_rows, name, width) for name in {policy_mode, mode}}
         extra = torch.zeros_like(losses)
 
         def mean_of(x: Tensor, mode: str) -> Mean | Sum:
             return divided(aggregate(x.detach(), mask, row, num_rows, mode), divisors[mode])
 
-        metrics["actor/pg_loss"] = mean_of(losses, own)
+        metrics["actor/pg_loss"] = mean_of(losses, policy_mode)
         if actor.entropy_coeff:
             assert outputs.entropy is not None
             extra = extra - actor.entropy_coeff * outputs.entropy
@@ -227,8 +231,8 @@ class PPO:
             all_rows, all_tokens = num_rows, float(mask.sum())
             if batch.sizes is not None:
                 all_rows, all_tokens = batch.sizes[0].tolist()
-            total = aggregate(losses, mask, row, num_rows, own)
-            total = total * conversion(own, mode, all_rows, all_tokens, width)
+            total = aggregate(losses, mask, row, num_rows, policy_mode)
+            total = total * conversion(policy_mode, mode, all_rows, all_tokens, width)
             total = total + aggregate(extra, mask, row, num_rows, mode)
         else:
             total = aggregate(losses + extra, mask, row, num_rows, mode)
@@ -239,7 +243,8 @@ class PPO:
         assert isinstance(batch, Experience)
         assert batch.values is not None
         assert batch.returns is not None
-        mask, row = batch.response_mask.values, batch.response_ids.row_of_token
+        mask = batch.response_mask.values
+        row = batch.response_ids.row_of_token
         losses, metrics = value_loss(
             values, batch.values.values, batch.returns.values, mask, self.critic.cliprange_value
         )
@@ -258,9 +263,10 @@ class PPO:
     ) -> tuple[Experience, Metrics]:
         """Return the batch with token rewards, advantages and returns, and metrics; see `Total`.
 
-        Without `old`, the update computes old log-probs in its own pass: see `choose_update`.
+        Without `old`, the update computes old log-probs in its pass: see `choose_update`.
         """
-        mask, metrics = scored.response_mask, Metrics()
+        mask = scored.response_mask
+        metrics = Metrics()
         if scored.greedy_scores is not None:
             metrics |= spread("critic/greedy_score", scored.greedy_scores)
         scores = self._with_penalty(scored.scores, scored)
@@ -272,21 +278,21 @@ class PPO:
                 rewards, old.log_probs, ref.log_probs, mask, self.reward_kl, self.kl
             )
             metrics |= kl_metrics
-        squares = old.sum_pi_squared if old is not None else None
+        old_log_probs = None if old is None else old.log_probs
         inputs = AdvantageInputs(
             rewards=rewards.padded(),
             mask=mask.padded(),
-            turn=scored.turn.padded() if scored.turn is not None else None,
+            turn=padded(scored.turn),
             episode=scored.episode_of_row,
             group=scored.group,
-            values=values.padded() if values is not None else None,
+            values=padded(values),
             greedy_scores=scored.greedy_scores,
             components={
                 name: lowest_if_missing(values, scored.group)
                 for name, values in scored.components.items()
             },
-            log_probs=old.log_probs.padded() if old is not None else None,
-            sum_pi_squared=squares.padded() if squares is not None else None,
+            log_probs=padded(old_log_probs),
+            sum_pi_squared=padded(None if old is None else old.sum_pi_squared),
             total=total,
         )
         advantages, returns = self.estimator(inputs, AdvantageConfig.from_config(self.algorithm))
@@ -294,9 +300,9 @@ class PPO:
         experience = scored.grow(
             Experience,
             rewards=rewards,
-            old_log_probs=old.log_probs if old is not None else None,
+            old_log_probs=old_log_probs,
             advantages=Ragged.from_padded(advantages, lengths),
-            ref_log_probs=ref.log_probs if ref is not None else None,
+            ref_log_probs=None if ref is None else ref.log_probs,
             values=values,
             returns=Ragged.from_padded(returns, lengths),
         )
@@ -310,7 +316,8 @@ class PPO:
 
     def _with_penalty(self, scores: Tensor, rollouts: Rollouts) -> Tensor:
         """Return scores (B,) minus the overlong penalty of the responses."""
-        buffer, lengths = self.algorithm.overlong_buffer, rollouts.response_ids.lengths
+        buffer = self.algorithm.overlong_buffer
+        lengths = rollouts.response_ids.lengths
         return scores + overlong_penalty(lengths, self.max_response_length, buffer)
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,7 +15,8 @@ def check_settings(
     config: schema.Config, estimator: Estimator, policy_loss: TokenLoss, correction: Correction
 ) -> None:
     """Raise ConfigError for settings that contradict each other."""
-    algorithm, rollout = config.algorithm, config.actor_rollout_ref.rollout
+    algorithm = config.algorithm
+    rollout = config.actor_rollout_ref.rollout
     _check_group_size(algorithm, estimator, rollout.n)
     _check_program(rollout, estimator)
     _check_bypass(algorithm, estimator, correction)
@@ -30,7 +31,8 @@ def _check_aggregation(actor: schema.Actor, policy_loss: TokenLoss, correction: 
 
     Raises ConfigError if the update would need the number of tokens that it will reject itself.
     """
-    name, mode = actor.policy_loss.loss_mode, actor.loss_agg_mode
+    name = actor.policy_loss.loss_mode
+    mode = actor.loss_agg_mode
     where = f"actor_rollout_ref.actor.loss_agg_mode={mode}"
     if policy_loss.advised not in (None, mode):
         warn_once(
@@ -39,7 +41,7 @@ def _check_aggregation(actor: schema.Actor, policy_loss: TokenLoss, correction: 
         )
     if correction.bypass and correction.rejects and policy_loss.aggregates_apart(actor):
         raise ConfigError(
-            f"loss_mode={name} has an aggregation of its own, and the other terms of the loss "
+            f"loss_mode={name} has a special aggregation, and the other terms of the loss "
             "cannot have another one if tokens are rejected in bypass mode",
             where=where,
             hint=f"actor_rollout_ref.actor.loss_agg_mode={policy_loss.aggregation}",
@@ -70,7 +72,7 @@ def _check_anchor(asynchronous: schema.AsyncTraining, correction: schema.Rollout
             hint="algorithm.rollout_correction.rollout_is=token weighs each token by the ratio of "
             "the policies before the update (decoupled PPO), "
             "algorithm.rollout_correction.bypass_mode=loglinear beside it approximates that ratio "
-            "without a pass of its own, or algorithm.rollout_correction.bypass_mode=true clips "
+            "without another pass, or algorithm.rollout_correction.bypass_mode=true clips "
             "against the older policy",
         )
 

@@ -1,4 +1,4 @@
-"""References that are not one frozen model: the actor's own weights, and a model for each row."""
+"""References that are not one frozen model: the weights of the actor, and a model for each row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ActorAsReference(Reference):
         return self.actor.compute_log_probs(batch, self.weights, top_k)
 
     def pop_oom_retries(self) -> list[OomRetry]:
-        """Return an empty list: the actor reports its own OOM retries."""
+        """Return an empty list: the actor reports its OOM retries."""
         return []
 
 
@@ -36,15 +36,15 @@ class RoutedReference(Reference):
     reference_of: Callable[[PromptRow], str]
 
     def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:
-        """Return the log-probs of each row under its own reference, in the order of the rows."""
+        """Return the log-probs of each row under its reference, in the order of the rows."""
         rows: dict[str, list[int]] = {}
         for number, row in enumerate(batch.rows):
             rows.setdefault(self.reference_of(row), []).append(number)
         parts = [
-            self.members[name].compute_log_probs(batch.select(torch.tensor(own)), top_k)
-            for name, own in rows.items()
+            self.members[name].compute_log_probs(batch.select(torch.tensor(numbers)), top_k)
+            for name, numbers in rows.items()
         ]
-        order = torch.tensor([number for own in rows.values() for number in own])
+        order = torch.tensor([number for numbers in rows.values() for number in numbers])
         return LogProbs.concat(parts).select(order.argsort())
 
     def pop_oom_retries(self) -> list[OomRetry]:

@@ -45,7 +45,8 @@ def parse_criteria(kinds: str, thresholds: str | float) -> list[Criterion]:
     """
     names = [name.strip() for name in kinds.split(",")]
     entries = [entry.strip() for entry in str(thresholds).split(",")]
-    entries = entries * len(names) if len(entries) == 1 else entries
+    if len(entries) == 1:
+        entries = entries * len(names)
     if len(names) != len(entries):
         raise ConfigError(
             f"rollout_rs has {len(names)} criteria, rollout_rs_threshold has {len(entries)}",
@@ -62,7 +63,8 @@ def parse_criteria(kinds: str, thresholds: str | float) -> list[Criterion]:
         bounds = Bounds.parse(entry, "rollout_rs_threshold")
         if name.endswith("_k1"):
             bounds = bounds.around_one("rollout_rs_threshold")
-            bounds = Bounds(1 / bounds.high, bounds.high) if bounds.low is None else bounds
+            if bounds.low is None:
+                bounds = Bounds(1 / bounds.high, bounds.high)
         elif bounds.low is not None:
             raise ConfigError(
                 f"{name} takes one upper bound, given: {entry}",
@@ -80,7 +82,9 @@ def _divergence(kind: str, tokens: SampledTokens) -> Tensor:
     d = tokens.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     scope, _, order = kind.rpartition("_k")
     each = {"1": -d, "2": d.square() / 2, "3": d.exp() - 1 - d}[order]
-    row, num_rows, mask = tokens.row, tokens.num_rows, tokens.mask
+    row = tokens.row
+    num_rows = tokens.num_rows
+    mask = tokens.mask
     match scope:
         case "token":
             return each
@@ -96,9 +100,11 @@ def _divergence(kind: str, tokens: SampledTokens) -> Tensor:
 def rejection_mask(tokens: SampledTokens, criteria: Sequence[Criterion]) -> tuple[Tensor, Metrics]:
     """Return the mask without the tokens or rows that fail a criterion, (T,), and metrics."""
     kept = torch.ones_like(tokens.mask)
-    num_tokens, metrics = float(tokens.mask.sum()), Metrics()
+    num_tokens = float(tokens.mask.sum())
+    metrics = Metrics()
     for criterion in criteria:
-        value, bounds = _divergence(criterion.kind, tokens), criterion.bounds
+        value = _divergence(criterion.kind, tokens)
+        bounds = criterion.bounds
         if bounds.low is None:
             passed = (value <= bounds.high).to(kept)
         else:

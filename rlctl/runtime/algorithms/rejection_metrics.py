@@ -21,13 +21,18 @@ def criterion_metrics(
     taken logarithmically, as `value`. `std` is that of the clamped divergence, over tokens. max,
     min and fractions are over tokens of a criterion for tokens, else over rows; `seq_*` over rows.
     """
-    mask, row, num_rows = tokens.mask, tokens.row, tokens.num_rows
-    keep, rows = mask > 0, row_sum(mask, row, num_rows) > 0
+    mask = tokens.mask
+    row = tokens.row
+    num_rows = tokens.num_rows
+    keep = mask > 0
+    rows = row_sum(mask, row, num_rows) > 0
     if not bool(keep.any()):
         return {}
-    low, high = 0.0, bounds.high
+    low = 0.0
+    high = bounds.high
     if bounds.low is not None:
-        low, high = math.log(bounds.low), math.log(bounds.high)
+        low = math.log(bounds.low)
+        high = math.log(bounds.high)
     each = value[keep].double()
     of_rows = row_mean(value.double(), mask.double(), row, num_rows)[rows]
     clamped = each.clamp(low, high)

@@ -29,12 +29,13 @@ class SampledTokens:
     mask: Tensor  # float, 1 where the policy wrote the token
     row: Tensor  # int64, the row of each token
     num_rows: int
-    staleness: Tensor | None = None  # int64, steps; None if all rollouts are of their own step
+    staleness: Tensor | None = None  # int64, steps; None if all rollouts are of the present step
 
     @classmethod
     def from_rollouts(cls, rollouts: Rollouts, log_probs: Tensor) -> Self:
         """Build from rollouts; `log_probs` (T,) are the trainer's, without a graph."""
-        mask, row = rollouts.response_mask.values, rollouts.response_ids.row_of_token
+        mask = rollouts.response_mask.values
+        row = rollouts.response_ids.row_of_token
         staleness = rollouts.staleness.values if rollouts.staleness is not None else None
         engine = rollouts.rollout_log_probs.values
         return cls(log_probs, engine, mask, row, len(rollouts), staleness)
@@ -68,9 +69,11 @@ def mismatch(tokens: SampledTokens) -> Metrics:
     n = len(trainer)
     if not n:
         return {}
-    d, diff = trainer - engine, probs_diff(tokens)
+    d = trainer - engine
+    diff = probs_diff(tokens)
     _, row = tokens.row[keep].unique(return_inverse=True)
-    num_rows, ones = int(row.max()) + 1, torch.ones_like(d)
+    num_rows = int(row.max()) + 1
+    ones = torch.ones_like(d)
     trainer_row = row_mean(trainer, ones, row, num_rows)  # (num_rows,)
     engine_row = row_mean(engine, ones, row, num_rows)  # (num_rows,)
     ppl_diff = engine_row - trainer_row

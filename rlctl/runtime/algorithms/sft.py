@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the negative log-likelihood of the data's own solutions.
+"""Supervised fine-tuning: the negative log-likelihood of the data's solutions.
 
 The solutions take the place of sampled responses. Trainer, workers and validation are those of the
 other algorithms. `learn` makes one optimizer step per mini-batch.
@@ -41,7 +41,8 @@ class GivenResponses:
     def to_scored(self, prompts: Prompts, texts: Sequence[str], scores: Tensor) -> Scored:
         """Return B responses with the `texts` (B) and `scores` (B,) to as many prompts."""
         ids = Ragged.from_rows([self._ids(text) for text in texts], dtype=torch.int64)
-        ones, zeros = torch.ones(len(ids.values)), torch.zeros(len(ids.values))
+        ones = torch.ones(len(ids.values))
+        zeros = torch.zeros(len(ids.values))
         return prompts.grow(
             Scored,
             response_ids=ids,
@@ -73,11 +74,12 @@ class SFT(Stateless):
     @classmethod
     def from_config(cls, config: schema.Config, num_steps: int) -> Self:
         """Build the algorithm; `num_steps` is the length of the learning-rate schedule."""
+        solution = None
+        if config.data.reader is None:
+            solution = RowField(config.data.response_key, "data.response_key")
         return cls(
             actor=config.actor_rollout_ref.actor,
-            solution=None
-            if config.data.reader is not None
-            else RowField(config.data.response_key, "data.response_key"),
+            solution=solution,
             given=GivenResponses(config.actor_rollout_ref.model, config.data.max_response_length),
             schedule=Schedule.from_config(config.actor_rollout_ref.actor.optim, num_steps),
         )
@@ -127,5 +129,6 @@ class SFT(Stateless):
 def negative_log_likelihood(outputs: PolicyOutputs, batch: Rollouts) -> Loss:
     """Return −Σ log π over the unmasked tokens of a micro-batch, and their number."""
     mask = batch.response_mask.values
-    total, num_tokens = masked_sum(-outputs.log_probs, mask), float(mask.sum())
+    total = masked_sum(-outputs.log_probs, mask)
+    num_tokens = float(mask.sum())
     return Loss(total, num_tokens, {"train/loss": Mean(float(total.detach()), num_tokens)})

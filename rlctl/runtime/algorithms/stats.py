@@ -29,7 +29,8 @@ def rollout_metrics(algorithm: object, most: int, scored: Scored) -> Metrics:
     because a reply did not fit. An episode with several rows has one score. Rows without a
     component do not count in its mean.
     """
-    responses, prompts = scored.response_ids.lengths, scored.prompt_ids.lengths
+    responses = scored.response_ids.lengths
+    prompts = scored.prompt_ids.lengths
     metrics = spread("response_length", responses) | spread("prompt_length", prompts)
     cut = torch.tensor([finish == "length" for finish in scored.finish], dtype=torch.bool)
     cut |= responses >= most
@@ -37,7 +38,8 @@ def rollout_metrics(algorithm: object, most: int, scored: Scored) -> Metrics:
     if not getattr(algorithm, "has_rewards", True):
         return metrics
     once = first_rows(scored.episode_of_row)
-    scores, group = scored.scores[once], scored.group[once]
+    scores = scored.scores[once]
+    group = scored.group[once]
     metrics |= spread("critic/score", scores) | uniform_groups(scores, group)
     metrics["reward/num_failed"] = Sum(float(scored.failed[once].sum()))
     for name, component in scored.components.items():
@@ -55,11 +57,9 @@ def uniform_groups(scores: Tensor, group: Tensor) -> Metrics:
     """
     stats = group_stats(scores, group)
     compared = stats.std[stats.size > 1]
-    return (
-        {"critic/score/uniform_groups": Mean(float((compared == 0).sum()), len(compared))}
-        if len(compared)
-        else {}
-    )
+    if not len(compared):
+        return {}
+    return {"critic/score/uniform_groups": Mean(float((compared == 0).sum()), len(compared))}
 
 
 def experience_metrics(experience: Experience) -> Metrics:

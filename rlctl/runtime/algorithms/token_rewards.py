@@ -23,7 +23,8 @@ def score_at_end(
     """
     rewards = torch.zeros(len(response_ids.values))
     if step_rewards is not None:
-        rewards, scores = rewards + step_rewards.values, scores - step_rewards.sums()
+        rewards = rewards + step_rewards.values
+        scores = scores - step_rewards.sums()
     has_tokens = response_ids.lengths > 0
     rewards[response_ids.offsets[1:][has_tokens] - 1] += scores[has_tokens].float()
     return response_ids.like(rewards)

@@ -18,7 +18,8 @@ def value_loss(
     `critic/vpred_mean` and `critic/vf_explained_var`, 1 − Var(ret − old)/Var(ret).
     """
     held = values.clamp(old_values - cliprange, old_values + cliprange)
-    free_error, held_error = (values - returns).square(), (held - returns).square()
+    free_error = (values - returns).square()
+    held_error = (held - returns).square()
     return torch.maximum(free_error, held_error) / 2, _metrics(
         values, old_values, returns, mask, held_error > free_error
     )
@@ -32,7 +33,8 @@ def _metrics(
 
     The sums of squares need float64.
     """
-    rets, error = returns.double(), (returns - old_values).double()
+    rets = returns.double()
+    error = (returns - old_values).double()
     columns = [
         torch.ones_like(rets),
         is_clipped.double(),

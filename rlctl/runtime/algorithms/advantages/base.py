@@ -1,7 +1,7 @@
 """Advantage estimators: their inputs, what they declare, and how they are loaded.
 
 An estimator is a function `(inputs, config) -> (advantages, returns)`, or
-`(inputs, config, params) -> …` if it has settings of its own. Both results are (B, R). It is found
+`(inputs, config, params) -> …` if it has settings. Both results are (B, R). It is found
 by an entry point of the group `rlctl.advantages` or as `module:function`. Names and definitions
 are verl's.
 """

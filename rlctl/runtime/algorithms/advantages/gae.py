@@ -27,7 +27,8 @@ def advantage_sums(inputs: AdvantageInputs, gamma: float, lam: float | Tensor) -
     `lam` is a number or one per row, (B,).
     """
     # (R, B): each step of the loop reads one contiguous row
-    rewards, values = inputs.rewards.T.contiguous(), inputs.given("values").T.contiguous()
+    rewards = inputs.rewards.T.contiguous()
+    values = inputs.given("values").T.contiguous()
     written = inputs.mask.T.contiguous() > 0
     raw = torch.empty_like(rewards)
     next_value = last = rewards.new_zeros(rewards.shape[1])

@@ -21,6 +21,7 @@ def gpg(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor, Tenso
     GPG, arXiv 2504.02546, with F_norm = 1. The paper's α counts the rows of groups whose scores
     differ; verl and rlctl count the rows with a score.
     """
-    scores, counted = inputs.scores, inputs.counted
+    scores = inputs.scores
+    counted = inputs.counted
     alpha = counted.sum() / scores[counted].count_nonzero().clamp(min=1)
     return on_tokens(alpha * normalised(scores, inputs.group, False, counted), inputs)

@@ -52,6 +52,6 @@ def grpo_passk(inputs: AdvantageInputs, config: AdvantageConfig) -> tuple[Tensor
         lead = lead / (group_stats(scores, group).std[best] + STD_EPS)
     advantages = torch.zeros_like(scores).index_put((best,), lead)
     if inputs.episode is not None:
-        own = inputs.episode[counted].argsort()  # the episode of each number
-        advantages = advantages[own][inputs.episode]
+        episodes = inputs.episode[counted].argsort()  # the episode of each number
+        advantages = advantages[episodes][inputs.episode]
     return on_tokens(advantages, inputs)

@@ -34,7 +34,7 @@ def with_baseline(
     """Return the batch with the baselines of P prompts, one response in `greedy` each.
 
     `penalised` subtracts penalties from the scores (B,) or (P,) of a batch. A response whose
-    baseline failed has failed, too. If it is kept, its baseline is its own score, so that its
+    baseline failed has failed, too. If it is kept, its baseline is its score, so that its
     advantage is 0.
     """
     _, prompt = scored.group.unique_consecutive(return_inverse=True)  # (B,)

@@ -1,7 +1,7 @@
 """Policy losses: their inputs, what they declare, and how they are loaded.
 
 A policy loss is a function `(tokens, clip) -> (losses, metrics)`, or `(tokens, clip, params)` if it
-has settings of its own. It returns one loss per token (T,), not aggregated, and reports
+has settings. It returns one loss per token (T,), not aggregated, and reports
 `actor/ppo_kl`, the mean of −d. It is found by an entry point of the group `rlctl.policy_losses` or
 as `module:function`. Names and definitions are verl's.
 
@@ -68,7 +68,8 @@ class ClipRange:
     @classmethod
     def from_config(cls, config: Actor) -> Self:
         """Build from `actor_rollout_ref.actor`; `clip_ratio` replaces a bound that is null."""
-        low, high = config.clip_ratio_low, config.clip_ratio_high
+        low = config.clip_ratio_low
+        high = config.clip_ratio_high
         return cls(
             low=config.clip_ratio if low is None else low,
             high=config.clip_ratio if high is None else high,
@@ -149,7 +150,8 @@ def policy_loss(
 def _unused_keys(
     aggregation: str | None, uses: Sequence[str] | None, config: Config
 ) -> dict[str, str | plugins.Unused]:
-    correction, actor = config.algorithm.rollout_correction, config.actor_rollout_ref.actor
+    correction = config.algorithm.rollout_correction
+    actor = config.actor_rollout_ref.actor
     if correction.bypass_mode is True and correction.loss_type == "reinforce":
         return {}  # another loss has its place
     found: dict[str, str | plugins.Unused] = {}
