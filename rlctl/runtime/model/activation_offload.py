@@ -16,7 +16,7 @@ from rlctl.runtime.model.padded_rows import decoder_of
 
 
 class Lane:
-    """Copies in one direction, on a stream of their own on CUDA, and else at once."""
+    """Copies in one direction, on a separate stream on CUDA, and else at once."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -48,13 +48,14 @@ class Lane:
             self.stream.synchronize()
 
 
-# Bytes that are on their way to the host, and back before they are needed.
-_LEAVING, _ARRIVING = 2**28, 2**26
+_LEAVING = 2**28  # bytes that are on their way to the host
+_ARRIVING = 2**26  # bytes that are on their way back before they are needed
 
 
 def offload_activations(hf: PreTrainedModel) -> None:
     """Keep what the decoder of `hf` saves for the backward pass in host memory."""
-    decoder, transfers = decoder_of(hf), _Transfers()
+    decoder = decoder_of(hf)
+    transfers = _Transfers()
     hooks = saved_tensors_hooks(transfers.pack, transfers.unpack)
     decoder.register_forward_pre_hook(lambda *_: hooks.__enter__())
     decoder.register_forward_hook(lambda *_: hooks.__exit__(), always_call=True)
@@ -111,13 +112,16 @@ class _Transfers:
         if isinstance(packed, Tensor):
             return packed
         tensor, copied = self._fetch(packed)
-        packed.arriving, packed.is_used = None, True
+        packed.arriving = None
+        packed.is_used = True
         self._lanes[1].wait(copied)
-        ahead, before = 0, packed.previous
+        ahead = 0
+        before = packed.previous
         while ahead < _ARRIVING and before is not None and (found := before()) is not None:
-            if not found.is_used:  # an operation takes its own tensors in any order
+            if not found.is_used:  # an operation takes its tensors in any order
                 self._fetch(found)
-            ahead, before = ahead + found.host.nbytes, found.previous
+            ahead += found.host.nbytes
+            before = found.previous
         return tensor
 
     def _fetch(self, packed: _Saved) -> tuple[Tensor, Any]:
@@ -125,7 +129,7 @@ class _Transfers:
         if packed.arriving is not None:
             return packed.arriving
         back = self._lanes[1]
-        # Memory of the operations' own stream, whose earlier use of it ends before the copy begins.
+        # Memory of the operations' stream, whose earlier use of it ends before the copy begins.
         tensor = torch.empty_like(packed.host, device=back.device)
         back.follow()
         with back.block():

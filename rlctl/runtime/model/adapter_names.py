@@ -18,7 +18,8 @@ from rlctl.runtime.model.stage import of_all_stages
 
 NAME = "default"  # peft's name of the only adapter
 FIRST_MATRIX = ".lora_A."
-_BASE, _MAGNITUDE = ".base_layer.", ".lora_magnitude_vector"
+_BASE = ".base_layer."
+_MAGNITUDE = ".lora_magnitude_vector"
 _ADAPTERS = (FIRST_MATRIX, ".lora_B.", _MAGNITUDE)
 
 
@@ -48,7 +49,7 @@ def has_adapters(module: nn.Module) -> bool:
 def without_adapters(module: nn.Module) -> Iterator[None]:
     """Disable adapters within the block, leaving the frozen base model.
 
-    peft's own switch would also change `requires_grad`, which the optimizer relies on.
+    The switch of peft would also change `requires_grad`, which the optimizer relies on.
     """
     layers: list[Any] = list(adapted_layers(module).values())
     try:
@@ -105,7 +106,9 @@ def engine_name(name: str) -> str:
     if not is_adapter(name):
         return name.replace(_BASE, ".")
     name = name.replace(f".{NAME}.", ".")
-    return f"base_model.model.{name.removesuffix('.weight') if _MAGNITUDE in name else name}"
+    if _MAGNITUDE in name:
+        name = name.removesuffix(".weight")
+    return f"base_model.model.{name}"
 
 
 def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -127,9 +130,9 @@ def engine_parameters(
     def name_of(name: str) -> str | None:
         return engine_name(name) if wanted(name) else None
 
-    own = (
+    parameters = (
         (given, full_tensor(parameter, dtype))
         for name, parameter in module.named_parameters()
         if (given := name_of(name)) is not None
     )
-    yield from of_all_stages(module, own, name_of)
+    yield from of_all_stages(module, parameters, name_of)

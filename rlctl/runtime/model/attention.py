@@ -9,7 +9,7 @@ each other:
     model(input_ids=ids[None], position_ids=packing.position_ids[None], packing=packing,
           use_cache=False)
 
-`Packing` is a batch of complete sequences (training, scoring); the rollout engine `hf` has its own
+`Packing` is a batch of complete sequences (training, scoring); the rollout engine `hf` has other
 classes for prefill and decoding with a KV cache. Layers may have sliding windows and sinks
 (`rlctl.runtime.model.kernels`). No mask of all tokens is built: transformers builds none for an
 attention implementation without a registered mask function.
@@ -28,7 +28,6 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from rlctl.errors import ConfigError, InternalError
 from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask, choose_kernel
-from rlctl.runtime.model.mixers import Mixer, has_mixers, install_mixers
 from rlctl.runtime.model.padded_rows import (
     decoder_of,
     has_padded_rows,
@@ -37,10 +36,12 @@ from rlctl.runtime.model.padded_rows import (
     warn_of_padding,
 )
 from rlctl.runtime.model.rectangles import Rectangles
+from rlctl.runtime.model.state_layers import argument_for_states, has_mixers
 from rlctl.runtime.ops import to_device
 
 if TYPE_CHECKING:
     from rlctl.runtime.model.gpu_kernels import TokenMap
+    from rlctl.runtime.model.mixers import Mixer
 
 NAME = "rlctl"
 _SLIDING = "sliding_attention"  # transformers' type of layers with a window
@@ -120,9 +121,10 @@ class Packing:
         del layer
         kernel = choose_kernel(query, reach)
         if kernel == "varlen":
-            ends, longest = (self.boundaries, self.boundaries), (self.longest, self.longest)
             from rlctl.runtime.model.gpu_kernels import attend_varlen
 
+            ends = (self.boundaries, self.boundaries)
+            longest = (self.longest, self.longest)
             return attend_varlen(query, key, value, reach, ends, longest)
         if kernel == "flex":
             return self.token_map.attend(query, key, value, reach)
@@ -229,8 +231,9 @@ AttentionInterface.register(NAME, _attention)
 
 
 def _set_attention(model: PreTrainedModel) -> None:
-    """Switch the language model of `model` to this module's attention, and towers to their own."""
-    config, text = model.config, model.config.get_text_config(decoder=True)
+    """Switch the language model of `model` to this module's attention, and towers to theirs."""
+    config = model.config
+    text = config.get_text_config(decoder=True)
     parts = {name: getattr(config, name, None) for name in config.sub_configs}
     if not any(part is text for part in parts.values()):
         model.set_attn_implementation(NAME)
@@ -256,7 +259,8 @@ def use_rlctl_attention(model: PreTrainedModel) -> None:
     if has_padded_rows(model):
         use_own_attention(model)
         return
-    kind, config = model.config.model_type, model.config.get_text_config(decoder=True)
+    kind = model.config.model_type
+    config = model.config.get_text_config(decoder=True)
     is_causal = all(getattr(part, "is_causal", True) for part in decoder_of(model).modules())
     if kind in _RANDOM:
         raise ConfigError(f"the attention of {kind} hashes tokens at random", hint=_CAUSAL)
@@ -266,7 +270,10 @@ def use_rlctl_attention(model: PreTrainedModel) -> None:
             where=f"the class {type(model).__name__}",
             hint=_CAUSAL,
         )
-    install_mixers(model)
+    if any(argument_for_states(module) for module in decoder_of(model).modules()):
+        from rlctl.runtime.model.mixers import install_mixers
+
+        install_mixers(model)
     others = set(getattr(config, "layer_types", None) or ()) - _OTHER_TYPES - {_SLIDING}
     reason = None
     if not is_causal:
@@ -274,9 +281,9 @@ def use_rlctl_attention(model: PreTrainedModel) -> None:
     elif others:
         reason = f"it has layers of type {', '.join(sorted(others))}"
     elif model._is_stateful and not has_mixers(model):
-        reason = "its layers have states of their own"
+        reason = "its layers keep states between tokens"
     elif not model._can_set_attn_implementation():
-        reason = "it has an attention of its own, such as ALiBi"
+        reason = "it has a special attention, such as ALiBi"
     if reason is None:
         _set_attention(model)
     else:

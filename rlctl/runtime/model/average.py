@@ -1,4 +1,4 @@
-"""Exponential moving average of a model's weights, on each rank for its own shards."""
+"""Exponential moving average of a model's weights, on each rank for its shards."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Average:
 
     @contextmanager
     def in_place_of_weights(self) -> Iterator[None]:
-        """Give the model the averaged weights within the block; a copy keeps its own."""
-        own = {
+        """Give the model the averaged weights within the block; a copy keeps the other ones."""
+        weights = {
             name: local_part(parameter.detach()).clone() for name, parameter in self._parameters()
         }
         self._set(self.values)
         try:
             yield
         finally:
-            self._set(own)
+            self._set(weights)
 
     @torch.no_grad()
     def _set(self, values: Mapping[str, Any]) -> None:

@@ -62,16 +62,20 @@ def run_backbone(backbone: Any, sequences: Sequences) -> BaseModelOutput:
 
     It includes the vision tower if the sequences have images.
     """
-    packing, routing = sequences.packing, sequences.routing
+    packing = sequences.packing
+    routing = sequences.routing
     vision = sequences.vision
     if has_padded_rows(backbone) and vision is None:
         return run_padded(backbone, sequences.ids, packing)
-    positions, images, unused = packing.position_ids[None], dict[str, Tensor](), None
+    positions = packing.position_ids[None]
+    images: dict[str, Tensor] = {}
+    unused = None
     attention: TokenAttention = packing
     if vision is not None and vision.positions is not None:
         from rlctl.runtime.model.image_attention import with_images_ahead
 
-        positions, images = vision.positions, vision.inputs
+        positions = vision.positions
+        images = vision.inputs
         where = sequences.ids, packing.position_ids
         attention = with_images_ahead(backbone.config, packing, *where)
     elif vision is not None:  # before the decoder, as on ranks with images
@@ -103,7 +107,7 @@ def run_padded(decoder: nn.Module, ids: Tensor, packing: TokenAttention) -> Base
 def logits_of(hf: Any, output: BaseModelOutput, hidden: Tensor, ids: Tensor) -> Tensor:
     """Return the logits (T, V) of last hidden states (T, H) of `output`.
 
-    The model's own `forward` computes them, because many classes scale or cap logits. Its decoder
+    The model's `forward` computes them, because many classes scale or cap logits. Its decoder
     does not run again: it returns `output` with `hidden`. `ids` (T,) are any tokens.
     """
     given = _with_hidden_states(output, hidden[None])
@@ -165,17 +169,19 @@ class PolicyModel(PackedModel):
         wanted = (with_entropy, with_squares, top_k)
         if self.sequence_group is None:
             return self._outputs(sequences, wanted)
-        own = self.sequence_group.slice(sequences)
-        log_probs, *others = self._outputs(own.sequences, wanted)
+        part = self.sequence_group.slice(sequences)
+        log_probs, *others = self._outputs(part.sequences, wanted)
         if sequences.routing is not None:
-            own.join_routing(sequences.routing)
-        joined = (own.join_tokens(each) if each is not None else None for each in others)
-        return PolicyOutputs(own.join_tokens(log_probs), *joined)
+            part.join_routing(sequences.routing)
+        joined = (part.join_tokens(each) if each is not None else None for each in others)
+        return PolicyOutputs(part.join_tokens(log_probs), *joined)
 
     def _outputs(self, sequences: Sequences, wanted: tuple[bool, bool, int]) -> PolicyOutputs:
         """Return the outputs for the tokens of this rank: see `forward`."""
-        has_images = sequences.vision is not None
-        output = run_backbone(self.hf.base_model if has_images else decoder_of(self.hf), sequences)
+        backbone = decoder_of(self.hf)
+        if sequences.vision is not None:
+            backbone = self.hf.base_model
+        output = run_backbone(backbone, sequences)
         hidden = predicting(output, sequences)
         output = _with_hidden_states(output, None)  # those of other positions are not kept
         vocabulary = self.hf.config.get_text_config().vocab_size
@@ -224,7 +230,10 @@ class PolicyModel(PackedModel):
             )
             squares = sum_of_squared_probs(logits, self.temperature) if with_squares else None
         others = log_probs_of(logits, ids, self.temperature) if ids is not None else None
-        entropy, squares = entropy if with_entropy else None, squares if with_squares else None
+        if not with_entropy:
+            entropy = None
+        if not with_squares:
+            squares = None
         return log_probs, entropy, squares, ids, others
 
     def _divided(
@@ -239,14 +248,16 @@ class PolicyModel(PackedModel):
         with_entropy, with_squares, top_k = wanted
         others = vocabulary.top_k(logits, top_k) if top_k else candidates
         ids = targets[:, None]
-        ids = ids if others is None else torch.cat([ids, others], -1)
+        if others is not None:
+            ids = torch.cat([ids, others], -1)
         found, entropy = vocabulary.log_probs_and_entropy(
             logits, ids, self.temperature, with_entropy
         )
-        squares = (
-            vocabulary.sum_of_squared_probs(logits, self.temperature) if with_squares else None
-        )
-        return found[:, 0], entropy, squares, others, found[:, 1:] if others is not None else None
+        squares = None
+        if with_squares:
+            squares = vocabulary.sum_of_squared_probs(logits, self.temperature)
+        log_probs_of_others = None if others is None else found[:, 1:]
+        return found[:, 0], entropy, squares, others, log_probs_of_others
 
 
 class ValueModel(PackedModel):
@@ -262,8 +273,8 @@ class ValueModel(PackedModel):
         """Return one value per response token: (T_response,) float32."""
         if self.sequence_group is None:
             return self._values(sequences)
-        own = self.sequence_group.slice(sequences)
-        return own.join_tokens(self._values(own.sequences))
+        part = self.sequence_group.slice(sequences)
+        return part.join_tokens(self._values(part.sequences))
 
     def _values(self, sequences: Sequences) -> Tensor:
         """Return the values (T_response,) for the tokens of this rank."""

@@ -21,10 +21,10 @@ from rlctl.errors import ConfigError
 from rlctl.recipes import schema
 from rlctl.runtime.model.attention import Packing, leave_out_of_graphs
 from rlctl.runtime.model.kernels import missing_for_compiler
-from rlctl.runtime.model.mixers import contains_mixer
 from rlctl.runtime.model.mixture import num_experts
 from rlctl.runtime.model.sharding import decoder_layers
 from rlctl.runtime.model.shared_prompts import SharedPrompts
+from rlctl.runtime.model.state_layers import contains_mixer
 
 LOG = logging.getLogger(__name__)
 
@@ -101,8 +101,9 @@ def _for_packed_rows(plain: Callable[..., Any], compiled: Callable[..., Any]) ->
     """Return a `forward` that runs `compiled` in training and scoring, and else `plain`."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        packed = isinstance(kwargs.get("packing"), Packing | SharedPrompts)
-        return (compiled if packed else plain)(*args, **kwargs)
+        if isinstance(kwargs.get("packing"), Packing | SharedPrompts):
+            return compiled(*args, **kwargs)
+        return plain(*args, **kwargs)
 
     return forward
 

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -22,11 +22,13 @@ from rlctl.errors import RlctlError
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.load import class_for
-from rlctl.runtime.model.mixers import Mixer
 from rlctl.runtime.model.padded_rows import has_padded_rows
 
+if TYPE_CHECKING:
+    from rlctl.runtime.model.mixers import Mixer
+
 _TOKENS = 64  # a chunk of gated delta nets
-# Errors of a model's own code, which may need data.
+# Errors of a model's code, which may need data.
 _OWN_CODE = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, AssertionError)
 _KNOWN: dict[tuple[str, bool], Costs | None] = {}  # by config, and if its builder was given
 
@@ -55,7 +57,7 @@ class Costs:
     ) -> Costs | None:
         """Measure a policy of `config`, once per process: see `_measure`.
 
-        `build` returns one on the meta device, from code of its own if need be.
+        `build` returns one on the meta device, from code of the model if need be.
         """
         key = json.dumps(config.to_dict(), sort_keys=True, default=str), build is not None
         if key not in _KNOWN:
@@ -64,7 +66,7 @@ class Costs:
                     hf = build() if build else class_for("policy", config).from_config(config)
                 _KNOWN[key] = cls._measure(hf.eval())
             except (ImportError, *_OWN_CODE):
-                _KNOWN[key] = None  # its own code is not trusted here
+                _KNOWN[key] = None  # its code is not trusted here
         return _KNOWN[key]
 
     @classmethod
@@ -126,7 +128,8 @@ class _Meter:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         del layer, key
-        (tokens, heads, size), (_, kv_heads, value_size) = query.shape, value.shape
+        tokens, heads, size = query.shape
+        _, kv_heads, value_size = value.shape
         sizes = size + value_size
         self.attention.append(_Attention(heads, sizes, kv_heads * sizes, reach.window))
         return query.new_empty(tokens, heads, value_size)

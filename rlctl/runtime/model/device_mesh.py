@@ -93,7 +93,8 @@ def _stage(mesh: DeviceMesh, fsdp: schema.FSDP, dtype: torch.dtype) -> Stage:
     """Return this rank's place in its pipeline, whose hidden states have `dtype`."""
     from rlctl.runtime.model.pipeline_parallel import Stage
 
-    group, index = mesh.get_group(_STAGE), mesh.get_local_rank(_STAGE)
+    group = mesh.get_group(_STAGE)
+    index = mesh.get_local_rank(_STAGE)
     size = fsdp.pipeline_model_parallel_size
     return Stage(group, index, size, fsdp.pipeline_schedule, dtype)
 

@@ -1,10 +1,10 @@
 """Expert parallelism: each rank keeps some whole experts of a mixture, and tokens travel to them.
 
 FSDP would gather the weights of all experts of a layer for every pass. Here a rank computes with
-its own experts the tokens of all ranks that share the weights (GShard, arXiv 2006.16668). A weight
+its experts the tokens of all ranks that share the weights (GShard, arXiv 2006.16668). A weight
 has the layout that FSDP would give it, so checkpoints and weight syncs see no difference.
 
-Ranks that split layers have the same tokens. Each computes those of its own experts, and their
+Ranks that split layers have the same tokens. Each computes those of its experts, and their
 results are summed.
 
 Axes: T tokens, H hidden size, E experts, K experts of a token, R rows computed.
@@ -31,9 +31,10 @@ from rlctl.runtime.model.rank_exchange import exchange, summed, with_summed_grad
 def expert_layers(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules that hold all experts of a layer, as matrices (E, …, …) of weights."""
     for module in model.modules():
-        number, own = getattr(module, "num_experts", None), list(module.parameters(recurse=False))
-        has_matrices = any(parameter.ndim == 3 for parameter in own)
-        if has_matrices and all(len(parameter) == number for parameter in own):
+        number = getattr(module, "num_experts", None)
+        parameters = list(module.parameters(recurse=False))
+        has_matrices = any(parameter.ndim == 3 for parameter in parameters)
+        if has_matrices and all(len(parameter) == number for parameter in parameters):
             yield module
 
 
@@ -61,11 +62,12 @@ def shard_experts(model: nn.Module, mesh: DeviceMesh, storage: RankStorage) -> s
     Raises ConfigError if the ranks do not divide the number of experts.
     """
     names = mesh.mesh_dim_names or ()
-    number, index = 1, 0
+    number = 1
+    index = 0
     for name in names:
         if name != "replicate":
-            number, index = number * mesh[name].size(), index * mesh[name].size()
-            index += mesh[name].get_local_rank()
+            number *= mesh[name].size()
+            index = index * mesh[name].size() + mesh[name].get_local_rank()
     placements = [Replicate() if name == "replicate" else Shard(0) for name in names]
     found: set[nn.Parameter] = set()
     for module in list(expert_layers(model)):
@@ -73,9 +75,9 @@ def shard_experts(model: nn.Module, mesh: DeviceMesh, storage: RankStorage) -> s
         if total % number:
             raise ConfigError(f"{number} ranks do not divide the {total} experts of a layer")
         for name, whole in list(module.named_parameters(recurse=False)):
-            own = whole.detach().tensor_split(number)[index]
-            own = own.to(storage.device, storage.dtype_of(whole), copy=True)
-            value = DTensor.from_local(own, mesh, placements, run_check=False)
+            local = whole.detach().tensor_split(number)[index]
+            local = local.to(storage.device, storage.dtype_of(whole), copy=True)
+            value = DTensor.from_local(local, mesh, placements, run_check=False)
             sharded = nn.Parameter(value, requires_grad=whole.requires_grad)
             setattr(module, name, sharded)
             found.add(sharded)
@@ -92,30 +94,38 @@ def _forward(
     top_k_weights: Tensor,
 ) -> Tensor:
     """Return the weighted sum over each token's experts: (T, H), (T, K), (T, K) -> (T, H)."""
-    mesh, num_shards, num_parts = layout.mesh, layout.size("shard"), layout.size("tensor")
+    mesh = layout.mesh
+    num_shards = layout.size("shard")
+    num_parts = layout.size("tensor")
     expert, order = top_k_index.flatten().sort(stable=True)  # (T·K,), so by rank
     block = expert // layout.block
     if num_parts > 1:
         group = mesh.get_group("tensor")
         hidden, top_k_weights = (with_summed_gradient(x, group) for x in (hidden, top_k_weights))
-        own = block % num_parts == mesh.get_local_rank("tensor")
-        expert, order, block = expert[own], order[own], block[own]
+        is_local = block % num_parts == mesh.get_local_rank("tensor")
+        expert = expert[is_local]
+        order = order[is_local]
+        block = block[is_local]
     top_k = top_k_index.shape[1]
     rows = hidden[order // top_k]  # (R, H)
-    sizes, numbers = None, expert % layout.block
+    sizes = None
+    numbers = expert % layout.block
     if num_shards > 1:
         group = mesh.get_group("shard")
         sent = torch.bincount(block // num_parts, minlength=num_shards)
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=group)
         sizes = sent.tolist(), received.tolist()
-        rows, numbers = exchange(rows, *sizes, group), exchange(numbers, *sizes, group)
+        rows = exchange(rows, *sizes, group)
+        numbers = exchange(numbers, *sizes, group)
     out = _compute(module, layout, rows, numbers[:, None])
     if sizes is not None:
         out = exchange(out, sizes[1], sizes[0], mesh.get_group("shard"))
     outputs = out.new_zeros(top_k_index.numel(), out.shape[-1]).index_copy(0, order, out)
     result = (outputs.unflatten(0, (-1, top_k)) * top_k_weights[..., None]).sum(1).to(hidden.dtype)
-    return result if num_parts == 1 else summed(result, mesh.get_group("tensor"))
+    if num_parts > 1:
+        result = summed(result, mesh.get_group("tensor"))
+    return result
 
 
 def _compute(module: nn.Module, layout: _Layout, rows: Tensor, numbers: Tensor) -> Tensor:

@@ -54,17 +54,21 @@ def attend_varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     # Before torch 2.13 the same kernel takes fewer heads of keys without being asked to.
-    takes_it = "enable_gqa" in inspect.signature(varlen_attn).parameters
-    options: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if takes_it else {}
-    size, missing = value.shape[-1], key.shape[-1] - value.shape[-1]
+    options: dict[str, Any] = {}
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        options["enable_gqa"] = query.shape[1] != key.shape[1]
+    size = value.shape[-1]
+    missing = key.shape[-1] - size
+    if missing:
+        value = F.pad(value, (0, missing))
+    before = -1  # without limit
+    if reach.window is not None:
+        before = reach.window - 1  # without the token itself
     out = varlen_attn(
-        *(query, key, F.pad(value, (0, missing)) if missing else value),
+        *(query, key, value),
         *(*ends, *longest),
         scale=reach.scale,
-        window_size=(
-            -1 if reach.window is None else reach.window - 1,
-            0,
-        ),  # without the token itself
+        window_size=(before, 0),
         **options,
     )
     assert isinstance(out, Tensor)  # a pair only if auxiliary outputs are requested
@@ -108,7 +112,9 @@ class TokenMap:
         """Return the mask of a window as blocks of which the empty ones are skipped."""
         from torch.nn.attention.flex_attention import create_block_mask
 
-        prompt, response, position = self.prompt, self.response, self.position
+        prompt = self.prompt
+        response = self.response
+        position = self.position
         # A tensor: a number would compile the kernel again for each window.
         limit = torch.full_like(position[:1], 2**31 if window is None else window)
 
@@ -117,7 +123,8 @@ class TokenMap:
             same = (prompt[q] == prompt[k]) & ((response[k] < 0) | (response[k] == response[q]))
             return same & (position[q] >= position[k]) & (position[q] - position[k] < limit[0])
 
-        length, device = len(position), position.device
+        length = len(position)
+        device = position.device
         build = _compiled(create_block_mask, device.type)
         return build(visible, None, None, length, length, device=device)
 

@@ -22,7 +22,8 @@ from rlctl.storage import local
 if TYPE_CHECKING:
     import torch
 
-SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 _DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,9 @@ from torch import Tensor
 from rlctl.runtime.batch.image_processor import image_token
 from rlctl.runtime.model.attention import TokenAttention
 from rlctl.runtime.model.kernels import Reach, attend_dense
-from rlctl.runtime.model.mixers import Mixer
+
+if TYPE_CHECKING:
+    from rlctl.runtime.model.mixers import Mixer
 
 LOOKS_AHEAD = ("gemma3",)  # types of models
 
@@ -25,7 +27,9 @@ class ImageAttention:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """Attend, and again for images: (T, H, D), (T, K, D), (T, K, D) -> (T, H, D)."""
-        causal, parts, done = self.inner.attend(layer, query, key, value, reach), [], 0
+        causal = self.inner.attend(layer, query, key, value, reach)
+        parts: list[Tensor] = []
+        done = 0
         for start, first, end in self.spans:
             visible = query.new_ones(end - first, end - start, dtype=torch.bool)
             if reach.window is not None:  # which limits only how far back a token sees

@@ -17,7 +17,8 @@ from rlctl.runtime.model.tower import image_processor
 
 def image_rows(hf: PreTrainedModel) -> list[Row]:
     """Return two rows with an image and one with both; the first two share a prompt."""
-    processor, rows = image_processor(hf), list[Row]()
+    processor = image_processor(hf)
+    rows: list[Row] = []
     assert processor is not None
     first, second = (pattern(width, 56) for width in (56, 112))
     for number, images in enumerate([(first,), (first,), (first, second)]):

@@ -34,9 +34,10 @@ def with_images(
     """
     prompts, responses = texts
     seen: dict[tuple[bytes, Images], SeenPrompt] = {}
-    rows, replies = list[SeenPrompt](), list[SeenPrompt | None]()
-    for ids, response, own in zip(prompts.rows(), responses.rows(), images, strict=True):
-        before, after = split_images(hf, ids, own)
+    rows: list[SeenPrompt] = []
+    replies: list[SeenPrompt | None] = []
+    for ids, response, row_images in zip(prompts.rows(), responses.rows(), images, strict=True):
+        before, after = split_images(hf, ids, row_images)
         key = ids.numpy().tobytes(), before
         rows.append(seen.get(key) or seen.setdefault(key, SeenPrompt.of(hf, ids, before)))
         replies.append(seen_reply(hf, (ids, response), (before, after)) if after else None)

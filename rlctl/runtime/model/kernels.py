@@ -75,13 +75,19 @@ def has_varlen_kernel(query: Tensor) -> bool:
 def missing_for_compiler(device: str) -> str | None:
     """Return what `torch.compile` needs for `device` and this machine lacks, if anything.
 
-    Triton needs the same for its own kernels.
+    Triton needs the same for its kernels.
     """
-    name, variable = ("C", "CC") if device == "cuda" else ("C++", "CXX")
-    names = ("gcc", "clang", "cc") if device == "cuda" else ("g++",)
-    given = os.environ.get(variable)
-    if not any(shutil.which(each) for each in ([given] if given else names)):
-        return f"a {name} compiler, and there is no {given or ' or '.join(names)}"
+    name = "C++"
+    variable = "CXX"
+    compilers = ["g++"]
+    if device == "cuda":
+        name = "C"
+        variable = "CC"
+        compilers = ["gcc", "clang", "cc"]
+    if given := os.environ.get(variable):
+        compilers = [given]
+    if not any(shutil.which(compiler) for compiler in compilers):
+        return f"a {name} compiler, and there is no {' or '.join(compilers)}"
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return f"Python.h, which {sysconfig.get_path('include')} does not have"
     if device == "cuda" and find_spec("triton") is None:
@@ -111,7 +117,8 @@ def attend_dense(
             scale=reach.scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-    length, num_keys = query.shape[2], key.shape[2]
+    length = query.shape[2]
+    num_keys = key.shape[2]
     if visible is None:
         visible = causal_mask(length, num_keys, None, query.device)
     grouped = query.unflatten(1, (key.shape[1], -1))  # (B, K, H / K, L, D)

@@ -40,7 +40,7 @@ from rlctl.runtime.model.onednn import use_onednn
 from rlctl.runtime.model.weight_check import REPORTING, misfits, quiet_loading
 from rlctl.storage import local
 
-# A model's own code may fail in any way where its config is not what it expects.
+# A model's code may fail in any way where its config is not what it expects.
 _NOT_LOADED = (
     *(OSError, ValueError, LookupError, ArithmeticError, AssertionError, RuntimeError),
     *(ImportError, AttributeError, TypeError),
@@ -175,7 +175,7 @@ def build_empty(config: PretrainedConfig, has_own_code: bool, kind: Kind) -> Pre
 
 
 def load_config(model: schema.Model, kind: Kind) -> PretrainedConfig:
-    """Return config.json with the values that replace its own.
+    """Return config.json with the values that replace some of it.
 
     Raises ConfigError if the files would make transformers load something else.
     """
@@ -252,10 +252,10 @@ def auto_classifier(config: PretrainedConfig) -> Any:
         whole = getattr(transformers, writer)
         name = writer.replace("ForConditionalGeneration", "") + "ForSequenceClassification"
         bases = GenericForSequenceClassification, whole.__bases__[0]
-        own = type(name, bases, {"config_class": type(config), "__module__": __name__})
-        # Before transformers 5.19, `register` ignores classes of transformers' own configurations.
+        classifier = type(name, bases, {"config_class": type(config), "__module__": __name__})
+        # Before transformers 5.19, `register` ignores classes of transformers' configurations.
         known: Any = AutoModelForSequenceClassification._model_mapping
-        known._extra_content[type(config)] = own
+        known._extra_content[type(config)] = classifier
         renamed = get_checkpoint_conversion_mapping(writer)
         if renamed is not None:
             register_checkpoint_conversion_mapping(name, renamed, overwrite=True)

@@ -47,7 +47,8 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
     check_peft()
     from peft import LoraConfig, inject_adapter_in_model
 
-    names, config = list(model.target_modules), cast(Any, hf.config)
+    names = list(model.target_modules)
+    config = cast(Any, hf.config)
     _check_experts(hf, names)
     # Weights that are still in their files may have another dtype than the config.
     dtype = config.dtype
@@ -88,10 +89,10 @@ def add_adapters(hf: nn.Module, model: schema.Model, seed: int) -> None:
 def _check_experts(hf: nn.Module, names: list[str]) -> None:
     """Raise ConfigError if adapters of layers `names` would be of experts, which are one tensor."""
     layers = list(expert_layers(hf))
-    own = {name for layer in layers for name, _ in layer.named_parameters(recurse=False)}
-    # peft replaces the names that experts had as layers of their own.
-    own |= {"all-linear", "gate_proj", "up_proj", "w1", "w2", "w3"}
-    if layers and not own.isdisjoint(names):
+    of_experts = {name for layer in layers for name, _ in layer.named_parameters(recurse=False)}
+    # peft replaces the names that experts had as separate layers.
+    of_experts |= {"all-linear", "gate_proj", "up_proj", "w1", "w2", "w3"}
+    if layers and not of_experts.isdisjoint(names):
         others = (
             name
             for module in hf.modules()
@@ -119,10 +120,8 @@ def merged(layer: Any, weight: Tensor) -> Tensor:
     LoRA adds the product V = W + s B A. DoRA (Liu et al. 2024, arXiv 2402.09353, eq. 5) also
     scales its rows to the magnitude m that it learns: m V / ||V||.
     """
-    b, a = (
-        full_tensor(layer.lora_B[NAME].weight).float(),
-        full_tensor(layer.lora_A[NAME].weight).float(),
-    )
+    b = full_tensor(layer.lora_B[NAME].weight).float()
+    a = full_tensor(layer.lora_A[NAME].weight).float()
     delta = layer.scaling[NAME] * (b @ a)
     dtype = layer.lora_B[NAME].weight.dtype  # the frozen weight may be rounded
     weight = weight.to(dtype)

@@ -12,22 +12,15 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from types import MethodType
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from rlctl.errors import InternalError
 from rlctl.runtime.model.padded_rows import decoder_of
-
-# Names of the argument for the states in the classes of transformers.
-_STATES = ("cache_params", "past_key_values")
-# Mixers without an argument `cache_params`.
-_OTHERS = ("Lfm2ShortConv", "Lfm2MoeShortConv", "MiniMaxLightningAttention")
-_SLOT, _SLOTS = "_rlctl_mixer", "_rlctl_mixers"  # attributes of a mixer, of a model
+from rlctl.runtime.model.state_layers import SLOT, SLOTS, argument_for_states
 
 
 @dataclass
@@ -124,20 +117,21 @@ class LayerMixer:
 
 def install_mixers(model: PreTrainedModel) -> None:
     """Let the mixers of `model` take part in passes with a `packing`, in place; idempotent."""
-    if hasattr(model, _SLOTS):
+    if hasattr(model, SLOTS):
         return
-    decoder, slots = decoder_of(model), list[_Slot]()
+    decoder = decoder_of(model)
+    slots: list[_Slot] = []
     for module in decoder.modules():
-        states = _argument_for_states(module)
+        states = argument_for_states(module)
         if states is not None:
             config = model.config.get_text_config(decoder=True)
             slot = _Slot(module.layer_idx, states, config)  # pyright: ignore[reportArgumentType]
             slots.append(slot)
-            setattr(module, _SLOT, slot)
+            setattr(module, SLOT, slot)
             # Bound methods and hooks that are functions follow a deep copy of the model.
             module.forward = MethodType(_mix, module)
     for part in (model, decoder):
-        setattr(part, _SLOTS, slots)
+        setattr(part, SLOTS, slots)
     if slots:
         decoder.register_forward_pre_hook(_enter, with_kwargs=True)
         if model is not decoder:  # some classes do not pass unknown arguments on
@@ -147,46 +141,8 @@ def install_mixers(model: PreTrainedModel) -> None:
 
 def fuse_mixers(model: PreTrainedModel, fused: bool) -> None:
     """Let the mixers of `model` read packed rows in one call, or rectangles, in place."""
-    for slot in getattr(model, _SLOTS, ()):
+    for slot in getattr(model, SLOTS, ()):
         slot.fused = fused
-
-
-def may_have_kernels() -> bool:
-    """Return True if a package with kernels is installed that transformers uses for mixers."""
-    return any(find_spec(name) for name in ("fla", "causal_conv1d", "mamba_ssm"))
-
-
-def has_mixers(model: PreTrainedModel) -> bool:
-    """Return True if `model` has installed mixers."""
-    return bool(getattr(model, _SLOTS, ()))
-
-
-def contains_mixer(layer: nn.Module) -> bool:
-    """Return True if a decoder layer has an installed mixer."""
-    return any(hasattr(module, _SLOT) for module in layer.modules())
-
-
-def has_states(config: PreTrainedConfig) -> bool:
-    """Return True if a model of `config` has mixers, without building it."""
-    layers = DynamicCache(config=config).layers
-    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
-
-
-def _argument_for_states(module: nn.Module) -> str | None:
-    """Return the name of a mixer's argument for its states; None for other modules."""
-    if type(module).__name__ in _OTHERS:
-        return _STATES[1]
-    if not hasattr(module, "layer_idx") or not _takes_states(type(module)):
-        return None
-    # A decoder layer with a mixer may have the same arguments.
-    children = (child for child in module.modules() if child is not module)
-    return None if any(_takes_states(type(child)) for child in children) else _STATES[0]
-
-
-@cache
-def _takes_states(kind: type[nn.Module]) -> bool:
-    """Return True if modules of a class take hidden states and an argument `cache_params`."""
-    return {_STATES[0], "hidden_states"} <= inspect.signature(kind.forward).parameters.keys()
 
 
 @cache
@@ -202,20 +158,20 @@ def _enter(module: PreTrainedModel, _: Any, arguments: dict[str, Any]) -> None:
     decoder = decoder_of(module)
     if "forward" in vars(decoder):  # it is replaced: the pass is of the head alone
         return
-    for slot in getattr(module, _SLOTS):
+    for slot in getattr(module, SLOTS):
         if not slot.is_set:
             slot.packing = arguments.get("packing")
             slot.is_set = module is not decoder
 
 
 def _leave(module: nn.Module, *_: Any) -> None:
-    for slot in getattr(module, _SLOTS):
+    for slot in getattr(module, SLOTS):
         slot.is_set = False
 
 
 def _mix(self: nn.Module, hidden_states: Tensor, *others: Any, **arguments: Any) -> Any:
     """Replace `forward` of a mixer: (1, T, C) -> (1, T, C) on a packed row."""
-    slot: _Slot = getattr(self, _SLOT)
+    slot: _Slot = getattr(self, SLOT)
     if slot.packing is None:
         return type(self).forward(self, hidden_states, *others, **arguments)
     if others:

@@ -23,7 +23,8 @@ from torch.distributed.tensor import DTensor
 _CPU_INFO = Path("/proc/cpuinfo")
 _OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
 # Smaller products gain nothing: a new shape takes 0.3 ms to prepare.
-_MIN_SIZE, _MIN_FEATURES = 2**25, 16  # of T x I x O
+_MIN_SIZE = 2**25  # of T x I x O
+_MIN_FEATURES = 16
 # oneDNN and torch keep what they prepared for a shape, by default for 1,024 shapes each. Packed
 # batches have ever new numbers of tokens: a process grew to 2 GB.
 _SHAPES_KEPT = "16"
@@ -100,7 +101,7 @@ def product(
 
 @torch.library.custom_op("rlctl::product", mutates_args=())
 def _in_graphs(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return `product(x, weight, bias)`. `torch.compile` requires constants of oneDNN's own."""
+    """Return `product(x, weight, bias)`. `torch.compile` requires constants of oneDNN."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 

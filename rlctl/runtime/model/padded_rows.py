@@ -48,7 +48,7 @@ class PaddedDecoder:
 
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model without head; transformers' own answer may be the model, or its head."""
+    """Return the model without head; transformers' answer may be the model, or its head."""
     decoder: nn.Module = model.get_decoder()
     if decoder is model or not isinstance(decoder, PreTrainedModel):
         inner = (part for part in model.children() if isinstance(part, PreTrainedModel))

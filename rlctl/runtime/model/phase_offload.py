@@ -59,7 +59,9 @@ class PhaseOffload:
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Let `tensors` (N, ...), which are on the device, move with the parameters."""
-        for tensor in tensors if self.offloads else ():
+        if not self.offloads:
+            return
+        for tensor in tensors:
             storage = local_part(tensor.detach()).untyped_storage()
             if storage.device.type in _HOST:
                 continue
@@ -79,7 +81,10 @@ class PhaseOffload:
 
     def begin_generation(self) -> None:
         """Leave only what the engine computes with on the device."""
-        (self.enter if self.used_by_engine else self.clear_device)()
+        if self.used_by_engine:
+            self.enter()
+        else:
+            self.clear_device()
 
     @staticmethod
     def clear_device() -> None:

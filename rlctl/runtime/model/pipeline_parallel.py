@@ -30,7 +30,10 @@ from rlctl.runtime.model.stage import ATTRIBUTE, saved_buffers
 
 Schedule = Literal["1f1b", "gpipe"]
 
-_PARTS = _EMBEDDING, _LAYERS, _NORM = "embed_tokens", "layers", "norm"  # of a decoder
+_EMBEDDING = "embed_tokens"
+_LAYERS = "layers"
+_NORM = "norm"
+_PARTS = (_EMBEDDING, _LAYERS, _NORM)  # of a decoder
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,11 @@ class Stage:
         """Return True if the first stage has this parameter of this stage, too."""
         return name == self.tied and not self.is_first
 
-    def norm(self, own: Tensor) -> Tensor:
+    def norm(self, local: Tensor) -> Tensor:
         """Return the 2-norm of all stages from that of each, scalars. Collective."""
-        squares = own.double().square()
+        squares = local.double().square()
         dist.all_reduce(squares, group=self.group)
-        return squares.sqrt().to(own.dtype)
+        return squares.sqrt().to(local.dtype)
 
     def sum_tied_gradients(self, module: nn.Module) -> None:
         """Add up the gradients of tied weights on both ends, in place. Collective."""
@@ -85,16 +88,16 @@ class Stage:
         gradient = module.get_parameter(self.tied).grad
         if gradient is None:  # frozen
             return
-        own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        other = torch.empty_like(own)
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        other = torch.empty_like(local)
         peer = dist.get_global_rank(self.group, self.size - 1 - self.index)
         transfers = [
-            dist.P2POp(dist.isend, own, peer, self.group),
+            dist.P2POp(dist.isend, local, peer, self.group),
             dist.P2POp(dist.irecv, other, peer, self.group),
         ]
         for transfer in dist.batch_isend_irecv(transfers):
             transfer.wait()
-        own += other
+        local += other
 
     def from_last(self, value: Any) -> Any:
         """Return the last stage's `value` on all stages. Collective."""
@@ -198,13 +201,17 @@ def split_layers(model: PackedModel, stage: Stage, storage: RankStorage) -> None
 
 def _parts(model: PackedModel, size: int) -> Iterator[tuple[nn.Module, str, list[int]]]:
     """Yield the modules that some stages have: the module with each, its name, and the stages."""
-    hf, last = model.hf, size - 1
+    hf = model.hf
+    last = size - 1
     decoder = hf.get_decoder()
-    yield decoder, _EMBEDDING, [0, last] if _is_tied(hf) else [0]
+    with_embedding = [0]
+    if _is_tied(hf):
+        with_embedding.append(last)
+    yield decoder, _EMBEDDING, with_embedding
     layers = decoder.get_submodule(_LAYERS)
     numbers = torch.arange(len(list(layers.children())))
-    for stage, own in enumerate(numbers.tensor_split(size)):
-        yield from ((layers, str(number), [stage]) for number in own.tolist())
+    for stage, part in enumerate(numbers.tensor_split(size)):
+        yield from ((layers, str(number), [stage]) for number in part.tolist())
     yield decoder, _NORM, [last]
     for holder in (model, hf):
         for name, head in holder.named_children():
@@ -213,14 +220,15 @@ def _parts(model: PackedModel, size: int) -> Iterator[tuple[nn.Module, str, list
 
 
 def _is_tied(hf: PreTrainedModel) -> bool:
-    embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
+    embedding = hf.get_input_embeddings()
+    head = hf.get_output_embeddings()
     return head is not None and head.weight is embedding.weight
 
 
 def all_stages(
     module: nn.Module,
     stage: Stage,
-    own: Iterator[tuple[str, Tensor]],
+    parameters: Iterator[tuple[str, Tensor]],
     name_of: Callable[[str], str | None],
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters (N, ...) of `of_all_stages`. Collective."""
@@ -229,7 +237,7 @@ def all_stages(
         if (given := name_of(name)) is None:
             continue
         if whole.stage == stage.index or (stage.is_last and stage.repeats(name)):
-            found, value = next(own)
+            found, value = next(parameters)
             assert found == given, f"{found} in place of {given}"
         else:
             value = torch.empty(whole.shape, dtype=whole.dtype, device=device)

@@ -21,7 +21,6 @@ from rlctl.runtime.budget import is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
 from rlctl.runtime.model.causal_lm import PackedModel, PolicyModel, predicting, run_backbone
 from rlctl.runtime.model.mapped import RankStorage
-from rlctl.runtime.model.mixers import fuse_mixers, has_mixers, may_have_kernels
 from rlctl.runtime.model.padded_rows import (
     has_padded_rows,
     use_own_attention,
@@ -30,6 +29,7 @@ from rlctl.runtime.model.padded_rows import (
 )
 from rlctl.runtime.model.sequences import Sequences, prompt_numbers
 from rlctl.runtime.model.sharding import decoder_layers
+from rlctl.runtime.model.state_layers import has_mixers, may_have_kernels
 from rlctl.runtime.model.tower import image_processor, placeholder_ids
 from rlctl.runtime.ops import log_probs_from_logits
 
@@ -40,8 +40,9 @@ LOG = logging.getLogger(__name__)
 M = TypeVar("M", bound=PackedModel)
 
 _LENGTHS = (7, 36, 4)
-_TOLERANCE, _TOLERANCE_HALF = 1e-4, 1e-2  # float32; bfloat16 and float16
-# Rounding errors grow with the size of the model. Two of transformers' own attention kernels show
+_TOLERANCE = 1e-4  # of float32
+_TOLERANCE_HALF = 1e-2  # of bfloat16 and float16
+# Rounding errors grow with the size of the model. Two of transformers' attention kernels show
 # them; a difference of more than this multiple is no rounding.
 _NOISE_FACTOR = 10
 
@@ -106,6 +107,8 @@ def check_model(model: PackedModel, storage: RankStorage | None) -> None:
         check_packing(checked())
         warn_of_padding(model.hf, f"packed rows change it ({error.problems[0].message})")
     if has_mixers(model.hf) and may_have_kernels():
+        from rlctl.runtime.model.mixers import fuse_mixers
+
         fuse_mixers(model.hf, True)
         try:
             check_packing(checked())
@@ -163,12 +166,15 @@ def check_packing(model: PackedModel, rows: Sequence[Row] | None = None) -> None
     scale = 1.0 if isinstance(model, PolicyModel) else plain.abs().max().clamp_min(1.0)
     difference = (packed - plain).abs() / scale
     noise = float(((same - plain).abs() / scale).max())
-    exact = model.hf.dtype in (torch.float32, torch.float64)
-    tolerance = max(_TOLERANCE if exact else _TOLERANCE_HALF, _NOISE_FACTOR * noise)
-    # Weights that are not finite have their own error, in the first step.
+    tolerance = _TOLERANCE_HALF
+    if model.hf.dtype in (torch.float32, torch.float64):
+        tolerance = _TOLERANCE
+    tolerance = max(tolerance, _NOISE_FACTOR * noise)
+    # Weights that are not finite have another error, in the first step.
     if plain.isfinite().all() and not float(difference.max()) <= tolerance:
         worst = int(difference.argmax())
-        found, expected = float(packed.flatten()[worst]), float(plain.flatten()[worst])
+        found = float(packed.flatten()[worst])
+        expected = float(plain.flatten()[worst])
         kind = "log-prob" if isinstance(model, PolicyModel) else "hidden state"
         raise ConfigError(
             f"models of type {name} are computed wrongly on packed rows{what}: a {kind} is "
@@ -187,7 +193,9 @@ def _rows(hf: PreTrainedModel) -> list[Row]:
     """Return three rows of arbitrary tokens, which fit into the context of the model."""
     config = hf.config.get_text_config(decoder=True)
     context = getattr(config, "max_position_embeddings", None) or 0  # -1: any length
-    lengths = [max(2, min(length, context)) if context > 0 else length for length in _LENGTHS]
+    lengths = list(_LENGTHS)
+    if context > 0:
+        lengths = [max(2, min(length, context)) for length in _LENGTHS]
     return [Row(ids) for ids in arbitrary_tokens(hf, sum(lengths)).split(lengths)]
 
 
@@ -206,9 +214,12 @@ def _packed(model: PackedModel, rows: Sequence[Row]) -> Tensor:
     """
     prompts = Ragged.from_rows([row.ids[: row.num_prompt] for row in rows])
     responses = Ragged.from_rows([row.ids[row.num_prompt :] for row in rows])
-    images, here = [row.images for row in rows], (prompts.to("cpu"), responses.to("cpu"))
-    # Text alone in rows of their own, as transformers computes them.
-    numbers = prompt_numbers(here[0], None, images) if any(images) else None
+    images = [row.images for row in rows]
+    here = (prompts.to("cpu"), responses.to("cpu"))
+    # Text alone in separate rows, as transformers computes them.
+    numbers = None
+    if any(images):
+        numbers = prompt_numbers(here[0], None, images)
     sequences = Sequences.from_ragged(prompts, responses, prompt_of_row=numbers)
     sequences = sequences.with_images(model.hf, *here, images)
     if isinstance(model, PolicyModel):

@@ -31,7 +31,8 @@ class _Exchange(torch.autograd.Function):
         ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
     ) -> Tensor:
         """Exchange rows (N, …) for rows (R, …)."""
-        ctx.sizes, ctx.group = (sent, received), group
+        ctx.sizes = (sent, received)
+        ctx.group = group
         return _exchanged(rows, sent, received, group)
 
     @staticmethod

@@ -18,7 +18,8 @@ from rlctl.runtime.ops import to_device
 
 # Sequences share a rectangle if the longest exceeds the shortest by at most this factor, or by
 # this many tokens.
-_GROWTH, _SLACK = 1.1, 4
+_GROWTH = 1.1
+_SLACK = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +43,14 @@ class Rectangles(NamedTuple):
     ) -> Rectangles:
         """Put sequences of `lengths` (B,) tokens, on the CPU, into as few rectangles as useful."""
         starts = lengths.cumsum(0) - lengths
-        shapes, tokens = list[Rectangle](), list[Tensor]()
-        slots, num_slots = torch.empty(int(lengths.sum()), dtype=torch.int64), 0
+        shapes: list[Rectangle] = []
+        tokens: list[Tensor] = []
+        slots = torch.empty(int(lengths.sum()), dtype=torch.int64)
+        num_slots = 0
         sets = similar(lengths)
-        for rows in [torch.cat(sets)] if only_one and sets else sets:
+        if only_one and sets:
+            sets = [torch.cat(sets)]
+        for rows in sets:
             width = int(lengths[rows[-1]])
             column = torch.arange(width)
             last = lengths[rows, None] - 1
@@ -70,7 +75,9 @@ def similar(lengths: Tensor) -> list[Tensor]:
     """
     order = lengths.argsort(stable=True)
     order = order[lengths[order] > 0]
-    ascending, sets, first = lengths[order].tolist(), [], 0
+    ascending = lengths[order].tolist()
+    sets = []
+    first = 0
     while first < len(ascending):
         limit = max(ascending[first] * _GROWTH, ascending[first] + _SLACK)
         end = bisect_right(ascending, limit, first)

@@ -11,7 +11,8 @@ from rlctl.runtime.model.sequences import Sequences
 from rlctl.runtime.model.weight_check import HEAD
 
 # Fields of an exported config.json: mean and standard deviation of the model's scores.
-MEAN, STD = "reward_mean", "reward_std"
+MEAN = "reward_mean"
+STD = "reward_std"
 
 
 def write_scale(config: PretrainedConfig, mean: float, std: float) -> None:
@@ -36,8 +37,8 @@ class RewardModel(PackedModel):
         """Return one score per row: (B,) float32."""
         if self.sequence_group is None:
             return self._scores(sequences)
-        own = self.sequence_group.slice(sequences)
-        return own.join_rows(self._scores(own.sequences))
+        part = self.sequence_group.slice(sequences)
+        return part.join_rows(self._scores(part.sequences))
 
     def _scores(self, sequences: Sequences) -> Tensor:
         """Return the scores (B,) of the rows whose last token this rank has."""

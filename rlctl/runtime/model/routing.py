@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,12 @@ from transformers import PreTrainedModel
 from rlctl.errors import ConfigError
 from rlctl.runtime.model.attention import TokenAttention
 from rlctl.runtime.model.kernels import Reach
-from rlctl.runtime.model.mixers import Mixer
 from rlctl.runtime.model.mixture import ROUTERS
 from rlctl.runtime.model.padded_rows import has_padded_rows
 from rlctl.tracking.metrics import Mean, Metrics
+
+if TYPE_CHECKING:
+    from rlctl.runtime.model.mixers import Mixer
 
 AGREEMENT = "training/router_agreement"
 OWN = -1  # in the place of an expert: the model chooses itself
@@ -58,63 +60,66 @@ class Routing:
     def __init__(self, given: Tensor | None, dtype: torch.dtype) -> None:
         """Replay the choices `given` (T, L, K), where they are not `OWN`; None: only record.
 
-        Own choices are kept in `dtype`.
+        Choices of the model are kept in `dtype`.
         """
         self.given = given
         self.dtype = dtype
-        self._own: dict[int, Tensor] = {}  # by layer
+        self._choices: dict[int, Tensor] = {}  # by layer
 
-    def choose(self, layer: int, own: Tensor) -> Tensor:
-        """Return the experts of the tokens in `layer`, and note its `own`: (T, K) int64."""
-        self.note(layer, own)
+    def choose(self, layer: int, choice: Tensor) -> Tensor:
+        """Return the experts of the tokens in `layer`, and note its `choice`: (T, K) int64."""
+        self.note(layer, choice)
         if self.given is None:
-            return own
+            return choice
         given = self.given[:, layer].long()
-        return torch.where(given == OWN, own, given)
+        return torch.where(given == OWN, choice, given)
 
-    def note(self, layer: int, own: Tensor) -> None:
-        """Keep the model's own choice (T, K); the recomputation of a layer finds the same."""
-        self._own[layer] = own.to(self.dtype)
+    def note(self, layer: int, choice: Tensor) -> None:
+        """Keep the model's choice (T, K); the recomputation of a layer finds the same."""
+        self._choices[layer] = choice.to(self.dtype)
 
-    def own(self) -> Tensor:
-        """Return the model's own choices of the pass: (T, L, K)."""
-        return torch.stack([self._own[layer] for layer in self.layers], 1)
+    def choices(self) -> Tensor:
+        """Return the model's choices of the pass: (T, L, K)."""
+        return torch.stack([self._choices[layer] for layer in self.layers], 1)
 
     @property
     def layers(self) -> list[int]:
-        """Numbers of the layers of the model's own choices; a stage of a pipeline has some."""
-        return sorted(self._own)
+        """Numbers of the layers of the model's choices; a stage of a pipeline has some."""
+        return sorted(self._choices)
 
-    def set_own(self, own: Tensor, layers: list[int]) -> None:
-        """Set the model's own choices (T, L, K), from those of several ranks."""
-        self._own = dict(zip(layers, own.to(self.dtype).unbind(1), strict=True))
+    def set_choices(self, choices: Tensor, layers: list[int]) -> None:
+        """Set the model's choices (T, L, K), from those of several ranks."""
+        self._choices = dict(zip(layers, choices.to(self.dtype).unbind(1), strict=True))
 
     def agreement(self, tokens: Tensor) -> Metrics:
         """Return the share of the given experts of `tokens` (N,) that the model would choose.
 
-        A stage of a pipeline counts those of its own layers.
+        A stage of a pipeline counts those of its layers.
         """
         assert self.given is not None, "nothing is replayed"
         if not self.layers:
             return {}
-        given, own = self.given[tokens][:, self.layers], self.own()[tokens]
-        equal = (given[..., None] == own[..., None, :]).any(-1)
+        given = self.given[tokens][:, self.layers]
+        choice = self.choices()[tokens]
+        equal = (given[..., None] == choice[..., None, :]).any(-1)
         num_given = int((given != OWN).sum())
-        return {AGREEMENT: Mean(float(equal.sum()), num_given)} if num_given else {}
+        if not num_given:
+            return {}
+        return {AGREEMENT: Mean(float(equal.sum()), num_given)}
 
 
 class Recording(Routing):
-    """Own choices of several passes, one after the other."""
+    """The model's choices in several passes, one after the other."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(None, dtype)
         self._passes: dict[int, list[Tensor]] = {}
 
-    def note(self, layer: int, own: Tensor) -> None:
-        """See `Routing`; `own`: (T, K)."""
-        self._passes.setdefault(layer, []).append(own.to(self.dtype))
+    def note(self, layer: int, choice: Tensor) -> None:
+        """See `Routing`; `choice`: (T, K)."""
+        self._passes.setdefault(layer, []).append(choice.to(self.dtype))
 
-    def own(self) -> Tensor:
+    def choices(self) -> Tensor:
         """Return the choices of all passes: (T, L, K)."""
         return torch.stack([torch.cat(self._passes[layer]) for layer in sorted(self._passes)], 1)
 
@@ -170,7 +175,7 @@ class Routers:
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
-        """Record the choices of passes that have no `Routing` of their own."""
+        """Record the choices of passes that have no `Routing`."""
         self._recording = recording = Recording(self.shape.dtype)
         try:
             yield recording
@@ -188,7 +193,9 @@ def routing_shape(model: PreTrainedModel) -> RoutingShape | None:
     """Return the sizes of the record of `model`, which may be without data; None: no router."""
     routers = [router for _, router in _routers(model)]
     supported = model.config.get_text_config().model_type in SUPPORTED
-    return _shape(routers) if supported and routers else None
+    if not supported or not routers:
+        return None
+    return _shape(routers)
 
 
 @dataclass(eq=False)
@@ -224,13 +231,14 @@ class _Choice(TorchFunctionMode):
         if func is not torch.topk or args[0].shape[-1] != self.num_experts:
             return found
         split = found[1] if isinstance(found[1], DTensor) else None  # by ranks with equal tokens
-        own = found[1] if split is None else split.to_local()
-        chosen = self.routing.choose(self.layer, own)
-        if chosen is own:
+        choice = found[1] if split is None else split.to_local()
+        chosen = self.routing.choose(self.layer, choice)
+        if chosen is choice:
             return found
         if split is not None:
-            mesh, placements = split.device_mesh, split.placements
-            chosen = DTensor.from_local(chosen, mesh, placements, run_check=False)
+            chosen = DTensor.from_local(
+                chosen, split.device_mesh, split.placements, run_check=False
+            )
         return args[0].gather(-1, chosen), chosen
 
 

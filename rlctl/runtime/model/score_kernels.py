@@ -30,7 +30,10 @@ def _forward(logits, targets, outputs, num_rows, size, temperature, BLOCK: tl.co
     row = tl.program_id(0).to(tl.int64)
     first = logits + row * size
     # With d = z − max z: Σ exp d, Σ exp d · d and Σ exp 2d, of the columns so far.
-    top, total, weighted, squared = -1e30, 0.0, 0.0, 0.0
+    top = -1e30
+    total = 0.0
+    weighted = 0.0
+    squared = 0.0
     for start in range(0, size, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         z = tl.load(first + columns, mask=columns < size, other=-float("inf"))
@@ -96,11 +99,14 @@ class FusedScore(torch.autograd.Function):
         """Map logits (T, V) and targets (T,) to the results (T,), a program for each row."""
         num_rows, size = logits.shape
         outputs = torch.empty(4, num_rows, dtype=torch.float32, device=logits.device)
-        sizes, block = (num_rows, size, temperature), min(_BLOCK, triton.next_power_of_2(size))
-        launch: Any = _forward[(num_rows,)]  # its type lacks Triton's own parameters
+        sizes = (num_rows, size, temperature)
+        block = min(_BLOCK, triton.next_power_of_2(size))
+        launch: Any = _forward[(num_rows,)]  # its type lacks Triton's parameters
         launch(logits, targets, outputs, *sizes, BLOCK=block, num_warps=8)
         ctx.save_for_backward(logits, targets, outputs)
-        ctx.sizes, ctx.block, ctx.overwrite = sizes, block, overwrite
+        ctx.sizes = sizes
+        ctx.block = block
+        ctx.overwrite = overwrite
         log_probs, _, entropy, squares = (each.clone() for each in outputs)
         ctx.mark_non_differentiable(squares)
         return log_probs, entropy, squares

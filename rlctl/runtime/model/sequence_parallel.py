@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import lcm
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -21,11 +21,13 @@ from torch import Tensor
 
 from rlctl.errors import InternalError
 from rlctl.runtime.model.kernels import Reach
-from rlctl.runtime.model.mixers import Mixer
 from rlctl.runtime.model.rank_exchange import exchange
 from rlctl.runtime.model.routing import OWN, Routing
 from rlctl.runtime.model.sequences import Packed, Sequences
 from rlctl.runtime.ops import ceil_div
+
+if TYPE_CHECKING:
+    from rlctl.runtime.model.mixers import Mixer
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,14 @@ class SequenceGroup:
             ((positions >= start) & (positions < start + length)).nonzero().squeeze(1)
             for positions in (sequences.predictors, sequences.last)
         )
-        candidates, routing = sequences.candidates, sequences.routing
+        candidates = sequences.candidates
+        routing = sequences.routing
         if routing is not None:
             given = routing.given
             if given is not None:
                 given = F.pad(given, (0, 0, 0, 0, *padding), value=OWN)[start : start + length]
             routing = Routing(given, routing.dtype)
-        own = Sequences(
+        part = Sequences(
             ids,
             _SlicedAttention(sequences.packing, positions, num_tokens, self),
             sequences.predictors[of_tokens] - start,
@@ -69,7 +72,7 @@ class SequenceGroup:
             routing,
         )
         totals = len(sequences.targets), len(sequences.last)
-        return Slice(own, self, of_tokens, of_rows, *totals)
+        return Slice(part, self, of_tokens, of_rows, *totals)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,35 +81,35 @@ class Slice:
 
     sequences: Sequences
     group: SequenceGroup
-    of_tokens: Tensor  # (N,) int64: places of the own predictions among those of all ranks
+    of_tokens: Tensor  # (N,) int64: places of its predictions among those of all ranks
     of_rows: Tensor  # (M,) int64: rows whose last token is in the slice
     num_tokens: int
     num_rows: int
 
-    def join_tokens(self, own: Tensor) -> Tensor:
+    def join_tokens(self, values: Tensor) -> Tensor:
         """Return the values of all response tokens from those of each rank: (N, …) -> (T, …).
 
-        The gradient of a rank's values is that of its own result: all ranks have the same loss.
+        The gradient of a rank's values is that of its result: all ranks have the same loss.
         """
-        return self._join(own, self.of_tokens, self.num_tokens)
+        return self._join(values, self.of_tokens, self.num_tokens)
 
     def join_routing(self, routing: Routing) -> None:
         """Set the choices of all tokens in `routing` from those of each rank."""
         part = self.sequences.routing
         assert part is not None
-        own = part.own().int()  # NCCL does not add int16
-        first = self.group.rank * len(own)
-        total = len(own) * self.group.size
-        places = torch.arange(first, first + len(own), device=own.device)
-        routing.set_own(self._join(own, places, total), part.layers)
+        choices = part.choices().int()  # NCCL does not add int16
+        first = self.group.rank * len(choices)
+        total = len(choices) * self.group.size
+        places = torch.arange(first, first + len(choices), device=choices.device)
+        routing.set_choices(self._join(choices, places, total), part.layers)
 
-    def join_rows(self, own: Tensor) -> Tensor:
+    def join_rows(self, values: Tensor) -> Tensor:
         """Return the values of all rows from those of each rank: (M, …) -> (B, …)."""
-        return self._join(own, self.of_rows, self.num_rows)
+        return self._join(values, self.of_rows, self.num_rows)
 
-    def _join(self, own: Tensor, places: Tensor, total: int) -> Tensor:
+    def _join(self, values: Tensor, places: Tensor, total: int) -> Tensor:
         apply: Any = _Join.apply
-        return apply(own, places, total, self.group.group)
+        return apply(values, places, total, self.group.group)
 
 
 class _Join(torch.autograd.Function):
@@ -114,20 +117,20 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, own: Tensor, places: Tensor, total: int, group: dist.ProcessGroup
+        ctx: Any, values: Tensor, places: Tensor, total: int, group: dist.ProcessGroup
     ) -> Tensor:
         """Map the values (N, …) at `places` (N,) of each rank to all values (total, …)."""
         ctx.save_for_backward(places)
-        values = own.new_zeros(total, *own.shape[1:])
-        values[places] = own
-        dist.all_reduce(values, group=group)
-        return values
+        joined = values.new_zeros(total, *values.shape[1:])
+        joined[places] = values
+        dist.all_reduce(joined, group=group)
+        return joined
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, gradient: Tensor
     ) -> tuple[Tensor, None, None, None]:
-        """Map the gradient (total, …) to that of the own values (N, …)."""
+        """Map the gradient (total, …) to that of the values (N, …)."""
         (places,) = ctx.saved_tensors
         return gradient[places], None, None, None
 
@@ -146,7 +149,8 @@ class _SlicedAttention:
 
         KV heads are repeated where S does not divide their number.
         """
-        size, rank = self.ranks.size, self.ranks.rank
+        size = self.ranks.size
+        rank = self.ranks.rank
         own_heads = query.shape[1] // size
         times = lcm(key.shape[1], size) // key.shape[1]
         repeated = (x.repeat_interleave(times, 1) if times > 1 else x for x in (key, value))
@@ -159,8 +163,7 @@ class _SlicedAttention:
             for part, x in zip(tokens.split(widths, -1), heads, strict=True)
         )
         if reach.sinks is not None:
-            own = slice(rank * own_heads, (rank + 1) * own_heads)
-            reach = reach._replace(sinks=reach.sinks[own])
+            reach = reach._replace(sinks=reach.sinks[rank * own_heads : (rank + 1) * own_heads])
         out = self.packing.attend(layer, q, k, v, reach)  # (T, H / S, D)
         length = len(query)
         out = F.pad(out, (0, 0, 0, 0, 0, length * size - self.num_tokens))

@@ -67,7 +67,8 @@ class Sequences:
                 return cls._sharing(prompt_ids, response_ids, others, of_row, routing)
         packed = concat_ragged(prompt_ids, response_ids)
         # A response token of row b follows the prompts of rows 0..b and all earlier responses.
-        device, lengths = packed.values.device, response_ids.lengths
+        device = packed.values.device
+        lengths = response_ids.lengths
         position = torch.arange(len(response_ids.values))
         predictors = position + prompt_ids.lengths.cumsum(0).repeat_interleave(lengths) - 1
         return cls(
@@ -90,7 +91,8 @@ class Sequences:
         routing: Ragged | None,
     ) -> Sequences:
         """Pack P prompts, then B responses; `prompt_of_row` (B,) is from 0 to P − 1."""
-        device, lengths = response_ids.values.device, response_ids.lengths
+        device = response_ids.values.device
+        lengths = response_ids.lengths
         rows = first_rows(prompt_of_row).nonzero().squeeze(1)
         rows = rows[prompt_of_row[rows].argsort()]
         prompts = prompt_ids.select(rows)
@@ -151,8 +153,8 @@ class Sequences:
     def own_routing(self) -> Tensor:
         """Return the experts that the model chose for the tokens of the rows: (N, L, K)."""
         assert self.routing is not None, "the pass records"
-        own = self.routing.own()
-        return own if self.token_of_rows is None else own[self.token_of_rows]
+        choices = self.routing.choices()
+        return choices if self.token_of_rows is None else choices[self.token_of_rows]
 
 
 def prompt_numbers(

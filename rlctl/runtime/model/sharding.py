@@ -83,9 +83,11 @@ def _blocks(hf: PreTrainedModel) -> list[nn.Module]:
 
 def _check_sizes(rank_info: RankInfo, fsdp: schema.FSDP) -> None:
     """Raise ConfigError if the sizes of the mesh do not divide the number of ranks."""
-    ranks, tensor = rank_info.world_size, fsdp.tensor_model_parallel_size
+    ranks = rank_info.world_size
+    tensor = fsdp.tensor_model_parallel_size
     stages = fsdp.pipeline_model_parallel_size
-    sequence, rest = fsdp.ulysses_sequence_parallel_size, ranks // tensor // stages
+    sequence = fsdp.ulysses_sequence_parallel_size
+    rest = ranks // tensor // stages
     for key, size, available in (
         ("tensor_model_parallel_size", tensor, ranks),
         ("pipeline_model_parallel_size", stages, ranks // tensor),
@@ -167,13 +169,15 @@ def shard_of(model: nn.Module, rank: int) -> tuple[int, int] | None:
     """
     for parameter in model.parameters():
         if isinstance(parameter, DTensor):
-            mesh, stage = parameter.device_mesh, stage_of(model)
+            mesh = parameter.device_mesh
+            stage = stage_of(model)
             if mesh.ndim > 1 and mesh.get_local_rank("replicate") > 0:
                 return None
-            own, count = mesh.get_local_rank("shard"), mesh.size(mesh.ndim - 1)
+            index = mesh.get_local_rank("shard")
+            count = mesh.size(mesh.ndim - 1)
             if stage is None:
-                return own, count
-            return stage.index * count + own, stage.size * count
+                return index, count
+            return stage.index * count + index, stage.size * count
     return None if rank else (0, 1)
 
 
@@ -187,11 +191,11 @@ def local_rows(model: nn.Module, part: int) -> Iterator[tuple[str, Tensor, int]]
         yield name, value if part == 0 else value.new_empty(0), value.numel()
     stage = stage_of(model)
     if stage is not None:
-        own = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
         for name, whole in stage.parameters.items():
             rows = torch.empty(0, dtype=whole.dtype)
             if whole.stage == stage.index:
-                rows = local_part(own[name].detach())
+                rows = local_part(parameters[name].detach())
             yield name, rows, whole.shape.numel()
         return
     for name, parameter in model.named_parameters():
@@ -205,7 +209,7 @@ def local_rows(model: nn.Module, part: int) -> Iterator[tuple[str, Tensor, int]]
 def trained_state(model: nn.Module) -> dict[str, Any]:
     """Return the trainable parameters for torch's distributed checkpoints. Collective.
 
-    torch's own option for this keeps a tied frozen tensor under its second name.
+    torch's option for this keeps a tied frozen tensor under its second name.
     """
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
@@ -237,5 +241,6 @@ def total_norm(model: nn.Module) -> Tensor:
         if each.grad is not None and not (stage and stage.repeats(name.removeprefix("hf.")))
     ]
     norm = torch.nn.utils.get_total_norm(gradients)
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
     return norm if stage is None else stage.norm(norm)

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rlctl.runtime.model.attention import Packing
-from rlctl.runtime.model.gpu_kernels import TokenMap, attend_varlen
 from rlctl.runtime.model.kernels import Reach, attend_dense, causal_mask, choose_kernel
-from rlctl.runtime.model.mixers import Mixer
 from rlctl.runtime.model.rectangles import join_indices, similar
 from rlctl.runtime.ops import to_device
 
+if TYPE_CHECKING:
+    from rlctl.runtime.model.gpu_kernels import TokenMap
+    from rlctl.runtime.model.mixers import Mixer
+
 # Elements of a mask with a row for each response. Above it, responses to prompts of different
-# length have rectangles of their own, and all rows of such a rectangle have the same mask.
+# length have separate rectangles, and all rows of such a rectangle have the same mask.
 _MAX_MASK = 2**22
 
 
@@ -102,13 +104,18 @@ class SharedPrompts:
     @cached_property
     def _rectangles(self) -> _Rectangles:
         """The responses padded to rectangles, which only dense attention needs."""
-        prompts, responses = self.prompts.lengths, self.response_lengths
+        prompts = self.prompts.lengths
+        responses = self.response_lengths
         device = self.position_ids.device
         own_prompt = prompts[self.prompt_of_row]
         prompt_starts = (prompts.cumsum(0) - prompts)[self.prompt_of_row]
-        starts, num_prompt = responses.cumsum(0) - responses, int(prompts.sum())
-        shapes, tokens, keys = list[_Rectangle](), list[Tensor](), list[Tensor]()
-        slots, num_slots = torch.empty(int(responses.sum()), dtype=torch.int64), 0
+        starts = responses.cumsum(0) - responses
+        num_prompt = int(prompts.sum())
+        shapes: list[_Rectangle] = []
+        tokens: list[Tensor] = []
+        keys: list[Tensor] = []
+        slots = torch.empty(int(responses.sum()), dtype=torch.int64)
+        num_slots = 0
         for rows in _sets(responses, own_prompt):
             visible, query, key = _rectangle(
                 responses[rows], num_prompt + starts[rows], own_prompt[rows], prompt_starts[rows]
@@ -138,12 +145,14 @@ class SharedPrompts:
     @cached_property
     def token_map(self) -> TokenMap:
         """Prompt and response of each token, for FlexAttention."""
+        from rlctl.runtime.model.gpu_kernels import TokenMap
+
         rows = torch.arange(len(self.response_lengths)).repeat_interleave(self.response_lengths)
         of_prompts = self.prompts.token_map
         row = to_device(rows, self.position_ids.device)
-        own = to_device(self.prompt_of_row[rows], self.position_ids.device)
+        prompt = to_device(self.prompt_of_row[rows], self.position_ids.device)
         return TokenMap(
-            torch.cat([of_prompts.prompt, own]),
+            torch.cat([of_prompts.prompt, prompt]),
             torch.cat([of_prompts.response, row]),
             self.position_ids,
         )
@@ -205,18 +214,21 @@ class SharedPrompts:
 
         (N + T, H, D), (N + T, K, D), (N + T, K, D) -> (N + T, H, D), half precision.
         """
+        from rlctl.runtime.model.gpu_kernels import attend_varlen
+
         n = len(self.prompts.position_ids)
         key, value = (torch.cat([x[:n], x.index_select(0, self.key_of_slot)]) for x in (key, value))
-        first, second, *longest = self._varlen
-        ends, most = (first, second), (longest[0], longest[1])
-        return attend_varlen(query, key, value, reach, ends, most)
+        first, second, longest_query, longest_key = self._varlen
+        longest = (longest_query, longest_key)
+        return attend_varlen(query, key, value, reach, (first, second), longest)
 
 
 def _sets(responses: Tensor, prompts: Tensor) -> list[Tensor]:
     """Return the rows (N,) int64 of each rectangle, for responses and their prompts (B,) tokens."""
     found: list[Tensor] = []
     for rows in similar(responses):
-        width, longest = int(responses[rows].max()), int(prompts[rows].max())
+        width = int(responses[rows].max())
+        longest = int(prompts[rows].max())
         if len(rows) * width * (width + longest) <= _MAX_MASK:
             found.append(rows)
         else:
@@ -232,7 +244,8 @@ def _rectangle(
     Returns which keys are visible, (N or 1, 1, width, context) bool, the token of each query
     (N·width,) and of each key (N·context,), int64.
     """
-    width, longest = int(responses.max()), int(prompts.max())
+    width = int(responses.max())
+    longest = int(prompts.max())
     column = torch.arange(width)
     tokens = starts[:, None] + torch.minimum(column, responses[:, None] - 1)
     # Prompts end in the same column; the slots before a shorter one repeat its first token.

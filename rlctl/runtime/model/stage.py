@@ -20,21 +20,21 @@ def stage_of(module: nn.Module) -> Stage | None:
 
 def of_all_stages(
     module: nn.Module,
-    own: Iterator[tuple[str, Tensor]],
+    parameters: Iterator[tuple[str, Tensor]],
     name_of: Callable[[str], str | None],
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield full tensors (N, ...) of all stages, one at a time, and then `saved_buffers`.
 
-    `own` yields those of this stage in the order of its parameters; `name_of` maps the name of a
-    parameter or buffer to that of its tensor, or to None if it has none. Collective.
+    `parameters` yields those of this stage, in its order; `name_of` maps the name of a parameter
+    or buffer to that of its tensor, or to None if it has none. Collective.
     """
     stage = stage_of(module)
     if stage is None:
-        yield from own
+        yield from parameters
     else:
         from rlctl.runtime.model.pipeline_parallel import all_stages
 
-        yield from all_stages(module, stage, own, name_of)
+        yield from all_stages(module, stage, parameters, name_of)
     for name, value in saved_buffers(module).items():
         if (given := name_of(name)) is not None:
             yield given, value
@@ -58,4 +58,6 @@ def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
 def parameter_names(module: nn.Module) -> list[str]:
     """Return the names of the parameters of all stages of a model, or of the whole."""
     stage = stage_of(module)
-    return list(stage.parameters if stage else dict(module.named_parameters()))
+    if stage is not None:
+        return list(stage.parameters)
+    return [name for name, _ in module.named_parameters()]

@@ -31,7 +31,8 @@ from rlctl.runtime.ops import divisors
 # Styles of linear layers in transformers' plan: the layout of outputs, or of inputs.
 _COLWISE = {"colwise": Shard(-1), "colwise_gather_output": Replicate()}
 _ROWWISE = {"rowwise": Shard(-1), "rowwise_split_input": Replicate()}
-_PER_HEAD, _EXPERTS = "replicated_with_grad_allreduce", "moe_tp_experts"
+_PER_HEAD = "replicated_with_grad_allreduce"
+_EXPERTS = "moe_tp_experts"
 _STYLES = {*_COLWISE, *_ROWWISE, _PER_HEAD, _EXPERTS, "embedding_rowwise"}
 # Sizes that the group divides, by the name in config.json.
 _SIZES = {
@@ -77,9 +78,11 @@ def split_model(model: PackedModel, mesh: DeviceMesh) -> None:
     Those of experts are left to `shard_experts`. Raises ConfigError for a model that cannot be
     split. Collective.
     """
-    hf, is_policy = model.hf, isinstance(model, PolicyModel)
+    hf = model.hf
+    is_policy = isinstance(model, PolicyModel)
     raise_problems(unsplittable(hf.config, mesh.size(), is_policy))
-    embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
+    embedding = hf.get_input_embeddings()
+    head = hf.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight
     # It warns of sums over two dimensions of a mesh, one after the other: the gradient norm.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -99,9 +102,9 @@ def unsplittable(config: PreTrainedConfig, size: int, has_logits: bool) -> list[
     plan = _plan(text)
     unknown = sorted(set(plan.values()) - _STYLES)
     if not plan or unknown:
-        why = (
-            f"splits layers by {', '.join(unknown)}" if plan else "does not say how to split layers"
-        )
+        why = "does not say how to split layers"
+        if plan:
+            why = f"splits layers by {', '.join(unknown)}"
         return [
             Problem(
                 f"a model of type {config.model_type} {why}: "
@@ -138,19 +141,20 @@ def _plan(config: PreTrainedConfig) -> dict[str, str]:
 
 
 def _styles(model: PackedModel, size: int) -> Iterator[tuple[str, ParallelStyle]]:
-    """Yield the name and style of each module of `model` that has parameters of its own."""
+    """Yield the name and style of each module of `model` that has parameters itself."""
     hf = model.hf
     plan = {
         re.compile(re.escape(name).replace(r"\*", r"\d+")): style
         for name, style in _plan(hf.config.get_text_config()).items()
     }
     prefix = next(name for name, module in model.named_modules() if module is hf.get_decoder())
-    embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
+    embedding = hf.get_input_embeddings()
+    head = hf.get_output_embeddings()
     for name, module in model.named_modules():
         adapted = _ADAPTED.fullmatch(name)
         layer, part = adapted.groups() if adapted else (name, "base_layer")
-        own = layer.removeprefix(f"{prefix}.")
-        style = next((style for pattern, style in plan.items() if pattern.fullmatch(own)), "")
+        inner = layer.removeprefix(f"{prefix}.")
+        style = next((style for pattern, style in plan.items() if pattern.fullmatch(inner)), "")
         if not list(module.parameters(recurse=False)) or style == _EXPERTS:
             continue
         divisible = isinstance(module, nn.Embedding) and module.num_embeddings % size == 0

@@ -34,8 +34,9 @@ def placeholder_ids(config: PretrainedConfig) -> list[int]:
 
 def freeze_tower(hf: PreTrainedModel, freezes: bool = True) -> None:
     """Freeze all parameters but those of the language model and its head, in place, if asked."""
-    for module in towers(hf) if freezes else ():
-        module.requires_grad_(False)
+    if freezes:
+        for module in towers(hf):
+            module.requires_grad_(False)
 
 
 def towers(hf: nn.Module) -> list[nn.Module]:
@@ -43,12 +44,12 @@ def towers(hf: nn.Module) -> list[nn.Module]:
     model: Any = hf
     if not hasattr(model.config, "vision_config") or decoder_of(model) is model.base_model:
         return []
-    own = {decoder_of(model), model.get_output_embeddings()}
-    return [part for part in model.base_model.children() if own.isdisjoint(part.modules())]
+    language = {decoder_of(model), model.get_output_embeddings()}
+    return [part for part in model.base_model.children() if language.isdisjoint(part.modules())]
 
 
 def frozen_in_towers(hf: nn.Module) -> set[str]:
     """Return the names of the frozen parameters beside the language model."""
-    own = {id(each) for module in towers(hf) for each in module.parameters()}
+    ids = {id(each) for module in towers(hf) for each in module.parameters()}
     pairs = hf.named_parameters()
-    return {name for name, each in pairs if id(each) in own and not each.requires_grad}
+    return {name for name, each in pairs if id(each) in ids and not each.requires_grad}

@@ -1,6 +1,6 @@
 """Images in a pass of a vision-language model on a packed row.
 
-The vision tower computes the images of each packed prompt once. The model's own class says at which
+The vision tower computes the images of each packed prompt once. The model's class says at which
 positions the tokens of an image are; those of a response continue after its prompt.
 """
 
@@ -102,8 +102,10 @@ def copy_processor(hf: PreTrainedModel, folder: Path) -> None:
 def prompt_positions(hf: PreTrainedModel, ids: Tensor, inputs: Inputs | None) -> Tensor:
     """Return the positions of the tokens (N,) of a prompt: (A, N), A = 1 or 3 axes."""
     index = getattr(hf.base_model, "get_rope_index", None)
-    if index is None or inputs is None:
-        return torch.arange(len(ids)).expand(1 if index is None else 3, -1)
+    if index is None:
+        return torch.arange(len(ids)).expand(1, -1)
+    if inputs is None:
+        return torch.arange(len(ids)).expand(3, -1)
     types = (ids == image_token(hf.config)).int()
     grids = {name: value for name, value in inputs.items() if name.endswith("_grid_thw")}
     return index(ids[None], mm_token_type_ids=types[None], **grids)[0][:, 0]
@@ -129,7 +131,8 @@ class SeenPrompt:
         Raises RlctlError if its tokens do not have as many images, ConfigError for a model whose
         passes with images are not exact.
         """
-        processor, inputs = image_processor(hf), None
+        processor = image_processor(hf)
+        inputs = None
         if images and processor is None:
             raise ConfigError(f"{hf.name_or_path} reads text alone, and a row has images")
         if images and (error := getattr(hf, INEXACT, None)) is not None:
@@ -184,7 +187,8 @@ def seen_reply(
 
     `texts` are prompt and response, `images` those of each. Raises as `SeenPrompt.of`.
     """
-    whole, processor = SeenPrompt.of(hf, torch.cat(texts), sum(images, ())), image_processor(hf)
+    whole = SeenPrompt.of(hf, torch.cat(texts), sum(images, ()))
+    processor = image_processor(hf)
     assert processor is not None
     return SeenPrompt(known_inputs(hf, processor.inputs(images[1])), whole.positions)
 
@@ -196,11 +200,11 @@ def check_responses(
     checked: Sequence[bool],
 ) -> None:
     """Raise RlctlError if a response (N,) that is `checked` has a placeholder of an image."""
-    for number, (response, own) in enumerate(zip(responses, images, strict=True)):
+    for number, (response, row_images) in enumerate(zip(responses, images, strict=True)):
         if checked[number] and (response == image_token(hf.config)).any():
             raise RlctlError(
                 f"the response in row {number} of a micro-batch has tokens of images",
-                where=described(own),
+                where=described(row_images),
                 hint="only prompts and replies may have images, and text contains no such token",
             )
 

@@ -61,20 +61,20 @@ class Vocabulary:
         )
         return ids.gather(-1, values.topk(k).indices)
 
-    def log_sum_exp(self, own: Tensor) -> Tensor:
+    def log_sum_exp(self, local: Tensor) -> Tensor:
         """Return log Σ exp over all ranks of their values (T,)."""
-        return self._gathered(own).logsumexp(0)
+        return self._gathered(local).logsumexp(0)
 
-    def summed(self, own: Tensor) -> Tensor:
+    def summed(self, local: Tensor) -> Tensor:
         """Return the sum of values (T, ...) over all ranks, in place."""
-        dist.all_reduce(own, group=self.group)
-        return own
+        dist.all_reduce(local, group=self.group)
+        return local
 
-    def _gathered(self, own: Tensor) -> Tensor:
+    def _gathered(self, local: Tensor) -> Tensor:
         """Return the values (…) of all ranks: (N, …)."""
-        shape = dist.get_world_size(self.group), *own.shape
-        values = own.new_empty(shape)
-        dist.all_gather(list(values), own.contiguous(), group=self.group)
+        shape = dist.get_world_size(self.group), *local.shape
+        values = local.new_empty(shape)
+        dist.all_gather(list(values), local.contiguous(), group=self.group)
         return values
 
 
@@ -111,12 +111,12 @@ class _Score(torch.autograd.Function):
                 log_p = (z - log_norm[part, None]).clamp_(min=LOG_ZERO)
                 entropy[part] = -log_p.exp().mul_(log_p).sum(-1)
             vocabulary.summed(entropy)
-        own = ids - vocabulary.first(logits)
-        inside = (own >= 0) & (own < logits.shape[-1])
-        own = own.clamp(0, logits.shape[-1] - 1)
-        picked = torch.where(inside, scaled(logits.gather(-1, own), temperature), 0.0)
+        local = ids - vocabulary.first(logits)
+        inside = (local >= 0) & (local < logits.shape[-1])
+        local = local.clamp(0, logits.shape[-1] - 1)
+        picked = torch.where(inside, scaled(logits.gather(-1, local), temperature), 0.0)
         log_probs = vocabulary.summed(picked) - log_norm[:, None]
-        ctx.save_for_backward(logits, own, inside, log_norm, entropy)
+        ctx.save_for_backward(logits, local, inside, log_norm, entropy)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
         return log_probs, entropy
@@ -127,9 +127,9 @@ class _Score(torch.autograd.Function):
         ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None
     ) -> tuple[Tensor, None, None, None, None]:
         """Map gradients (T, K) and (T,), or None, to the gradient (T, V/N) of the logits."""
-        logits, own, inside, log_norm, entropy = ctx.saved_tensors
+        logits, local, inside, log_norm, entropy = ctx.saved_tensors
         if grad_log_probs is None:
-            grad_log_probs = torch.zeros_like(own, dtype=log_norm.dtype)
+            grad_log_probs = torch.zeros_like(local, dtype=log_norm.dtype)
         grad = torch.empty_like(logits)
         for part, z in _parts(logits, ctx.temperature):
             g = grad_log_probs[part] / ctx.temperature
@@ -139,6 +139,6 @@ class _Score(torch.autograd.Function):
                 scale = grad_entropy[part, None] / ctx.temperature
                 factor = factor - (log_p + entropy[part, None]) * scale
             dz = log_p.exp() * factor
-            dz.scatter_add_(-1, own[part], torch.where(inside[part], g, 0.0))
+            dz.scatter_add_(-1, local[part], torch.where(inside[part], g, 0.0))
             grad[part] = dz
         return grad, None, None, None, None

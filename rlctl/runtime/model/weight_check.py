@@ -1,4 +1,4 @@
-"""Comparison of weights with the model that a config describes, by transformers' own loading.
+"""Comparison of weights with the model that a config describes, by transformers' loading.
 
 transformers initializes missing weights at random and drops those that it does not expect, so a
 folder with a wrong config would be trained from random layers. Its loading knows tied weights,
@@ -54,23 +54,25 @@ def misfits(
     `info` is what transformers reports of loading weights into the class of `built`. With
     `new_head`, the files may lack the weights of the head, or have those of another one.
     """
-    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    missing = sorted(info["missing_keys"])
+    unexpected = sorted(info["unexpected_keys"])
     if new_head:
         missing = [name for name in missing if not name.startswith(f"{HEAD}.")]
     if new_head or built.base_model is built:  # a backbone leaves out the weights of a head
-        own = {built.base_model_prefix, *(name for name, _ in built.named_children())}
-        unexpected = [name for name in unexpected if name.partition(".")[0] in own]
+        parts = {built.base_model_prefix, *(name for name, _ in built.named_children())}
+        unexpected = [name for name in unexpected if name.partition(".")[0] in parts]
     shapes = [
         f"{name} {tuple(found)} instead of {tuple(expected)}"
         for name, found, expected in sorted(info["mismatched_keys"])
     ]
+    hint = "config.json and the weights belong to different models: download the model again"
+    if unexpected == [f"{HEAD}.weight"]:
+        hint = "a reward model writes no text: give the model that it was trained from"
     return [
         Problem(
             f"{_count(found)} {problem} {type(built).__name__} of config.json: {_some(found)}",
             where,
-            "a reward model writes no text: give the model that it was trained from"
-            if unexpected == [f"{HEAD}.weight"]
-            else "config.json and the weights belong to different models: download the model again",
+            hint,
         )
         for problem, found in (
             ("missing for", missing),
@@ -98,5 +100,6 @@ def _count(names: Sequence[str]) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
+    named = ", ".join(names[:_NUM_NAMED])
     rest = len(names) - _NUM_NAMED
-    return ", ".join(names[:_NUM_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    return f"{named} and {rest} more" if rest > 0 else named

@@ -13,8 +13,8 @@ from rlctl.recipes.role_table import Role, built_roles
 from rlctl.runtime.algorithms.base import Needs
 from rlctl.runtime.cluster.pools import RANKS_PER_RELAY
 from rlctl.runtime.model.compiled import KEY as COMPILE_KEY
-from rlctl.runtime.model.mixers import has_states
 from rlctl.runtime.model.mixture import num_experts
+from rlctl.runtime.model.state_layers import has_states
 from rlctl.runtime.planning.preflight import read_model_config
 
 _SEQUENCE, _TENSOR = "ulysses_sequence_parallel_size", "tensor_model_parallel_size"

@@ -7,6 +7,7 @@ per pass, and its states are those of transformers' common cache.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,6 @@ from rlctl.runtime.model.attention import Packing
 from rlctl.runtime.model.causal_lm import PolicyModel
 from rlctl.runtime.model.kernels import Reach
 from rlctl.runtime.model.load import load_model
-from rlctl.runtime.model.mixers import Mixer
 from rlctl.runtime.model.padded_rows import has_padded_rows
 from rlctl.runtime.model.probe import arbitrary_tokens, check_model
 from rlctl.runtime.ops import log_probs_from_logits
@@ -26,6 +26,9 @@ from rlctl.runtime.rollout.decoding import Decode, Prefill
 from rlctl.runtime.rollout.engine import EngineSpec
 from rlctl.runtime.rollout.fused import Passes
 from rlctl.runtime.rollout.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from rlctl.runtime.model.mixers import Mixer
 
 _CHECKED = "_rlctl_decodes"  # attribute of a model
 _PROMPTS, _STEPS = (3, 5, 3), 4

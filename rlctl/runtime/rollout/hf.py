@@ -21,8 +21,8 @@ from rlctl.recipes import schema
 from rlctl.runtime.batch import Ragged
 from rlctl.runtime.budget import Budget, OomRetry, free_memory, is_oom
 from rlctl.runtime.model.attention import use_rlctl_attention
-from rlctl.runtime.model.mixers import has_mixers
 from rlctl.runtime.model.padded_rows import has_padded_rows
+from rlctl.runtime.model.state_layers import has_mixers
 from rlctl.runtime.rollout.decode_check import check_decoding, load_copy
 from rlctl.runtime.rollout.engine import (
     EngineSpec,

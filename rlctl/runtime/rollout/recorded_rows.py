@@ -43,7 +43,7 @@ class RecordedRows(RunningRows):
         parts = sorted(parts, key=lambda part: part.saved is not None)
         held = [0 if part.saved is None else num_saved(part.saved) for part in parts]
         new = [len(p.request.context_ids) - n for p, n in zip(parts, held, strict=True)]
-        found = recording.own().cpu().split(new)
+        found = recording.choices().cpu().split(new)
         for part, num_held, own in zip(parts, held, found, strict=True):
             context = torch.cat([self._routers.shape.none(num_held), own])
             for index in part.indices:
@@ -53,7 +53,7 @@ class RecordedRows(RunningRows):
         with self._routers.recording() as recording:
             super().advance()
         if self.rows:
-            own = recording.own().cpu()
+            own = recording.choices().cpu()
             for row, token in zip(self.rows, own.split(1), strict=True):
                 self._records[row.request.key, row.number].append(token)
 

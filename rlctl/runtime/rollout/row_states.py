@@ -5,11 +5,14 @@ Axes: G prompts (groups), R rows (responses).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from rlctl.runtime.model.mixers import LayerMixer, Mixer
+if TYPE_CHECKING:
+    from rlctl.runtime.model.mixers import Mixer
 
 
 class RowStates:
@@ -34,6 +37,8 @@ class RowStates:
 
         `group_of_row` (R,) are those of all rows.
         """
+        from rlctl.runtime.model.mixers import LayerMixer
+
         rows, prompts = (group_of_row[:, None] == groups).nonzero(as_tuple=True)
         if not isinstance(mixer, LayerMixer):
             states.reorder_cache(prompts)  # pyright: ignore[reportArgumentType]
