@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlctl.causes import is_cpu_oom
 from rlctl.errors import DeviceMemoryError
+from rlctl.recipes import schema
 from rlctl.runtime.balance import TokenCounts, micro_batches
 from rlctl.runtime.ops import ceil_div
 
@@ -54,19 +55,24 @@ class Budget:
         self.num_retries = 0
 
     @classmethod
-    def for_passes(
-        cls, prefix: str, max_tokens: int, max_rows: int | None, ranks_per_row: int = 1
-    ) -> Budget:
-        """Build the limit of a role's forward passes: `max_rows` rows if given, else `max_tokens`.
+    def of_updates(cls, section: str, settings: schema.Updates, ranks_per_row: int) -> Budget:
+        """Build the limit of a role that learns, whose settings are those of `section`."""
+        rows = settings.ppo_micro_batch_size_per_gpu
+        if settings.use_dynamic_bsz or rows is None:
+            key = f"{section}.ppo_max_token_len_per_gpu"
+            return cls(key, settings.ppo_max_token_len_per_gpu, "tokens", ranks_per_row)
+        return cls(f"{section}.ppo_micro_batch_size_per_gpu", rows, "rows", ranks_per_row)
 
-        `prefix` is that of the config keys, such as "critic.ppo".
-        """
-        name, value, unit = (
-            ("max_token_len", max_tokens, "tokens")
-            if max_rows is None
-            else ("micro_batch_size", max_rows, "rows")
-        )
-        return cls(f"{prefix}_{name}_per_gpu", value, unit, ranks_per_row)
+    @classmethod
+    def of_log_probs(
+        cls, section: str, settings: schema.Rollout | schema.Ref, ranks_per_row: int
+    ) -> Budget:
+        """Build the limit of passes for log-probs, whose settings are those of `section`."""
+        rows = settings.log_prob_micro_batch_size_per_gpu
+        if settings.log_prob_use_dynamic_bsz or rows is None:
+            key = f"{section}.log_prob_max_token_len_per_gpu"
+            return cls(key, settings.log_prob_max_token_len_per_gpu, "tokens", ranks_per_row)
+        return cls(f"{section}.log_prob_micro_batch_size_per_gpu", rows, "rows", ranks_per_row)
 
     def cut(self, counts: TokenCounts, at_least: int = 1) -> list[Tensor]:
         """Split B rows into micro-batches: (N,) int64 indices each.
@@ -108,11 +114,9 @@ class Budget:
         before = min(self.size, max(sizes))
         after = before // 2
         if not alone or self.num_retries == _MAX_RETRIES:
-            why = (
-                f"already halved {_MAX_RETRIES} times"
-                if alone
-                else "it cannot be halved while running on several ranks"
-            )
+            why = "it cannot be halved while running on several ranks"
+            if alone:
+                why = f"already halved {_MAX_RETRIES} times"
             raise DeviceMemoryError(
                 f"out of memory with {before} {self.unit} at a time "
                 f"({self.key}={self.value}): {why}",

@@ -75,7 +75,7 @@ class ActorWorker(LearningWorker, Actor, Generator):
     """Implements `Actor` and `Generator` on one rank.
 
     It generates responses only after its engine is started. With separate rollout engines it has
-    none of its own, and `send_weights` syncs their weights.
+    none, and `send_weights` syncs their weights.
     """
 
     def __init__(self, rank_info: RankInfo, spec: ActorSpec) -> None:
@@ -89,7 +89,8 @@ class ActorWorker(LearningWorker, Actor, Generator):
         save_activation_memory(hf, spec.model)
         install_routers(hf, spec.actor.router_replay.mode)
         policy = PolicyModel(hf, training_temperature(spec.algorithm.needs, spec.sampling.rollout))
-        compiled, fsdp = spec.actor.use_torch_compile, spec.actor.fsdp_config
+        compiled = spec.actor.use_torch_compile
+        fsdp = spec.actor.fsdp_config
         self.policy = prepare(policy, spec.model, fsdp, rank_info, compiled)
         self.learner = Learner(self.policy, rank_info, spec.actor.optim, fsdp, ACTOR.name)
         if Needs.AVERAGE in spec.algorithm.needs:
@@ -98,22 +99,12 @@ class ActorWorker(LearningWorker, Actor, Generator):
         self._startup: Iterator[str] | None = None
         self.engine_is_stale, self.engine_lacks = True, Selection.ALL  # while it is stale
         self.engine_version = 0  # of its weights, in updates
-        actor, rollout = spec.actor, spec.sampling.rollout
+        rollout = spec.sampling.rollout
         sync = adapter_sync(rollout, spec.model, rank_info.device)
         self.engine_weights = EngineWeights(policy.hf, sync, dtype)
         ranks = spec.fsdp.ulysses_sequence_parallel_size
-        self.budget = Budget.for_passes(
-            f"{ACTOR.section}.ppo",
-            actor.ppo_max_token_len_per_gpu,
-            None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
-            ranks,
-        )
-        self.infer_budget = Budget.for_passes(
-            f"{ROLLOUT.section}.log_prob",
-            rollout.log_prob_max_token_len_per_gpu,
-            None if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu,
-            ranks,
-        )
+        self.budget = Budget.of_updates(ACTOR.section, spec.actor, ranks)
+        self.infer_budget = Budget.of_log_probs(ROLLOUT.section, rollout, ranks)
 
     def start_engine(self) -> None:
         """Start the rollout engine in this process. Collective for ranks that share an engine."""
@@ -152,7 +143,8 @@ class ActorWorker(LearningWorker, Actor, Generator):
         parameters.used_by_engine = not separate
         parameters.begin_generation()
         engine = load("engines", self.spec.sampling.rollout.name)
-        self.engine = yield from start_in_phases(engine, spec, None if separate else self.policy.hf)
+        shared = None if separate else self.policy.hf
+        self.engine = yield from start_in_phases(engine, spec, shared)
         parameters.used_by_engine &= getattr(self.engine, "uses_policy", True)  # plug-ins may
 
     @dispatch(Dispatch.BROADCAST, phase="update_weights", reads=True)
@@ -196,11 +188,11 @@ class ActorWorker(LearningWorker, Actor, Generator):
         """
         from rlctl.runtime.rollout.exchange import exchange
 
-        (own,) = requests
+        (of_this_rank,) = requests
         engine = self._ready_engine()
         self.versions.now = self.engine_version
         with self._interruptible():
-            return [exchange(engine, own, limit, cancelled, self.versions)]
+            return [exchange(engine, of_this_rank, limit, cancelled, self.versions)]
 
     @cached_property
     def versions(self) -> WeightVersions:
@@ -242,9 +234,12 @@ class ActorWorker(LearningWorker, Actor, Generator):
             with_squares = Needs.SUM_PI_SQUARED in self.spec.algorithm.needs
             replay = self.spec.actor.router_replay.mode
             return score(self.learner, self.policy, batch, self.infer_budget, with_squares, replay)
-        batch = replace(batch, routing=None)  # another policy chooses its own experts
-        average = weights == "average"
-        with self._average().in_place_of_weights() if average else without_adapters(self.policy):
+        batch = replace(batch, routing=None)  # another policy chooses other experts
+        if weights == "average":
+            changed = self._average().in_place_of_weights()
+        else:
+            changed = without_adapters(self.policy)
+        with changed:
             return self.learner.infer_policy(self.policy, batch, self.infer_budget, top_k)
 
     @dispatch(Dispatch.GROUPS, reads=True)
@@ -288,7 +283,9 @@ class ActorWorker(LearningWorker, Actor, Generator):
             found = self.spec.algorithm.loss(outputs, part)
             check_result(self.spec.algorithm.loss, isinstance(found, Loss), found, "a Loss")
             found = with_agreement(found, sequences)
-            return replace(found, values=outputs.log_probs.detach()) if keep else found
+            if keep:
+                found = replace(found, values=outputs.log_probs.detach())
+            return found
 
         return self.learner.learn(
             batch, self.budget, loss, lr, self.spec.actor.grad_clip, max_probs_diff

@@ -83,8 +83,9 @@ class ModelWorker(Worker, ModelRole):
 
     @dispatch(Dispatch.RANK_ZERO, reads=True)
     def pop_oom_retries(self) -> list[OomRetry]:
-        """See `ModelRole`. Rank 0 reports its own; only a single rank reduces its micro-batches."""
-        retries, self.learner.oom_retries = self.learner.oom_retries, []
+        """See `ModelRole`. Rank 0 reports its retries; only a single rank reduces micro-batches."""
+        retries = self.learner.oom_retries
+        self.learner.oom_retries = []
         return retries
 
 
@@ -156,7 +157,8 @@ class LearningWorker(ModelWorker, LearningRole):
         return 4 * copies * sum(parameter.numel() for parameter in trained)
 
     def _export(self, folder: Path) -> None:
-        hf, rank = self.learner.model.hf, self.learner.rank_info.rank
+        hf = self.learner.model.hf
+        rank = self.learner.rank_info.rank
         dtype = next(parameter.dtype for parameter in hf.parameters() if parameter.requires_grad)
         weights = _cpu_copy(merged_parameters(hf), rank, dtype)
         if weights:  # buffers keep their dtype

@@ -85,7 +85,9 @@ def examine(
         "batch": inputs,
         "kind": type(batch).__name__,
     }
-    weights = {name: value.cpu().clone() for name, value in named} if small else {}
+    weights: dict[str, Tensor] = {}
+    if small:
+        weights = {name: value.cpu().clone() for name, value in named}
     kept.append(BrokenUpdate(finite(shown), batch.to("cpu"), weights))
 
 
@@ -167,25 +169,29 @@ def tensors_of(batch: Rollouts) -> Iterator[tuple[str, Tensor]]:
     """Yield the floating-point fields (N, ...) of a batch with their names."""
     for each in fields(batch):
         value = getattr(batch, each.name)
-        for name, part in value.items() if isinstance(value, dict) else [("", value)]:
-            tensor = part.values if isinstance(part, Ragged) else part
-            # A row may lack a component: NaN, which no update reads.
-            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not name:
-                yield each.name, tensor
+        if isinstance(value, Ragged):
+            value = value.values
+        # Not the components of rewards: a row may lack one, which is NaN, and no update reads them.
+        if isinstance(value, Tensor) and value.is_floating_point():
+            yield each.name, value
 
 
 def stats(value: Tensor) -> Stats:
     """Return shape, extremes and mean of the finite values (N, ...), and the number of others."""
     value = value.detach().float()
     good = value[value.isfinite()]
-    known = len(good) > 0
-    return {
+    found: Stats = {
         "shape": "×".join(map(str, value.shape)),
-        "min": float(good.min()) if known else None,
-        "max": float(good.max()) if known else None,
-        "mean": float(good.double().mean()) if known else None,
+        "min": None,
+        "max": None,
+        "mean": None,
         "not_finite": value.numel() - len(good),
     }
+    if len(good):
+        found["min"] = float(good.min())
+        found["max"] = float(good.max())
+        found["mean"] = float(good.double().mean())
+    return found
 
 
 def trained(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -52,16 +52,12 @@ class CriticWorker(LearningWorker, Critic):
         adapt(hf, critic.model, spec.seed)
         save_activation_memory(hf, critic.model)
         self.spec = spec
-        model, compiled = ValueModel(hf), spec.compiled
+        model = ValueModel(hf)
+        compiled = spec.compiled
         self.model = prepare(model, critic.model, critic.fsdp_config, rank_info, compiled)
         self.learner = Learner(self.model, rank_info, critic.optim, critic.fsdp_config, CRITIC.name)
-        max_rows = None if critic.use_dynamic_bsz else critic.ppo_micro_batch_size_per_gpu
-        self.budget = Budget.for_passes(
-            f"{CRITIC.section}.ppo",
-            critic.ppo_max_token_len_per_gpu,
-            max_rows,
-            critic.fsdp_config.ulysses_sequence_parallel_size,
-        )
+        ranks = critic.fsdp_config.ulysses_sequence_parallel_size
+        self.budget = Budget.of_updates(CRITIC.section, critic, ranks)
 
     @dispatch(Dispatch.SPLIT, phase="values", reads=True)
     def compute_values(self, batch: Rollouts) -> Ragged:

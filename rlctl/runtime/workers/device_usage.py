@@ -108,7 +108,8 @@ def utilization(
 
     MFU is weighted by `seconds`: merged, it is the useful work divided by the device time.
     """
-    costs, peak = Costs.from_config(config), peak_flops(torch.cuda.get_device_name())
+    costs = Costs.from_config(config)
+    peak = peak_flops(torch.cuda.get_device_name())
     if costs is None or peak is None:
         return {}
     flops = costs.training_flops(lengths) * passes / 3

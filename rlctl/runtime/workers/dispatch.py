@@ -60,7 +60,7 @@ class Transport(Protocol):
         ...
 
     def send_each(self, method: str, calls: Sequence[Arguments]) -> list[Any]:
-        """Call `method` on every worker with arguments of its own; return the results by rank."""
+        """Call `method` on each worker with the arguments for it; return the results by rank."""
         ...
 
 
@@ -87,7 +87,9 @@ class Worker:
     @property
     def world_size(self) -> int:
         """Number of workers in the group."""
-        return (self.rank_info if self.transport is None else self.transport).world_size
+        if self.transport is not None:
+            return self.transport.world_size
+        return self.rank_info.world_size
 
     def close(self) -> None:
         """Release what the worker has started. Does nothing by default."""
@@ -116,7 +118,8 @@ class Routing:
 
         Raises UsageError if `dispatch_fn` does not return one part per worker.
         """
-        transport, calls = group.transport, [(args, kwargs)] * group.world_size
+        transport = group.transport
+        calls = [(args, kwargs)] * group.world_size
         assert transport is not None, "workers run their methods themselves"
         if self.dispatch_fn is not None:
             name = f"{type(group).__name__}.{method}"
@@ -263,13 +266,15 @@ def join(results: Sequence[Any], parts: Sequence[Tensor], batch: Batch) -> Any:
     if isinstance(first, tuple):
         return tuple(join(values, parts, batch) for values in zip(*results, strict=True))
     if isinstance(first, Ragged):
-        return first if len(parts) == 1 else first.joined(results[1:]).select(_inverse(parts))
+        if len(parts) == 1:
+            return first
+        return first.joined(results[1:]).select(_inverse(parts))
     if isinstance(first, Batch):
-        rows = first if len(parts) == 1 else Batch.concat(results)
+        if len(parts) == 1:
+            return first.with_local_from(batch)
+        rows = Batch.concat(results)
         times = len(rows) // max(len(batch), 1)
-        if len(parts) > 1:
-            rows = rows.select(_each(_inverse(parts), times))
-        return rows.with_local_from(batch)
+        return rows.select(_each(_inverse(parts), times)).with_local_from(batch)
     raise InternalError(
         f"a split call returned {type(first).__name__}: only a batch, a ragged field or metrics "
         "or a tuple of them can be joined"

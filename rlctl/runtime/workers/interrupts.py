@@ -39,7 +39,8 @@ class Interrupts:
     @contextmanager
     def window(self, late: bool = False) -> Iterator[None]:
         """Let a request interrupt the block, until `close`; a `late` one only by `expire`."""
-        self.is_open, self.is_late = self.is_expired or not late, late
+        self.is_late = late
+        self.is_open = self.is_expired or not late
         try:
             self.check()
             yield

@@ -63,7 +63,8 @@ class Learner:
 
         `name` is the prefix of the metrics of updates.
         """
-        self.model, self.name = model, name
+        self.model = model
+        self.name = name
         self.rank_info = rank_info
         self.oom_retries: list[OomRetry] = []
         self.average: Average | None = None  # of the weights, saved with them
@@ -113,9 +114,11 @@ class Learner:
         self.model.eval()
         with torch.no_grad():
             results, order = self.in_micro_batches(batch, budget, outputs)
-        lengths, values = batch.response_ids.lengths, list(zip(*results, strict=True))
-        sizes = [torch.ones_like(lengths) if per_row else lengths] * (len(values) - num_whole)
-        sizes += [batch.num_tokens] * num_whole
+        lengths = batch.response_ids.lengths
+        values = list(zip(*results, strict=True))
+        if per_row:
+            lengths = torch.ones_like(lengths)
+        sizes = [lengths] * (len(values) - num_whole) + [batch.num_tokens] * num_whole
         found = tuple(in_order(x, order, y) for x, y in zip(values, sizes, strict=True))
         if self.rank_info.device == "cuda" and self.optimizer is not None:
             from rlctl.runtime.workers.device_usage import utilization
@@ -135,8 +138,9 @@ class Learner:
 
         def forward(sequences: Sequences) -> tuple[Tensor, ...]:
             outputs = policy(sequences, top_k=top_k)
-            best = (outputs.candidates, outputs.candidate_log_probs) if top_k else ()
-            return (outputs.log_probs, *best)
+            if not top_k:
+                return (outputs.log_probs,)
+            return outputs.log_probs, outputs.candidates, outputs.candidate_log_probs
 
         log_probs, *best = self.infer(batch, budget, forward)
         return LogProbs(log_probs, None, None, *best)
@@ -191,23 +195,20 @@ class Learner:
                 examine(self, batch, budget, losses_of, lr=lr, grad_norm=norm)
         else:  # a step would still apply momentum and weight decay
             reset_gradients(self.model)
-            first = self.rank_info.rank == 0
-            metrics.append({f"{self.name}/empty_mini_batches": Sum(1.0 if first else 0.0)})
-        seconds = time.perf_counter() - begin
+            is_first = self.rank_info.rank == 0
+            metrics.append({f"{self.name}/empty_mini_batches": Sum(float(is_first))})
         if self.rank_info.device == "cuda":
-            metrics += self._device_usage(batch.num_tokens.tolist(), seconds)
-        parts, values = [loss.values for loss in losses if loss.values is not None], None
+            from rlctl.runtime.workers.device_usage import device_usage
+
+            seconds = (time.perf_counter() - begin) * self.model.ranks_per_row
+            work = self.model.hf.config, batch.num_tokens.tolist(), seconds
+            metrics += [device_usage(*work, self.name), *self.of_passes]
+            self.of_passes = []
+        parts = [loss.values for loss in losses if loss.values is not None]
+        values = None
         if len(parts) == len(losses):
             values = in_order(parts, order, batch.response_ids.lengths)
         return merge(metrics), values
-
-    def _device_usage(self, lengths: list[int], seconds: float) -> list[Metrics]:
-        """Return the use of the GPU in an update of rows of `lengths`, and in passes before it."""
-        from rlctl.runtime.workers.device_usage import device_usage
-
-        seconds *= self.model.ranks_per_row
-        before, self.of_passes = self.of_passes, []
-        return [device_usage(self.model.hf.config, lengths, seconds, self.name), *before]
 
     def _step(self, divisor: float, lr: float, grad_clip: float) -> Metrics:
         """Divide and clip the gradients in one pass, and step.
@@ -239,8 +240,10 @@ class Learner:
         because an interrupted backward pass has already added part of its gradient.
         """
         self.parameters.enter()
-        batch = batch if has_routers(self.model.hf) else replace(batch, routing=None)
-        counts, device = count_tokens(self.model, batch), self.rank_info.device
+        if not has_routers(self.model.hf):
+            batch = replace(batch, routing=None)
+        counts = count_tokens(self.model, batch)
+        device = self.rank_info.device
         while True:
             cut = self._cut(counts, budget)
             results: list[R] = []
@@ -269,7 +272,7 @@ class Learner:
         parts = budget.cut(counts) if num_rows else []
         if self.rank_info.world_size > 1:
             stage = stage_of(self.model)  # each stage has a micro-batch to work on
-            most = torch.tensor(max(len(parts), stage.size if stage else 0))
+            most = torch.tensor(max(len(parts), 0 if stage is None else stage.size))
             dist.all_reduce(most, dist.ReduceOp.MAX)
             if len(parts) < min(int(most), num_rows):
                 parts = budget.cut(counts, at_least=int(most))
@@ -300,9 +303,8 @@ class Learner:
         """
         assert self.optimizer is not None, "this model is not trained"
         self.parameters.enter()
-        average = None if self.average is None else self.average.values
         random_state = self.random_state or rng_state()
-        stored = StoredState(self.model, self.optimizer, average, random_state)
+        stored = StoredState(self.model, self.optimizer, self.average, random_state)
         save_state(stored, contents, self.rank_info, folder, self.writer)
 
     def load(self, folder: Path, with_optimizer: bool = True) -> None:
@@ -313,8 +315,7 @@ class Learner:
         assert self.optimizer is not None, "this model is not trained"
         self.parameters.enter()
         self.random_state = None
-        average = None if self.average is None else self.average.values
-        stored = StoredState(self.model, self.optimizer, average, {})
+        stored = StoredState(self.model, self.optimizer, self.average, {})
         found = load_state(stored, with_optimizer, self.rank_info, folder)
         if self.average is not None and not found:
             self.average.restart()

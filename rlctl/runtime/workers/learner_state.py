@@ -10,15 +10,18 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlctl.runtime.model.sharding import is_quantized, trained_state
 from rlctl.runtime.rank_info import RankInfo
 from rlctl.runtime.workers.background import BackgroundWriter
 from rlctl.runtime.workers.rng import set_rng_state
+
+if TYPE_CHECKING:
+    from rlctl.runtime.model.average import Average
 
 OPTIMIZER = "optimizer"  # folder
 _NO_DIST_WARNING = "torch.distributed is disabled"  # expected: one rank has no process group
@@ -26,11 +29,11 @@ _NO_DIST_WARNING = "torch.distributed is disabled"  # expected: one rank has no 
 
 @dataclass(frozen=True)
 class StoredState:
-    """State of a learner. `average` (N, ...) is that of the weights, if there is one, by name."""
+    """State of a learner."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    average: Mapping[str, Tensor] | None
+    average: Average | None  # of the weights
     random_state: Mapping[str, Any]
 
 
@@ -60,8 +63,10 @@ def save_state(
         warnings.filterwarnings("ignore", message=_NO_DIST_WARNING)
         folder.mkdir(exist_ok=True)
         _rng_file(folder, rank_info).write_text(random_state, encoding="utf-8")
-        parts = {folder / OPTIMIZER: {"optimizer": optimizer}} if optimizer is not None else {}
-        for place, part in {**parts, folder: state}.items():
+        parts = {folder: state}
+        if optimizer is not None:
+            parts = {folder / OPTIMIZER: {"optimizer": optimizer}, folder: state}
+        for place, part in parts.items():
             save(
                 part,
                 storage_writer=_writer(place),
@@ -107,7 +112,7 @@ def load_state(
     """Restore the state in `folder`, written by any number of ranks. Collective.
 
     Loads into the tensors of `stored`, and returns whether the checkpoint has an average. A rank
-    without a saved random state keeps its own. Raises ConfigError for damaged files.
+    without a saved random state keeps the present one. Raises ConfigError for damaged files.
     """
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
@@ -123,23 +128,26 @@ def load_state(
     warnings.filterwarnings("ignore", message=_NO_DIST_WARNING)
     for part, names in saved.items():
         if with_optimizer and any(name.startswith("optimizer.") for name in names):
-            # Into its own tensors: torch's setter would move them to the device of the weights.
+            # Into its tensors: torch's setter would move them to the device of the weights.
             load_into({"optimizer": _optimizer_state(stored)}, part, no_dist=no_dist)
-    has_average = any(name.startswith("average.") for name in saved[folder])
-    state = _weights(stored if has_average else replace(stored, average=None))
+    if not any(name.startswith("average.") for name in saved[folder]):
+        stored = replace(stored, average=None)
+    state = _weights(stored)
     load_into(state, folder, no_dist=no_dist)
     partial = StateDictOptions(strict=False)  # frozen weights are not saved
     set_model_state_dict(stored.model, state["model"], options=partial)
     rng_file = _rng_file(folder, rank_info)
     if rng_file.exists():
         set_rng_state(json.loads(rng_file.read_text(encoding="utf-8")))
-    return has_average and stored.average is not None
+    return stored.average is not None
 
 
 def _weights(stored: StoredState) -> dict[str, Any]:
     """Return the state dicts of the model and of its average."""
-    average = {} if stored.average is None else {"average": dict(stored.average)}
-    return {"model": trained_state(stored.model), **average}
+    weights: dict[str, Any] = {"model": trained_state(stored.model)}
+    if stored.average is not None:
+        weights["average"] = dict(stored.average.values)
+    return weights
 
 
 def _optimizer_state(stored: StoredState) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def pack_rows(
     here = batch if len(batch) == len(rows) == 1 else batch.select(rows)
     part = here.to(device)
     if len(part):
-        own = part.prompt_ids, part.response_ids, part.candidates, counts.prompt[rows]
-        sequences = Sequences.from_ragged(*own, part.routing)
+        columns = part.prompt_ids, part.response_ids, part.candidates, counts.prompt[rows]
+        sequences = Sequences.from_ragged(*columns, part.routing)
         texts = here.prompt_ids, here.response_ids
         sequences = sequences.with_images(model.hf, *texts, here.images)
     else:

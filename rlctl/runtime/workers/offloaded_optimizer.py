@@ -18,7 +18,7 @@ from rlctl.runtime.workers.optimizers import BLOCK
 class Offloaded(Optimizer):
     """Mixin: the state is in host memory between steps.
 
-    Blocks of parameters are updated one after another by the optimizer's own step, so the results
+    Blocks of parameters are updated one after another by the optimizer's step, so the results
     are bitwise those without offload, as long as the update of a parameter depends on no other one.
     On CUDA the state of the next block arrives, and that of the previous one leaves, while a block
     is updated.
@@ -30,16 +30,20 @@ class Offloaded(Optimizer):
         groups = self.param_groups
         work = [(group, block) for group in groups for block in _blocks(group["params"])]
         device = local_part(work[0][1][0]).device
-        arriving, leaving = Lane(device), Lane(device)
+        arriving = Lane(device)
+        leaving = Lane(device)
         hosts = _fetch(self.state, work[0][1], arriving)
         on_device: list[Tensor] = []
         for number, (group, block) in enumerate(work):
             arriving.wait()
-            everything, group["params"], self.param_groups = group["params"], block, [group]
+            everything = group["params"]
+            group["params"] = block
+            self.param_groups = [group]
             try:
                 super().step(closure)
             finally:
-                group["params"], self.param_groups = everything, groups
+                group["params"] = everything
+                self.param_groups = groups
             leaving.synchronize()  # the previous block has left: free what it had on the device
             on_device.clear()
             on_device += _store(self.state, block, hosts, leaving)
@@ -114,7 +118,8 @@ def _blocks(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     for parameter in parameters:
         if block and size + local_part(parameter).numel() > BLOCK:
             yield block
-            block, size = [], 0
+            block = []
+            size = 0
         block.append(parameter)
         size += local_part(parameter).numel()
     yield block

@@ -105,11 +105,13 @@ class SplitWeights(Optimizer):
                 value = _joined(weight, low)
                 if state:
                     self.state[value] = state
-                group["params"], self.param_groups = [value], [group]
+                group["params"] = [value]
+                self.param_groups = [group]
                 try:
                     super().step(closure)
                 finally:
-                    group["params"], self.param_groups = parameters, groups
+                    group["params"] = parameters
+                    self.param_groups = groups
                 _split(value, weight, low)
                 self.state[weight] = {**self.state.pop(value), _LOW: low}
 

@@ -20,7 +20,8 @@ from rlctl.runtime.model.sharding import local_part
 
 # Elements of a block of parameters whose state is on the device at a time (128 MiB in AdamW).
 BLOCK = 2**24
-_LIBRARY, _QUANTIZED = "torchao", "AdamW8bit"
+_LIBRARY = "torchao"
+_QUANTIZED = "AdamW8bit"
 
 
 def build_optimizer(
@@ -53,7 +54,9 @@ def build_optimizer(
     if _is_quantized(optim):
         from rlctl.runtime.workers.optimizer_mixins import Eager, RowBlocks
 
-        mixins += [RowBlocks, *([Eager] if on_cpu else [])]
+        mixins.append(RowBlocks)
+        if on_cpu:
+            mixins.append(Eager)
     if mixins:
         found = type(found.__name__, (*mixins, found), {})
     try:
@@ -121,7 +124,8 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
 
 def _class_of(optim: schema.Optim) -> type[Optimizer]:
     """Import the class of the optimizer."""
-    module, name = optim.optimizer_impl, optim.optimizer
+    module = optim.optimizer_impl
+    name = optim.optimizer
     if module.partition(".")[0] == _LIBRARY and not _is_quantized(optim):
         raise ConfigError(
             f"the optimizer {module}.{name} is not supported: its state cannot be saved for any "

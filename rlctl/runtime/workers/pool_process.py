@@ -72,7 +72,7 @@ class Process:
     def address(self, host: str = _LOOPBACK) -> str:
         """Return an address for the process group, at which this process is from now on.
 
-        `host` is an address of this machine; by default only its own processes can reach it.
+        `host` is an address of this machine; by default only its processes can reach it.
         Empty if the process needs no group.
         """
         if not self._needs_group:
@@ -87,11 +87,13 @@ class Process:
 
         Collective: every process of the pool calls it.
         """
-        rank_info, self._meeting, meeting = self.rank_info, None, self._meeting
+        rank_info = self.rank_info
+        meeting = self._meeting
+        self._meeting = None
         if rank_info.device == "cuda":
             from rlctl.runtime.model.gpu_kernels import use_flash_attention_3
 
-            torch.cuda.set_device(0)  # under Ray only the process's own device is visible
+            torch.cuda.set_device(0)  # under Ray only the device of the process is visible
             use_flash_attention_3()
         if self._needs_group:
             from rlctl.runtime.rollout.rendezvous import use_interface_to

@@ -8,8 +8,11 @@ import os
 import torch
 
 # Parameters of mallopt in glibc's malloc.h.
-TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
-_KEPT, _PAD = 2**30, 2**26  # bytes
+TRIM_THRESHOLD = -1
+TOP_PAD = -2
+MMAP_THRESHOLD = -3
+_KEPT = 2**30  # bytes
+_PAD = 2**26  # bytes
 
 
 def keep_freed_memory() -> None:
@@ -17,7 +20,7 @@ def keep_freed_memory() -> None:
 
     By default glibc returns the memory of every tensor above 32 MiB to the kernel, which then has
     to clear the pages of the next one. No-op with another C library, and if the environment has
-    settings of its own.
+    such settings.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     given = [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]
@@ -29,7 +32,8 @@ def keep_freed_memory() -> None:
 
 
 _SETTINGS = "expandable_segments:True"
-_VARIABLE, _OLD_VARIABLE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+_VARIABLE = "PYTORCH_ALLOC_CONF"
+_OLD_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def use_expandable_segments() -> None:

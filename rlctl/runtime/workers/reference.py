@@ -39,7 +39,8 @@ class ReferenceSpec:
         """Return the settings of a reference with `model` for an algorithm with these needs."""
         roles = config.actor_rollout_ref
         temperature = training_temperature(needs, roles.rollout)
-        seed, compiled = config.trainer.seed, roles.actor.use_torch_compile
+        seed = config.trainer.seed
+        compiled = roles.actor.use_torch_compile
         return cls(model, roles.ref, temperature, seed, compiled)
 
 
@@ -55,14 +56,8 @@ class ReferenceWorker(ModelWorker, Reference):
         fsdp = spec.ref.fsdp_config
         self.policy = prepare(policy, spec.model, fsdp, rank_info, spec.compiled)
         self.learner = Learner(self.policy, rank_info, None, fsdp)
-        ref = spec.ref
-        max_rows = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
-        self.budget = Budget.for_passes(
-            f"{REFERENCE.section}.log_prob",
-            ref.log_prob_max_token_len_per_gpu,
-            max_rows,
-            fsdp.ulysses_sequence_parallel_size,
-        )
+        ranks = fsdp.ulysses_sequence_parallel_size
+        self.budget = Budget.of_log_probs(REFERENCE.section, spec.ref, ranks)
 
     @dispatch(Dispatch.SPLIT, phase="ref", reads=True)
     def compute_log_probs(self, batch: Rollouts, top_k: int = 0) -> LogProbs:

@@ -88,9 +88,9 @@ class RolloutWorker(Worker):
             on_oom=self._restarted,
             routing=spec.sampling.routing,
         )
-        kind: type[RolloutEngine] = (
-            SharedEngine if rank_info.world_size > 1 else load("engines", rollout.name)
-        )
+        kind: type[RolloutEngine] = SharedEngine
+        if rank_info.world_size == 1:
+            kind = load("engines", rollout.name)
         self.engine = kind.from_spec(engine_spec, None)
         self.versions = WeightVersions()
 

@@ -93,7 +93,7 @@ class _Planner(DefaultLoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Load one object of plain values and tensors. Raises UnpicklingError for other ones."""
-        trusted = io.BytesIO()  # DCP's own method would run what the file contains
+        trusted = io.BytesIO()  # DCP's method would run what the file contains
         torch.save(torch.load(value, weights_only=True), trusted)
         trusted.seek(0)
         super().load_bytes(read_item, trusted)

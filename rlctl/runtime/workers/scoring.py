@@ -43,9 +43,12 @@ def score(
 
             sequences = sequences.recorded(Routers.of(policy.hf).shape.dtype)
         outputs = policy(sequences, with_entropy=True, with_squares=with_squares)
-        squares = [outputs.sum_pi_squared] if with_squares else []
-        routing = [sequences.own_routing()] if records else []
-        return (outputs.log_probs, outputs.entropy, *squares, *routing)
+        values = [outputs.log_probs, outputs.entropy]
+        if with_squares:
+            values.append(outputs.sum_pi_squared)
+        if records:
+            values.append(sequences.own_routing())
+        return tuple(values)
 
     found = learner.infer(batch, budget, forward, num_whole=int(records))
     routing = found[-1] if records else None

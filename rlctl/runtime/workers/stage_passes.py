@@ -87,12 +87,20 @@ def _run(
         output_args=(scalar,) if stage.is_last else (hidden,),
         group=stage.group,
     )
-    schedule: Any = Schedule1F1B if learns and stage.schedule == "1f1b" else ScheduleGPipe
-    loss = (lambda output, _: output) if learns else None
+    schedule: Any = ScheduleGPipe
+    if learns and stage.schedule == "1f1b":
+        schedule = Schedule1F1B
+    loss = target = None
+    if learns:
+        loss = _output_as_loss
+        target = numbers
     run = schedule(torch_stage, len(numbers), loss_fn=loss, scale_grads=False)
-    target = numbers if learns else None
     try:
         run.step(number=numbers, target=target, return_outputs=False)
     except RuntimeError as error:
-        # torch puts the text of any error of a stage into one of its own.
+        # torch puts the text of any error of a stage into another one.
         raise error.__cause__ or error from None
+
+
+def _output_as_loss(output: Tensor, _: Tensor) -> Tensor:
+    return output

@@ -28,7 +28,8 @@ def send_weights(actor: ActorWorker, channel: WeightChannel[T]) -> list[T]:
 
     See `ActorWorker.send_weights`. Returns nothing on a rank that has nothing to send.
     """
-    spec, rank = actor.spec, actor.rank_info.rank
+    spec = actor.spec
+    rank = actor.rank_info.rank
     policy = actor.policy.hf
     if actor.engine_weights.merges or spec.fsdp.tensor_model_parallel_size > 1:
         merged = actor.engine_weights.parameters(channel.selection)
