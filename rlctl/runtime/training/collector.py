@@ -4,7 +4,7 @@ A group whose responses all have the same score gives a group estimator no gradi
 `algorithm.filter_groups`, dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) drops such groups
 and generates further batches until `train_batch_size` groups with different scores remain. Surplus
 groups are not trained on: their prompts come first in the next step, which generates new responses
-with its own policy.
+with its policy.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Collector:
         reward: RuleReward | None = None,
     ) -> Self:
         """Build a collector that filters groups if enabled and if the algorithm needs groups."""
-        groups, size = config.algorithm.filter_groups, config.data.gen_batch_size
+        groups = config.algorithm.filter_groups
+        size = config.data.gen_batch_size
         filters = groups if groups.enable and Needs.GROUPS in algorithm.needs else None
         drops = config.reward.failed == "drop"
         return cls(loader, algorithm, filters, size, drop_failed=drops, reward=reward)
@@ -69,7 +70,8 @@ class Collector:
 
         Raises `RlctlError` if `max_num_gen_batches` batches do not give enough groups.
         """
-        size, drawn_size = self.loader.batch_size, self._drawn_size
+        size = self.loader.batch_size
+        drawn_size = self._drawn_size
         if self.filter is None:
             drawn = self.loader.draw((step - 1) * size, size)
             self.position = step * size
@@ -85,7 +87,7 @@ class Collector:
             drawn = self._next_indices(indices)
             prompts = self.loader.at(drawn)
             seen.append(prompts)
-            first = len(all_scores) * drawn_size  # each group of a step has its own random stream
+            first = len(all_scores) * drawn_size  # each group of a step has another random stream
             scored = self._responses(replace(prompts, group=prompts.group + first), roles, step)
             played.append(scored)
             scored = _usable(scored, self.drop_failed)
@@ -157,14 +159,18 @@ class Collector:
         """Return the surplus and fresh prompts, if possible none of those `kept` in this step."""
         fresh = max(0, self._drawn_size - len(self.waiting))
         avoid = {*self.waiting, *kept}
-        indices = [*self.waiting, *(self.loader.draw(self.position, fresh, avoid) if fresh else ())]
-        self.position, self.waiting = self.position + fresh, []
+        indices = self.waiting
+        if fresh:
+            indices = [*indices, *self.loader.draw(self.position, fresh, avoid)]
+        self.position += fresh
+        self.waiting = []
         return indices
 
     def _observe(self, drawn: Sequence[int], scored: Scored, first: int) -> None:
         """Pass the mean score of each group, numbered from `first`, to the sampler."""
         once = first_rows(scored.episode_of_row)
-        group, scores = scored.group[once] - first, scored.scores[once].double()
+        group = scored.group[once] - first
+        scores = scored.scores[once].double()
         totals = scores.new_zeros(len(drawn)).index_add(0, group, scores)
         counts = torch.bincount(group, minlength=len(drawn))
         found = counts.nonzero().flatten().tolist()
@@ -206,7 +212,8 @@ class Collector:
 
     def _too_few(self, num_groups: int, step: int, played: Sequence[Scored]) -> RlctlError:
         assert self.filter is not None
-        size, most = self._drawn_size, self.filter.max_num_gen_batches
+        size = self._drawn_size
+        most = self.filter.max_num_gen_batches
         failed = torch.cat([scored.failed for scored in played])
         few = f"step {step}: {most} batches of {size} prompts gave only {num_groups} groups"
         if failed.any():
@@ -227,8 +234,9 @@ class Collector:
     def _first_error(self, played: Sequence[Scored] = ()) -> str:
         """Return the end of a message: the first error of a reward or of an episode."""
         errors = [episode.error for scored in played for episode in scored.episodes]
-        known = [self.reward.first_error if self.reward else None, *errors]
-        first = next(filter(None, known), None)
+        if self.reward is not None:
+            errors = [self.reward.first_error, *errors]
+        first = next(filter(None, errors), None)
         return f"; the first error: {first}" if first else "; the log has the first error"
 
 
@@ -282,7 +290,8 @@ def agent_metrics(rollouts: Rollouts) -> dict[str, float]:
     once = first_rows(rollouts.episode_of_row).nonzero().flatten()
     episodes = [rollouts.episodes[i] for i in once.tolist()]
     outcomes = Counter(episode.outcome for episode in episodes)
-    written, total = float(rollouts.response_mask.values.sum()), len(rollouts.response_ids.values)
+    written = float(rollouts.response_mask.values.sum())
+    total = len(rollouts.response_ids.values)
     metrics = to_floats(
         spread("agent/turns", torch.tensor([episode.num_turns for episode in episodes]))
     )
@@ -297,12 +306,12 @@ def agent_metrics(rollouts: Rollouts) -> dict[str, float]:
     metrics |= {f"agent/refused_calls/{kind}": float(refused[kind]) for kind in sorted(refused)}
     run = [use for use in uses if use.error not in REFUSED]
     for tool in sorted({use.tool for use in run}):
-        own = [use for use in run if use.tool == tool]
-        errors = Counter(use.error for use in own)
+        calls = [use for use in run if use.tool == tool]
+        errors = Counter(use.error for use in calls)
         metrics |= {
-            f"tool/{tool}/calls": float(len(own)),
-            f"tool/{tool}/errors": float(len(own) - errors[None]),
+            f"tool/{tool}/calls": float(len(calls)),
+            f"tool/{tool}/errors": float(len(calls) - errors[None]),
             f"tool/{tool}/timeouts": float(errors["timeout"]),
-            f"tool/{tool}/seconds": sum(use.seconds for use in own) / len(own),
+            f"tool/{tool}/seconds": sum(use.seconds for use in calls) / len(calls),
         }
     return metrics

@@ -49,7 +49,9 @@ def refuse_drift(run: Path, differing: Sequence[Change], files: Sequence[str], f
         for change in differing
         if not change.free and (change.key in _NAMES or not force)
     ]
-    problems = [Problem(message) for message in [*drift, *([] if force else files)]]
+    if not force:
+        drift += files
+    problems = [Problem(message) for message in drift]
     if problems:
         raise ConfigError(*problems[:-1], Problem(problems[-1].message, hint=hint))
 

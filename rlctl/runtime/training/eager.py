@@ -119,7 +119,8 @@ class Eager(RolloutSource):
 
     def take(self, step: int) -> tuple[Scored, dict[str, float]]:
         """Return the rollouts that `step` learns from; wait for the next ones in a thread."""
-        began, now = time.perf_counter(), self.ahead
+        began = time.perf_counter()
+        now = self.ahead
         if now is None:
             with self.collection.clock.phase("wait_rollouts"):
                 now = (self._next or result_of(partial(self._collect, step))).result()
@@ -142,11 +143,15 @@ class Eager(RolloutSource):
         except KeyboardInterrupt:
             if not INTERRUPTS.raised:
                 raise
-        before, now = self._end, time.perf_counter()
-        busy_before, self._busy_s = self._busy_s, self.stream.busy_s
-        total, busy = max(now - before, 1e-9), self._busy_s - busy_before
+        before = self._end
+        now = time.perf_counter()
+        busy_before = self._busy_s
+        self._busy_s = self.stream.busy_s
+        total = max(now - before, 1e-9)
+        busy = self._busy_s - busy_before
         self._end = now
-        scoring_s, self._scoring_s = self._scoring_s, 0.0
+        scoring_s = self._scoring_s
+        self._scoring_s = 0.0
         self.seconds = {"gen": busy, "reward": scoring_s}
         return published_gb(published) | {
             "async/trainer_idle": self._waited / total,
@@ -156,7 +161,8 @@ class Eager(RolloutSource):
     def state(self) -> SourceState:
         """Return the state; the stream has the groups of no step that are not in `ahead`."""
         with self._settled:
-            position, learned = self.collector.position, self._learned
+            position = self.collector.position
+            learned = self._learned
             stream = partial(self._stream, list(self._groups), position, learned, dict(self._steps))
             loader = self._scored.loader | {"position": position}
             return replace(self._scored, ahead=self.ahead, loader=loader, stream=stream)
@@ -264,7 +270,9 @@ class Eager(RolloutSource):
         chosen = done[: self.size]
         if len(chosen) < self.size:
             return None
-        taken, num_left, has_open = set(chosen), 0, False
+        taken = set(chosen)
+        num_left = 0
+        has_open = False
         for version, same in groupby(groups, key=lambda group: group.record.version):
             if version >= chosen[-1].record.version:
                 break

@@ -47,7 +47,7 @@ class Listener:
         return roles
 
     def on_checkpoint(self) -> None:
-        """Handle a complete checkpoint; called in a thread of its own."""
+        """Handle a complete checkpoint; called in a separate thread."""
 
     def close(self) -> None:
         """Handle the end of the run, whose record is closed."""

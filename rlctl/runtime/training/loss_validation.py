@@ -19,11 +19,14 @@ class LossValidator:
 
     def run(self, roles: Roles) -> Validation:
         """Run one pass: `val/loss`, without samples."""
-        size, total, count = self.batch_size or len(self.prompts), 0.0, 0.0
+        size = self.batch_size or len(self.prompts)
+        total = 0.0
+        count = 0.0
         for start in range(0, len(self.prompts), size):
             stop = min(start + size, len(self.prompts))
             batch = to_scored(self.prompts.batch(range(start, stop)))
             log_probs = roles.actor.compute_log_probs(batch).log_probs.values.double()
             mask = batch.response_mask.values.double()
-            total, count = total - float((log_probs * mask).sum()), count + float(mask.sum())
+            total = total - float((log_probs * mask).sum())
+            count = count + float(mask.sum())
         return Validation({"val/loss": total / count}, [])

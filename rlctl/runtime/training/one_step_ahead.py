@@ -43,8 +43,8 @@ _BESIDE = {"update_weights": "sync_weights"}  # phases with another name beside 
 class OneStepAhead(RolloutSource):
     """Rollouts that are collected while the step before theirs learns.
 
-    With `in_thread` a thread collects: the engines have a pool of their own. If all of them are
-    lost, the rollouts are collected in their own step.
+    With `in_thread` a thread collects: the engines have a separate pool. If all of them are lost,
+    the rollouts are collected in the step that learns from them.
     """
 
     def __init__(self, collection: CollectionSetup, *, in_thread: bool) -> None:
@@ -64,13 +64,16 @@ class OneStepAhead(RolloutSource):
 
     def take(self, step: int) -> tuple[Scored, dict[str, float]]:
         """Return the rollouts that `step` learns from; begin to collect for the next step."""
-        self._began, self.seconds = time.perf_counter(), {}
+        self._began = time.perf_counter()
+        self.seconds = {}
         now = self.ahead
         if now is None:
             with self.collection.clock.phase("wait_rollouts"):
                 now = self._collect(step, weights=step - 1)
         assert now.step == step, f"rollouts of step {now.step} in step {step}"
-        self.ahead, self._used, self.seconds = None, sum(self.seconds.values()), {}
+        self.ahead = None
+        self._used = sum(self.seconds.values())
+        self.seconds = {}
         self._waited = time.perf_counter() - self._began
         self._before = state_of(self.collection.collector, self.collection.roles, None)
         if step < self.collection.last:
@@ -125,7 +128,7 @@ class OneStepAhead(RolloutSource):
             self.clock.take()
             raise
         seconds = self.clock.take()
-        # The trainer's own part of a weight sync is timed as `update_weights`, in its step.
+        # The trainer's part of a weight sync is timed as `update_weights`, in its step.
         self.seconds = {_BESIDE.get(phase, phase): value for phase, value in seconds.items()}
         return Collected(step, weights, scored, metrics)
 
@@ -136,7 +139,7 @@ def published_gb(published: Published) -> dict[str, float]:
 
 
 def result_of(call: Callable[[], T], in_thread: bool = True) -> Future[T]:
-    """Return the future result of `call`, which runs in a thread of its own, or at once."""
+    """Return the future result of `call`, which runs in a separate thread, or at once."""
     result: Future[T] = Future()
 
     def run() -> None:

@@ -38,7 +38,8 @@ class StepProfiler:
             return
         from rlctl.runtime.workers.trace import TraceSpec
 
-        config, ranks = self.config, self.config.ranks
+        config = self.config
+        ranks = self.config.ranks
         spec = TraceSpec(config.with_stack, config.with_memory, config.record_shapes)
         for pool in self.pools.values():
             pool.start_trace(spec, ranks)

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from rlctl.tracking.tracker import Sample
 
-_NUM_DRAWS, _DRAW_SEED = 1000, 42  # of the bootstrap, as in verl
+# Of the bootstrap, as in verl.
+_NUM_DRAWS = 1000
+_DRAW_SEED = 42
 
 
 def repeated_metrics(name: str, groups: list[list[Sample]], values: Tensor) -> dict[str, float]:

@@ -125,7 +125,7 @@ class RolloutSource(Protocol):
 
 
 class InStep(RolloutSource):
-    """Rollouts that are collected in their own step, under its weights.
+    """Rollouts that are collected in the step that learns from them, under its weights.
 
     A run that was one step ahead may have left some in its checkpoint.
     """
@@ -138,7 +138,8 @@ class InStep(RolloutSource):
         self.quiet = nullcontext()
 
     def take(self, step: int) -> tuple[Scored, dict[str, float]]:
-        left, self.ahead = self.ahead, None
+        left = self.ahead
+        self.ahead = None
         if left is None:
             return self.collector.collect(self.roles, step)
         from rlctl.runtime.training.one_step_ahead import with_staleness

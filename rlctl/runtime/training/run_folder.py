@@ -65,13 +65,14 @@ def open_run(
         trainer.run_dir_access,
     ) as run:
         _place_parts(run, trainer)
-        _write_config(run, recipe, config, start.parent if start is not None else None, inputs)
+        parent = None if start is None else start.parent
+        _write_config(run, recipe, config, parent, inputs)
         _keep_evidence(run, recipe)
     return run
 
 
 def _keep_evidence(run: RunDir, recipe: Recipe) -> None:
-    """Record the packages; if the run uses the user's own code, let plug-ins copy it."""
+    """Record the packages; if the run uses code of the user, let plug-ins copy it."""
     write_text(run.path / "env.txt", installed_packages())
     has_changes = run.record.git is not None and run.record.git["diff_sha256"] is not None
     has_agents = recipe.config.actor_rollout_ref.rollout.multi_turn.enable
@@ -90,7 +91,7 @@ def _name_copy(run: RunDir) -> None:
     """Give the copy of a run that is still elsewhere its name and an id, also for trackers."""
     if not is_copy(Place.of(run.record.id, run.path)):
         return
-    LOG.info("%s is a copy: trackers get it as a run of its own", run.path.name)
+    LOG.info("%s is a copy: trackers get it as a separate run", run.path.name)
     path = run.path.resolve()
     run.update(id=os.urandom(4).hex(), name=path.name, project=path.parent.name, trackers={})
 
@@ -138,7 +139,8 @@ def _write_config(
 
 def input_hashes(config: schema.Config) -> Hashes:
     """Return the hashes of the files that a run reads, by field of its record."""
-    data, hashes = config.data, dict[str, str]()
+    data = config.data
+    hashes: dict[str, str] = {}
     for files, split in ((data.train_paths, TRAIN), (data.val_files or (), VALIDATION)):
         hashes |= data_hashes(files, split) | image_hashes(files, split, data)
     return {
@@ -151,7 +153,7 @@ def input_hashes(config: schema.Config) -> Hashes:
 def image_hashes(files: Sequence[str], split: str, data: schema.Data) -> dict[str, str]:
     """Return one SHA-256 of all images that the rows of a file name by path, of files with any.
 
-    Raises ConfigError for an image that cannot be read. Those in a file are part of its own hash.
+    Raises ConfigError for an image that cannot be read. Those in a file are part of its hash.
     """
     hashes = {}
     for name, path in named_files(files, split):
@@ -189,7 +191,8 @@ def _rewind(run: RunDir, start: ResumePoint, validated_first: bool) -> None:
     if start.checkpoint is None:
         rewound = rewind(run, None)
     else:
-        parent, spare = run.record.parent, start.checkpoint / ROWS
+        parent = run.record.parent
+        spare = start.checkpoint / ROWS
         first = int(not validated_first) if parent is None else parent["step"] + 1
         rows = spare.read_bytes() if spare.is_file() else b""
         rewound = rewind(run, start.step, Reported(first, start.resume_step, rows))

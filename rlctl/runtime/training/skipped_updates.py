@@ -29,7 +29,10 @@ from rlctl.runtime.checkpoint.stored_rollouts import write_rollouts
 from rlctl.runtime.roles import Roles
 from rlctl.runtime.workers.broken_update import MOST, BrokenUpdate
 
-BUNDLES, FACTS, ROWS, WEIGHTS = "broken_updates", "facts.json", "rows", "weights.safetensors"
+BUNDLES = "broken_updates"
+FACTS = "facts.json"
+ROWS = "rows"
+WEIGHTS = "weights.safetensors"
 LOG = logging.getLogger(__name__)
 
 
@@ -126,4 +129,6 @@ def _fill(folder: Path, update: BrokenUpdate, facts: dict[str, int | str]) -> No
 
 def _line(update: BrokenUpdate) -> str:
     first = update.facts["first"]
-    return "the norm of the gradient" if first is None else "{where}: {name}".format_map(first)
+    if first is None:
+        return "the norm of the gradient"
+    return f"{first['where']}: {first['name']}"

@@ -149,7 +149,9 @@ class Stopping:
             return KeyboardInterrupt()
         if self._number == signal.SIGALRM:
             return TimeUp()
-        return Terminated(signal.SIGHUP if self._number == signal.SIGHUP else signal.SIGTERM)
+        if self._number == signal.SIGHUP:
+            return Terminated(signal.SIGHUP)
+        return Terminated(signal.SIGTERM)
 
     def __enter__(self) -> Self:
         INTERRUPTS.reset()
@@ -174,9 +176,9 @@ class Stopping:
         if self._before:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, before in self._before.items():
-            signal.signal(
-                number, (lambda *_: None) if self.asked and number != signal.SIGALRM else before
-            )
+            if self.asked and number != signal.SIGALRM:
+                before = _ignore
+            signal.signal(number, before)
         if self.asked and isinstance(error, Exception):
             raise self.error() from error
 
@@ -201,7 +203,8 @@ class Stopping:
                 return
 
     def _ask(self, number: int, why: str) -> None:
-        self._number, self._since = number, time.monotonic()
+        self._since = time.monotonic()
+        self._number = number
         self.log(
             f"{why}: finishing the step and saving, or giving it up and saving the one before if "
             "it has changed no weights yet; a second signal interrupts at once"
@@ -228,10 +231,16 @@ class Stopping:
         elif INTERRUPTS.is_open:
             self._is_forced = True
             self.log(f"interrupted: the step did not end within {self.deadline_s:g} s")
-            raise Terminated(signal.SIGTERM) if self._number == signal.SIGALRM else self.error()
+            if self._number == signal.SIGALRM:
+                raise Terminated(signal.SIGTERM)
+            raise self.error()
         else:
             self.log("still finishing the step or saving; a second signal interrupts at once")
             INTERRUPTS.expire()
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Handle a signal by doing nothing."""
 
 
 class Watchdog:
@@ -239,9 +248,9 @@ class Watchdog:
 
     When a phase exceeds `limit_s`, it writes the stacks of all threads to the file `stacks`, calls
     `on_expiry` with the error, and kills the process and its children with exit code 1, because no
-    exception can interrupt a hung thread. Calls to other processes have earlier deadlines of their
-    own, which end the run with an exception. After a breakpoint in this process, or in one whose
-    log is in the folder of `stacks`, phases have no limit.
+    exception can interrupt a hung thread. Calls to other processes have earlier deadlines, which
+    end the run with an exception. After a breakpoint in this process, or in one whose log is in the
+    folder of `stacks`, phases have no limit.
     """
 
     def __init__(
@@ -250,14 +259,16 @@ class Watchdog:
         self.limit_s = limit_s
         self.stacks = stacks
         self.on_expiry = on_expiry
-        self._phase, self._since = "starting", time.monotonic()
+        self._phase = "starting"
+        self._since = time.monotonic()
         self._over = threading.Event()
         self._paused = threading.Event()
         self._breakpoints = on_breakpoint(self._paused.set)
 
     def begin(self, phase: str) -> None:
         """Start a phase and reset its timer."""
-        self._phase, self._since = phase, time.monotonic()
+        self._since = time.monotonic()
+        self._phase = phase
 
     def __enter__(self) -> Self:
         self._breakpoints.__enter__()

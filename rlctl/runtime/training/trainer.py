@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from rlctl.errors import RlctlError
@@ -38,7 +37,7 @@ from rlctl.runtime.training.rollout_source import (
 )
 from rlctl.runtime.training.step_metrics import length_metrics, speed_metrics
 from rlctl.runtime.training.stopping import Stopping
-from rlctl.runtime.training.validation import ModelValidation, Validator, to_samples
+from rlctl.runtime.training.validation import ModelValidation, Validator, first_samples, to_samples
 from rlctl.runtime.workers.interrupts import INTERRUPTS
 from rlctl.runtime.workers.rng import rng_state
 from rlctl.tracking.clock import Clock
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MAX_KEPT = 16  # rows of a prompt on average
 NO_CHECKPOINTS = (
     "no checkpoints are written, so a kill or crash loses every step: trainer.save_every=30m saves "
     "by the clock, trainer.save_freq=N every N steps"
@@ -69,14 +67,14 @@ class RunContext:
     max_staleness: int  # steps that rollouts are ahead of learning
     stream: Stream | None  # of `async_training.schedule=eager`
     sampling_seed: int
-    engines_apart: bool  # the rollout engines have a pool of their own
+    engines_apart: bool  # the rollout engines have a separate pool
     validator: Validator | ModelValidation | None
     tokenizer: PreTrainedTokenizerBase
     trackers: Trackers
     run: RunDir
     num_steps: int
     num_devices: int  # of all pools
-    num_ranks: int  # of the trained role, with rows of their own
+    num_ranks: int  # of the trained role, with different rows
     measure: Callable[[Scored], Metrics]  # lengths and rewards
     on_phase: Callable[[str], None]  # called when a phase begins
     profiler: StepProfiler
@@ -131,32 +129,21 @@ class Trainer:
             self.source = self._source()
 
     def _source(self) -> RolloutSource:
-        """Return the source of rollouts, one step ahead if that is configured."""
-        context, state = self.context, self.state
+        """Return the source of rollouts, ahead of learning if that is configured."""
+        context = self.context
         if not context.max_staleness:
-            return InStep(context.collector, self.roles, state.ahead)
+            return InStep(context.collector, self.roles, self.state.ahead)
+        from rlctl.runtime.training.source_ahead import source_ahead
+
         # The last step's checkpoint has the rollouts of the next one, in case the run is extended.
         last = context.num_steps + self.config.saves
         if context.stream is not None and self.config.val_only:
             last = 0
         publish = self.roles.generator.publish_weights
         collection = CollectionSetup(
-            context.collector, context.roles, publish, self.clock, last, state.ahead
+            context.collector, context.roles, publish, self.clock, last, self.state.ahead
         )
-        if context.stream is None:
-            from rlctl.runtime.training.one_step_ahead import OneStepAhead
-
-            return OneStepAhead(collection, in_thread=context.engines_apart)
-        from rlctl.runtime.training.eager import Eager
-
-        return Eager(
-            collection,
-            context.stream,
-            seed=context.sampling_seed,
-            max_staleness=context.max_staleness,
-            step=state.step,
-            state=state.stream,
-        )
+        return source_ahead(context, self.state, collection)
 
     def run(self) -> None:
         """Validate, then train step by step; validate, save and report as configured.
@@ -186,7 +173,8 @@ class Trainer:
             raise
 
     def _run(self) -> None:
-        done, metrics = self.state.step, dict[str, float]()
+        done = self.state.step
+        metrics: dict[str, float] = {}
         if not (self.config.saves or self.config.val_only):
             logger.info(NO_CHECKPOINTS)
         if self.state.pending is not None:
@@ -196,9 +184,9 @@ class Trainer:
             self.context.trackers.log(done, metrics)
         if self.stopping.asked:
             raise self.stopping.error()
-        if self._ends(done, metrics):
+        if self._ends(done, metrics) or self.config.val_only:
             return
-        for step in range(done + 1, 0 if self.config.val_only else self.context.num_steps + 1):
+        for step in range(done + 1, self.context.num_steps + 1):
             self.stopping.watches = step < self.context.num_steps
             metrics = self._train(step)
             self._complete(step, metrics, self._due(self.config.test_freq, step))
@@ -242,7 +230,7 @@ class Trainer:
         begin = time.perf_counter()
         self.clock.take()
         try:
-            # "adv" is the controller's own work, between the calls of roles
+            # "adv" is the work of the controller, between the calls of roles
             profiled = self.context.profiler.step(step)
             with profiled, self.clock.phase("adv"), INTERRUPTS.window():
                 scored, filter_metrics = self.source.take(step)
@@ -305,7 +293,8 @@ class Trainer:
         """
         for member in self.roles.learning().values():
             member.mark_step()
-        record, source = self.context.run.record, self.source.state()
+        record = self.context.run.record
+        source = self.source.state()
         state = ControllerState(
             step=step,
             run=record.id,
@@ -359,9 +348,7 @@ class Trainer:
         number = self.config.log_train_generations
         if not number or Needs.GROUPS not in self.context.algorithm.needs:
             return
-        first = scored.group.unique_consecutive()[:number]
-        rows = torch.isin(scored.group, first).nonzero().flatten()[: number * _MAX_KEPT]
-        samples = to_samples(scored.select(rows), self.context.tokenizer)
+        samples = first_samples(scored, number, self.context.tokenizer)
         self.context.trackers.trained_on(step, samples)
 
     def _dump(self, step: int, scored: Scored) -> dict[str, float]:
@@ -375,12 +362,14 @@ class Trainer:
     def _stop_on_skipped_updates(self, step: int, metrics: dict[str, float]) -> None:
         """Record updates that workers skipped, as their gradients were not finite."""
         skipped = sum(value for name, value in metrics.items() if name.endswith("/skipped_updates"))
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
-        if skipped:
-            from rlctl.runtime.training.skipped_updates import record
+        if not skipped:
+            self.skipped_in_a_row = 0
+            return
+        from rlctl.runtime.training.skipped_updates import record
 
-            most = self.config.max_skipped_updates
-            record(self.context.run, step, self.roles, self.skipped_in_a_row, most)
+        self.skipped_in_a_row += 1
+        most = self.config.max_skipped_updates
+        record(self.context.run, step, self.roles, self.skipped_in_a_row, most)
 
     def _check_failures(self, scored: Scored, step: int) -> dict[str, float]:
         """Return metrics of failed rewards. Raises RlctlError after too many steps without any."""

@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from math import isnan
 from statistics import fmean
 from typing import Protocol
@@ -24,6 +25,7 @@ from rlctl.runtime.rewards.role import RULE
 from rlctl.runtime.roles import RewardModel, Roles
 from rlctl.tracking.tracker import Sample
 
+_MAX_KEPT = 16  # rows of a prompt on average
 _REPEATED = re.compile(r"(<[^<>\s]+>)( ?\1)+")  # tokens of an image in a prompt
 
 
@@ -75,7 +77,8 @@ class Validator:
 
 def by_digest(batches: Iterable[Rollouts]) -> dict[str, bytes]:
     """Return the images of batches by their SHA-256."""
-    distinct = dict.fromkeys(image for batch in batches for own in batch.images for image in own)
+    rows = (images for batch in batches for images in batch.images)
+    distinct = dict.fromkeys(chain.from_iterable(rows))
     if not distinct:
         return {}
     from rlctl.data_prep.images import digest_of
@@ -92,10 +95,10 @@ def prompts_of(
     if any(rows.images):
         from rlctl.data_prep.images import digest_of
 
-        images = [tuple(map(digest_of, own)) for own in rows.images]
+        images = [tuple(map(digest_of, files)) for files in rows.images]
     return [
-        (_REPEATED.sub(PLACEHOLDER, text) if own else text, own)
-        for text, own in zip(texts, images, strict=True)
+        (_REPEATED.sub(PLACEHOLDER, text) if digests else text, digests)
+        for text, digests in zip(texts, images, strict=True)
     ]
 
 
@@ -136,6 +139,15 @@ def to_samples(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[Sampl
     ]
 
 
+def first_samples(
+    scored: Scored, num_prompts: int, tokenizer: PreTrainedTokenizerBase
+) -> list[Sample]:
+    """Decode the responses to the first prompts of a batch: see `to_samples`."""
+    first = scored.group.unique_consecutive()[:num_prompts]
+    rows = torch.isin(scored.group, first).nonzero().flatten()[: num_prompts * _MAX_KEPT]
+    return to_samples(scored.select(rows), tokenizer)
+
+
 def validation_metrics(samples: list[Sample], num_responses: int) -> dict[str, float]:
     """Return `val-core/<data_source>/<acc|reward>/*` and `val-aux/*`: mean@N; `repeated_metrics`.
 
@@ -170,13 +182,21 @@ def validation_metrics(samples: list[Sample], num_responses: int) -> dict[str, f
     return metrics
 
 
+def _score(sample: Sample) -> float:
+    return sample.score
+
+
+def _rule_score(sample: Sample) -> float:
+    return float(sample.components[RULE])
+
+
 def _measure(groups: list[list[Sample]]) -> tuple[str, Callable[[Sample], float]]:
     """Return the name of the metric, acc or reward, and the function that reads it."""
     samples = [sample for group in groups for sample in group]
     if any("acc" in sample.components for sample in samples):
         return "acc", lambda sample: float(sample.components.get("acc", sample.right))
-    scored = all(RULE in sample.components for sample in samples)
-    value: Callable[[Sample], float] = (
-        (lambda sample: float(sample.components[RULE])) if scored else (lambda sample: sample.score)
-    )
-    return "acc" if all(value(sample) in (0.0, 1.0) for sample in samples) else "reward", value
+    value = _score
+    if all(RULE in sample.components for sample in samples):
+        value = _rule_score
+    is_binary = all(value(sample) in (0.0, 1.0) for sample in samples)
+    return "acc" if is_binary else "reward", value
