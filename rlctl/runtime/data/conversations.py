@@ -150,7 +150,8 @@ class Conversations:
         start = min(start, len(ids) - 1)
         cut = max(0, len(ids) - self.max_length) if self.max_length is not None else 0
         end = self._end_of_images(ids)
-        start, kept = max(1, end, start - cut), ids[:end] + ids[end + cut :]
+        start = max(1, end, start - cut)
+        kept = ids[:end] + ids[end + cut :]
         return kept[:start], kept[start:]
 
 
@@ -183,8 +184,8 @@ class Pairs:
         """Return both conversations of each of B rows, the chosen one first: 2·B rows."""
         images = prompts.images or [()] * len(prompts)
         ids = [
-            self.conversations.encode(with_response(row.prompt, text), own)
-            for row, own in zip(prompts.rows, images, strict=True)
+            self.conversations.encode(with_response(row.prompt, text), row_images)
+            for row, row_images in zip(prompts.rows, images, strict=True)
             for text in pair_texts(row, self.data)
         ]
         return self.conversations.to_rollouts(prompts.repeat(2), ids)

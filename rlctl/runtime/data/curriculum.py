@@ -66,7 +66,9 @@ class DifficultyPool(StatefulSampler):
     Params = CurriculumParams
 
     def __init__(self, num_prompts: int, seed: int, params: CurriculumParams) -> None:
-        self.params, self.seed, self.num_draws = params, seed, 0
+        self.params = params
+        self.seed = seed
+        self.num_draws = 0
         self.mean = np.full(num_prompts, np.nan)  # (N,) between 0 and 1; nan: not scored yet
         self.drawn = np.zeros(num_prompts, dtype=np.int64)  # (N,)
 
@@ -75,7 +77,8 @@ class DifficultyPool(StatefulSampler):
         self.num_draws += 1
         order = np.lexsort((rng.random(len(self.mean)), self.drawn))
         inside = self._in_pool()[order]
-        first, rest = order[inside], order[~inside]
+        first = order[inside]
+        rest = order[~inside]
         num_outside = min(len(rest), round(self.params.explore * count))
         split = max(0, count - num_outside)
         preferred = [*first[:split], *rest[:num_outside], *first[split:], *rest[num_outside:]]
@@ -87,8 +90,11 @@ class DifficultyPool(StatefulSampler):
         found = self.params.share_right(scores)
         for prompt, share in zip(prompts, found.tolist(), strict=True):
             before = self.mean[prompt]
-            decay = 0.0 if np.isnan(before) else self.params.decay
-            self.mean[prompt] = share if decay == 0 else decay * before + (1 - decay) * share
+            decay = self.params.decay
+            if np.isnan(before) or decay == 0:
+                self.mean[prompt] = share
+            else:
+                self.mean[prompt] = decay * before + (1 - decay) * share
 
     def metrics(self) -> dict[str, float]:
         return {"curriculum/pool_share": float(self._in_pool().mean())} | histogram(self.mean)
@@ -101,13 +107,15 @@ class DifficultyPool(StatefulSampler):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.num_draws = state["num_draws"]
-        self.mean[:], self.drawn[:] = np.nan, 0
+        self.mean[:] = np.nan
+        self.drawn[:] = 0
         self.mean[state["prompts"]] = np.array(state["mean"], dtype=np.float64)
         self.drawn[state["prompts"]] = state["drawn"]
 
     def _in_pool(self) -> Any:
         """Return a mask (N,)."""
-        low, high = self.params.low, self.params.high
+        low = self.params.low
+        high = self.params.high
         return np.isnan(self.mean) | ((self.mean >= low) & (self.mean <= high))
 
 
@@ -132,7 +140,9 @@ class ThompsonSampler(StatefulSampler):
     Params = ThompsonParams
 
     def __init__(self, num_prompts: int, seed: int, params: ThompsonParams) -> None:
-        self.params, self.seed, self.num_draws = params, seed, 0
+        self.params = params
+        self.seed = seed
+        self.num_draws = 0
         self.right = np.zeros(num_prompts)  # (N,) evidence beyond the prior
         self.wrong = np.zeros(num_prompts)  # (N,)
 
@@ -144,7 +154,8 @@ class ThompsonSampler(StatefulSampler):
         return first_of(order.tolist(), count, avoid)
 
     def observe(self, prompts: Sequence[int], scores: Sequence[float]) -> None:
-        strength, decay = self.params.strength, self.params.decay
+        strength = self.params.strength
+        decay = self.params.decay
         for prompt, share in zip(prompts, self.params.share_right(scores).tolist(), strict=True):
             self.right[prompt] = decay * self.right[prompt] + strength * share
             self.wrong[prompt] = decay * self.wrong[prompt] + strength * (1 - share)
@@ -156,7 +167,8 @@ class ThompsonSampler(StatefulSampler):
 
     def state_dict(self) -> dict[str, Any]:
         seen = np.flatnonzero(self.right + self.wrong > 0).tolist()
-        right, wrong = self.right[seen].tolist(), self.wrong[seen].tolist()
+        right = self.right[seen].tolist()
+        wrong = self.wrong[seen].tolist()
         return {"num_draws": self.num_draws, "prompts": seen, "right": right, "wrong": wrong}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -132,24 +132,27 @@ def expanded(text: str, messages: Sequence[Mapping[str, Any]], images: ImageProm
 
     Raises ConfigError if they have any and `images` is None.
     """
-    own = images_in(messages)
-    if own and images is None:
+    in_messages = images_in(messages)
+    if in_messages and images is None:
         raise ConfigError(
             "a message has images, and the model or the engine reads text alone",
             hint="docs/images.md names what reads images",
         )
-    return text if images is None or not own else images.expand(text, own)
+    if images is None or not in_messages:
+        return text
+    return images.expand(text, in_messages)
 
 
 def _build(model: schema.Model, images: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return the processor of text and images of `model`, without one for videos."""
-    source, trust = source_of(model.path), model.trust_remote_code
+    source = source_of(model.path)
+    trust = model.trust_remote_code
     kind = processor_class(AutoConfig.from_pretrained(source, trust_remote_code=trust))
     settings, _ = kind.get_processor_dict(source)
-    parts = dict.fromkeys(kind.get_attributes())  # None: transformers' own needs torchvision
-    own = {name: value for name, value in settings.items() if name == "image_seq_length"}
+    parts = dict.fromkeys(kind.get_attributes())  # None: that of transformers needs torchvision
+    parts |= {name: value for name, value in settings.items() if name == "image_seq_length"}
     without_videos = type(kind.__name__, (kind,), {"check_argument_for_proper_class": _accept})
-    return without_videos(**parts | own | {"image_processor": images, "tokenizer": tokenizer})
+    return without_videos(**parts | {"image_processor": images, "tokenizer": tokenizer})
 
 
 def _accept(*_: Any) -> None:

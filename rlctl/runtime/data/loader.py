@@ -69,7 +69,8 @@ class PromptSet:
 
         Raises ConfigError as `load`, and for rows without the `fields` that the algorithm reads.
         """
-        paths, weights = data.train_paths, data.train_weights
+        paths = data.train_paths
+        weights = data.train_weights
         if weights is None:
             tables = _tables(paths, data, data.train_max_samples, TRAIN, tokenizer)
             return cls._of(tables, data, tokenizer, model, _Rules(fields, data.skip_invalid))
@@ -127,7 +128,8 @@ class PromptSet:
         rules: _Rules,
     ) -> PromptSet:
         """Build the prompts of the rows in `tables`: see `load` and `load_train`."""
-        kwargs, limit = data.apply_chat_template_kwargs, data.max_prompt_length
+        kwargs = data.apply_chat_template_kwargs
+        limit = data.max_prompt_length
         rows = Rows.concat(tables)
         with_images = rows.with_images()
         images: ImagePrompts | None = None
@@ -275,7 +277,8 @@ class PromptLoader:
     @classmethod
     def from_config(cls, prompts: PromptSet, data: schema.Data) -> PromptLoader:
         """Build the loader with the sampler of the configuration."""
-        sampling, seed = Sampling.from_config(data), data.seed
+        sampling = Sampling.from_config(data)
+        seed = data.seed
         stateful: StatefulSampler | None = None
         if sampling.stateful is not None and prompts.parts:
             from rlctl.runtime.data.mixing import MixedSampler
@@ -308,7 +311,8 @@ class PromptLoader:
         """
         if self.stateful is not None:
             drawn = self.stateful.draw(count, avoid)
-            allowed, right_type = range(len(self.prompts)), isinstance(drawn, Sequence)
+            allowed = range(len(self.prompts))
+            right_type = isinstance(drawn, Sequence)
             is_right = right_type and len(drawn) == count and all(row in allowed for row in drawn)
             expected = f"{count} numbers of prompts from 0 to {len(allowed) - 1}"
             check_result(type(self.stateful).draw, is_right, drawn, expected)

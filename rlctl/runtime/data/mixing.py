@@ -28,14 +28,16 @@ class Part:
 def mixed_order(parts: Sequence[Part], order: Order, epoch: int, seed: int) -> Tensor:
     """Return the prompts of an epoch, (N,) int64 for N prompts in all, each part by its share.
 
-    Each part is a stream of its own that continues in the next epoch: a part with a large share
+    Each part is a stream that continues in the next epoch: a part with a large share
     repeats within an epoch, one with a small share takes several. `order` is applied to each
     stream's epochs, and to the evenly interleaved streams.
     """
     length = parts[-1].stop
-    indices, places = [], []
+    indices = []
+    places = []
     for part, quota in zip(parts, quotas(parts, length), strict=True):
-        first, last = epoch * quota // len(part), ((epoch + 1) * quota - 1) // len(part)
+        first = epoch * quota // len(part)
+        last = ((epoch + 1) * quota - 1) // len(part)
         stream = torch.cat([order(len(part), n, seed) for n in range(first, max(first, last) + 1)])
         positions = torch.arange(epoch * quota, (epoch + 1) * quota) - first * len(part)
         indices.append(part.start + stream[positions])
@@ -55,7 +57,7 @@ def quotas(parts: Sequence[Part], length: int) -> list[int]:
 
 
 class MixedSampler(StatefulSampler):
-    """Stateful sampler over parts, each with a sampler of its own, in the ratio of their shares."""
+    """Stateful sampler over parts, each with a sampler, in the ratio of their shares."""
 
     def __init__(
         self, parts: Sequence[Part], make: Callable[[int, int], StatefulSampler], seed: int
@@ -81,8 +83,8 @@ class MixedSampler(StatefulSampler):
     def observe(self, prompts: Sequence[int], scores: Sequence[float]) -> None:
         pairs = list(zip(prompts, scores, strict=True))
         for part, sampler in zip(self.parts, self.samplers, strict=True):
-            own = [(p - part.start, s) for p, s in pairs if part.start <= p < part.stop]
-            sampler.observe([prompt for prompt, _ in own], [score for _, score in own])
+            inside = [(p - part.start, s) for p, s in pairs if part.start <= p < part.stop]
+            sampler.observe([prompt for prompt, _ in inside], [score for _, score in inside])
 
     def metrics(self) -> dict[str, float]:
         """Return the means of the parts' metrics, weighted by their numbers of prompts."""
@@ -107,8 +109,8 @@ class MixedSampler(StatefulSampler):
         part: Part, sampler: StatefulSampler, count: int, avoid: Collection[int]
     ) -> list[int]:
         """Return indices within the part; a part smaller than `count` repeats prompts."""
-        own = {row - part.start for row in avoid}
+        avoided = {row - part.start for row in avoid}
         found: list[int] = []
         while len(found) < count:
-            found += sampler.draw(min(count - len(found), len(part)), own | set(found))
+            found += sampler.draw(min(count - len(found), len(part)), avoided | set(found))
         return found

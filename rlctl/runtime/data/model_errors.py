@@ -62,7 +62,7 @@ def template_error(
 
 
 def check_own_code(error: Exception, path: str, section: str = "actor_rollout_ref.model") -> None:
-    """Raise ConfigError if `error` says that the model at `path` needs code of its own folder."""
+    """Raise ConfigError if `error` says that the model at `path` needs code of its folder."""
     if "trust_remote_code=True" in str(error):
         key = f"{section}.trust_remote_code"
         raise ConfigError(

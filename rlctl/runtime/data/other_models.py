@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,11 @@ def refuse_other_models(file: Path) -> None:
 
 def _named(value: Any) -> str | None:
     """Return the first name of a backbone that is an address, a path or a name on the hub."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    parts: Iterable[Any] = ()
+    if isinstance(value, list):
+        parts = value
     if isinstance(value, dict):
+        parts = value.values()
         for key in KEYS:
             name = value.get(key)
             if isinstance(name, str) and ("/" in name or ":" in name):

@@ -51,7 +51,8 @@ def prompt_lengths(
     target = _cache_file(rows, tokenizer, kwargs, images)
     if target is not None and target.exists():
         content = target.read_bytes()
-        digest, values = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        digest = content[:_DIGEST_BYTES]
+        values = content[_DIGEST_BYTES:]
         if digest == hashlib.sha256(values).digest():
             return np.frombuffer(values, np.int32)
         LOG.warning("the cached lengths %s are damaged: counting tokens again", target)
@@ -96,7 +97,7 @@ def _cache_file(
 
 
 def _plain_backend(tokenizer: PreTrainedTokenizerBase) -> tokenizers.Tokenizer | None:
-    """Return the backend of a fast tokenizer; None for one with code of its own (remote code)."""
+    """Return the backend of a fast tokenizer; None for one with other code (remote code)."""
     own_code = not type(tokenizer).__module__.startswith("transformers.")
     if own_code or not isinstance(tokenizer, PreTrainedTokenizerFast):
         return None
@@ -125,7 +126,8 @@ def _count(
             return render_prompt(tokenizer, row, **kwargs)
         return images.render(row.prompt, row.images, **kwargs)
 
-    reported, prompts = time.monotonic(), rows.prompts() if images is None else iter(rows)
+    reported = time.monotonic()
+    prompts = rows.prompts() if images is None else iter(rows)
     with ThreadPoolExecutor(1, "tokenizer") as thread:
         for start in range(0, len(rows), BATCH_ROWS):
             texts = [_text(render, prompt) for prompt in islice(prompts, BATCH_ROWS)]
@@ -172,7 +174,8 @@ def _longest_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     if backend is None or not isinstance(backend.normalizer, tokenizers.normalizers.NFC | None):
         return None
     composed = 1 if backend.normalizer is None else 4  # characters that NFC makes one, at most
-    model, added = backend.model, tokenizer.added_tokens_decoder.values()
+    model = backend.model
+    added = tokenizer.added_tokens_decoder.values()
     exact = isinstance(model, tokenizers.models.BPE) and model.unk_token is None
     if not exact or any(token.lstrip or token.rstrip for token in added):
         return None

@@ -54,7 +54,8 @@ _DATA: dict[str, Callable[[], dict[str, list[PromptRow]]]] = {
 
 def resolve(config: schema.Config, root: Path) -> schema.Config:
     """Replace the bundled names by real paths, those of data below `root`, where none may exist."""
-    actor_rollout, reward = config.actor_rollout_ref, config.reward
+    actor_rollout = config.actor_rollout_ref
+    reward = config.reward
 
     def real_file(file: str, split: str) -> str:
         return str(_file(file, split, root)) if file in _DATA else file
@@ -120,12 +121,13 @@ def _write(name: str, root: Path) -> dict[str, str]:
 
 def _with_files(data: schema.Data, rename: Callable[[str, str], str]) -> schema.Data:
     """Return the section with other files: `rename` gets a file and its split."""
-    train = tuple(
-        file.model_copy(update={"path": rename(file.path, "train")})
-        if isinstance(file, schema.WeightedFile)
-        else rename(file, "train")
-        for file in data.train_files
-    )
+
+    def renamed(file: str | schema.WeightedFile) -> str | schema.WeightedFile:
+        if isinstance(file, str):
+            return rename(file, "train")
+        return file.model_copy(update={"path": rename(file.path, "train")})
+
+    train = tuple(map(renamed, data.train_files))
     val = data.val_files and tuple(rename(file, "val") for file in data.val_files)
     return data.model_copy(update={"train_files": train, "val_files": val})
 

@@ -21,7 +21,8 @@ from rlctl.storage import cache_folder
 
 LOG = logging.getLogger(__name__)
 
-_IDS, _MASK = "input_ids", "loss_mask"
+_IDS = "input_ids"
+_MASK = "loss_mask"
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,15 @@ class Source:
         `shown` names the row. None: it has more than max_prompt_length + max_response_length
         tokens, and such rows are left out. Raises ValueError for tokens that cannot be learned.
         """
-        data, limit = self.data, self.data.max_prompt_length + self.data.max_response_length
-        ids, mask = [*map(int, ids)], [*map(int, mask)]
+        data = self.data
+        limit = self.data.max_prompt_length + self.data.max_response_length
+        ids = [*map(int, ids)]
+        mask = [*map(int, mask)]
         if len(ids) != len(mask) or not set(mask) <= {0, 1}:
             raise ValueError(f"{len(ids)} tokens need as many numbers 0 or 1 in their mask")
         if len(ids) > limit and data.truncation == "right":
-            ids, mask = ids[:limit], mask[:limit]
+            ids = ids[:limit]
+            mask = mask[:limit]
         if len(ids) > limit:
             if data.filter_overlong_prompts and data.truncation == "error":
                 return None
@@ -73,7 +77,8 @@ def reader_rows(
     path: Path, data: schema.Data, tokenizer: PreTrainedTokenizerBase, skips: bool
 ) -> Iterator[PromptRow | None]:
     """Return the rows that the reader `data.reader` makes of a file; None for one too long."""
-    name, params = str(data.reader), data.reader_params
+    name = str(data.reader)
+    params = data.reader_params
     reader: Reader = load_with_params("readers", name, params, "data.reader_params")
     made = reader(Source(existing_file(path), tokenizer, data, skips))
     check_result(reader, isinstance(made, Iterator), made, "an iterator of rows")
@@ -85,7 +90,8 @@ def learned_tokens(row: PromptRow) -> tuple[list[int], list[int]] | None:
 
     None for a row without tokens: it has a prompt.
     """
-    ids, mask = row.extra_info.get(_IDS), row.extra_info.get(_MASK)
+    ids = row.extra_info.get(_IDS)
+    mask = row.extra_info.get(_MASK)
     if ids is None or mask is None:
         return None
     end = len(mask) - mask[::-1].index(1)

@@ -21,7 +21,10 @@ SKIP_HINT = "data.skip_invalid=true leaves such rows out of training, and counts
 _MAX_PLACES = 3  # rows with one fault that an error lists
 _MAX_DECODED = 20_000  # rows that are decoded to look for empty truths
 _TRUTH = "ground_truth"
-_NULL, _EMPTY, _DECODE = 1, 2, 3  # of a value in a column; the last is decided by its decoded row
+# Of a value in a column.
+_NULL = 1
+_EMPTY = 2
+_DECODE = 3  # its decoded row decides
 
 
 @dataclass
@@ -133,7 +136,8 @@ def _column_codes(columns: Any, path: str, is_number: bool) -> np.ndarray | None
     array = _column(columns, path)
     if array is None:
         return None
-    kind, codes = array.type, np.zeros(len(array), np.int8)
+    kind = array.type
+    codes = np.zeros(len(array), np.int8)
     is_text = types.is_string(kind) or types.is_large_string(kind)
     has_numbers = types.is_integer(kind) or (is_number and types.is_floating(kind))
     if is_text and not is_number:
@@ -156,7 +160,8 @@ def _column(columns: Any, path: str) -> Any:
 
     pc: Any = pyarrow.compute
     first, *parts = (TRUTH_PATH if path == _TRUTH else path).split(".")
-    names, known = columns.schema.names, ("extra_info", TRUTH_PATH.partition(".")[0])
+    names = columns.schema.names
+    known = ("extra_info", TRUTH_PATH.partition(".")[0])
     if first not in known or not parts or first not in names or ENV_CLASS in names:
         return None
     array = columns.column(first)

@@ -95,7 +95,9 @@ class Rows(Sequence[PromptRow]):
         kind_of: np.ndarray,
         digest: str | None = None,
     ) -> None:
-        self._batches, self._kinds, self._kind_of = batches, kinds, kind_of
+        self._batches = batches
+        self._kinds = kinds
+        self._kind_of = kind_of
         self._stops = list(accumulate(batch.num_rows for batch in batches))
         # (N,) ascending, into the rows of all batches. A search with another type would copy it.
         self._index = np.arange(len(kind_of), dtype=np.min_scalar_type(len(kind_of)))
@@ -138,12 +140,14 @@ class Rows(Sequence[PromptRow]):
     @classmethod
     def _of(cls, batches: Sequence[_Batch], digest: str | None = None) -> Rows:
         """Build rows from batches that have a column of kinds."""
-        numbers, parts = dict[str, int](), []
+        numbers: dict[str, int] = {}
+        parts = []
         starts = accumulate((batch.num_rows for batch in batches), initial=0)
         for batch in batches:
             kinds = batch.columns.column(_KIND)
-            own = [numbers.setdefault(kind, len(numbers)) for kind in kinds.dictionary.to_pylist()]
-            parts.append(np.array(own, np.int32)[kinds.indices.to_numpy()])
+            names = kinds.dictionary.to_pylist()
+            codes = np.array([numbers.setdefault(kind, len(numbers)) for kind in names], np.int32)
+            parts.append(codes[kinds.indices.to_numpy()])
             batch.release()
         found = [
             Kind(source, agent, tuple(fields), *images)
@@ -165,10 +169,12 @@ class Rows(Sequence[PromptRow]):
         if len(parts) == 1:
             return parts[0]
         kinds = list(dict.fromkeys(kind for part in parts for kind in part._kinds))
-        kind_of, index, start = [], [], 0
+        kind_of = []
+        index = []
+        start = 0
         for part in parts:
-            own = np.array([kinds.index(kind) for kind in part._kinds], np.int32)
-            kind_of.append(own[part._kind_of])
+            codes = np.array([kinds.index(kind) for kind in part._kinds], np.int32)
+            kind_of.append(codes[part._kind_of])
             index.append(part._index.astype(np.int64) + start)
             start += len(part._kind_of)
         joined = cls(
@@ -279,9 +285,11 @@ class Rows(Sequence[PromptRow]):
 
         They are enough for checks that depend on the kind of rows and on a few of each data source.
         """
-        own = self._kind_of[self._index]
-        first = [np.flatnonzero(own == kind)[:count] for kind in np.unique(own)]
-        return [self[int(place)] for place in np.sort(np.concatenate(first))] if first else []
+        kinds = self._kind_of[self._index]
+        first = [np.flatnonzero(kinds == kind)[:count] for kind in np.unique(kinds)]
+        if not first:
+            return []
+        return [self[int(place)] for place in np.sort(np.concatenate(first))]
 
     def positions_of(self, rows: Sequence[PromptRow]) -> list[int]:
         """Return the positions of rows that were read from here and are held since."""
@@ -317,7 +325,7 @@ def _write(target: Path, path: Path, keys: _Keys, skip: bool) -> None:
 
     target.parent.mkdir(parents=True, exist_ok=True)
     pool = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())  # pyarrow's own keeps 40 MB more
+    pa.set_memory_pool(pa.system_memory_pool())  # the default one keeps 40 MB more
     try:
         with replacing(target) as aside, pa.OSFile(str(aside), "wb") as sink:
             batches = _with_kinds(path, keys, skip)

@@ -30,7 +30,8 @@ def render_limited(tokenizer: Any, chat: list[dict[str, Any]], **kwargs: Any) ->
     if reason := _refused.get(template):
         raise TemplateRefused(reason)
     try:
-        with _limited_time(), nullcontext() if template in _refused else _limited_memory():
+        memory = nullcontext() if template in _refused else _limited_memory()
+        with _limited_time(), memory:
             text = tokenizer.apply_chat_template(chat, tokenize=False, **kwargs)
             _refused[template] = None
         if len(text) > MOST_CHARACTERS:

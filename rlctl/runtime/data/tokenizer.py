@@ -124,8 +124,9 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model_path: str) -> tuple
 
     Raises ConfigError if there are none, since responses would never end.
     """
-    own = tokenizer.eos_token_id
-    found = {own} if isinstance(own, int) else set[int]()
+    found: set[int] = set()
+    if isinstance(tokenizer.eos_token_id, int):
+        found.add(tokenizer.eos_token_id)
     folder = Path(local(model_path)).expanduser()
     if (folder / "generation_config.json").is_file() or not folder.is_dir():
         try:

@@ -50,7 +50,7 @@ class Generation:
     def early_reward(self) -> RuleReward | None:
         """The reward, if it gets responses while others are generated."""
         config = self.config
-        overlaps = config.reward.overlap and not config.async_training.eager  # it has its own way
+        overlaps = config.reward.overlap and not config.async_training.eager  # it has another way
         return self.reward if overlaps and self.reward and self.reward.pool.has_workers else None
 
 
@@ -94,7 +94,8 @@ def with_generator(
 @contextmanager
 def open_generator(generation: Generation) -> Iterator[tuple[Generator, Stream | None]]:
     """Yield the configured generator, and the stream of `async_training.schedule=eager`."""
-    config, engines = generation.config, generation.engines
+    config = generation.config
+    engines = generation.engines
     with ExitStack() as stack:
         several: PlayingGenerator | None = None
         turns = config.actor_rollout_ref.rollout.multi_turn

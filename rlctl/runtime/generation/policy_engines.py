@@ -37,7 +37,7 @@ class TurnEngines(Protocol):
 class Engines(Generator, TurnEngines, Protocol):
     """Engines of a run: they generate single responses, and turns for other generators."""
 
-    are_separate: bool  # in processes of their own, so that they generate while the policy learns
+    are_separate: bool  # in other processes, so that they generate while the policy learns
 
 
 class RankEngines(Generator, Protocol):

@@ -129,12 +129,14 @@ class Schedule:
 
         Raises errors of the engines; tasks that wait for a response must be cancelled then.
         """
-        loop, limit = asyncio.get_running_loop(), FIXED if self.fixed else EAGER
+        loop = asyncio.get_running_loop()
+        limit = FIXED if self.fixed else EAGER
         # OpenMP's number of threads is a setting of each thread.
         with ThreadPoolExecutor(1, "engines", torch.set_num_threads, (self.num_threads,)) as thread:
             while await self._work():
                 requests = self._take_requests()
-                cancelled, self._cancelled = self._cancelled, []
+                cancelled = self._cancelled
+                self._cancelled = []
                 self._show_states()
                 began = time.monotonic()
                 completions = await loop.run_in_executor(
@@ -152,14 +154,19 @@ class Schedule:
         the second arrives before a step begins would depend on the clock.
         """
         if not self.fixed:
-            requests, self._waiting = self._waiting, []
+            requests = self._waiting
+            self._waiting = []
             return requests
         waiting = {request.key for request in self._waiting}
         submitted = (entry.request for key, entry in self._open.items() if key not in waiting)
         busy = {request.affinity for request in submitted}
-        requests, later = list[Request](), list[Request]()
+        requests: list[Request] = []
+        later: list[Request] = []
         for request in self._waiting:
-            (later if request.affinity in busy else requests).append(request)
+            if request.affinity in busy:
+                later.append(request)
+            else:
+                requests.append(request)
             busy.add(request.affinity)
         self._waiting = later
         return sorted(requests, key=lambda request: request.affinity)

@@ -1,4 +1,4 @@
-"""Engines with a pool of their own: they get the weights of the trainer in another pool."""
+"""Engines with a separate pool: they get the weights of the trainer in another pool."""
 
 from __future__ import annotations
 

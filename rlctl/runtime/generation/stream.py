@@ -147,7 +147,7 @@ class Stream:
         await asyncio.wait({serving, closing}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             self._error = serving.exception()
-            # Wherever they are: a program would retry its request, or count it as its own failure.
+            # Wherever they are: a program would retry its request, or count it as its failure.
             for play in self._plays:
                 play.cancel()
             await closing
