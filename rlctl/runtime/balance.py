@@ -34,7 +34,10 @@ def balance(costs: Tensor, parts: int, equal_size: bool) -> list[Tensor]:
     to B/parts rows; the remainder of that division goes to as many parts, one row each. (verl's
     Karmarkar-Karp variant for equal sizes is up to 1.3 % off.)
     """
-    size, spare = divmod(len(costs), parts) if equal_size else (len(costs), 0)
+    size = len(costs)
+    spare = 0
+    if equal_size:
+        size, spare = divmod(len(costs), parts)
     room = [size + (spare > 0)] * parts
     order = costs.argsort(descending=True, stable=True)
     part_of_row = torch.empty(len(costs), dtype=torch.int64)
@@ -87,7 +90,8 @@ class TokenCounts:
     def together(self, rows: Tensor) -> Tensor:
         """Return the tokens that each of `rows` (N,) adds to a micro-batch of them: (N,)."""
         _, number = self.prompt[rows].unique(return_inverse=True)
-        lengths, prompts = self.lengths[rows], self.prompt_lengths[rows]
+        lengths = self.lengths[rows]
+        prompts = self.prompt_lengths[rows]
         return torch.where(first_rows(number), lengths, lengths - prompts)
 
 
@@ -101,15 +105,18 @@ def micro_batches(counts: TokenCounts, token_budget: int, at_least: int = 1) -> 
     """
     order = counts.order()
     cuts: list[list[int]] = []
-    remaining, previous = 0, -1
+    remaining = 0
+    previous = -1
     columns = (order, counts.lengths[order], counts.prompt[order], counts.prompt_lengths[order])
     for row, length, prompt, shared in zip(*(x.tolist() for x in columns), strict=True):
         added = length - shared if prompt == previous else length
         if not cuts or added > remaining:
             cuts.append([])
-            remaining, added = token_budget, length
+            remaining = token_budget
+            added = length
         cuts[-1].append(row)
-        remaining, previous = remaining - added, prompt
+        remaining = remaining - added
+        previous = prompt
     while len(cuts) < min(at_least, len(order)):
         largest = max(range(len(cuts)), key=lambda i: len(cuts[i]))
         half = (len(cuts[largest]) + 1) // 2

@@ -50,7 +50,7 @@ LOG = logging.getLogger(__name__)
 def load_algorithm(config: schema.Config, num_steps: int) -> Algorithm:
     """Return the algorithm `algorithm.name`; it raises `ConfigError` where settings conflict.
 
-    An algorithm with settings of its own gets them as the argument `params` of `from_config`.
+    An algorithm with settings gets them as the argument `params` of `from_config`.
     """
     name = config.algorithm.name
     found = load("algorithms", name)
@@ -106,7 +106,7 @@ def build_reward(
 
     `sources` are the data sources of the rows. What the reward functions print goes to files in
     `logs`, or to stderr. The folder `run` has the cache of replies, the pool `judge` the engines of
-    the run's own judge. Raises `ConfigError` for a function that cannot be loaded.
+    the run's judge. Raises `ConfigError` for a function that cannot be loaded.
     """
     requests = request_settings(config, run, judge)
     with RewardPool.from_config(config.reward, sources, available_cores(), logs, requests) as pool:
@@ -117,7 +117,7 @@ def build_reward(
 def request_settings(
     config: schema.Config, run: Path | None, judge: Pool | None
 ) -> RequestSettings:
-    """Return the settings of reward requests; start the engines of the run's own judge, if any."""
+    """Return the settings of reward requests; start the engines of the run's judge, if any."""
     settings = RequestSettings.from_config(config.reward, run)
     path = config.reward.judge.model.path
     if path is None or judge is None:
@@ -138,8 +138,10 @@ def build_roles(
 
     Calls `on_phase` with a description of each part before it is built.
     """
-    placement, needs = config.trainer.placement, algorithm.needs
-    needed, engine_host = needed_roles(config, needs), engine_role(config, needs)
+    placement = config.trainer.placement
+    needs = algorithm.needs
+    needed = needed_roles(config, needs)
+    engine_host = engine_role(config, needs)
     if REWARD_LEARNER in needed:
         on_phase("building the reward model")
         pool = _pool(REWARD_LEARNER, placement, pools)
@@ -182,7 +184,7 @@ def build_roles(
 
 
 def colocated_engines(config: schema.Config, actor: ActorWorker) -> Engines:
-    """Return the engines in the processes of `actor`, of which each starts its own."""
+    """Return the engines in the processes of `actor`, of which each starts one."""
     from rlctl.runtime.generation.policy_engines import ColocatedEngines
 
     size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
@@ -192,7 +194,7 @@ def colocated_engines(config: schema.Config, actor: ActorWorker) -> Engines:
 def _separate_engines(
     trainer: ActorWorker, engines: EngineGroup, schedule: schema.AsyncTraining, needs: Needs
 ) -> Engines:
-    """Return the `engines` that have processes of their own, once they are ready."""
+    """Return the `engines` that have separate processes, once they are ready."""
     from rlctl.runtime.generation.separate_engines import SeparateEngines
 
     engines.wait()

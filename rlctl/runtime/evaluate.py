@@ -87,16 +87,20 @@ def evaluate(config: schema.Config) -> Validation:
     for warning in greedy_validation(config.actor_rollout_ref.rollout.val_kwargs):
         LOG.warning(warning)
     tokenizer = tokenizer_of(config.actor_rollout_ref.model)
-    data, model = config.data, config.actor_rollout_ref.model
+    data = config.data
+    model = config.actor_rollout_ref.model
     for warning in missing_generation_prompt(tokenizer, data.apply_chat_template_kwargs):
         LOG.warning(warning)
-    samples, files = data.val_max_samples, config.data.val_files
+    samples = data.val_max_samples
+    files = config.data.val_files
     prompts = PromptSet.load(files, data, tokenizer, samples, VALIDATION, model)
     if prompts.has_images:
         check_images(config, None, Needs.ENGINE)
-    tokens, kinds = map(prompts.encode, prompts.rows), prompts.rows.first_of_each_kind(1)
+    tokens = map(prompts.encode, prompts.rows)
+    kinds = prompts.rows.first_of_each_kind(1)
     has_tokens = data.reader is not None and Needs.GROUPS not in load_algorithm(config, 1).needs
-    with _roles(config, tokenizer, tokens, [] if has_tokens else kinds) as roles:
+    scored = [] if has_tokens else kinds
+    with _roles(config, tokenizer, tokens, scored) as roles:
         if has_tokens:
             from rlctl.runtime.training.loss_validation import LossValidator
 
@@ -108,7 +112,8 @@ def evaluate(config: schema.Config) -> Validation:
 
 def _evaluate_pairs(config: schema.Config, files: Sequence[str]) -> Validation:
     """Score the preference pairs of `files` with the reward model that a run has trained."""
-    settings, data = config.reward.reward_model, config.data
+    settings = config.reward.reward_model
+    data = config.data
     raise_problems(check_model(config, REWARD_MODEL))
     tokenizer = tokenizer_of(settings.model)
     prompts = PromptSet.load(
@@ -151,7 +156,8 @@ def model_report(
             chat = with_response(row.prompt, text)
             ids = conversations.encode(chat, tuple(map(content_of, row.images)))
         except ConfigError as error:
-            errors[index], ids = error.problems[0].message, []
+            errors[index] = error.problems[0].message
+            ids = []
         encoded.append(ids)
     usable = [index for index in range(len(rows)) if index not in errors]
     scores = dict.fromkeys(range(len(rows)), 0.0)
@@ -193,10 +199,13 @@ def answer(
 
     Each prompt has all `images`, at its start unless it refers to them.
     """
-    model, kwargs = config.actor_rollout_ref.model, config.data.apply_chat_template_kwargs
-    tokenizer, reader = tokenizer_of(model), None
+    model = config.actor_rollout_ref.model
+    kwargs = config.data.apply_chat_template_kwargs
+    tokenizer = tokenizer_of(model)
+    reader = None
     if images:
-        reader, start = ImagePrompts(model, tokenizer), PLACEHOLDER * len(images)
+        reader = ImagePrompts(model, tokenizer)
+        start = PLACEHOLDER * len(images)
         check_images(config, None, Needs.ENGINE)
         prompts = [text if PLACEHOLDER in text else start + text for text in prompts]
 
@@ -264,7 +273,7 @@ def _generate(
 def judged_pool(
     config: schema.Config, sources: Iterable[str], num_processes: int
 ) -> Iterator[RewardPool]:
-    """Yield a pool of the reward functions, with the engine of the run's own judge."""
+    """Yield a pool of the reward functions, with the engine of the run's judge."""
     rank_info = inline_rank_info(config.trainer)
     with ExitStack() as stack:
         processes = InlinePool(rank_info)

@@ -67,13 +67,14 @@ def train(
         stack.enter_context(relaxed_umask(config.trainer.run_dir_access))
         run, listeners = _open_run(plan, start, on_end, stack)
         trackers = _load_trackers(config, run, stack)
-        _start_trackers(trackers, run, plan, start.resume_step if start is not None else 0)
+        resume_step = 0 if start is None else start.resume_step
+        _start_trackers(trackers, run, plan, resume_step)
         watchdog = _watchdog(config.trainer, run)
         on_phase = partial(_begin_phase, watchdog, trackers)
         on_lost = partial(run.finish, "failed", 1)
         pools = stack.enter_context(open_pools(plan, run.attempt, on_phase, run.event, on_lost))
         reward = stack.enter_context(_reward(plan, run, pools))
-        stack.enter_context(watchdog)  # starting and closing the pools has its own timeouts
+        stack.enter_context(watchdog)  # starting and closing the pools has other timeouts
         reward.on_first_error = lambda first: run.event("reward_error", first=first)
         roles, engines = build_roles(
             config, plan.algorithm, plan.tokenizer, pools, reward, on_phase
@@ -140,7 +141,7 @@ def _reward(plan: Plan, run: RunDir, pools: Pools) -> AbstractContextManager[Rul
 
 
 def _num_ranks(plan: Plan) -> int:
-    """Return the ranks of the trained role that have rows of their own."""
+    """Return the ranks of the trained role that have different rows."""
     trained = trained_role(plan.config, plan.algorithm.needs)
     return next(iter(plan.pool_sizes.values())) // trained.ranks_per_row(plan.config)
 
@@ -209,7 +210,8 @@ def open_pools(
 
 def _load_trackers(config: schema.Config, run: RunDir, stack: ExitStack) -> Trackers:
     """Return the trackers of a run; `stack` reports its end to them."""
-    trainer, tracking = config.trainer, config.trainer.tracking
+    trainer = config.trainer
+    tracking = config.trainer.tracking
     timeouts = TrackerTimeouts(
         tracking.queue_size, tracking.start_s, tracking.call_s, tracking.finish_s
     )
@@ -223,7 +225,8 @@ def _load_trackers(config: schema.Config, run: RunDir, stack: ExitStack) -> Trac
 
 def _start_trackers(trackers: Trackers, run: RunDir, plan: Plan, resume_step: int) -> None:
     """Start the trackers and record the ids that they give the run."""
-    container, shown = plan.recipe.container, plan.recipe.recorded
+    container = plan.recipe.container
+    shown = plan.recipe.recorded
     info = run_info(run.record, run.path, container, plan.num_steps, resume_step, shown)
     run.update(trackers={**run.record.trackers, **trackers.start(info)})
 

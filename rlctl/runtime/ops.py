@@ -124,7 +124,8 @@ def group_stats(scores: Tensor, group: Tensor, counted: Tensor | None = None) ->
     squares = weight * (exact - mean[dense]).square()
     var = group_sum(squares, dense, num_groups) / (size - 1).clamp(min=1)
     single = size == 1
-    mean, std = mean.masked_fill(single, 0.0), var.sqrt().masked_fill(single, 1.0)
+    mean = mean.masked_fill(single, 0.0)
+    std = var.sqrt().masked_fill(single, 1.0)
     return GroupStats(mean[dense].to(scores.dtype), std[dense].to(scores.dtype), size[dense])
 
 

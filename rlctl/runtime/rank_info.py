@@ -22,7 +22,7 @@ class RankInfo:
     deterministic: bool
     log_path: Path | None  # stdout and stderr are redirected there; None: not redirected
     seed: int = 0  # global seed of the process is seed + rank
-    access: Access = "owner"  # users who can read the files of a process with a log of its own
+    access: Access = "owner"  # users who can read the files of a process with a separate log
     host: str = ""  # address at which the other processes reach this one, once they are connected
 
 

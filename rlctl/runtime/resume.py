@@ -126,7 +126,8 @@ def _from_path(recipe: Recipe, trainer: schema.Trainer, inline: bool) -> StartPl
     if (problem := damage(checkpoint)) is not None:
         raise NotFoundError(f"no complete checkpoint: {problem}", where=str(checkpoint))
     check_contents(checkpoint, trainer.checkpoint)
-    plan, state = make_plan(recipe, inline), ControllerState.read(checkpoint)
+    plan = make_plan(recipe, inline)
+    state = ControllerState.read(checkpoint)
     _check_schedule(plan, state)
     _check_steps_left(plan, state.step, is_new=True)
     parent = {"run": state.run, "step": state.step, "path": str(checkpoint)}
@@ -209,7 +210,8 @@ def _check_schedule(plan: Plan, state: ControllerState) -> None:
         )
     # Open groups are generated again, after the finished ones are learned from, oldest first.
     versions = [*finished, *[state.step] * len(state.stream["open"])]
-    first, size = state.step + (state.ahead is not None), plan.config.data.train_batch_size
+    first = state.step + (state.ahead is not None)
+    size = plan.config.data.train_batch_size
     oldest = max((first + i // size - version for i, version in enumerate(versions)), default=0)
     if oldest > plan.config.async_training.max_staleness:
         raise ConfigError(
@@ -242,7 +244,8 @@ def _other_rows(record: RunRecord, plan: Plan) -> Iterator[str]:
 def _notes(plan: Plan, state: ControllerState | None, record: RunRecord | None) -> list[str]:
     """Return the harmless differences from the run as it was started."""
     notes: list[str] = []
-    config, ranks = plan.config, sum(plan.pool_sizes.values())
+    config = plan.config
+    ranks = sum(plan.pool_sizes.values())
     if record is not None and record.total_steps not in (None, plan.num_steps):
         needed = needed_roles(config, plan.algorithm.needs)
         optims = [role.learner(config).optim for role in needed if role.learns]

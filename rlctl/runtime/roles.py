@@ -121,7 +121,7 @@ class Actor(LearningRole, Protocol):
         """Return log-probs of the response tokens, and entropies under the current weights.
 
         Other weights serve as a `Reference`: `base` are those with the LoRA adapters disabled, the
-        policy's own if it has none; `average` is the moving average, of `Needs.AVERAGE`. With these
+        policy's if it has none; `average` is the moving average, of `Needs.AVERAGE`. With these
         also the `top_k` most probable tokens at each position, and their log-probs.
         """
         ...
