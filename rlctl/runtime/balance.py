@@ -115,7 +115,7 @@ def micro_batches(counts: TokenCounts, token_budget: int, at_least: int = 1) -> 
             remaining = token_budget
             added = length
         cuts[-1].append(row)
-        remaining = remaining - added
+        remaining -= added
         previous = prompt
     while len(cuts) < min(at_least, len(order)):
         largest = max(range(len(cuts)), key=lambda i: len(cuts[i]))

@@ -29,10 +29,9 @@ from rlctl.runtime.planning.plan import Plan
 from rlctl.runtime.rewards.role import RuleReward
 from rlctl.runtime.training.collector import Collector
 from rlctl.runtime.training.profile import StepProfiler
-from rlctl.runtime.training.restore import ResumePoint, restore
 from rlctl.runtime.training.run_folder import input_hashes, open_run
 from rlctl.runtime.training.stopping import Watchdog, deferred_signals, restored_process
-from rlctl.runtime.training.trainer import RunContext, Trainer
+from rlctl.runtime.training.trainer import RunContext, Trainer, TrainerState
 from rlctl.runtime.workers.rng import seed_all
 from rlctl.tracking.delivery import TrackerTimeouts
 from rlctl.tracking.fanout import Trackers
@@ -42,7 +41,9 @@ from rlctl.tracking.tracker import Event
 if TYPE_CHECKING:
     from rlctl.runtime.cluster.health import OnLost
     from rlctl.runtime.generation.policy_engines import Engines
+    from rlctl.runtime.roles import Roles
     from rlctl.runtime.training.listeners import Listeners
+    from rlctl.runtime.training.restore import ResumePoint
 
 OnEnd = Callable[[RunDir, Last, float], object]  # run, final state, seconds of wall-clock time
 
@@ -82,7 +83,7 @@ def train(
         generation = _generation(plan, engines, run, trackers, reward)
         roles, stream = stack.enter_context(with_generator(roles, generation))
         collector = Collector.from_config(plan.loader, plan.algorithm, config, reward)
-        state = restore(start, plan.algorithm, collector, roles, on_phase)
+        state = _first_state(start, plan, collector, roles, on_phase)
         _begin_trackers(trackers, plan, pools, stack)
         run.update(state="running", total_steps=plan.num_steps)
         context = RunContext(
@@ -111,6 +112,21 @@ def train(
         Trainer(context, config.trainer, state).run()
         reward.check_run()
     return run
+
+
+def _first_state(
+    start: ResumePoint | None,
+    plan: Plan,
+    collector: Collector,
+    roles: Roles,
+    on_phase: Callable[[str], None],
+) -> TrainerState:
+    """Return the state that training starts from; load the checkpoint of `start`, if any."""
+    if start is None:
+        return TrainerState()
+    from rlctl.runtime.training.restore import restore
+
+    return restore(start, plan.algorithm, collector, roles, on_phase)
 
 
 def _generation(

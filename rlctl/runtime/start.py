@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from rlctl.recipes.compose import Recipe
 from rlctl.runtime.planning.plan import Plan, make_plan
-from rlctl.runtime.training.restore import ResumePoint
 
 if TYPE_CHECKING:
     from rlctl.recipes.recorded_config import Change
+    from rlctl.runtime.training.restore import ResumePoint
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class ResumePoint:
 
 
 def restore(
-    start: ResumePoint | None,
+    start: ResumePoint,
     algorithm: Algorithm,
     collector: Collector,
     roles: Roles,
@@ -53,7 +53,7 @@ def restore(
     Roles missing from the checkpoint start from scratch, except the actor, which every checkpoint
     has.
     """
-    if start is None or start.checkpoint is None:
+    if start.checkpoint is None:
         return TrainerState()
     on_phase(f"loading the checkpoint of step {start.step}")
     state = ControllerState.read(start.checkpoint)
