@@ -68,8 +68,7 @@ def train(
         stack.enter_context(relaxed_umask(config.trainer.run_dir_access))
         run, listeners = _open_run(plan, start, on_end, stack)
         trackers = _load_trackers(config, run, stack)
-        resume_step = 0 if start is None else start.resume_step
-        _start_trackers(trackers, run, plan, resume_step)
+        _start_trackers(trackers, run, plan, start)
         watchdog = _watchdog(config.trainer, run)
         on_phase = partial(_begin_phase, watchdog, trackers)
         on_lost = partial(run.finish, "failed", 1)
@@ -239,8 +238,9 @@ def _load_trackers(config: schema.Config, run: RunDir, stack: ExitStack) -> Trac
     return trackers
 
 
-def _start_trackers(trackers: Trackers, run: RunDir, plan: Plan, resume_step: int) -> None:
+def _start_trackers(trackers: Trackers, run: RunDir, plan: Plan, start: ResumePoint | None) -> None:
     """Start the trackers and record the ids that they give the run."""
+    resume_step = 0 if start is None else start.resume_step
     container = plan.recipe.container
     shown = plan.recipe.recorded
     info = run_info(run.record, run.path, container, plan.num_steps, resume_step, shown)

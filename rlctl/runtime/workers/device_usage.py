@@ -5,12 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PretrainedConfig
 
 from rlctl.runtime.model.costs import Costs
 from rlctl.tracking.metrics import Max, Mean, Metrics
+
+if TYPE_CHECKING:
+    from rlctl.runtime.batch import Rollouts
+    from rlctl.runtime.workers.learner import Learner
 
 
 class PeakMemory:
@@ -87,6 +92,15 @@ _PEAKS = {
 def peak_flops(device_name: str) -> float | None:
     """Return the peak dense bfloat16 FLOP/s of the device; None if it is not in the table."""
     return next((peak for name, peak in _PEAKS.items() if name in device_name), None)
+
+
+def usage_of_update(learner: Learner, batch: Rollouts, seconds: float) -> list[Metrics]:
+    """Return the use of the GPU in an update of `batch`, and in the passes before it."""
+    before = learner.of_passes
+    learner.of_passes = []
+    lengths = batch.num_tokens.tolist()
+    seconds *= learner.model.ranks_per_row
+    return [device_usage(learner.model.hf.config, lengths, seconds, learner.name), *before]
 
 
 def device_usage(

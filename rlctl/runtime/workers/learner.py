@@ -198,17 +198,13 @@ class Learner:
             is_first = self.rank_info.rank == 0
             metrics.append({f"{self.name}/empty_mini_batches": Sum(float(is_first))})
         if self.rank_info.device == "cuda":
-            from rlctl.runtime.workers.device_usage import device_usage
+            from rlctl.runtime.workers.device_usage import usage_of_update
 
-            seconds = (time.perf_counter() - begin) * self.model.ranks_per_row
-            work = self.model.hf.config, batch.num_tokens.tolist(), seconds
-            metrics += [device_usage(*work, self.name), *self.of_passes]
-            self.of_passes = []
+            metrics += usage_of_update(self, batch, time.perf_counter() - begin)
         parts = [loss.values for loss in losses if loss.values is not None]
-        values = None
-        if len(parts) == len(losses):
-            values = in_order(parts, order, batch.response_ids.lengths)
-        return merge(metrics), values
+        if len(parts) < len(losses):
+            return merge(metrics), None
+        return merge(metrics), in_order(parts, order, batch.response_ids.lengths)
 
     def _step(self, divisor: float, lr: float, grad_clip: float) -> Metrics:
         """Divide and clip the gradients in one pass, and step.
