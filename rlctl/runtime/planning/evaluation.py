@@ -42,7 +42,7 @@ def target_config(
 ) -> Config:
     """Return the config that evaluates `target`: a run, a selector of one under `root`, or a model.
 
-    A model folder, its URL or a bundled model gets the settings of `recipe`; a run has its own, and
+    A model folder, its URL or a bundled model gets the settings of `recipe`; a run keeps its, and
     its checkpoint of `step` (the latest if None). Raises NotFoundError without run or checkpoint,
     and UsageError for the folder of a reward model and a recipe that generates.
     """

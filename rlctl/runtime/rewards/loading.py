@@ -93,8 +93,11 @@ def _params(spec: RewardSpec, function: RewardFunction) -> plugins.Params | None
 
 def _build(spec: RewardSpec, call: Callable[..., T], *arguments: Any) -> T:
     """Return the result of a call, and turn errors of users' code into a ConfigError."""
-    from rlctl.runtime.sandbox.user_code import report_errors
-
-    failure = f"the reward {spec.function!r} cannot be built"
-    with report_errors(failure, spec.function, code="E-REWARD-CODE"):
+    try:
         return call(*arguments)
+    except (Exception, SystemExit):
+        from rlctl.runtime.sandbox.user_code import report_errors
+
+        failure = f"the reward {spec.function!r} cannot be built"
+        with report_errors(failure, spec.function, code="E-REWARD-CODE"):
+            raise
