@@ -11,7 +11,7 @@ from rlctl.errors import RlctlError
 
 def error_of_users_code(error: RayTaskError) -> RlctlError | None:
     """Return the error of a task that users' code ended, with its file and line, else None."""
-    # Ray raises a class of Ray's and of the cause's, which has the traceback as its text alone.
+    # Ray raises a subclass of RayTaskError and of the cause's class, whose text is the traceback.
     place = users_place_in(str(error), plugin_packages)
     if place is None:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rlctl import plugins
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, RlctlError
 from rlctl.runtime.rewards.functions import (
     Call,
     LoadedReward,
@@ -95,9 +95,10 @@ def _build(spec: RewardSpec, call: Callable[..., T], *arguments: Any) -> T:
     """Return the result of a call, and turn errors of users' code into a ConfigError."""
     try:
         return call(*arguments)
-    except (Exception, SystemExit):
-        from rlctl.runtime.sandbox.user_code import report_errors
+    except RlctlError:
+        raise
+    except (Exception, SystemExit) as error:
+        from rlctl.runtime.sandbox.user_code import error_in_code
 
         failure = f"the reward {spec.function!r} cannot be built"
-        with report_errors(failure, spec.function, code="E-REWARD-CODE"):
-            raise
+        raise error_in_code(failure, error, spec.function, code="E-REWARD-CODE") from error

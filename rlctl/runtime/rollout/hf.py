@@ -65,7 +65,7 @@ class HFEngine:
         max_num_seqs: limit of concurrent responses, None for no limit. More responses join as
             others finish. After an out-of-memory error it is halved and running ones restart.
         max_length: limit of prompt plus response, None for the model's context length.
-        owned: the model is a copy of the engine, which `load_weights` fills.
+        owned: the model is a copy for the engine, which `load_weights` fills.
         steps: how tokens are decoded.
         on_oom: called when the batch size is reduced.
     """

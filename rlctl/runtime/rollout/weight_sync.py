@@ -276,8 +276,8 @@ def to_buckets(
     """Group this rank's rows (M, ...) of parameters into the buckets that all ranks form.
 
     Each comes with the number of elements of the whole parameter. A joined bucket has up to
-    `max_bytes`, or one larger parameter. Its floating-point values are in `dtype`, or keep theirs
-    if the name is in `kept`.
+    `max_bytes`, or one larger parameter. Its floating-point values are in `dtype`, or keep their
+    dtype if the name is in `kept`.
     """
     number = 0
     held = []

@@ -126,13 +126,22 @@ def report_errors(
     except RlctlError:
         raise
     except (Exception, SystemExit) as error:
-        place = user_line(error, given) if given else None
-        raise ConfigError(
-            f"{what}: {type(error).__name__}: {error}",
-            where=place or where,
-            hint=hint,
-            code=code,
-        ) from error
+        raise error_in_code(what, error, given, where=where, hint=hint, code=code) from error
+
+
+def error_in_code(
+    what: str,
+    error: BaseException,
+    given: str = "",
+    *,
+    where: str | None = None,
+    hint: str | None = None,
+    code: str | None = None,
+) -> ConfigError:
+    """Return the error for what users' code raised: see `report_errors`."""
+    place = user_line(error, given) if given else None
+    text = f"{what}: {type(error).__name__}: {error}"
+    return ConfigError(text, where=place or where, hint=hint, code=code)
 
 
 def line_of(function: Callable[..., Any]) -> str | None:
