@@ -52,18 +52,31 @@ def model_card(run: Run, step: int, role: Role, kind: Kind) -> str:
     base = str(settings.get(f"{role.model_key}.path") or "unknown")
     rows = [row for row in read_metrics(run.path / METRICS_FILE) if int(row["step"]) <= step]
     metric = primary_metric(rows)
-    points = [] if metric is None else [(int(row["step"]), figure(row, (metric,))) for row in rows]
-    points = [(at, value) for at, value in points if value is not None]
-    record = run.record
+    points: list[tuple[int, float]] = []
+    if metric is not None:
+        values = ((int(row["step"]), figure(row, (metric,))) for row in rows)
+        points = [(at, value) for at, value in values if value is not None]
+    recipe = "unknown"
+    command: Sequence[str] = ()
+    data: Mapping[str, Any] = {}
+    versions: Mapping[str, Any] = {}
+    commit = None
+    if record := run.record:
+        recipe = record.recipe
+        command = record.command
+        data = record.data
+        versions = record.versions
+        commit = (record.git or {}).get("commit")
     origin = {
         "base model": base,
-        "recipe": record.recipe if record else "unknown",
+        "recipe": recipe,
         **_algorithm(run.path / CONFIG_FILE),
         "trained": f"{step} steps, {run.created.date()}",
-        **({"note": run.labels.note} if run.labels.note else {}),
-        **({"tags": ", ".join(run.labels.tags)} if run.labels.tags else {}),
     }
-    versions = record.versions if record else {}
+    if run.labels.note:
+        origin["note"] = run.labels.note
+    if run.labels.tags:
+        origin["tags"] = ", ".join(run.labels.tags)
     card = ModelCard.from_template(
         _metadata(run, role, kind, base, metric, points),
         template_path=str(_TEMPLATE),
@@ -72,11 +85,11 @@ def model_card(run: Run, step: int, role: Role, kind: Kind) -> str:
         metric=metric,
         results=_results(run, metric, points),
         curve=_curve(rows, metric),
-        command=_fenced(shlex.join(map(redact_word, record.command if record else ()))),
+        command=_fenced(shlex.join(map(redact_word, command))),
         settings=settings,
-        data=record.data if record else {},
+        data=data,
         versions={name: value for name, value in versions.items() if value},
-        commit=(record.git or {}).get("commit") if record else None,
+        commit=commit,
     )
     return f"{card}\n"
 
@@ -98,20 +111,23 @@ def _metadata(
     points: Sequence[tuple[int, float]],
 ) -> ModelCardData:
     """Return the metadata of the card, as the hub reads it."""
-    task = f"text-{'generation' if role is ACTOR else 'classification'}"
+    task = "text-generation" if role is ACTOR else "text-classification"
     data: dict[str, Any] = {}
     if metric is not None and points:
         parts = metric.split("/")  # val-core/SOURCE/acc/mean@1, val/loss
         source = _line("/".join(parts[1:-2]) or metric)
-        short = "accuracy" if is_accuracy(metric) else _line(parts[-2:][len(parts) < 3])
+        short = "accuracy"
+        if not is_accuracy(metric):
+            short = _line(parts[-1] if len(parts) < 3 else parts[-2])
         value = float(f"{points[-1][1]:.6g}")
         result = EvalResult(task, source, source, short, value, metric_name=_line(metric))
         data = {"model_name": _line(run.name), "eval_results": [result]}
+    if _HUB_NAME.fullmatch(base) and not Path(base).exists():
+        data["base_model"] = base
     return ModelCardData(
         library_name="peft" if kind == "adapter" else "transformers",
         pipeline_tag=task,
         tags=["rlctl", "reinforcement-learning"],
-        base_model=base if _HUB_NAME.fullmatch(base) and not Path(base).exists() else None,
         **data,
     )
 
@@ -121,10 +137,12 @@ def _results(
 ) -> list[tuple[str, str]]:
     if metric is None or not points:
         return []
-    (first, before), (last, after) = points[0], points[-1]
+    (first, before) = points[0]
+    (last, after) = points[-1]
     summary = RunSummary.from_rows(run.history())
+    name = f"step {first}" if first else "before training"
     figures = {
-        f"step {first}" if first else "before training": before,
+        name: before,
         f"this model (validated at step {last})": after,
         f"best of the run (step {summary.best_step})": summary.best,
         "last of the run": summary.last,

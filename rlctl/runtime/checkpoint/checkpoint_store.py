@@ -25,10 +25,13 @@ from rlctl.runs.provenance import installed_versions
 from rlctl.runtime.workers.background import PARTS, WRITING, begin_writing
 from rlctl.tracking.jsonl import finite
 
-MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.yaml"
+MANIFEST = "manifest.json"
+STATE = "state.json"
+CONFIG = "config.yaml"
 ROWS = "metrics_rows.jsonl"  # rows of metrics.jsonl that were not certainly on disk
-# Folders of `stored_rollouts`, if any: of the next step, and of groups of later ones.
-ROLLOUTS, GROUPS = "rollouts", "groups"
+# Folders of `stored_rollouts`, if any.
+ROLLOUTS = "rollouts"  # of the next step
+GROUPS = "groups"  # of groups of later steps
 
 
 @dataclass(frozen=True)

@@ -68,14 +68,16 @@ def checkpoint_of(store: CheckpointStore, step: int | None = None) -> Path:
     steps = store.steps()
     if not steps or (step is not None and step not in steps):
         refuse_pruned(store, step)
-        there = f"steps with a checkpoint: {', '.join(map(str, steps))}"
-        raise NotFoundError(
-            f"no checkpoint {'' if step is None else f'of step {step} '}in {store.folder}",
-            hint=there
-            if steps
-            else "train with trainer.save_freq=N: it saves every N steps "
-            "and at the end; the default, -1, never saves",
+        wanted = "no checkpoint"
+        if step is not None:
+            wanted = f"no checkpoint of step {step}"
+        hint = (
+            "train with trainer.save_freq=N: it saves every N steps and at the end; the default, "
+            "-1, never saves"
         )
+        if steps:
+            hint = f"steps with a checkpoint: {', '.join(map(str, steps))}"
+        raise NotFoundError(f"{wanted} in {store.folder}", hint=hint)
     return store.path(steps[-1] if step is None else step)
 
 

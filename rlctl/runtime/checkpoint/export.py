@@ -134,7 +134,9 @@ def _not_exported(folder: Path) -> str | None:
     except (OSError, ValueError, TypeError, KeyError):
         return f"it has no {MARKER}"
     others = sorted(_files(folder) - known - {MARKER})
-    return f"it also has {', '.join(others[:3])}" if others else None
+    if not others:
+        return None
+    return f"it also has {', '.join(others[:3])}"
 
 
 def exported_files(folder: Path) -> list[str]:
@@ -149,7 +151,9 @@ def _files(folder: Path) -> set[str]:
 
 def _trained(checkpoint: Path) -> Role:
     """Return the role whose model a run is for."""
-    return REWARD_LEARNER if (checkpoint / REWARD_LEARNER.name).is_dir() else ACTOR
+    if (checkpoint / REWARD_LEARNER.name).is_dir():
+        return REWARD_LEARNER
+    return ACTOR
 
 
 def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
@@ -167,8 +171,10 @@ def rebuild(run: Path, checkpoint: Path, folder: Path) -> None:
     from rlctl.runtime.model.vision import copy_processor
     from rlctl.runtime.workers.safe_load import load_into
 
-    config, role = quickstart.resolve(recompose_run(run, []).config, run), _trained(checkpoint)
-    model, fsdp = role.model(config), role.fsdp(config)
+    config = quickstart.resolve(recompose_run(run, []).config, run)
+    role = _trained(checkpoint)
+    model = role.model(config)
+    fsdp = role.fsdp(config)
     assert fsdp is not None, "roles that learn are sharded"
     hf = load_model(model, role.kind, master_dtype(fsdp), config.trainer.seed)
     is_policy = role is ACTOR

@@ -50,7 +50,8 @@ class Mirror:
         assert trainer.mirror is not None, "a run without a mirror has no copy"
         url = address(trainer.mirror, run.record.project, run.record.name)
         copy = RemoteCopy(run, url, Retention.from_config(trainer), trainer.timeouts.mirror_s)
-        self.on_checkpoint, self.close = copy.push, copy.close
+        self.on_checkpoint = copy.push
+        self.close = copy.close
 
     @classmethod
     def check(cls, config: schema.Config, run: Path | None, sources: Collection[str]) -> None:  # noqa: ARG003
@@ -183,7 +184,9 @@ class RemoteCopy:
         metrics = {step: metrics_at(self.store.path(step)) for step in steps}
         for step in earlier.difference(steps):
             file = f"{CHECKPOINTS}/{step_name(step)}/{STATE}"
-            metrics[step] = metrics_in(fs.cat_file(f"{root}/{file}")) if file in remote else {}
+            metrics[step] = {}
+            if file in remote:
+                metrics[step] = metrics_in(fs.cat_file(f"{root}/{file}"))
         kept = (earlier | set(steps)).difference(self.retention.to_delete(metrics))
         return _steps(remote).difference(steps, kept)
 
@@ -277,7 +280,8 @@ def _plain_files(run: Path) -> dict[str, Path]:
             continue
         if part.is_symlink() and part.is_file():
             continue
-        for file in [part] if part.is_file() else part.resolve().rglob("*"):
+        files = [part] if part.is_file() else part.resolve().rglob("*")
+        for file in files:
             name = part.name
             if file != part:
                 if file.is_symlink():

@@ -170,7 +170,7 @@ class Saver:
 
     def _wait(self) -> None:
         if self._thread is not None:
-            self._thread.join()  # its own waits have timeouts
+            self._thread.join()  # the waits of the thread have timeouts
             self._thread = None
 
     def _write(self, step: int, rows: bytes = b"") -> None:
@@ -184,7 +184,7 @@ class Saver:
             fsync(self.run.metrics)  # after a power failure no checkpoint is ahead of the metrics
             folder = self.store.finish(step, self.contents)
             self.run.event("checkpoint", step=step, path=str(folder.relative_to(self.run.path)))
-        except Exception as error:  # such as safetensors' own: an unknown one is a failure, too
+        except Exception as error:  # such as safetensors': an unknown one is a failure, too
             self._failed(step, error)
             return
         self.longest_s = max(self.longest_s, time.monotonic() - self._began)
@@ -206,20 +206,21 @@ class Saver:
         self._pending = None
         with suppress(OSError):
             self.store.clear()
-        reason = (
-            error.problems[0].message
-            if isinstance(error, RlctlError)
-            else f"{type(error).__name__}: {error}"
-        )
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, RlctlError):
+            reason = error.problems[0].message
         steps = self.store.steps()
+        hint = "the run has no checkpoint"
+        if steps:
+            hint = (
+                f"the latest checkpoint is that of step {steps[-1]}: free some space, then "
+                f"`rlctl resume {self.run.path.name}` continues from it; "
+                "trainer.max_ckpt_to_keep=1 keeps fewer"
+            )
         self.failure = ResourceError(
             f"the checkpoint of step {step} was not written: {reason}",
             where=str(self.store.folder),
-            hint=f"the latest checkpoint is that of step {steps[-1]}: free some space, then "
-            f"`rlctl resume {self.run.path.name}` continues from it; trainer.max_ckpt_to_keep=1 "
-            "keeps fewer"
-            if steps
-            else "the run has no checkpoint",
+            hint=hint,
         )
         self.run.event("checkpoint_failed", step=step, reason=reason)
         LOG.warning("%s; the run continues", self.failure.problems[0].message)

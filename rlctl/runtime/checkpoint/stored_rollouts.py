@@ -27,8 +27,11 @@ _IMAGES = "other_images"  # by the number of a row
 _PROMPTS = "prompts"  # digests of the rows, by number
 R = TypeVar("R", bound=Rollouts)
 
-_TENSORS, _REST = "tensors.safetensors", "rest.json"
-_ROW, _EPISODE = "row", "episode"  # numbers (B,) of the objects that rows of the batch share
+_TENSORS = "tensors.safetensors"
+_REST = "rest.json"
+# Numbers (B,) of the objects that rows of the batch share.
+_ROW = "row"
+_EPISODE = "episode"
 
 
 def write_rollouts(folder: Path, rollouts: Rollouts, numbers: Sequence[int]) -> None:

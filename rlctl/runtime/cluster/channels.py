@@ -36,9 +36,12 @@ class GroupChannel:
     """Implements `WeightChannel` with a group."""
 
     def __init__(self, address: GroupAddress, rank_info: RankInfo, selection: Selection) -> None:
-        self.address, self.rank_info, self.selection = address, rank_info, selection
+        self.address = address
+        self.rank_info = rank_info
+        self.selection = selection
         self.device = rank_info.device
-        self.num_bytes, self.failure = 0, None
+        self.num_bytes = 0
+        self.failure = None
 
     def allocate(self, size: int, part: Part) -> Tensor:
         """Return bytes (N,), of shared memory where possible."""

@@ -88,7 +88,8 @@ class EnginePool:
         bundles: Sequence[int] = (1,),
         trainer_device: str | None = None,  # "cpu" or "cuda"; None: as the engines'
     ) -> None:
-        self.name, self.trainer_device = spec.name, trainer_device
+        self.name = spec.name
+        self.trainer_device = trainer_device
         self.engines = EngineProcesses(spec, restart_timeout_s, bundles)
         self.event = event
         self._membership: Membership | None = None

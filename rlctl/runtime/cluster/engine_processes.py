@@ -32,7 +32,7 @@ from rlctl.runtime.workers.rollout import RolloutSpec, RolloutWorker
 _LOG = logging.getLogger(__name__)
 
 _MAX_BACKOFF_S = 30.0  # between two starts of an engine that fails without any result
-_ERROR_S = 5.0  # for rank 0 to report its own error when another rank has ended
+_ERROR_S = 5.0  # for rank 0 to report its error when another rank has ended
 
 
 @dataclass
@@ -99,7 +99,9 @@ class EngineProcesses:
     def __init__(
         self, spec: PoolSpec, restart_timeout_s: float, bundles: Sequence[int] = (1,)
     ) -> None:
-        self.spec, self.bundles, self.devices = spec, bundles, sum(bundles)
+        self.spec = spec
+        self.bundles = bundles
+        self.devices = sum(bundles)
         self.restart_timeout_s = restart_timeout_s  # for one to be ready again when all are down
         self.num_configured = spec.num_processes // self.devices
         self.joined: deque[Engine] = deque()  # not in `engines` yet
@@ -133,9 +135,11 @@ class EngineProcesses:
         leader, *followers = [
             self._process(engine, rank, bundle) for rank, bundle in enumerate(bundles)
         ]
-        engine.handle, engine.followers = leader, followers
+        engine.handle = leader
+        engine.followers = followers
         if followers:
-            address = (leader.address if len(self.bundles) == 1 else leader.node_address).remote()
+            method = leader.address if len(self.bundles) == 1 else leader.node_address
+            address = method.remote()
             for process in (leader, *followers):
                 process.join.remote(address)
         for process in followers:
@@ -144,7 +148,8 @@ class EngineProcesses:
         if followers:
             leader.watch.remote(engine.following)
         engine.start_result = leader.build_engine.remote(spec)
-        engine.started_at, engine.version = time.monotonic(), -1
+        engine.started_at = time.monotonic()
+        engine.version = -1
 
     def _process(self, engine: Engine, rank: int, bundle: int) -> Any:
         """Start the process of one rank of an engine in a bundle of its group."""
@@ -181,7 +186,8 @@ class EngineProcesses:
         """
         engine = self._engine(self._next_number, group)
         self._next_number += 1
-        engine.joining, engine.url = True, url
+        engine.joining = True
+        engine.url = url
         self.start(engine, spec)
         self.joined.append(engine)
         return engine
@@ -210,7 +216,8 @@ class EngineProcesses:
             remove_placement_group(engine.group)
 
     def _engine(self, number: int, group: PlacementGroup) -> Engine:
-        log, name = self.spec.rank_info.log_path, f"{self.spec.name}-{number}"
+        log = self.spec.rank_info.log_path
+        name = f"{self.spec.name}-{number}"
         names = [f"{name}.log", *(f"{name}-rank-{rank}.log" for rank in range(1, self.devices))]
         logs = [log.with_name(name) for name in names] if log else []
         return Engine(number, logs, group, _nodes_of(group))

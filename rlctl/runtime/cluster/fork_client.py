@@ -1,7 +1,8 @@
 """Client of `fork_server`, in place of Python: `python -IS fork_client.py NAME ARGUMENTS`.
 
-It asks the server at the abstract socket NAME for a worker with its own arguments, environment and
-streams, and ends with the worker. Without a server it becomes Python with ARGUMENTS itself.
+It asks the server at the abstract socket NAME for a worker with the arguments, environment and
+streams of this process, and ends with the worker. Without a server it becomes Python with ARGUMENTS
+itself.
 """
 
 import json

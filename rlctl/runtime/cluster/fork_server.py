@@ -67,10 +67,12 @@ def use(name: str | None) -> None:
 
 
 def python(address: str | None) -> dict[str, str]:
-    """Return the runtime environment of workers at `address`; empty if Ray's own does."""
+    """Return the runtime environment of workers at `address`; empty if that of Ray does."""
     if _server is None or not on_this_machine(address):
         quoted = shlex.quote(sys.executable)  # which Ray forgets
-        return {} if quoted == sys.executable else {"py_executable": quoted}
+        if quoted == sys.executable:
+            return {}
+        return {"py_executable": quoted}
     return {"py_executable": shlex.join([sys.executable, "-IS", str(CLIENT), _server])}
 
 

@@ -55,7 +55,8 @@ def cluster_gpus(config: schema.Config) -> ClusterGpus | None:
     cluster has none, and if it is on this machine or this machine has GPUs, because torch then
     knows them. Raises the errors of `ray_session`.
     """
-    init, trainer = config.ray_kwargs.ray_init, config.trainer
+    init = config.ray_kwargs.ray_init
+    trainer = config.trainer
     address = address_of(init)
     elsewhere = address is not None and not is_loopback(address)
     if not elsewhere or trainer.device == "cpu" or torch.cuda.is_available():

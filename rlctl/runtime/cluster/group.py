@@ -1,7 +1,7 @@
 """Transports from a worker handle to the processes of a pool.
 
 Per-token values of results stay in Ray's object store on the node of the worker that made them: a
-call returns them as an object of its own, which the caller owns and does not read.
+call returns them as a separate object, which the caller owns and does not read.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from rlctl.runtime.batch import Batch, Prompts
 from rlctl.runtime.batch.stored import Fields, PackedRows, attach, detach
 from rlctl.runtime.workers.dispatch import Arguments, Dispatch, join, split, split_groups
 
-# Results of a call that have fewer bytes in all are sent with their values: the controller computes
-# with them at once. So are those of a worker below the second limit, which Ray would keep in the
-# caller's memory anyway.
-INLINE_BYTES, _INLINE_BYTES_OF_WORKER = 2**20, 2**16
+# Results of a call that have fewer bytes in total are sent with their values: the controller
+# computes with them at once.
+INLINE_BYTES = 2**20
+# Likewise those of one worker: Ray would keep smaller ones in the caller's memory anyway.
+_INLINE_BYTES_OF_WORKER = 2**16
 
 
 class Gather(Protocol):
@@ -82,8 +83,8 @@ class GroupTransport:
             return self.send_rows(method, batch, parts, rest, kwargs)
         if mode is Dispatch.EACH:
             items, *rest = args
-            own = self.send_each(method, [(([item], *rest), kwargs) for item in items])
-            return [item for each in own for item in each]
+            results = self.send_each(method, [(([item], *rest), kwargs) for item in items])
+            return [item for result in results for item in result]
         return self._send_same(method, mode, args, kwargs)
 
     def send_each(self, method: str, calls: Sequence[Arguments]) -> list[Any]:
@@ -159,7 +160,9 @@ def inline_bytes_of(num_workers: int) -> int:
 def chunks(batch: Batch, parts: Sequence[Tensor]) -> list[Batch]:
     """Return the rows of each part (N,), without the fields that stay on the controller."""
     sent = batch.without_local()
-    return [sent] if len(parts) == 1 else sent.chunk(parts)
+    if len(parts) == 1:
+        return [sent]
+    return sent.chunk(parts)
 
 
 class Relay:
@@ -180,7 +183,7 @@ class Relay:
         return self._transport(role).send(method, mode, args, kwargs)
 
     def send_each(self, role: str, method: str, calls: Sequence[Arguments]) -> list[Any]:
-        """Call `method` with arguments of each process's own."""
+        """Call `method` with different arguments on each process."""
         return self._transport(role).send_each(method, calls)
 
     def send_rows(
@@ -240,9 +243,9 @@ class RelayedTransport(GroupTransport):
         """See `GroupTransport`; parts: (N,)."""
         times = self.world_size // len(parts)  # ranks with the same part; they have one relay
         each = [parts[ranks.start // times : ranks.stop // times] for ranks in self.ranks]
-        own = [torch.cat(list(these)) for these in each]
+        joined = [torch.cat(list(these)) for these in each]
         sizes = [[len(part) for part in these] for these in each]
-        shards = chunks(batch, own)
+        shards = chunks(batch, joined)
         with self.order:
             results = [
                 relay.send_rows.options(num_returns=2).remote(
@@ -250,7 +253,7 @@ class RelayedTransport(GroupTransport):
                 )
                 for relay, shard, rows in zip(self.processes, shards, sizes, strict=True)
             ]
-        return self._join(results, method, own, batch)
+        return self._join(results, method, joined, batch)
 
     def _send_same(
         self, method: str, mode: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -40,7 +40,8 @@ class GroupHost:
             host = ray.util.get_node_ip_address()
             size = sum(engine.num_receivers for engine in engines)
             listener = listen(host, size + 1)
-            secret, limit = new_secret(), timedelta(seconds=CONNECT_S)
+            secret = new_secret()
+            limit = timedelta(seconds=CONNECT_S)
             store = open_store(listener, size + 1, limit)
             self._store = SignedStore(store, secret)
             if self.only_changes:

@@ -1,4 +1,4 @@
-"""Watch over Ray's own processes: without them calls wait, or Ray aborts this process."""
+"""Watch over Ray's processes: without them calls wait, or Ray aborts this process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ class RayHealth:
     def error(self) -> RlctlError | None:
         """Return the error if Ray is lost, None if it is not."""
         self._check()
-        return RlctlError(self.lost, hint=_HINT) if self.lost is not None else None
+        if self.lost is None:
+            return None
+        return RlctlError(self.lost, hint=_HINT)
 
     def _watch(self) -> None:
         scanned = time.monotonic()

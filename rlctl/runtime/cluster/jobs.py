@@ -34,7 +34,7 @@ MAX_PACKED = 100 * 2**20  # bytes: Ray keeps packages in the memory of its head 
 _NOT_PACKED = {"runs", "__pycache__", "node_modules", "build", "dist"}
 _REPLY_S = 60.0
 _AGENT_S = 180.0  # the agent that accepts jobs starts some time after the dashboard
-# Ray's own first line in the log of a job.
+# Ray's first line in the log of a job.
 _RAY_LINE = re.compile(r"^\S+ \S+\tINFO job_manager\.py:\d+ -- .*\n?", re.MULTILINE)
 _ENDED = {JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED}
 
@@ -57,7 +57,8 @@ def submit(address: str, name: str, words: Sequence[str], project: Path) -> None
             "submission_id": name,
             "runtime_env": {"working_dir": str(folder)},
         }
-        deadline, sent = time.monotonic() + _AGENT_S, False
+        deadline = time.monotonic() + _AGENT_S
+        sent = False
         while True:
             try:
                 _with_deadline(lambda: client.submit_job(**job), address)
@@ -98,8 +99,9 @@ def follow(address: str, name: str, write: Callable[[str], object]) -> int:
     asyncio.run(stream())
     while (info := _with_deadline(lambda: client.get_job_info(name), address)).status not in _ENDED:
         asyncio.run(asyncio.sleep(0.2))  # the log ends shortly before the final status is set
-    code = info.driver_exit_code
-    return 0 if info.status == JobStatus.SUCCEEDED else code if code else 1
+    if info.status == JobStatus.SUCCEEDED:
+        return 0
+    return info.driver_exit_code or 1
 
 
 @contextmanager
@@ -152,7 +154,8 @@ def _files(project: Path) -> list[Path]:
         tracked = _listed(project, "--cached")
         others = _listed(project, "--others", "--exclude-standard")
     except (OSError, subprocess.SubprocessError):
-        tracked, others = [], [path.relative_to(project) for path in project.rglob("*")]
+        tracked = []
+        others = [path.relative_to(project) for path in project.rglob("*")]
     for folder in [path for path in tracked if (project / path).is_dir()]:
         others += [path.relative_to(project) for path in (project / folder).rglob("*")]
     usual = [
@@ -170,7 +173,7 @@ def _listed(project: Path, *options: str) -> list[Path]:
 
 
 def _client(address: str) -> JobSubmissionClient:
-    # Ray logs each upload and the end of each stream, at levels of its modules' own.
+    # Ray logs each upload and the end of each stream, at levels that its modules set.
     for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk"):
         logging.getLogger(f"ray.{name}").setLevel(logging.WARNING)
     logging.getLogger("ray._private.runtime_env.packaging").setLevel(logging.WARNING)

@@ -85,7 +85,9 @@ class LiveEngines:
         these weights until `end_broadcasts`, and then those of the next call.
         """
         self.version += 1
-        self.send_weights, self.awaits_broadcast, self.all_down_since = send_weights, False, None
+        self.send_weights = send_weights
+        self.awaits_broadcast = False
+        self.all_down_since = None
         self.restart_lost()
         while any(engine.ready and engine.version != self.version for engine in self.pool.engines):
             self.sync_weights(send_weights)
@@ -114,7 +116,8 @@ class LiveEngines:
         Returns the engines that can generate, if any. Raises LostEnginesError if none can before
         the next `broadcast`.
         """
-        engines, send_weights = self.pool.engines, self.send_weights
+        engines = self.pool.engines
+        send_weights = self.send_weights
         if send_weights is None:
             raise InternalError("generation with stale engine weights: call update_weights before")
         with self.can_send:
@@ -131,7 +134,8 @@ class LiveEngines:
     def restart_lost(self) -> None:
         """Start lost engines, and finish or give up starts that are under way."""
         self.pool.change_members()
-        now, limit = time.monotonic(), self.pool.spec.start_timeout_s
+        now = time.monotonic()
+        limit = self.pool.spec.start_timeout_s
         for engine in self.pool.engines:
             if engine.handle is None and now >= engine.retry_at:
                 self.pool.start(engine, self.spec)
@@ -185,7 +189,8 @@ class LiveEngines:
             self._broadcast_to(stale, send_weights, selection)
             return
         weights = StoredWeights.join(send_weights(StoreChannel(selection)))
-        self.num_bytes, began = weights.num_bytes, time.monotonic()
+        self.num_bytes = weights.num_bytes
+        began = time.monotonic()
         loading = [
             (engine, engine.handle.load_stored.remote(weights.buckets, weights.version))
             for engine in stale
@@ -209,8 +214,8 @@ class LiveEngines:
         ]
         # The trainer's call, which has this limit, must outlive a late engine.
         late_s, grace_s = min(_LATE_S, timeout_s / 4), min(_GRACE_S, timeout_s / 4)
-        own = self.pool.spec.rank_info
-        rank_info = replace(own, timeout_s=late_s, device=self.trainer_device)
+        given = self.pool.spec.rank_info
+        rank_info = replace(given, timeout_s=late_s, device=self.trainer_device)
         with self.group.watch([call for _, call in loading]):
             sent: Sequence[Sent] = send_weights(GroupChannel(address, rank_info, selection))
         reason = next((part.failure for part in sent if part.failure is not None), None)
@@ -225,7 +230,9 @@ class LiveEngines:
         if has_left:  # also after the trainer's last broadcast
             self.group.dissolve()
         is_broken = has_left and all(engine.ready for engine in stale)
-        self.num_broken = self.num_broken + 1 if is_broken else 0
+        self.num_broken += 1
+        if not is_broken:
+            self.num_broken = 0
         if self.num_broken == _MAX_BROKEN:
             for engine in stale:
                 self.mark_failed(engine, f"{_MAX_BROKEN} weight syncs broke: {reason}")
@@ -248,13 +255,15 @@ class LiveEngines:
         turns = [turn.missing() for turn in engine.turns.values()]
         self.unplaced += turns
         self._num_losses.update(turn.request.key for turn in turns)
-        tail, reason = engine.tail(), engine.cause_in(reason)
+        tail = engine.tail()
+        reason = engine.cause_in(reason)
         self.pool.stop(engine)
         engine.version = -1
-        first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason was given"
+        first_line = next(iter(reason.strip().splitlines()), "no reason was given")
         self.event("engine_lost", engine=engine.number, reason=reason, requests=len(turns))
         if engine.joining:  # the devices that it was given do not suit it
-            engine.draining, engine.failure = True, reason
+            engine.draining = True
+            engine.failure = reason
         fate = "removing" if engine.draining else "restarting"
         logger.warning("rollout engine %d is lost (%s); %s it", engine.number, first_line, fate)
         if max((self._num_losses[turn.request.key] for turn in turns), default=0) >= _MAX_FAILURES:

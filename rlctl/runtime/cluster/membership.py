@@ -160,7 +160,8 @@ class Membership:
         for group in change.groups:
             remove_placement_group(group)
         change.groups = []
-        change.progress, change.message = "failed", reason
+        change.progress = "failed"
+        change.message = reason
         self.event("engine_request_failed", id=change.request.id, reason=reason)
         _LOG.warning("rlctl engines %s: %s", change.request.action, reason)
 
@@ -199,7 +200,9 @@ def _state(engine: Engine) -> State:
         return "draining"
     if engine.handle is None:
         return "lost"
-    return "serving" if engine.ready else "starting"
+    if engine.ready:
+        return "serving"
+    return "starting"
 
 
 def _is_reserved(group: PlacementGroup) -> bool:

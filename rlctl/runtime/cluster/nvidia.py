@@ -21,8 +21,6 @@ def visible_gpus() -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return (
-        [" ".join(line.split()) for line in done.stdout.splitlines() if line.strip()]
-        if done.returncode == 0
-        else []
-    )
+    if done.returncode != 0:
+        return []
+    return [" ".join(line.split()) for line in done.stdout.splitlines() if line.strip()]

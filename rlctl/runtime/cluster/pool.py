@@ -163,10 +163,11 @@ class RayPool(Pool):
 
     def _relayed(self) -> list[range]:
         """Return the ranks of each relay; none for a pool of few processes."""
-        ranks, size = range(self.spec.num_processes), RANKS_PER_RELAY
-        return (
-            [ranks[i : i + size] for i in range(0, len(ranks), size)] if len(ranks) > size else []
-        )
+        ranks = range(self.spec.num_processes)
+        size = RANKS_PER_RELAY
+        if len(ranks) <= size:
+            return []
+        return [ranks[i : i + size] for i in range(0, len(ranks), size)]
 
     def _start_relay(self, ranks: range) -> Any:
         """Start a relay beside the first process of its `ranks`."""

@@ -79,7 +79,8 @@ class Engine:
 
     def pop_cancelled(self) -> list[int]:
         """Return the keys to drop since the last call."""
-        self.cancelled, cancelled = [], self.cancelled
+        cancelled = self.cancelled
+        self.cancelled = []
         return cancelled
 
     def receive(self, finished: Sequence[Completion]) -> list[Completion]:
@@ -94,7 +95,9 @@ class Engine:
 
     def tail(self) -> str:
         """Return the last lines of the engine's log."""
-        return format_tails(self.logs) if self.logs else "the worker's output on this terminal"
+        if not self.logs:
+            return "the worker's output on this terminal"
+        return format_tails(self.logs)
 
     def cause_in(self, reason: str) -> str:
         """Return `reason` with the errors of the other processes of the engine, if any."""

@@ -73,7 +73,7 @@ class Pools:
 
 
 class InlinePool(Pool):
-    """Pool without processes of its own: `spawn` returns the worker itself."""
+    """In-process pool: `spawn` returns the worker itself."""
 
     def __init__(self, rank_info: RankInfo) -> None:
         self.process = Process(rank_info)

@@ -74,8 +74,12 @@ class ResourcePool(Pool):
         logs: Path | str | None = None,
         inline: bool = False,
     ) -> None:
-        per_node = () if isinstance(processes, int) else tuple(processes)
-        size = processes if isinstance(processes, int) else sum(per_node)
+        if isinstance(processes, int):
+            per_node = ()
+            size = processes
+        else:
+            per_node = tuple(processes)
+            size = sum(per_node)
         if size < 1 or (inline and size > 1):
             most = "one process" if inline else "at least one process"
             raise UsageError(f"a pool needs {most}, not {processes}")
@@ -85,14 +89,16 @@ class ResourcePool(Pool):
                 hint="`with rlctl.workers.session():` around it, or ResourcePool(inline=True)",
             )
         self._num_spawned: dict[str, int] = {}
+        kind = _device() if device == "auto" else device
+        log_path = None if logs is None else Path(logs).absolute() / f"{name}.log"
         rank_info = RankInfo(
             rank=0,
             world_size=size,
-            device=_device() if device == "auto" else device,
+            device=kind,
             num_threads=num_threads or max(1, available_cores() // size),
             timeout_s=call_limit(call_timeout_s),
             deterministic=False,
-            log_path=None if logs is None else Path(logs).absolute() / f"{name}.log",
+            log_path=log_path,
             seed=seed,
         )
         spec = PoolSpec(
@@ -115,7 +121,8 @@ class ResourcePool(Pool):
     def spawn(self, role: str, worker: type[W], *args: object, **kwargs: object) -> W:
         """See `Pool`. Returns a handle, also for a worker in this process."""
         number = self._num_spawned[role] = self._num_spawned.get(role, 0) + 1
-        role = role if number == 1 else f"{role}-{number}"
+        if number > 1:
+            role = f"{role}-{number}"
         built = self.pool.spawn(role, worker, *args, **kwargs)
         if isinstance(self.pool, RayPool):
             return built
@@ -151,5 +158,7 @@ def spawn(worker: type[W], pool: ResourcePool, *args: object, **kwargs: object) 
 def _device() -> str:
     """Return the kind of device of the cluster, or of this machine without one."""
     if ray.is_initialized():
-        return "cuda" if ray.cluster_resources().get("GPU") else "cpu"
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        has_gpus = bool(ray.cluster_resources().get("GPU"))
+    else:
+        has_gpus = torch.cuda.is_available()
+    return "cuda" if has_gpus else "cpu"

@@ -19,7 +19,8 @@ from rlctl.plugins import require
 from rlctl.recipes import schema
 from rlctl.runtime.cluster.address import address_of
 
-_MODE, _TOKENS = "RAY_AUTH_MODE", ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_MODE = "RAY_AUTH_MODE"
+_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 # On macOS and Windows, and with this variable, Ray binds to the address of the node, 127.0.0.1.
 _CLUSTER_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _PROBE_S = 10.0

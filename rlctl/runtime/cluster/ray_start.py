@@ -61,9 +61,9 @@ class RayStart:
             if deadline.is_over():
                 self.given_up.set()
                 busy = slowness()
-                load = (
-                    f", and more on a busy machine (now {busy:.0f} to a core)" if busy >= 2 else ""
-                )
+                load = ""
+                if busy >= 2:
+                    load = f", and more on a busy machine (now {busy:.0f} to a core)"
                 raise ResourceError(
                     f"Ray did not start within {timeout_s:g} s{load}",
                     where=folder and reasons(folder),

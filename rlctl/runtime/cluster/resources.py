@@ -44,7 +44,9 @@ def node_here(num_processes: int, share: Mapping[str, float]) -> dict[str, float
     Empty if the node lacks the devices for processes with a `share` each.
     """
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    for node in nodes if len(nodes) > 1 else ():
+    if len(nodes) == 1:
+        return {}
+    for node in nodes:
         has = node["Resources"]
         enough = all(has.get(name, 0) >= num_processes * part for name, part in share.items())
         if enough and node["NodeID"] == ray.get_runtime_context().get_node_id():

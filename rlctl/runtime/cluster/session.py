@@ -50,7 +50,7 @@ RAY_SETTINGS = {
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_worker_niceness": "0",  # by default 15: other programs would hold up a run
-    # On a busy machine imports take minutes; rlctl has deadlines of its own.
+    # On a busy machine imports take minutes; rlctl has other deadlines.
     "RAY_worker_register_timeout_seconds": "3600",
     "RAY_agent_register_timeout_ms": "3600000",
 }
@@ -74,7 +74,7 @@ def ray_session(
     does not start within `timeout_s`, and for a cluster that other machines reach without a token;
     RlctlError instead of an error in the block if Ray's GCS or raylet has exited. If the block does
     not end by itself then, this process calls `on_lost` with that error and exits with
-    code 1. `log_to_driver` prints what workers without a log file of their own print.
+    code 1. `log_to_driver` prints what workers without a log file print.
     """
     import ray
 
@@ -196,7 +196,7 @@ def _options(init: schema.RayInit, num_threads: int, address: str | None) -> dic
     env |= {name: os.environ[name] for name in INTERFACES if name in os.environ}
     if fork_server.on_this_machine(address) and _GLOO in env:
         env[_GLOO] = ""  # its processes meet on the loopback interface
-    # Limits the threads that libraries start at import; torch.set_num_threads sets torch's own.
+    # Limits the threads that libraries start at import; torch.set_num_threads sets those of torch.
     env["OMP_NUM_THREADS"] = str(num_threads)
     given = {name: str(value) for name, value in init.runtime_env.get("env_vars", {}).items()}
     if os.environ.get(OPENMP_WAIT[0]) == SPIN_COUNT and OPENMP_WAIT[1] in given:

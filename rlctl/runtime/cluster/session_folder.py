@@ -1,6 +1,6 @@
 """Temporary folder of a Ray session: for its owner alone, and removed with the session.
 
-Ray gives everybody access to its own folder, so that folder is inside one with mode 0700. Other
+Ray gives everybody access to its folder, so that folder is inside one with mode 0700. Other
 users can put files and links into `/tmp`: folders are opened without following links, and only
 what this user's rlctl has created is removed.
 """
@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_PREFIX, _LOCK, _RAY = "rlctl-ray-", "lock", "r"
+_PREFIX = "rlctl-ray-"
+_LOCK = "lock"
+_RAY = "r"
 _PARENT = Path("/tmp")  # short: socket paths in a session's folder may have 107 characters
 _MARK = b"folder of an rlctl session\n"  # content of a lock
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW

@@ -24,7 +24,9 @@ class LoadedDeadline:
     """Deadline of `seconds` on an idle machine; a start that shares its cores gets more."""
 
     def __init__(self, seconds: float, slowness: Callable[[], float] = slowness) -> None:
-        self._left, self._seen, self._slowness = seconds, time.monotonic(), slowness
+        self._left = seconds
+        self._seen = time.monotonic()
+        self._slowness = slowness
 
     def is_over(self) -> bool:
         """Return True if the time is over; a wait calls it again and again."""

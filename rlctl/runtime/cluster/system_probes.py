@@ -53,7 +53,12 @@ class _Remote:
         self.pending: Any = None
 
     def __call__(self) -> Sample:
-        asked = self.probe.sample.remote() if self.pending is None else self.pending
+        asked = self.pending
+        if asked is None:
+            asked = self.probe.sample.remote()
         ready, _ = ray.wait([asked], timeout=_ANSWER_S)
-        self.pending = None if ready else asked
-        return ray.get(asked) if ready else {}
+        if not ready:
+            self.pending = asked
+            return {}
+        self.pending = None
+        return ray.get(asked)

@@ -11,6 +11,8 @@ from rlctl.errors import RlctlError
 
 def error_of_users_code(error: RayTaskError) -> RlctlError | None:
     """Return the error of a task that users' code ended, with its file and line, else None."""
-    # Ray raises a class of its own and the cause's, which has the traceback as its text alone.
+    # Ray raises a subclass of RayTaskError and of the cause's class, whose text is the traceback.
     place = users_place_in(str(error), plugin_packages)
-    return None if place is None else raised_by_users_code(error.cause, place)
+    if place is None:
+        return None
+    return raised_by_users_code(error.cause, place)

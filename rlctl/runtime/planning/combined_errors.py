@@ -25,8 +25,10 @@ def combined(errors: Sequence[RlctlError]) -> RlctlError:
             if error.exit_code != kind.exit_code:
                 code = code or code_of(problem.message, error)
             is_extra = isinstance(error, MissingExtraError) or code == MissingExtraError.code
-            is_missing = is_extra and _INSTALL.match(problem.hint or "")
-            (missing if is_missing else others)[replace(problem, code=code)] = None
+            combination = others
+            if is_extra and _INSTALL.match(problem.hint or ""):
+                combination = missing
+            combination[replace(problem, code=code)] = None
     return kind(*others, *_one_installation(list(missing)))
 
 
@@ -64,7 +66,11 @@ def _requirements(wanted: Iterable[str]) -> list[str]:
         extras.setdefault((found["package"], found["version"]), {}).update(dict.fromkeys(named))
     lines: list[str] = []
     for (package, version), names in extras.items():
-        bracket = f"[{','.join(names)}]" if names else ""
-        full = f"{package}{bracket}{version}"
-        lines.append(full if full == package else f"'{full}'")
+        wanted = version
+        if names:
+            wanted = f"[{','.join(names)}]{version}"
+        if wanted:
+            lines.append(f"'{package}{wanted}'")
+        else:
+            lines.append(package)
     return lines

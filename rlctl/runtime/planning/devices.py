@@ -51,8 +51,9 @@ class Devices:
         """
         kind = trainer.device
         if kind == "auto":
-            kind = "cuda" if gpus is not None or torch.cuda.is_available() else "cpu"
-            if kind == "cpu":
+            kind = "cuda"
+            if gpus is None and not torch.cuda.is_available():
+                kind = "cpu"
                 _warn_of_unused_gpus()
         if kind == "cuda":
             _check_builds(gpus)
@@ -76,15 +77,16 @@ class Devices:
 
 def _check_builds(gpus: ClusterGpus | None) -> None:
     """Raise ResourceError for GPUs that torch cannot use, such as those with an old driver."""
-    nodes = () if gpus is None else gpus.nodes
-    if gpus is None and not torch.cuda.is_available():
-        from rlctl.runtime.cluster.gpus import own_gpus
-
-        nodes = (own_gpus("this machine"),)
-    if not nodes:
+    if gpus is None and torch.cuda.is_available():
         return
     from rlctl.runtime.planning.machine import check_torch
 
+    if gpus is None:
+        from rlctl.runtime.cluster.gpus import own_gpus
+
+        nodes = (own_gpus("this machine"),)
+    else:
+        nodes = gpus.nodes
     for node in nodes:
         check = check_torch(node.torch, node.cuda, node.gpus)
         if check.state != "ok":
@@ -94,9 +96,10 @@ def _check_builds(gpus: ClusterGpus | None) -> None:
 
 def _memory(gpus: ClusterGpus | None) -> int | None:
     """Return the bytes of a GPU of the cluster, or of this machine; None if they are unknown."""
+    if gpus is None and torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory
     if gpus is None:
-        known = torch.cuda.is_available()
-        return torch.cuda.get_device_properties(0).total_memory if known else None
+        return None
     from rlctl.runtime.planning.known_gpus import GPUS, MIB
 
     return gpus.memory or (GPUS[gpus.name] * MIB if gpus.name in GPUS else None)
@@ -123,8 +126,9 @@ def pool_sizes(config: schema.Config, devices: Devices, needs: Flag) -> Mapping[
 
 def pool_device(config: schema.Config, devices: Devices, needs: Flag, pool: str) -> str:
     """Return the device of the processes of `pool`, "cpu" or "cuda"."""
-    is_client = config.actor_rollout_ref.rollout.is_client and pool == rollout_pool(config, needs)
-    return "cpu" if is_client else devices.kind
+    if config.actor_rollout_ref.rollout.is_client and pool == rollout_pool(config, needs):
+        return "cpu"
+    return devices.kind
 
 
 def inline_rank_info(trainer: schema.Trainer) -> RankInfo:

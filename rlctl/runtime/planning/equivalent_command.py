@@ -18,7 +18,8 @@ _OF_A_FORK = ("trainer.experiment_name", "trainer.resume_mode")
 
 def equivalent_command(plan: Plan, start: ResumePoint | None) -> list[str]:
     """Return the words of the command for a new run."""
-    recipe, trainer = plan.recipe, plan.config.trainer
+    recipe = plan.recipe
+    trainer = plan.config.trainer
     if start is not None and start.parent is not None and trainer.resume_mode == "disable":
         changed = changes(recipe.path.parent, recipe.recorded)
         settings = [f"{key.key}={written(key.new)}" for key in changed if key.key not in _OF_A_FORK]
@@ -28,15 +29,19 @@ def equivalent_command(plan: Plan, start: ResumePoint | None) -> list[str]:
         shipped = library_recipes().get(recipe.name) == recipe.path
         source = recipe.name if shipped else str(recipe.path)
         words = ["train", _verb(recipe), "--recipe", source, *_overrides(recipe)]
-    return ["rlctl", *words, *(["--inline"] if plan.inline else [])]
+    if plan.inline:
+        words.append("--inline")
+    return ["rlctl", *words]
 
 
 def _verb(recipe: Recipe) -> str:
     """Return the verb of the recipe's name, or the first one of its algorithm."""
     name = recipe.name.removesuffix("_trainer")
+    if name in verbs():
+        return name
     algorithm = recipe.config.algorithm.name
-    fitting = [verb for verb, facts in verbs().items() if facts.algorithm == algorithm]
-    return name if name in verbs() else [*fitting, "ppo"][0]
+    fitting = (verb for verb, facts in verbs().items() if facts.algorithm == algorithm)
+    return next(fitting, "ppo")
 
 
 def _overrides(recipe: Recipe) -> list[str]:

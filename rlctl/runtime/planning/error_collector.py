@@ -16,7 +16,8 @@ class Part(Generic[T]):
     """Property that is made once; if that raises an RlctlError, each use raises it again."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:
-        self.make, self.name = make, make.__name__
+        self.make = make
+        self.name = make.__name__
 
     def __get__(self, owner: Any, _: type) -> T:
         made = owner.__dict__

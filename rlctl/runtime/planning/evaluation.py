@@ -42,9 +42,9 @@ def target_config(
 ) -> Config:
     """Return the config that evaluates `target`: a run, a selector of one under `root`, or a model.
 
-    A model folder, its URL or a bundled model gets the settings of `recipe`; a run has its own, and
-    its checkpoint of `step` (the latest if None). Raises NotFoundError without run or checkpoint,
-    and UsageError for the folder of a reward model and a recipe that generates.
+    A model folder, its URL or a bundled model gets the settings of `recipe`. A run has the recorded
+    ones, and its checkpoint of `step` (the latest if None). Raises NotFoundError without run or
+    checkpoint, and UsageError for the folder of a reward model and a recipe that generates.
     """
     if isinstance(target, Run):
         return _run_config(target.path, step, overrides)

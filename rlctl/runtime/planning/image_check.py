@@ -14,17 +14,19 @@ from rlctl.runtime.rollout.auto import reads_images
 
 def check_images(config: schema.Config, devices: Devices | None, needs: Needs) -> None:
     """Raise ConfigError with what cannot be combined with rows that have images."""
-    roles, rollout = needed_roles(config, needs), config.actor_rollout_ref.rollout
+    roles = needed_roles(config, needs)
+    rollout = config.actor_rollout_ref.rollout
     found: list[tuple[str, str]] = []
-    kind, model = devices.kind if devices else "cpu", config.actor_rollout_ref.model
+    kind = devices.kind if devices else "cpu"
+    model = config.actor_rollout_ref.model
     if Needs.ENGINE in needs and not reads_images(rollout, model, kind):
         found.append((f"the engine {rollout.name}", "actor_rollout_ref.rollout.name=hf or vllm"))
     if rollout.multi_turn.enable and rollout.agent.program is not None:
         found.append(("an agent program", "actor_rollout_ref.rollout.agent.program=null"))
     for role in roles:
-        own = role.model(config)
-        if not is_missing(own.path) and processor_of(own.path, own.trust_remote_code) is None:
-            what = f"{own.path}, the model of the {role.name}, reads text alone and"
+        model = role.model(config)
+        if not is_missing(model.path) and processor_of(model.path, model.trust_remote_code) is None:
+            what = f"{model.path}, the model of the {role.name}, reads text alone and"
             found.append((what, "a vision-language model with its preprocessor_config.json"))
         fsdp = role.fsdp(config)
         if fsdp is not None and fsdp.ranks_per_row > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,7 +58,9 @@ class Device:
     @property
     def has_bf16(self) -> bool | None:
         """True if it computes in bfloat16; None for another device than those of the table."""
-        return self.name not in _WITHOUT_BF16 if self.name in GPUS else None
+        if self.name not in GPUS:
+            return None
+        return self.name not in _WITHOUT_BF16
 
 
 def find_device(name: str, memory: str | None = None) -> Device:
@@ -91,10 +94,10 @@ def find_device(name: str, memory: str | None = None) -> Device:
 def parse_size(text: str) -> int:
     """Return the bytes of a text such as `80GB`, `24GiB` or `40000MB`. Raises UsageError."""
     match = _SIZE.fullmatch(text.strip())
-    try:
-        size = int(float(match[1]) * _UNITS[(match[2] or "GB").lower()]) if match else 0
-    except ValueError:
-        size = 0
+    size = 0
+    if match:
+        with suppress(ValueError):
+            size = int(float(match[1]) * _UNITS[(match[2] or "GB").lower()])
     if size < 100 * MIB:
         raise UsageError(f"{text!r} is not a memory size", where="--memory", hint="--memory 80GB")
     return size

@@ -66,17 +66,20 @@ def check_torch(installed: str, cuda: str | None, gpus: Sequence[str]) -> Check:
     if gpus and cuda is None:
         message = f"torch {installed} is a CPU build and cannot use {len(gpus)} GPUs ({gpus[0]})"
         return Check("gpus", "warning", message, f"pip install --force-reinstall torch=={number}")
-    driver = re.search(r", (\d+)[.\d]*$", gpus[0]) if gpus else None
+    first = next(iter(gpus), "")
+    driver = re.search(r", (\d+)[.\d]*$", first)
     major = (cuda or "").partition(".")[0]
     least = _LEAST_DRIVER.get(major)
     if driver and least and int(driver[1]) < least:
-        message = f"torch {installed} is for CUDA {cuda}, which needs driver {least}: {gpus[0]}"
+        message = f"torch {installed} is for CUDA {cuda}, which needs driver {least}: {first}"
         return Check("gpus", "fault", message, f"install NVIDIA's driver {least} or newer")
-    capability = re.search(r", (\d+\.\d+), [.\d]+$", gpus[0]) if gpus else None
+    capability = re.search(r", (\d+\.\d+), [.\d]+$", first)
     if capability and float(capability[1]) < (wanted := _LEAST_CAPABILITY.get(major, 0.0)):
-        message = f"torch {installed} is for GPUs of capability {wanted} or more: {gpus[0]}"
+        message = f"torch {installed} is for GPUs of capability {wanted} or more: {first}"
         return Check("gpus", "fault", message, "a newer GPU, or a build of torch for this one")
-    build = f"torch for CUDA {cuda}" if cuda else "torch for CPUs"
+    build = "torch for CPUs"
+    if cuda:
+        build = f"torch for CUDA {cuda}"
     return Check(
         "gpus",
         "ok",
@@ -86,7 +89,8 @@ def check_torch(installed: str, cuda: str | None, gpus: Sequence[str]) -> Check:
 
 def cores_check() -> Check:
     """Check that OMP_NUM_THREADS does not exceed the available cores."""
-    cores, threads = available_cores(), os.environ.get("OMP_NUM_THREADS")
+    cores = available_cores()
+    threads = os.environ.get("OMP_NUM_THREADS")
     message = f"{cores} of {os.cpu_count()} may be used; OMP_NUM_THREADS is {threads or 'not set'}"
     if threads is not None and threads.isdecimal() and int(threads) > cores:
         return Check(
@@ -101,9 +105,11 @@ def memory_checks() -> Iterator[Check]:
         return
     import psutil
 
-    memory, bound = psutil.virtual_memory(), container_memory()
+    memory = psutil.virtual_memory()
+    bound = container_memory()
     message = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available"
-    message += f", the container may use {bound / GIB:.1f}" if bound is not None else ""
+    if bound is not None:
+        message += f", the container may use {bound / GIB:.1f}"
     if memory.available < 2 * GIB:
         yield Check(
             "memory",
@@ -119,10 +125,12 @@ def disk_check(check: str, folder: Path) -> Check:
     """Check that `folder`, or its first parent that exists, is writable and has free space."""
     path = existing_parent(folder)
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
-        reason = "is not a folder" if not path.is_dir() else "cannot be written to"
-        remedy = (
-            f"sudo chmod 1777 {path}" if check == "disk of Ray" else "export RLCTL_RUNS=$HOME/runs"
-        )
+        reason = "cannot be written to"
+        if not path.is_dir():
+            reason = "is not a folder"
+        remedy = "export RLCTL_RUNS=$HOME/runs"
+        if check == "disk of Ray":
+            remedy = f"sudo chmod 1777 {path}"
         return Check(check, "fault", f"{path} {reason}", remedy)
     usage = shutil.disk_usage(path)
     return check_space(check, path, usage.free, usage.total)
@@ -136,11 +144,9 @@ def shared_memory_checks() -> Iterator[Check]:
     usage = shutil.disk_usage(path)
     message = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free at {path}"
     if usage.free < GIB:
-        remedy = (
-            "docker run --shm-size=8g …"
-            if Path("/.dockerenv").exists()
-            else "sudo mount -o remount,size=8G /dev/shm"
-        )
+        remedy = "sudo mount -o remount,size=8G /dev/shm"
+        if Path("/.dockerenv").exists():
+            remedy = "docker run --shm-size=8g …"
         yield Check(
             "shared memory", "warning", f"{message}: Ray keeps its objects in files instead", remedy
         )

@@ -44,8 +44,12 @@ class EngineMemory:
     @property
     def asleep(self) -> int:
         """Bytes during training."""
-        cache = self.cache if self.keeps_cache else 0
-        return self.graphs + cache + (0 if self.sleeps else self.weights)
+        held = self.graphs
+        if self.keeps_cache:
+            held += self.cache
+        if not self.sleeps:
+            held += self.weights
+        return held
 
     @property
     def num_rows(self) -> int:
@@ -91,7 +95,8 @@ class Storage:
         On a CPU nothing is offloaded: it has the host's memory.
         """
         wrapped = ranks > 1 or master != compute
-        tensor, stages = fsdp.tensor_model_parallel_size, fsdp.pipeline_model_parallel_size
+        tensor = fsdp.tensor_model_parallel_size
+        stages = fsdp.pipeline_model_parallel_size
         rest = max(1, ranks // tensor // stages)
         shards = rest if fsdp.fsdp_size == -1 else min(rest, fsdp.fsdp_size)
         return cls(
@@ -192,19 +197,23 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
     activations are offloaded.
     """
     part = size.split(storage.tensor).stage(storage.stages)
-    in_use = (
-        2 * part.largest_block + part.outside_blocks if storage.reshard else part.num_parameters
-    )
+    gathered = part.num_parameters * storage.compute
+    if storage.reshard:
+        in_use = 2 * part.largest_block + part.outside_blocks
+        gathered = min(gathered, in_use * storage.compute)
     layer = work.tokens * part.activations_per_token * storage.compute
     num_recomputed = ceil_div(part.num_layers, work.recomputed) if work.recomputed else 0
     inputs = num_recomputed * work.tokens * size.hidden * storage.compute
     stored = (inputs + (part.num_layers - num_recomputed) * layer) * work.in_flight
-    activations = stored if work.learns and not work.offloads else 0
-    recomputing = 0 if activations and not num_recomputed else layer
     passed_on = work.passed_on * work.tokens * size.hidden * storage.compute
     state = _state(part, storage, work)
-    rows = min(work.tokens, max(1, MAX_LOGITS // part.vocab)) if work.has_logits else 0
-    host = state.host + (stored if work.learns and work.offloads else 0)
+    activations = 0
+    host = state.host
+    if work.learns and work.offloads:
+        host += stored
+    elif work.learns:
+        activations = stored
+    recomputing = 0 if activations and not num_recomputed else layer
     return RoleMemory(
         role=role,
         num_parameters=size.num_parameters,
@@ -212,17 +221,26 @@ def role_memory(role: str, size: ModelSize, storage: Storage, work: Work) -> Rol
         parameters=state.parameters,
         visiting=state.visiting,
         moments=state.moments,
-        gathered=min(in_use, part.num_parameters) * storage.compute if storage.wrapped else 0,
+        gathered=gathered if storage.wrapped else 0,
         stays_gathered=not storage.reshard,
         learns=work.learns,
         gradients=state.gradients,
         activations=activations + recomputing + passed_on,
         recomputing=recomputing,
-        logits=rows * part.vocab * storage.compute * (2 if work.learns else 1),
+        logits=_logits(part, storage, work),
         engine=work.engine,
         update=state.update,
         host=host if storage.on_gpu else 0,
     )
+
+
+def _logits(part: ModelSize, storage: Storage, work: Work) -> int:
+    """Return the bytes of the logits that are computed at a time, and of their gradients."""
+    if not work.has_logits:
+        return 0
+    rows = min(work.tokens, max(1, MAX_LOGITS // part.vocab))
+    logits = rows * part.vocab * storage.compute
+    return 2 * logits if work.learns else logits
 
 
 @dataclass(frozen=True)
@@ -239,27 +257,30 @@ class _State:
 
 def _state(part: ModelSize, storage: Storage, work: Work) -> _State:
     """Return the state of a rank; an offloaded optimizer has two blocks of it on the device."""
-    own, trained = (
-        ceil_div(number, storage.shards) for number in (part.num_parameters, part.num_trained)
-    )
-    parameters = trained * (storage.master + (_FLOAT32 if work.averages else 0))
-    parameters += (own - trained) * storage.compute
+    stored = ceil_div(part.num_parameters, storage.shards)
+    trained = ceil_div(part.num_trained, storage.shards)
+    parameters = trained * storage.master + (stored - trained) * storage.compute
+    if work.averages:
+        parameters += trained * _FLOAT32
     visiting = parameters if storage.param_offload and not storage.offload else 0
     if not work.learns:
         host = parameters if storage.offload else visiting
         return _State(parameters - host, visiting, 0, 0, 0, host)
     bytes_each = 2 * _FLOAT32 if work.state_bytes is None else work.state_bytes
     bytes_each += _FLOAT32 - storage.master  # the other bits of weights in bfloat16
-    moments, gradients = int(trained * bytes_each), trained * storage.master
+    moments = int(trained * bytes_each)
+    gradients = trained * storage.master
     host = trained * storage.master + moments if work.saves else 0
     reduced = _reduced(part, storage) if storage.wrapped else 0
     if storage.offload:
         return _State(0, 0, 0, reduced, 0, host + parameters + moments + gradients)
     host += visiting
-    largest, update = ceil_div(part.largest_tensor, storage.shards), 0
+    largest = ceil_div(part.largest_tensor, storage.shards)
+    update = 0
     if storage.optimizer_offload:
         host += moments
-        moments, update = 0, min(moments, int(2 * max(BLOCK, largest) * bytes_each))
+        update = min(moments, int(2 * max(BLOCK, largest) * bytes_each))
+        moments = 0
     if storage.master < _FLOAT32:  # a weight and its gradient in float32
         update += 2 * _FLOAT32 * min(trained, largest)
     return _State(parameters - visiting, visiting, moments, gradients + reduced, update, host)
@@ -272,7 +293,8 @@ def _reduced(size: ModelSize, storage: Storage) -> int:
     """
     share = size.num_trained / size.num_parameters
     whole = size.outside_blocks * storage.compute
-    copies = 2 if storage.gloo else 1
-    whole += copies * size.largest_block * (storage.compute + 4) if storage.shards > 1 else 0
+    if storage.shards > 1:
+        copies = 2 if storage.gloo else 1
+        whole += copies * size.largest_block * (storage.compute + 4)
     sums = 4 * ceil_div(size.num_parameters, storage.shards) if storage.replicated else 0
     return int(share * (whole + sums))

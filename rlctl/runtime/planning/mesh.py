@@ -17,8 +17,10 @@ from rlctl.runtime.model.mixture import num_experts
 from rlctl.runtime.model.state_layers import has_states
 from rlctl.runtime.planning.preflight import read_model_config
 
-_SEQUENCE, _TENSOR = "ulysses_sequence_parallel_size", "tensor_model_parallel_size"
-_EXPERTS, _PIPELINE = "expert_model_parallel_size", "pipeline_model_parallel_size"
+_SEQUENCE = "ulysses_sequence_parallel_size"
+_TENSOR = "tensor_model_parallel_size"
+_EXPERTS = "expert_model_parallel_size"
+_PIPELINE = "pipeline_model_parallel_size"
 
 
 def check_meshes(
@@ -29,7 +31,8 @@ def check_meshes(
     `ranks` maps pools to processes. A model whose config.json cannot be read is not checked.
     """
     for role in built_roles(config, needs):
-        fsdp, pool = role.fsdp(config), role.pool(config.trainer.placement) or ""
+        fsdp = role.fsdp(config)
+        pool = role.pool(config.trainer.placement) or ""
         if fsdp is not None and fsdp.ranks_per_row > 1:
             yield from _check(role, config, fsdp, pool, ranks[pool])
         if fsdp is not None and fsdp.expert_model_parallel_size > 1:
@@ -40,8 +43,10 @@ def _check(
     role: Role, config: schema.Config, fsdp: schema.FSDP, pool: str, num_ranks: int
 ) -> Iterator[Problem]:
     """Yield the problems of the mesh of one role on `num_ranks` ranks."""
-    tensor, sequence = fsdp.tensor_model_parallel_size, fsdp.ulysses_sequence_parallel_size
-    stages, loaded = fsdp.pipeline_model_parallel_size, _text_config(role, config)
+    tensor = fsdp.tensor_model_parallel_size
+    sequence = fsdp.ulysses_sequence_parallel_size
+    stages = fsdp.pipeline_model_parallel_size
+    loaded = _text_config(role, config)
     if tensor > 1:
         yield from _check_split(role, config, tensor, loaded)
     if stages > 1:
@@ -50,8 +55,10 @@ def _check(
         given = {_SEQUENCE: sequence, _TENSOR: tensor, _PIPELINE: stages}
         yield from (_states(role, loaded, name) for name, size in given.items() if size > 1)
     heads = getattr(loaded, "num_attention_heads", None)
-    heads = heads if heads and heads % tensor == 0 else None
-    limit, per_stage = min(num_ranks, RANKS_PER_RELAY), tensor * sequence
+    if heads and heads % tensor:
+        heads = None
+    limit = min(num_ranks, RANKS_PER_RELAY)
+    per_stage = tensor * sequence
     sizes = (_TENSOR, tensor, 1), (_SEQUENCE, sequence, tensor), (_PIPELINE, stages, per_stage)
     for name, size, others in sizes:
         fitting = [
@@ -65,11 +72,13 @@ def _check(
             continue
         counted = f"the {num_ranks // others} ranks of the pool {pool}"
         if others > 1:
-            counted += f" for each of the {others} that split "
-            counted += "layers" if name == _SEQUENCE else "layers and rows"
+            counted += f" for each of the {others} that split layers"
+            if name != _SEQUENCE:
+                counted += " and rows"
         if heads and name == _SEQUENCE:
             counted += f" and the {heads // others} attention heads of a rank"
-        key, near = f"{role.fsdp_key}.{name}", max((n for n in fitting if n <= size), default=1)
+        key = f"{role.fsdp_key}.{name}"
+        near = max((n for n in fitting if n <= size), default=1)
         yield Problem(
             f"the mesh of the {role.name} does not fit: {key}={size} must divide {counted}",
             hint=f"sizes that do: {', '.join(map(str, fitting)) or 'none'}",
@@ -96,8 +105,9 @@ def _check_split(
     from rlctl.runtime.model.tensor_parallel import unsplittable
 
     key = f"{role.fsdp_key}.{_TENSOR}"
-    for problem in () if loaded is None else unsplittable(loaded, size, role.kind == "policy"):
-        yield replace(problem, where=key)
+    if loaded is not None:
+        for problem in unsplittable(loaded, size, role.kind == "policy"):
+            yield replace(problem, where=key)
     if role.learns and role.model(config).lora_rank > 0:
         yield from _check_adapters(role, config, size, loaded)
     if _compiles(role, config):
@@ -112,8 +122,9 @@ def _check_stages(
     from rlctl.runtime.model.pipeline_parallel import unsplittable
 
     key = f"{role.fsdp_key}.{_PIPELINE}"
-    for problem in () if loaded is None else unsplittable(loaded, size):
-        yield replace(problem, where=key)
+    if loaded is not None:
+        for problem in unsplittable(loaded, size):
+            yield replace(problem, where=key)
     if _compiles(role, config):
         text = f"layers of {size} stages cannot be compiled"
         yield Problem(text, key, f"{COMPILE_KEY}=false, or {key}=1")
@@ -130,7 +141,9 @@ def _check_adapters(
     """Yield why the adapters of layers that `size` ranks split are not supported."""
     from rlctl.runtime.model.tensor_parallel import unsplittable_adapters
 
-    model, name, key = role.model(config), role.model_key, f"{role.fsdp_key}.{_TENSOR}"
+    model = role.model(config)
+    name = role.model_key
+    key = f"{role.fsdp_key}.{_TENSOR}"
     others = [] if loaded is None else unsplittable_adapters(loaded, model.target_modules)
     if model.use_dora:
         text = f"DoRA adapters of layers that {size} ranks split are not supported"
@@ -148,7 +161,8 @@ def _check_experts(
     role: Role, config: schema.Config, fsdp: schema.FSDP, num_ranks: int
 ) -> Iterator[Problem]:
     """Yield the problem of experts that cannot be divided over the ranks of one role."""
-    key, size = f"{role.fsdp_key}.{_EXPERTS}", fsdp.expert_model_parallel_size
+    key = f"{role.fsdp_key}.{_EXPERTS}"
+    size = fsdp.expert_model_parallel_size
     tensor = fsdp.tensor_model_parallel_size
     rest = num_ranks // tensor // fsdp.pipeline_model_parallel_size
     sharing = rest if fsdp.fsdp_size == -1 else fsdp.fsdp_size
@@ -194,7 +208,9 @@ def draw_mesh(fsdp: schema.FSDP, num_ranks: int) -> str:
         "tensor": fsdp.tensor_model_parallel_size,
     }
     used = [f"{name} {size}" for name, size in named.items() if size > 1 or name == "data"]
-    sizes = [" × ".join(used)] if len(used) > 1 else []
+    sizes: list[str] = []
+    if len(used) > 1:
+        sizes.append(" × ".join(used))
     if fsdp.expert_model_parallel_size > 1:
         sizes.append(f"experts {fsdp.expert_model_parallel_size}")
     return ", ".join(sizes)

@@ -32,8 +32,8 @@ def check_architecture(
 ) -> list[Problem]:
     """Return the problems of a model with `config`, built without data, and of its weights.
 
-    `key` is the config key of the model, `fsdp` the role's mesh. A model whose own code needs data
-    is not checked.
+    `key` is the config key of the model, `fsdp` the role's mesh. A model whose code needs data is
+    not checked.
     """
     writers = [name for name in config.architectures or () if name.endswith(_WRITERS)]
     if kind == "classifier" and writers:
@@ -76,12 +76,13 @@ def check_tokenizer(
 
     A policy can only give log-probs of another one's responses if the token ids mean the same.
     """
-    own, others = tokenizer_of(model).get_vocab(), actors.get_vocab()
-    if own != others:
-        token = min(own.items() ^ others.items(), key=lambda entry: entry[1])[0]
+    found = tokenizer_of(model).get_vocab()
+    wanted = actors.get_vocab()
+    if found != wanted:
+        token = min(found.items() ^ wanted.items(), key=lambda entry: entry[1])[0]
         yield Problem(
             f"the tokenizer of {model.path} is not the actor's: the token {token!r} is "
-            f"{own.get(token, 'missing')} instead of {others.get(token, 'missing')}",
+            f"{found.get(token, 'missing')} instead of {wanted.get(token, 'missing')}",
             key,
             "a model of the same family; distillation between tokenizers is not supported",
         )
@@ -145,4 +146,7 @@ def _damage(file: Path) -> str | None:
         end = max((entry["data_offsets"][1] for entry in tensors_in(file).values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError):
         return "its header is not that of a safetensors file"
-    return None if size == 8 + length + end else f"{size} bytes long instead of {8 + length + end}"
+    expected = 8 + length + end
+    if size == expected:
+        return None
+    return f"{size} bytes long instead of {expected}"

@@ -54,19 +54,28 @@ class ModelSize:
         where the model's code does not run on the meta device.
         """
         config = load_config(model, kind)
-        built, text = build_on_meta(config, model, kind), config.get_text_config()
+        built = build_on_meta(config, model, kind)
+        text = config.get_text_config()
+        heads = getattr(text, "num_attention_heads", None) or 1
+        head_dim = head_size(text) or text.hidden_size // heads
+        key_value = (getattr(text, "num_key_value_heads", None) or heads) * head_dim
         costs = None
         if kind == "policy":
             costs = Costs.from_config(config, lambda: build_on_meta(config, model, kind))
+        if costs is None:
+            num_cached = text.num_hidden_layers
+            cached = 2 * num_cached * key_value
+            states = 0
+        else:
+            num_cached = len(costs.attention)
+            cached = costs.cached
+            states = costs.states
         with torch.device("meta"):
             adapt(built.base_model if kind == "new_classifier" else built, model, 0)
         names = set(built._no_split_modules or ())
         blocks = [_count(module) for module in built.modules() if type(module).__name__ in names]
         head = text.hidden_size + 1 if kind == "backbone" else 0
         total = _count(built) + head
-        heads = getattr(text, "num_attention_heads", None) or 1
-        head_dim = head_size(text) or text.hidden_size // heads
-        key_value = (getattr(text, "num_key_value_heads", None) or heads) * head_dim
         return cls(
             num_parameters=total,
             num_trained=sum(
@@ -85,9 +94,9 @@ class ModelSize:
             query=heads * head_dim,
             key_value=key_value,
             vocab=text.vocab_size,
-            cached=2 * text.num_hidden_layers * key_value if costs is None else costs.cached,
-            latent=_latent(text, text.num_hidden_layers if costs is None else len(costs.attention)),
-            states=0 if costs is None else costs.states,
+            cached=cached,
+            latent=_latent(text, num_cached),
+            states=states,
         )
 
     def split(self, ranks: int) -> Self:
@@ -108,11 +117,11 @@ class ModelSize:
         if stages > 1:
             ends = min(ends, (self.vocab + 1) * self.hidden)
         blocks = (self.num_parameters - self.outside_blocks) * layers
-        own = ceil_div(blocks, self.num_layers) + ends
+        num_parameters = ceil_div(blocks, self.num_layers) + ends
         return replace(
             self,
-            num_parameters=own,
-            num_trained=ceil_div(self.num_trained * own, self.num_parameters),
+            num_parameters=num_parameters,
+            num_trained=ceil_div(self.num_trained * num_parameters, self.num_parameters),
             outside_blocks=ends,
             num_layers=layers,
         )
@@ -137,8 +146,11 @@ def _intermediate(text: PretrainedConfig) -> int:
 
 def _latent(text: PretrainedConfig, num_layers: int) -> int:
     """Return the numbers of a token in a cache of latent attention (DeepSeek-V2); 0 without."""
-    rank, rotary = getattr(text, "kv_lora_rank", None), getattr(text, "qk_rope_head_dim", None)
-    return num_layers * (rank + (rotary or 0)) if rank else 0
+    rank = getattr(text, "kv_lora_rank", None)
+    if not rank:
+        return 0
+    rotary = getattr(text, "qk_rope_head_dim", None) or 0
+    return num_layers * (rank + rotary)
 
 
 def build_on_meta(config: PretrainedConfig, model: schema.Model, kind: Kind) -> PreTrainedModel:
@@ -150,15 +162,17 @@ def build_on_meta(config: PretrainedConfig, model: schema.Model, kind: Kind) -> 
             f"the model {model.path!r} cannot be built: {_first_line(error)}"
         ) from error
     except (RuntimeError, TypeError, AttributeError) as error:
-        # The model's own code computes with values, which the meta device does not have.
+        # The model's code computes with values, which the meta device does not have.
         raise UnknownSizeError(
             f"the memory of {model.path!r} is unknown before it is loaded: {_first_line(error)}"
         ) from error
 
 
 def _first_line(error: Exception) -> str:
-    unknown = "none of the known names: " if isinstance(error, KeyError) else ""
-    return unknown + (str(error).strip().splitlines() or [type(error).__name__])[0]
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, KeyError):
+        return f"none of the known names: {first}"
+    return first
 
 
 def _count(module: nn.Module) -> int:

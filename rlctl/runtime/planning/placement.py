@@ -89,10 +89,12 @@ def _check_nodes(
         return
     keys: dict[tuple[str, int, int, int], str] = {}  # of the first role with such groups
     for role in ROLES:
-        fsdp, pool = role.fsdp(config), role.pool(config.trainer.placement)
+        fsdp = role.fsdp(config)
+        pool = role.pool(config.trainer.placement)
         if fsdp is None or pool is None or pool not in sizes:
             continue
-        number, tensor = sizes[pool], fsdp.tensor_model_parallel_size
+        number = sizes[pool]
+        tensor = fsdp.tensor_model_parallel_size
         keys.setdefault((_TENSOR, tensor, tensor, number), f"{role.fsdp_key}.{_TENSOR}")
         width = fsdp.fsdp_size * tensor * fsdp.pipeline_model_parallel_size
         if fsdp.fsdp_size > 0 and width % number:
@@ -106,23 +108,26 @@ def _check_nodes(
             keys.setdefault(group, f"{ROLLOUT.section}.{_TENSOR}")
     for (kind, size, width, number), key in keys.items():
         if number % width:
+            hint = f"groups of {', '.join(map(str, divisors(number)))} ranks stay on their node"
+            if kind == "engine":
+                hint += f", and {2 * number} are those of two nodes"
             yield Problem(
                 f"{key}={size} gives groups of {width} ranks, which nodes with {number} processes "
                 "of the pool would divide",
                 key,
-                f"groups of {', '.join(map(str, divisors(number)))} ranks stay on their node"
-                + (f", and {2 * number} are those of two nodes" if kind == "engine" else ""),
+                hint,
             )
 
 
 def _check_judge(config: schema.Config, devices: Devices, num_used: int) -> Iterator[Problem]:
-    """Yield a problem if this machine has too few GPUs for the engines of the run's own judge."""
+    """Yield a problem if this machine has too few GPUs for the engines of the run's judge."""
     judge = config.reward.judge
     if judge.model.path is None or devices.kind != "cuda" or devices.num_nodes > 1:
         return
     if not torch.cuda.is_available():  # they are on another machine
         return
-    wanted, found = judge.rollout.num_engines, torch.cuda.device_count()
+    wanted = judge.rollout.num_engines
+    found = torch.cuda.device_count()
     if num_used + wanted > found:
         yield Problem(
             f"{wanted} engines of the judge need GPUs of their own beside {num_used} of the "

@@ -38,12 +38,14 @@ def check_batches(
 
     Each problem names the nearest numbers that work. `ranks` maps pools to processes.
     """
-    batch, placement = config.data.train_batch_size, config.trainer.placement
+    batch = config.data.train_batch_size
+    placement = config.trainer.placement
     n = rows_per_prompt(config, needs)
     for role in (needed for needed in needed_roles(config, needs) if needed.learns):
-        key, size = f"{role.section}.ppo_mini_batch_size", role.learner(config).ppo_mini_batch_size
+        key = f"{role.section}.ppo_mini_batch_size"
+        size = role.learner(config).ppo_mini_batch_size
         pool = role.pool(placement) or ""
-        num_ranks = max(1, ranks[pool] // role.ranks_per_row(config))  # with rows of their own
+        num_ranks = max(1, ranks[pool] // role.ranks_per_row(config))  # with different rows
         if size > batch or batch % size:
             yield Problem(
                 f"{key}={size} does not divide data.train_batch_size={batch}",
@@ -60,7 +62,8 @@ def check_batches(
                 fix=_fix(key, near),
             )
     pool = rollout_pool(config, needs) or trained_role(config, needs).pool(placement) or ""
-    num_ranks, size = ranks[pool], config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    num_ranks = ranks[pool]
+    size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
     if num_ranks % size:
         message = f"{_TENSOR}={size} does not divide the {num_ranks} ranks of the pool {pool}"
         yield _engine_problem(message, size, num_ranks)
@@ -103,7 +106,9 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> Iterator[Problem]:
     Its weights are complete and fit the config, its attention is supported, its attention heads can
     be split over the ranks, and its context holds a prompt and a response of the longest length.
     """
-    data, model, key = config.data, role.model(config), f"{role.model_key}.path"
+    data = config.data
+    model = role.model(config)
+    key = f"{role.model_key}.path"
     try:
         loaded = read_model_config(model, key)
     except ConfigError as error:
@@ -120,7 +125,8 @@ def check_model(config: schema.Config, role: Role = ACTOR) -> Iterator[Problem]:
     if heads and heads % size:
         message = f"{_TENSOR}={size} does not divide the model's {heads} attention heads"
         yield _engine_problem(message, size, heads)
-    rank, width = model.lora_rank, getattr(text, "hidden_size", None)
+    rank = model.lora_rank
+    width = getattr(text, "hidden_size", None)
     if width and rank > width:
         yield Problem(
             f"{role.model_key}.lora_rank={rank} is above the model's hidden size, {width}",
@@ -139,7 +145,8 @@ def _too_long(data: schema.Data, context: int, override: str) -> Iterator[Proble
 
     Prompts keep their length within half of the context; else both lengths shrink in proportion.
     """
-    longest, prompt = data.max_prompt_length + data.max_response_length, data.max_prompt_length
+    longest = data.max_prompt_length + data.max_response_length
+    prompt = data.max_prompt_length
     shorter = prompt
     if prompt > context // 2:
         shorter = max(1, context * prompt // longest)
@@ -213,12 +220,14 @@ def check_software(config: schema.Config, devices: Devices, inline: bool) -> Non
 
 
 def _check_engine(config: schema.Config, devices: Devices) -> None:
-    rollout, placement = config.actor_rollout_ref.rollout, config.trainer.placement
+    rollout = config.actor_rollout_ref.rollout
+    placement = config.trainer.placement
     num_ranks = placement.pools.get(placement.actor, devices.per_node) * devices.num_nodes
     device = devices.kind
     if placement.rollout not in (None, placement.actor):
-        num_ranks = rollout.tensor_model_parallel_size  # each engine has processes of its own
-        device = "cpu" if rollout.is_client else device
+        num_ranks = rollout.tensor_model_parallel_size  # each engine has separate processes
+        if rollout.is_client:
+            device = "cpu"
         from rlctl.runtime.rollout.weight_sync import uses_object_store
 
         uses_object_store(rollout, devices.kind)
@@ -237,7 +246,9 @@ def check_disk(config: schema.Config, root: Path, run: Path | None = None) -> No
         file.stat().st_size
         for file in Path(local(config.actor_rollout_ref.model.path)).glob("*.safetensors")
     )
-    need = 64 * 2**20 + (8 * weights if config.trainer.saves else 0)
+    need = 64 * 2**20
+    if config.trainer.saves:
+        need += 8 * weights
     root = Path(config.trainer.default_local_dir or root).expanduser().absolute()
     free = free_space(root)
     if free < need:

@@ -33,7 +33,8 @@ def open_ray_pools(
     stack: ExitStack,
 ) -> Pools:
     """Start Ray, or connect to a cluster, and start the pools; `stack` closes them."""
-    trainer, ray_kwargs = plan.config.trainer, plan.config.ray_kwargs
+    trainer = plan.config.trainer
+    ray_kwargs = plan.config.ray_kwargs
     judge = plan.config.reward.judge
     num_judges = 0 if judge.model.path is None else judge.rollout.num_engines
     num_processes = sum(plan.pool_sizes.values()) + num_judges
@@ -57,6 +58,9 @@ def open_ray_pools(
         log_path = (logs / f"{name}.log").absolute()
         # As many processes on each node, so that no group of ranks is divided between nodes.
         is_spread = trainer.nnodes > 1 and name not in (plan.rollout_pool, JUDGE_POOL)
+        per_node: tuple[int, ...] = ()
+        if is_spread:
+            per_node = (size // trainer.nnodes,) * trainer.nnodes
         device = plan.device_of(name)
         spec = PoolSpec(
             name,
@@ -66,10 +70,11 @@ def open_ray_pools(
             call_limit(trainer.timeouts.call_s),
             trainer.balance_batch,
             trainer.placement.device_fraction,
-            (size // trainer.nnodes,) * trainer.nnodes if is_spread else (),
+            per_node,
         )
         if name == plan.rollout_pool:
-            limit, bundles = trainer.timeouts.rollout_restart_s, plan.engine_bundles
+            limit = trainer.timeouts.rollout_restart_s
+            bundles = plan.engine_bundles
             pool = engines = EnginePool(spec, limit, event, bundles, plan.devices.kind)
             stack.callback(engines.end_changes)
         elif name == JUDGE_POOL:

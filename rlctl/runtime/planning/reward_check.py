@@ -42,8 +42,8 @@ def check_reward(
         for file, rows in files.items():
             for source in dict.fromkeys(row.data_source for row in rows):
                 if source in sources:
-                    own = [row for row in rows if row.data_source == source]
-                    components |= _try_reward(pool, file, own[:NUM_REWARD_ROWS])
+                    of_source = [row for row in rows if row.data_source == source]
+                    components |= _try_reward(pool, file, of_source[:NUM_REWARD_ROWS])
     if sources and not components and Needs.COMPONENTS in needs:
         raise ConfigError(
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} compares the components of "
@@ -56,7 +56,8 @@ def check_reward(
 
 def _single_responses(config: schema.Config, needs: Needs) -> Iterator[Problem]:
     """Yield a problem for each setting that gives a single response to a prompt."""
-    names, rollout = "reward.functions", config.actor_rollout_ref.rollout
+    names = "reward.functions"
+    rollout = config.actor_rollout_ref.rollout
     why = f"{names} compares the responses to a prompt, and there is only one"
     section = "actor_rollout_ref.rollout"
     if Needs.GROUPS in needs and rollout.n < 2:
@@ -91,17 +92,19 @@ def _try_reward(pool: RewardPool, file: str, rows: Sequence[PromptRow]) -> set[s
 
     They are rows of one data source.
     """
-    first_error, hint = None, ""
+    first_error = None
+    hint = ""
     # Functions that score groups compare two responses.
     times = 2 if any(traits.scores_groups for traits in pool.traits.values()) else 1
     for part in (rows[:1], rows[1:]):
-        part, groups = [row for row in part for _ in range(times)], len(part)
-        numbers = [number for number in range(groups) for _ in range(times)]
-        report = pool.score(part, [str(row.ground_truth) for row in part], groups=numbers)
+        calls = [(group, row) for group, row in enumerate(part) for _ in range(times)]
+        truths = [str(row.ground_truth) for _, row in calls]
+        groups = [group for group, _ in calls]
+        report = pool.score([row for _, row in calls], truths, groups=groups)
         first_error = first_error or report.first_error
         if report.first_timed_out:
             hint = f"{TIMEOUT_HINT}; "
-        if report.num_timeouts == len(part) > 0:
+        if report.num_timeouts == len(calls) > 0:
             break
         if any(result.error is None for result in report.results):
             return set(report.components())

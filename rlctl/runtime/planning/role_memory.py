@@ -42,7 +42,7 @@ _COMMUNICATOR = GIB // 4  # buffers of NCCL in a group
 
 @dataclass(frozen=True)
 class PlannedRole:
-    """A role with a model of its own, and its storage and memory on one device."""
+    """A role with a separate model, and its storage and memory on one device."""
 
     role: Role
     pool: str
@@ -131,9 +131,11 @@ def _communicators(config: schema.Config, ranks: Mapping[str, int], needs: Needs
     """
     found = {pool: _COMMUNICATOR * (number > 1) for pool, number in ranks.items()}
     for role in built_roles(config, needs):
-        fsdp, pool = role.fsdp(config), role.pool(config.trainer.placement) or ""
+        fsdp = role.fsdp(config)
+        pool = role.pool(config.trainer.placement) or ""
         if fsdp is not None:
-            tensor, stages = fsdp.tensor_model_parallel_size, fsdp.pipeline_model_parallel_size
+            tensor = fsdp.tensor_model_parallel_size
+            stages = fsdp.pipeline_model_parallel_size
             rest = ranks[pool] // tensor // stages
             shards = rest if fsdp.fsdp_size == -1 else min(rest, fsdp.fsdp_size)
             dimensions = (
@@ -144,8 +146,10 @@ def _communicators(config: schema.Config, ranks: Mapping[str, int], needs: Needs
             )
             several = sum(size > 1 for size in dimensions)
             found[pool] += _COMMUNICATOR * (several + (several > 0 and shards > 1))
-    engine, rollout = engine_role(config, needs), config.actor_rollout_ref.rollout
-    pool, actors = rollout_pool(config, needs), ACTOR.pool(config.trainer.placement) or ""
+    engine = engine_role(config, needs)
+    rollout = config.actor_rollout_ref.rollout
+    pool = rollout_pool(config, needs)
+    actors = ACTOR.pool(config.trainer.placement) or ""
     if engine is ACTOR and rollout.tensor_model_parallel_size > 1:
         found[actors] += _COMMUNICATOR
     if pool is not None and rollout.checkpoint_engine.backend != "object_store":
@@ -175,7 +179,7 @@ def _storage(role: Role, config: schema.Config, devices: Devices, num_ranks: int
     """Return how the model of `role` is stored on each of `num_ranks` devices."""
     compute = compute_dtype(role.model(config), devices.kind, devices.has_bf16)
     fsdp = role.fsdp(config)
-    if fsdp is None:  # an engine in a pool of its own
+    if fsdp is None:  # an engine in a separate pool
         tensor = config.actor_rollout_ref.rollout.tensor_model_parallel_size
         return replace(Storage.unsharded(compute), tensor=tensor)
     master = master_dtype(fsdp) if role.learns else compute
@@ -195,7 +199,8 @@ def _work(
     That is the token budget, or fewer tokens where a rank does not have as many, but at least one
     row of the longest length, or the rank's slice of it.
     """
-    data, n = config.data, rows_per_prompt(config, needs)
+    data = config.data
+    n = rows_per_prompt(config, needs)
     if role.passes is None:
         return Work(0, False, False, engine)
     model = role.model(config)
@@ -203,20 +208,28 @@ def _work(
     prompts = role.learner(config).ppo_mini_batch_size if role.learns else data.train_batch_size
     max_rows = role.max_rows(config)
     fsdp = role.fsdp(config)
-    slices = fsdp.ulysses_sequence_parallel_size if fsdp else 1
+    slices = 1
+    stages = 1
+    if fsdp is not None:
+        slices = fsdp.ulysses_sequence_parallel_size
+        stages = fsdp.pipeline_model_parallel_size
     budget = role.max_tokens(config) * slices if max_rows is None else max_rows * longest
     rows = ceil_div(prompts * n * role.ranks_per_row(config), num_ranks)
-    stages = fsdp.pipeline_model_parallel_size if fsdp else 1
     tokens = max(longest, min(budget, ceil_div(rows, stages) * longest))
     num_parts = min(ceil_div(rows * longest, tokens), PARTS_PER_STAGE * stages)
     # Hidden states come in and go out, or have a gradient; between two stages that comes in, too.
-    copies = 0 if stages == 1 else 3 if role.learns and stages > 2 else 2
+    copies = 2
+    if stages == 1:
+        copies = 0
+    elif role.learns and stages > 2:
+        copies = 3
+    in_flight = stages
+    if fsdp and stages > 1 and fsdp.pipeline_schedule == "gpipe":
+        in_flight = num_parts
     return Work(
         tokens=ceil_div(tokens, slices),
         learns=role.learns,
-        in_flight=num_parts
-        if fsdp and stages > 1 and fsdp.pipeline_schedule == "gpipe"
-        else stages,
+        in_flight=in_flight,
         passed_on=copies * num_parts,
         recomputed=model.enable_gradient_checkpointing
         and model.gradient_checkpointing_every_n_layers,
@@ -238,10 +251,12 @@ def _engine(
     storage: Storage,
 ) -> EngineMemory:
     """Return the memory of the engine of each rank of a role."""
-    rollout, data = config.actor_rollout_ref.rollout, config.data
-    compute, ranks = storage.compute, rollout.tensor_model_parallel_size
+    rollout = config.actor_rollout_ref.rollout
+    data = config.data
+    compute = storage.compute
+    ranks = rollout.tensor_model_parallel_size
     is_vllm = plans_vllm(rollout.name, devices.kind)
-    # The weights of an engine in a pool of its own are those of its role.
+    # The weights of an engine in a separate pool are those of its role.
     copies = storage.wrapped or size.num_trained < size.num_parameters or is_vllm
     alone = rollout_pool(config, needs) is not None
     has_latent = is_vllm and size.latent > 0  # which each rank has
@@ -271,11 +286,9 @@ def _cached_rows(
 
     The tokens of a prompt count once.
     """
-    data, rollout, n = (
-        config.data,
-        config.actor_rollout_ref.rollout,
-        rows_per_prompt(config, needs),
-    )
+    data = config.data
+    rollout = config.actor_rollout_ref.rollout
+    n = rows_per_prompt(config, needs)
     parts = ceil_div(num_ranks, rollout.tensor_model_parallel_size)
     prompts = min(
         ceil_div(data.train_batch_size, parts), max(1, rows_at_a_time(rollout, device) // n)

@@ -67,7 +67,8 @@ def check_adapters(config: schema.Config, devices: Devices | None, needs: Flag) 
         MissingExtraError: peft or bitsandbytes is not installed.
         ConfigError: a role does not support a base in 4 bits, or `devices` do not.
     """
-    roles, errors = needed_roles(config, needs), ErrorCollector()
+    roles = needed_roles(config, needs)
+    errors = ErrorCollector()
     is_quantized = any(role.model(config).is_4bit for role in roles)
     for role in roles:
         errors.run(check_extras, role.model(config))
@@ -86,7 +87,8 @@ def check_adapters(config: schema.Config, devices: Devices | None, needs: Flag) 
 
 
 def _adapter_problems(config: schema.Config, role: Role) -> Iterator[Problem]:
-    model, key = role.model(config), f"{role.model_key}.load_in_4bit"
+    model = role.model(config)
+    key = f"{role.model_key}.load_in_4bit"
     if model.is_4bit and role.kind != ACTOR.kind:
         yield Problem(f"{key}=true is for policies", hint=f"set {key}=false")
     elif model.is_4bit and model.init != "auto":
@@ -94,7 +96,7 @@ def _adapter_problems(config: schema.Config, role: Role) -> Iterator[Problem]:
         yield Problem(message, hint=f"set {key}=false")
 
 
-# Values of config.json with which transformers adds a loss to that of its own training.
+# Values of config.json with which transformers adds a loss when it trains.
 _LOSSES: dict[str, tuple[Any, ...]] = {
     "output_router_logits": (False, None),
     "router_aux_loss_coef": (0, None),

@@ -27,7 +27,9 @@ _HIGH_LR = 0.1  # AdamW moves each weight by up to `lr`, and weights are below 1
 
 def unusual_values(config: schema.Config, needs: Needs) -> Iterator[str]:
     """Yield one warning for each such value of the configuration."""
-    rollout, data, trainer = config.actor_rollout_ref.rollout, config.data, config.trainer
+    rollout = config.actor_rollout_ref.rollout
+    data = config.data
+    trainer = config.trainer
     responses = data.train_batch_size * rollout.n
     if Needs.GROUPS in needs and responses > _MANY_RESPONSES:
         yield (

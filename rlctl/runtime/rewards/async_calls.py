@@ -25,7 +25,8 @@ class AsyncCalls:
     """Calls with the limits of `requests`; `timeout_s` limits one. Built on the running loop."""
 
     def __init__(self, timeout_s: float, requests: RequestSettings) -> None:
-        self._timeout_s, self._requests = timeout_s, requests
+        self._timeout_s = timeout_s
+        self._requests = requests
         self._calls: set[asyncio.Task[list[CallResult]]] = set()  # of users' code
         self._client = chat_client.install(requests)
         signal.signal(signal.SIGALRM, self._interrupt)

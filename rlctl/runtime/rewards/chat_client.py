@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 30.0  # of a retry
+_FIRST_DELAY_S = 0.5  # of a retry
+_LONGEST_DELAY_S = 30.0
 _LONGEST_RETRY_AFTER_S = 300.0
 _PASSING = (408, 409, 425, 429)  # and all from 500
 _MAX_TEXT = 300  # characters of a server's error
@@ -58,7 +59,8 @@ class _Passing(Exception):
 
     def __init__(self, text: str, after: float | None = None, is_timeout: bool = False) -> None:
         super().__init__(text)
-        self.after, self.is_timeout = after, is_timeout
+        self.after = after
+        self.is_timeout = is_timeout
 
 
 class ChatClient:
@@ -84,7 +86,7 @@ class ChatClient:
     ) -> T:
         """Return `accept(text)` of the completion of `messages`; see the module.
 
-        `base_url` None is the run's own engine. `api_key_env` names the environment variable with
+        `base_url` None is the run's engine. `api_key_env` names the environment variable with
         the key. `body` has further parameters of the request. `accept` raises ValueError for a text
         without a result, which is not kept. Raises RequestFailed, and the ValueError.
         """
@@ -136,7 +138,9 @@ class ChatClient:
             except _Passing as error:
                 if attempt > self.settings.max_retries:
                     text = f"{error}, in the last of {attempt} attempts"
-                    raise (RequestTimeout if error.is_timeout else RequestFailed)(text) from None
+                    if error.is_timeout:
+                        raise RequestTimeout(text) from None
+                    raise RequestFailed(text) from None
                 delay = min(_FIRST_DELAY_S * 2 ** (attempt - 1), _LONGEST_DELAY_S)
                 if error.after is not None:
                     self.limiter.pause(delay := error.after)
@@ -147,7 +151,7 @@ class ChatClient:
         """Send one attempt and return the reply. Raises _Passing or RequestFailed."""
         import aiohttp
 
-        # A proxy of the environment would look for this machine's servers on its own.
+        # A proxy of the environment would look for this machine's servers on the proxy's machine.
         may_use_proxy = not is_loopback(urlsplit(url).hostname or "")
         session = self._sessions.get(may_use_proxy)
         if session is None:
@@ -156,7 +160,9 @@ class ChatClient:
             session = aiohttp.ClientSession(connector=connector, trust_env=may_use_proxy)
             self._sessions[may_use_proxy] = session
         limit = self.settings.timeout_s
-        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        headers: dict[str, str] = {}
+        if secret:
+            headers["Authorization"] = f"Bearer {secret}"
         try:
             async with (
                 asyncio.timeout(limit),
@@ -203,7 +209,9 @@ def _failure(response: aiohttp.ClientResponse, text: str) -> Exception:
 
 
 def _without(text: str, secret: str) -> str:
-    return text.replace(secret, "***") if secret else text
+    if not secret:
+        return text
+    return text.replace(secret, "***")
 
 
 def _retry_after(header: str | None) -> float | None:
@@ -216,7 +224,9 @@ def _retry_after(header: str | None) -> float | None:
     if seconds is None:
         with suppress(ValueError, TypeError):
             seconds = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
-    return None if seconds is None else min(max(0.0, seconds), _LONGEST_RETRY_AFTER_S)
+    if seconds is None:
+        return None
+    return min(max(0.0, seconds), _LONGEST_RETRY_AFTER_S)
 
 
 def _content(reply: Any) -> str:
@@ -232,8 +242,11 @@ def _content(reply: Any) -> str:
 
 
 def _tokens(reply: Any) -> Any:
-    usage = reply.get("usage") if isinstance(reply, dict) else None
-    return usage.get("total_tokens") if isinstance(usage, dict) else None
+    match reply:
+        case {"usage": {"total_tokens": number}}:
+            return number
+        case _:
+            return None
 
 
 _client: ChatClient | None = None

@@ -24,7 +24,9 @@ def with_episodes(report: RewardReport, rollouts: Rollouts) -> RewardReport:
         result = result._replace(components=components)
         if episode.failed or episode.score is not None:
             result = CallResult(episode.score or 0.0, components, episode.error)
-        results.append(result if result.error else result._replace(score=result.score + reward))
+        if not result.error:
+            result = result._replace(score=result.score + reward)
+        results.append(result)
     return replace(report, results=results)
 
 

@@ -8,7 +8,8 @@ from contextlib import suppress
 
 from rlctl.redaction import redact
 
-_MAX_TRACEBACKS, _MAX_TRACEBACK = 3, 8000  # of a process; characters of one
+_MAX_TRACEBACKS = 3  # of a process
+_MAX_TRACEBACK = 8000  # characters
 
 
 class FailureLog:

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rlctl.plugins import declare
-from rlctl.runtime.sandbox.user_code import is_async
+from rlctl.runtime.sandbox.async_functions import is_async
 
 RewardFunction = Callable[..., Any]
 
@@ -45,7 +45,7 @@ in_process = declare(in_process=True)
 
 TIMEOUT_HINT = "reward.timeout_s=N allows more time"
 
-_LIBRARY = os.path.dirname(os.__file__)  # Python's own
+_LIBRARY = os.path.dirname(os.__file__)  # of Python
 _MAX_SCORE = 3.4e38  # larger numbers are infinite in float32
 log_failures: str | None = None  # file of the first tracebacks of this process; "": stderr
 _MAX_TEXT = 2000  # characters of an error message or of an extracted answer
@@ -209,7 +209,9 @@ def _to_results(reward: LoadedReward, result: Any, num_calls: int) -> list[CallR
 def _element(result: Any) -> CallResult:
     """Convert one element of a group's list."""
     try:
-        return to_failure(result) if isinstance(result, Exception) else _to_result(result)
+        if isinstance(result, Exception):
+            return to_failure(result)
+        return _to_result(result)
     except (TypeError, ValueError, OverflowError) as error:
         return to_failure(error)
 
@@ -252,10 +254,10 @@ def _cause(error: BaseException) -> str:
     """Return " (file:line)" of the innermost frame, if possible of the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename != __file__]
-    own = [
+    users = [
         frame
         for frame in inside
         if not frame.filename.startswith(("<", _LIBRARY)) and "site-packages" not in frame.filename
     ]
-    last = (own or inside)[-1:]
+    last = (users or inside)[-1:]
     return "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)

@@ -21,10 +21,12 @@ def score(
 
     The scorer `math` compares the answers. Raises ValueError for a ground truth without expression.
     """
-    acc, pred = 0.0, None
+    acc = 0.0
+    pred = None
     if "\\boxed" in solution_str:
         found = math_answers.score(data_source, solution_str, ground_truth, extra_info)
-        acc, pred = found["score"], found["pred"]
+        acc = found["score"]
+        pred = found["pred"]
     has_format = float(_has_format(solution_str))
     total = (1 - _FORMAT_WEIGHT) * acc + _FORMAT_WEIGHT * has_format
     return {"score": total, "acc": acc, "format": has_format, "pred": pred}

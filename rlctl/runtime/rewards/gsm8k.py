@@ -50,7 +50,9 @@ def compare(found: Decimal | None, truth: str) -> Found:
     if found is None:
         return None, False
     plain = f"{found:f}"
-    return plain.rstrip("0").rstrip(".") if "." in plain else plain, found == wanted
+    if "." in plain:
+        plain = plain.rstrip("0").rstrip(".")
+    return plain, found == wanted
 
 
 def without_thoughts(solution: str) -> str:

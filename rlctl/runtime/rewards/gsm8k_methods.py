@@ -7,7 +7,8 @@ import re
 from rlctl.runtime.rewards.gsm8k import Found, compare, read_number, without_thoughts
 from rlctl.runtime.rewards.gsm8k_notation import NUMBER
 
-_MINUS, _CURRENCY = "-\N{MINUS SIGN}", "$€£¥"
+_MINUS = "-\N{MINUS SIGN}"
+_CURRENCY = "$€£¥"
 # A minus belongs to the number unless it follows an operand.
 _SIGNED_NUMBER = re.compile(
     rf"(?:(?<![\w.)\]])[{_MINUS}])?(?:\\?[{_CURRENCY}])?(?:{NUMBER})", re.ASCII

@@ -8,7 +8,8 @@ from decimal import Decimal
 from rlctl.runtime.rewards.mathematics import units
 
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
-_DASHES, _SIGNS = "-\N{MINUS SIGN}\N{EN DASH}", "$€£¥₹"
+_DASHES = "-\N{MINUS SIGN}\N{EN DASH}"
+_SIGNS = "$€£¥₹"
 _THIN = r"(?:,|\{,\}|\\,|[ \u00a0\u2009\u202f])"  # between groups of digits
 _WHOLE_NUMBER = re.compile(
     rf"(?P<sign>[{_DASHES}+]\s?)?(?:\\?[{_SIGNS}]\s?)?(?P<after>[{_DASHES}])?"
@@ -37,8 +38,10 @@ def read_number(text: str) -> Decimal | None:
     text = _TAGS.sub("", text).strip()
     text = _BEGINNING.sub("", text, count=1)
     # Emphasis that began before the mark: **#### 18**
-    text = text.removesuffix("**") if text.count("**") == 1 else text
-    text = text[:-1].rstrip() if text.endswith(tuple(_ENDS)) else text
+    if text.count("**") == 1:
+        text = text.removesuffix("**")
+    if text.endswith(tuple(_ENDS)):
+        text = text[:-1].rstrip()
     match = _WHOLE_NUMBER.fullmatch(text)
     if match:
         return _with_unit(match)
@@ -60,4 +63,6 @@ def _with_unit(match: re.Match[str]) -> Decimal | None:
         value *= scale[0]
     if match["sign"] not in (None, "+"):
         value = -value
-    return -value if match["after"] else value
+    if match["after"]:
+        value = -value
+    return value

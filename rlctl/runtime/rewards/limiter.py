@@ -45,7 +45,8 @@ class Limiter:
             async with self._turn:
                 while (delay := self._delay(tokens)) > 0:
                     await asyncio.sleep(delay)
-                charge.at, charge.counts = time.monotonic(), True
+                charge.at = time.monotonic()
+                charge.counts = True
                 self._recent.append(charge)
                 self._tokens += tokens
             yield charge
@@ -62,7 +63,8 @@ class Limiter:
 
     def _delay(self, tokens: int) -> float:
         """Return the seconds until the next request may start, as far as is known now."""
-        now, limits = time.monotonic(), self._settings
+        now = time.monotonic()
+        limits = self._settings
         while self._recent and self._recent[0].at <= now - _WINDOW_S:
             old = self._recent.popleft()
             old.counts = False
@@ -72,4 +74,6 @@ class Limiter:
         is_full = limits.max_rpm is not None and len(self._recent) >= limits.max_rpm
         if limits.max_tpm is not None and self._recent:
             is_full = is_full or self._tokens + tokens > limits.max_tpm
-        return self._recent[0].at + _WINDOW_S - now if is_full else 0.0
+        if not is_full:
+            return 0.0
+        return self._recent[0].at + _WINDOW_S - now

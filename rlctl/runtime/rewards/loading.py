@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from rlctl import plugins
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, RlctlError
 from rlctl.runtime.rewards.functions import (
     Call,
     LoadedReward,
@@ -15,7 +16,8 @@ from rlctl.runtime.rewards.functions import (
     Traits,
     is_user_code,
 )
-from rlctl.runtime.sandbox.user_code import line_of, load_named, report_errors
+
+T = TypeVar("T")
 
 
 def find_reward(given: str) -> RewardFunction:
@@ -28,7 +30,12 @@ def find_reward(given: str) -> RewardFunction:
             f"reward function {given!r} is a file without the name of a function",
             hint=f"{given}:compute_score",
         )
-    function = load_named("rewards", given, "reward")
+    if is_user_code(given):
+        from rlctl.runtime.sandbox.user_code import load_named
+
+        function = load_named("rewards", given, "reward")
+    else:
+        function = plugins.load("rewards", given)
     if not callable(function):
         raise ConfigError(
             f"reward function {given!r} is of type {type(function).__name__}, not a function",
@@ -43,15 +50,15 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
     Raises ConfigError for wrong settings, or if the function cannot be called with them.
     """
     function = find_reward(spec.function)
-    failure = f"the reward {spec.function!r} cannot be built"
-    with report_errors(failure, spec.function, code="E-REWARD-CODE"):
-        params = _params(spec, function)
+    params = _params(spec, function)
     kwargs = dict(spec.kwargs) if params is None else params.model_dump()
     reward = LoadedReward(function, kwargs, Traits.of(function))
     arguments = reward.arguments([Call("", "", "", {})])
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
+        from rlctl.runtime.sandbox.user_code import line_of
+
         raise ConfigError(
             f"reward function {spec.function!r} cannot be called: {error}",
             where=line_of(function),
@@ -59,8 +66,7 @@ def load_reward(spec: RewardSpec) -> LoadedReward:
         ) from error
     prepare = getattr(function, "prepare", None)
     if prepare is not None:
-        with report_errors(failure, spec.function, code="E-REWARD-CODE"):
-            prepare()
+        _build(spec, prepare)
     return reward
 
 
@@ -68,7 +74,7 @@ def ask_plugin(spec: RewardSpec, attribute: str) -> Any:
     """Return the result of a plug-in's function of its settings; None if it has none.
 
     The attribute `environment` returns names of environment variables, `uses_engine` is true if the
-    plug-in sends requests to the run's own engine.
+    plug-in sends requests to the run's engine.
     """
     if is_user_code(spec.function):
         return None
@@ -81,4 +87,18 @@ def _params(spec: RewardSpec, function: RewardFunction) -> plugins.Params | None
     """Return the validated settings of a function that declares them, else None."""
     if plugins.params_model(function) is None:
         return None
-    return plugins.parse_params(function, spec.name, spec.kwargs, f"reward.params.{spec.name}")
+    arguments = (function, spec.name, spec.kwargs, f"reward.params.{spec.name}")
+    return _build(spec, plugins.parse_params, *arguments)
+
+
+def _build(spec: RewardSpec, call: Callable[..., T], *arguments: Any) -> T:
+    """Return the result of a call, and turn errors of users' code into a ConfigError."""
+    try:
+        return call(*arguments)
+    except RlctlError:
+        raise
+    except (Exception, SystemExit) as error:
+        from rlctl.runtime.sandbox.user_code import error_in_code
+
+        failure = f"the reward {spec.function!r} cannot be built"
+        raise error_in_code(failure, error, spec.function, code="E-REWARD-CODE") from error

@@ -1,4 +1,4 @@
-"""Scorer of reasoning-gym's problems: the package's own function for each of its data sets."""
+"""Scorer of reasoning-gym's problems: the package's function for each of its data sets."""
 
 # pyright: reportMissingImports=false
 

@@ -23,13 +23,13 @@ class RequestSettings:
     tokens_per_call: int = 2000  # of a call whose tokens are unknown
     max_retries: int = 5
     cache: Path | None = None  # None: nothing is kept
-    engines: tuple[str, ...] = ()  # base URLs of the run's own engines
+    engines: tuple[str, ...] = ()  # base URLs of the run's engines
     engine_key: str = ""
     engine_name: str = ""  # of their model, for the cache
 
     @classmethod
     def from_config(cls, reward: schema.Reward, run: Path | None) -> Self:
-        """Read the settings; without a path of its own the cache is in the folder `run`, if any."""
+        """Read the settings; without a path the cache is in the folder `run`, if any."""
         cache = run and run / CACHE_FILE
         if reward.cache_path is not None:
             cache = Path(reward.cache_path).expanduser().absolute()

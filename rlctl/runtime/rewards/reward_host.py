@@ -58,7 +58,8 @@ class RewardHost:
         if logs:
             functions.log_failures = ""
         restore(secrets)
-        self._timeout_s, self._requests = timeout_s, requests
+        self._timeout_s = timeout_s
+        self._requests = requests
         self._rewards: list[LoadedReward] = []
         self._async_calls: AsyncCalls | None = None
 

@@ -181,7 +181,8 @@ class Scoring:
     """
 
     def __init__(self, pool: RewardPool, groups: Sequence[int]) -> None:
-        self._pool, self._groups = pool, groups
+        self._pool = pool
+        self._groups = groups
         self._members: dict[int, list[int]] = {}  # rows of a group that have been added
         self._missing: dict[int, int] = {}  # number of rows of a group that have not
         for group in groups:

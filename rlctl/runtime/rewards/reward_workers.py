@@ -61,7 +61,8 @@ class RewardWorkers:
     ) -> None:
         """Prepare the workers that `start` starts."""
         self.traits: list[Traits] = []
-        self._specs, self._settings = specs, settings
+        self._specs = specs
+        self._settings = settings
         self._timeout_s = self._import_s = timeout_s
         self._waiting: asyncio.Queue[_Task] = asyncio.Queue()
         self._lanes: list[asyncio.Task[None]] = []
@@ -155,7 +156,8 @@ class RewardWorkers:
         for task in [task for task in tasks if task.batch != self._batch]:
             task.results.set_result([])
             tasks.remove(task)
-        limit_s, timed_out = self._timeout_s + worker_process.GRACE_S, False
+        limit_s = self._timeout_s + worker_process.GRACE_S
+        timed_out = False
         calls = [(task.function, task.calls) for task in tasks]
         try:
             await asyncio.shield(worker.started)

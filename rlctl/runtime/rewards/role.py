@@ -72,7 +72,8 @@ class RuleReward(Reward):
         Raises RlctlError if too many fail.
         """
         report = self._score(rollouts)
-        self.num_timeouts += 0 if validate else report.num_timeouts
+        if not validate:
+            self.num_timeouts += report.num_timeouts
         if rollouts.episodes:
             from rlctl.runtime.rewards.episode_scores import with_episodes
 
@@ -91,7 +92,8 @@ class RuleReward(Reward):
 
     def pop_timeouts(self) -> int:
         """Return the number of calls for training that took too long since the last call."""
-        number, self.num_timeouts = self.num_timeouts, 0
+        number = self.num_timeouts
+        self.num_timeouts = 0
         return number
 
     def check_run(self) -> None:
@@ -108,7 +110,8 @@ class RuleReward(Reward):
 
     def _score(self, rollouts: Rollouts) -> RewardReport:
         """Score the rows that need the reward functions; the others have no score."""
-        early, self._early = self._early, None
+        early = self._early
+        self._early = None
         if not self.pool.functions:  # environments or a reward model score alone
             nothing = CallResult(0.0, {})
             return RewardReport([nothing] * len(rollouts), 0, 0, None)
@@ -145,7 +148,8 @@ class RuleReward(Reward):
             len(report.results),
             first,
         )
-        num_rows, reason = len(report.results), f"the first: {first}"
+        num_rows = len(report.results)
+        reason = f"the first: {first}"
         check_failed_share(num_failed, num_rows, self.max_failed_share, reason)
         return report
 
@@ -168,7 +172,8 @@ class EarlyScoring:
 
     def __init__(self, reward: RuleReward, prompts: Prompts) -> None:
         self.scoring = reward.pool.open(prompts.group.tolist())
-        self._reward, self._rows = reward, prompts.rows
+        self._reward = reward
+        self._rows = prompts.rows
 
     def add(self, row: int, response_ids: Tensor, episode: Episode | None = None) -> None:
         """Score the response (T,) int64 of a row, unless its episode failed or has a score."""

@@ -54,7 +54,8 @@ def scored_sources(config: schema.Config, sources: Iterable[str]) -> list[str]:
 
     Those are all, but with episodes, or with a reward model that scores alone, only the known ones.
     """
-    unique, reward = list(dict.fromkeys(sources)), config.reward
+    unique = list(dict.fromkeys(sources))
+    reward = config.reward
     named = reward.functions is not None or reward.custom_reward_function.path is not None
     optional = config.actor_rollout_ref.rollout.multi_turn.enable
     optional |= reward.reward_model.enable and reward.reward_model.rule_weight == 0
@@ -130,8 +131,8 @@ def _by_source(reward: schema.Reward, sources: Iterable[str]) -> list[RewardSpec
             problems.append(unknown_source(source))
     raise_problems(problems)
     return [
-        _with_settings(RewardSpec(name, 1.0, sources=frozenset(own)), reward)
-        for name, own in chosen.items()
+        _with_settings(RewardSpec(name, 1.0, sources=frozenset(scored)), reward)
+        for name, scored in chosen.items()
     ]
 
 

@@ -24,7 +24,8 @@ class StepFailures:
         The alarm of failed rewards gets the first error of the latest batch: a failure of the
         validation before is another one.
         """
-        first, most = self.reward.last_error, self.reward.max_failed_steps
+        first = self.reward.last_error
+        most = self.reward.max_failed_steps
         if alarms is not None and first is not None:
             alarms.details[FAILED_REWARDS] = first
         all_failed = len(scored) > 0 and bool(scored.failed.all())

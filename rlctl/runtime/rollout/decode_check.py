@@ -31,10 +31,13 @@ if TYPE_CHECKING:
     from rlctl.runtime.model.mixers import Mixer
 
 _CHECKED = "_rlctl_decodes"  # attribute of a model
-_PROMPTS, _STEPS = (3, 5, 3), 4
-# Largest difference of a log-prob that is certainly rounding: absolute, in multiples of the one
-# measured, and of the dtype's precision (two passes that round alike measure none).
-_TOLERANCE, _NOISE_FACTOR, _ROUNDINGS = 1e-3, 10, 4
+_PROMPTS = (3, 5, 3)
+_STEPS = 4
+# Largest difference of a log-prob that is certainly rounding (two passes that round alike measure
+# none).
+_TOLERANCE = 1e-3
+_NOISE_FACTOR = 10  # of the measured rounding
+_ROUNDINGS = 4  # of the dtype's precision
 
 
 @torch.no_grad()
@@ -52,7 +55,8 @@ def check_decoding(passes: Passes) -> None:
     if padding is not None:  # a token as any other, once it is sampled
         rows[0][-3] = padding
     name = f"models of type {passes.model.config.model_type}"
-    expected, alone = _complete(passes, rows), torch.cat([_complete(passes, [row]) for row in rows])
+    expected = _complete(passes, rows)
+    alone = torch.cat([_complete(passes, [row]) for row in rows])
     try:
         found = _decoded(passes, rows)
     except Exception as error:
@@ -73,7 +77,7 @@ def check_decoding(passes: Passes) -> None:
 
 
 def load_copy(spec: EngineSpec) -> PreTrainedModel:
-    """Load a model for an engine of its own, which finds as the trainer whether rows are padded."""
+    """Load a model for a separate engine, which finds as the trainer whether rows are padded."""
     settings = spec.model.model_copy(update={"load_in_4bit": False})
     model = load_model(settings, "policy", spec.dtype, spec.seed)
     nn.Module.to(model, spec.rank_info.device).requires_grad_(False)
@@ -116,15 +120,18 @@ def _decoded(passes: Passes, rows: list[Tensor]) -> Tensor:
 
     The first prompt has two responses, the same; the second one ends before the last step.
     """
-    cache, device = KVCache(), rows[0].device
-    lengths, whose = torch.tensor(_PROMPTS), torch.tensor([0, 0, 1, 2])
+    cache = KVCache()
+    device = rows[0].device
+    lengths = torch.tensor(_PROMPTS)
+    whose = torch.tensor([0, 0, 1, 2])
     cache.join(lengths, whose.bincount(), _STEPS)
     packing = Packing.from_lengths(lengths, device)
     prompts = torch.cat([row[:-_STEPS] for row in rows])
     keep = (lengths.cumsum(0) - 1).to(device)
     logits = passes.logits(prompts, packing.position_ids, Prefill(cache, packing, 0), keep)
     last = torch.stack([row[-_STEPS:] for row in rows])  # (prompts, steps)
-    logits, found = logits[whose], torch.empty_like(last, dtype=torch.float32)
+    logits = logits[whose]
+    found = torch.empty_like(last, dtype=torch.float32)
     for step in range(_STEPS):
         found[whose, step] = log_probs_from_logits(logits, last[whose, step], 1.0).float()
         if step == _STEPS - 2:

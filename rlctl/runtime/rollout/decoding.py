@@ -3,14 +3,15 @@
 A decoding step has a new token per row.
 
 Axes: T packed tokens, G prompts (groups), R rows (responses), H query heads, K key-value heads,
-D head size, P tokens of the longest prompt, t own tokens of a row, V vocabulary.
+D head size, P tokens of the longest prompt, t response tokens of a row, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ class Slots(Protocol):
         ...
 
     def own_slots(self, like: Tensor) -> OwnSlots:
-        """Return the slots of own tokens for the new keys `like` (R, K, D)."""
+        """Return the slots of response tokens for the new keys `like` (R, K, D)."""
         ...
 
     def outside(self, window: int, num_prompt: int, num_own: int, like: Tensor) -> Tensor:
@@ -59,17 +60,20 @@ class Decode:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
         """Attend one new token per row: (R, H, D), (R, K, D), (R, K, D) -> (R, H, D).
 
-        Scores over prompt and own tokens share one softmax, so this is plain attention over both.
+        Scores over prompt and response share one softmax, so this is plain attention over both.
         """
-        (num_rows, num_heads, size), num_kv = query.shape, key.shape[1]
+        num_rows, num_heads, size = query.shape
+        num_kv = key.shape[1]
         rep = num_heads // num_kv
         held = self.cache.layers[layer]
-        grid, own = self.slots.grid((num_kv, rep), query), self.slots.own_slots(key)
-        num_prompt, num_groups = grid.bias.shape[2], len(grid.bias) // num_kv
-        own.write(held.keys, key)
-        own.write(held.values, value)
-        own_keys = held.keys[:num_rows, :, : own.width].flatten(0, 1)  # (R·K, t, D), a view
-        own_values = held.values[:num_rows, :, : own.width].flatten(0, 1)
+        grid = self.slots.grid((num_kv, rep), query)
+        slots = self.slots.own_slots(key)
+        num_prompt = grid.bias.shape[2]
+        num_groups = len(grid.bias) // num_kv
+        slots.write(held.keys, key)
+        slots.write(held.values, value)
+        own_keys = held.keys[:num_rows, :, : slots.width].flatten(0, 1)  # (R·K, t, D), a view
+        own_values = held.values[:num_rows, :, : slots.width].flatten(0, 1)
         prompt_keys = held.prompt_keys[:num_groups, :, :num_prompt].flatten(0, 1)  # (G·K, P, D)
         prompt_values = held.prompt_values[:num_groups, :, :num_prompt].flatten(0, 1)
 
@@ -78,10 +82,10 @@ class Decode:
         prompt_scores = _scores(reach, in_grid, prompt_keys, grid.bias)
         prompt_scores = prompt_scores.view(-1, num_prompt).index_select(0, grid.to_rows)
         per_kv = query.view(num_rows * num_kv, rep, size)
-        own_scores = _scores(reach, per_kv, own_keys, own.bias)
+        own_scores = _scores(reach, per_kv, own_keys, slots.bias)
         scores = torch.cat([prompt_scores, own_scores.view(num_rows * num_heads, -1)], 1)
         if reach.window is not None:
-            hidden = self.slots.outside(reach.window, num_prompt, own.width, query)
+            hidden = self.slots.outside(reach.window, num_prompt, slots.width, query)
             by_row = scores.view(num_rows, num_heads, -1)
             scores = by_row.masked_fill(hidden[:, None], -torch.inf).view(len(query), -1)
         sinks = reach.sinks.repeat(num_rows) if reach.sinks is not None else None
@@ -129,17 +133,21 @@ def next_logits(
         if isinstance(keep, Tensor):
             hidden, tokens = hidden[keep], tokens[keep]
         return logits_of(model, outputs, hidden, tokens)
+    images: Mapping[str, Any] = {}
+    position_ids = positions[None]
     if vision is not None:
         from rlctl.runtime.model.image_attention import with_images_ahead
 
         attention = with_images_ahead(model.config, attention, tokens, positions)
+        images = vision.inputs
+        position_ids = vision.positions
     output = model(
         input_ids=tokens[None],
-        position_ids=positions[None] if vision is None else vision.positions,
+        position_ids=position_ids,
         packing=attention,
         use_cache=False,
         logits_to_keep=keep,
-        **({} if vision is None else vision.inputs),
+        **images,
     )
     return output.logits[0]
 
@@ -166,7 +174,9 @@ class Prefill:
         Prompts of one length are mixed together: padding would change their states.
         """
         lengths = self.packing.lengths
-        starts, parts, tokens = lengths.cumsum(0) - lengths, list[Tensor](), list[Tensor]()
+        starts = lengths.cumsum(0) - lengths
+        parts: list[Tensor] = []
+        tokens: list[Tensor] = []
         for length in lengths.unique():
             prompts = (lengths == length).nonzero().squeeze(1)
             token = (starts[prompts, None] + torch.arange(length)).to(hidden.device)

@@ -40,7 +40,7 @@ class EngineSpec:
     rank_info: RankInfo
     max_length: int  # limit of prompt and response tokens together
     seed: int
-    number: int | None = None  # of the engine in a pool of its own; None: one per rank
+    number: int | None = None  # of the engine in a separate pool; None: one per rank
     on_oom: Callable[[OomRetry], None] = log_oom_retry  # called when the batch size is reduced
     routing: RoutingShape | None = None  # of the experts to record, for engines that record them
 
@@ -157,7 +157,7 @@ class RolloutEngine(Protocol):
         the entire vocabulary (temperature 1 for greedy decoding), as computed by the trainer:
         `top_k` and `top_p` restrict sampling, not the reported log-probs.
 
-        Each row uses its own random stream (`sampling.row_seeds`), independent of the rest of the
+        Each row uses another random stream (`sampling.row_seeds`), independent of the rest of the
         batch: the same seed gives the same tokens on the same kind of device, except for rounding
         differences between batch compositions.
 
@@ -216,7 +216,7 @@ class RolloutEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Shut down: free memory and end the engine's own threads and processes."""
+        """Shut down: free memory and end the engine's threads and processes."""
         ...
 
 
@@ -225,7 +225,9 @@ def to_requests(prompt_ids: Ragged, sampling: SamplingParams, context_length: in
 
     Raises ConfigError as `response_limits` does.
     """
-    prompt_ids, n, decoding = prompt_ids.to("cpu"), sampling.n, sampling.decoding()
+    prompt_ids = prompt_ids.to("cpu")
+    n = sampling.n
+    decoding = sampling.decoding()
     limits = response_limits(prompt_ids.lengths, sampling, context_length).tolist()
     seeds = sampling.row_seeds(len(limits)).tolist()
     images = sampling.images or [()] * len(prompt_ids)
@@ -236,9 +238,9 @@ def to_requests(prompt_ids: Ragged, sampling: SamplingParams, context_length: in
             decoding=decoding,
             max_tokens=tuple(limits[i * n : (i + 1) * n]),
             seeds=tuple(seeds[i * n : (i + 1) * n]),
-            images=own,
+            images=of_prompt,
         )
-        for i, (ids, own) in enumerate(zip(prompt_ids.rows(), images, strict=True))
+        for i, (ids, of_prompt) in enumerate(zip(prompt_ids.rows(), images, strict=True))
     ]
 
 

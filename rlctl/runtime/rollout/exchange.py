@@ -13,7 +13,8 @@ from rlctl.runtime.rollout.engine import RolloutEngine
 from rlctl.runtime.rollout.requests import Completion, Request, Slice
 
 # Seconds of generation between looks at what has finished: engines are idle during one.
-_ALONE_S, _WATCHED_S = 2.0, 0.1
+_ALONE_S = 2.0
+_WATCHED_S = 0.1  # if a caller gets the responses as they finish
 
 
 class WeightVersions:
@@ -40,7 +41,8 @@ class WeightVersions:
 
         Responses that the current step has completed before are stamped as without the restart.
         """
-        self._dropped, self._spans = self._spans, {}
+        self._dropped = self._spans
+        self._spans = {}
 
     def forget(self, keys: Collection[int]) -> None:
         """Forget the responses of dropped requests."""
@@ -83,7 +85,8 @@ def complete(
     `exchange` is that of engines: see `TurnEngines`.
     """
     limit = Slice(steps=None, seconds=_ALONE_S if on_completion is None else _WATCHED_S)
-    num_left, completions = sum(len(request.seeds) for request in requests), list[Completion]()
+    num_left = sum(len(request.seeds) for request in requests)
+    completions: list[Completion] = []
     while num_left > 0:
         finished = exchange(requests, limit)
         if on_completion is not None:

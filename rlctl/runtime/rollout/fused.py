@@ -41,8 +41,9 @@ _FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 # Rotary embeddings that depend on the position only, not on the longest of a pass.
 _FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 _FIRST_POSITIONS = 1024
-_FEW, _STEP = 8, 32  # up to 8 tokens are not faster with oneDNN
-# The modules of these models: transformers' own, and others.
+_FEW = 8  # tokens that are not faster with oneDNN
+_STEP = 32
+# The modules of these models: those of transformers, and others.
 _PARTS = ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
 _PLAIN = (nn.Linear, Linear, nn.Embedding, nn.ModuleList, SiLUActivation)
 
@@ -72,9 +73,11 @@ class _Product(NamedTuple):
         weight, bias, for_onednn = self
         if for_onednn is not None and len(x) > _FEW:
             return product(x, for_onednn, bias, add)
-        if add is None:
-            return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
-        return torch.addmm(add if bias is None else add + bias, x, weight)
+        if add is not None:
+            return torch.addmm(add if bias is None else add + bias, x, weight)
+        if bias is not None:
+            return torch.addmm(bias, x, weight)
+        return torch.mm(x, weight)
 
 
 class _Layer(NamedTuple):
@@ -110,7 +113,7 @@ class FusedModel:
     def is_exact_for(model: PreTrainedModel) -> bool:
         """Return True if the passes of `model` are exactly those of this class.
 
-        Its modules must be transformers' own, without adapters, hooks and replaced methods.
+        Its modules must be those of transformers, without adapters, hooks and replaced methods.
         """
         config = model.config
         family = config.model_type
@@ -125,11 +128,11 @@ class FusedModel:
         if 4 * sum(each.numel() for each in parameters) > _MAX_BYTES:
             return False
         path = f"transformers.models.{family}.modeling_{family}"
-        own = {(path, f"{prefix}{part}.forward") for part in _PARTS}
+        known = {(path, f"{prefix}{part}.forward") for part in _PARTS}
         for module in model.modules():
             forward = type(module).forward
-            is_own = (forward.__module__, forward.__qualname__) in own
-            if not (is_own or type(module) in _PLAIN) or "forward" in vars(module):
+            is_known = (forward.__module__, forward.__qualname__) in known
+            if not (is_known or type(module) in _PLAIN) or "forward" in vars(module):
                 return False
             hooks = module._forward_hooks or module._forward_pre_hooks
             if hooks and not isinstance(module, nn.Embedding):  # which is called as a module
@@ -140,7 +143,8 @@ class FusedModel:
         self, tokens: Tensor, positions: Tensor, attention: TokenAttention, keep: Tensor | int
     ) -> Tensor:
         """Return the logits (N, V) of the tokens (T,) at indices `keep` (N,); 0 keeps all T."""
-        model, count = self.model, len(tokens)
+        model = self.model
+        count = len(tokens)
         padding = _num_rows(count) - count
         hidden = model.model.embed_tokens(tokens)  # (T, C)
         if padding:
@@ -185,7 +189,8 @@ class FusedModel:
         return cos, sin
 
     def _layer(self, number: int, layer: Any) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
+        mlp = layer.mlp
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         head_norm = None
         if hasattr(attention, "q_norm"):
@@ -206,7 +211,9 @@ def _num_rows(num_tokens: int) -> int:
     """Return the number of rows of the products for as many tokens."""
     if not is_faster() or num_tokens <= _FEW:
         return num_tokens
-    return 2 * _FEW if num_tokens <= 2 * _FEW else ceil_div(num_tokens, _STEP) * _STEP
+    if num_tokens <= 2 * _FEW:
+        return 2 * _FEW
+    return ceil_div(num_tokens, _STEP) * _STEP
 
 
 class Passes:

@@ -79,8 +79,8 @@ class CudaGraphs:
 class StaticSlots:
     """Slots of a step of fixed shapes, with its inputs in buffers; implements `Slots`.
 
-    Rows beyond the real ones compute what nobody reads: their own tokens are in slots of their own,
-    and they attend to the first prompt.
+    Rows beyond the real ones compute what nobody reads: their tokens are in separate slots, and
+    they attend to the first prompt.
     """
 
     def __init__(self, shape: StepShape, device: torch.device) -> None:
@@ -128,7 +128,7 @@ class StaticSlots:
         if like.shape[1] not in self._own:
             assert self._cache is not None, "`fill` comes first"
             capacity = self._cache.any_layer.keys.shape[2]
-            slots = OwnSlots.build(self.num_own, like, capacity, self.shape.own)
+            slots = OwnSlots.build(self.num_own, like, capacity, self.shape.response)
             self._own[like.shape[1]] = slots
         return self._own[like.shape[1]]
 
@@ -191,7 +191,8 @@ class StaticDecoder:
         if self.reason is not None:
             return None
         if cache is not self._cache:  # of a new batch
-            self._cache, self._weights = cache, self._addresses()
+            self._cache = cache
+            self._weights = self._addresses()
         storage = (cache.storage, self._weights)
         if storage != self._storage:
             self._free()

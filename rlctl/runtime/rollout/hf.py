@@ -65,18 +65,20 @@ class HFEngine:
         max_num_seqs: limit of concurrent responses, None for no limit. More responses join as
             others finish. After an out-of-memory error it is halved and running ones restart.
         max_length: limit of prompt plus response, None for the model's context length.
-        owned: the model is the engine's own copy, which `load_weights` fills.
+        owned: the model is a copy for the engine, which `load_weights` fills.
         steps: how tokens are decoded.
         on_oom: called when the batch size is reduced.
     """
 
-    adapter_sync, records_routing, reads_images = staticmethod(merged_sync), True, True
+    adapter_sync = staticmethod(merged_sync)
+    records_routing = True
+    reads_images = True
 
     @staticmethod
     def unused_keys(config: schema.Config) -> dict[str, str]:
         """Return the config keys that this engine does not use, with reasons."""
         keys = ("gpu_memory_utilization", "max_num_batched_tokens")
-        unused = dict.fromkeys(keys, "it decodes with the actor's own model") | MERGES
+        unused = dict.fromkeys(keys, "it decodes with the actor's model") | MERGES
         if config.trainer.device == "cpu":
             of_graphs = ("enforce_eager", "free_cache_engine")
             unused |= dict.fromkeys(of_graphs, "there are no CUDA graphs on a CPU")
@@ -100,7 +102,8 @@ class HFEngine:
         )
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
         self.max_length = context if max_length is None else min(max_length, context)
-        self.owned, self.uses_policy = owned, not owned
+        self.owned = owned
+        self.uses_policy = not owned
         self._waiting: list[Part] = []
         has_states = has_mixers(model) or has_padded_rows(model)  # which change with the rows
         self.static: StaticDecoder | None = None
@@ -144,7 +147,8 @@ class HFEngine:
         model = load_copy(spec) if policy is None else policy
         steps = _steps(spec)
         max_num_seqs = spec.rollout.max_num_seqs or DEFAULT_ROWS
-        owned, on_oom = policy is None, spec.on_oom
+        owned = policy is None
+        on_oom = spec.on_oom
         return cls(model, max_num_seqs, spec.max_length, owned=owned, steps=steps, on_oom=on_oom)
 
     def progress(self) -> dict[tuple[int, int], int]:
@@ -160,9 +164,9 @@ class HFEngine:
         if self.owned:
             from rlctl.runtime.rollout.page_sums import copy_values
 
-            own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+            held = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
             for name, value in weights:
-                copy_values(own[name].data, value)
+                copy_values(held[name].data, value)
         if self._training is not None:
             self._passes.refresh()
 
@@ -229,7 +233,8 @@ class HFEngine:
 
     def _step(self) -> list[Finished]:
         """Run one step; after an out-of-memory error, drop caches and limit the rows."""
-        joining, finished = self._next_parts(), list[Finished]()
+        joining = self._next_parts()
+        finished: list[Finished] = []
         try:
             if joining:
                 self._running.join(joining)

@@ -1,13 +1,13 @@
 """KV cache of the running responses of the engine `hf`.
 
 The keys and values of a prompt are stored once for all its responses. A row holds one response:
-the keys and values of its own tokens follow those of its prompt. Rows may join at any step. While
-all rows hold the same number of own tokens, as in a batch that started together, that part of the
+the keys and values of its tokens follow those of its prompt. Rows may join at any step. While all
+responses have the same number of tokens, as in a batch that started together, that part of the
 cache is a dense rectangle and needs no mask. Finished rows free their slots, and compaction moves
 the last rows into them, so little is copied and the rows stay contiguous.
 
 Axes: G prompts (groups), R rows (responses), H query heads, K key-value heads, D head size,
-P tokens of the longest prompt, t own tokens of a row.
+P tokens of the longest prompt, t response tokens of a row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlctl.runtime.rollout.kv_slots import Grid, OwnSlots, StepShape, bucket, ou
 if TYPE_CHECKING:
     from rlctl.runtime.rollout.row_states import RowStates
 
-# Initial capacity of own tokens per row. It doubles, so memory follows the responses that are long.
+# Initial capacity of response tokens per row. It doubles, so memory follows the long responses.
 _FIRST_CAPACITY = 64
 _numbers = count(1)
 # Keys and values by layer, each (K, L, D): the cache of one row with its prompt.
@@ -42,7 +42,7 @@ class _Layer:
     values: Tensor  # (R, K, capacity, D)
 
     def clear_own(self, rows: int, width: int) -> None:
-        """Set the slots of own tokens to 0 except the first `width` of the first `rows`."""
+        """Set the slots of responses to 0 except the first `width` of the first `rows`."""
         for held in (self.keys, self.values):
             held[rows:] = 0
             held[:, :, width:] = 0
@@ -67,8 +67,8 @@ class KVCache:
 
     prompt_lengths: Tensor = field(default_factory=_none)  # (G,) int64, CPU: of active groups
     group_of_row: Tensor = field(default_factory=_none)  # (R,) int64, CPU: of active rows
-    num_own: Tensor = field(default_factory=_none)  # (R,) int64, CPU: own tokens of each row
-    max_own: int = 0  # limit of own tokens of any row
+    num_own: Tensor = field(default_factory=_none)  # (R,) int64, CPU: response tokens of each row
+    max_own: int = 0  # limit of response tokens of any row
     padded: bool = False  # there are slots for steps of `step_shape`, all of them finite
     storage: int = 0  # another number for each allocation
     layout: int = 0  # another number whenever rows join or leave
@@ -78,7 +78,7 @@ class KVCache:
     _grids: dict[tuple[int, int], Grid] = field(default_factory=dict)
     _own: dict[int, OwnSlots] = field(default_factory=dict)  # of the current step, by KV heads
     _outside: dict[int, Tensor] = field(default_factory=dict)  # likewise, by window
-    _is_masked: bool = False  # rows have joined others, and so differ in their own tokens
+    _is_masked: bool = False  # rows have joined others, and so differ in `num_own`
 
     @property
     def states(self) -> RowStates:
@@ -97,8 +97,8 @@ class KVCache:
     def join(self, prompt_lengths: Tensor, rows_per_prompt: Tensor, max_own: int) -> int:
         """Add prompts of `prompt_lengths` (G,) tokens with `rows_per_prompt` (G,) rows each.
 
-        A row gets at most `max_own` own tokens. Returns the number of the first new group, whose
-        keys and values follow by `store_prompts` or `restore`.
+        A row gets at most `max_own` response tokens. Returns the number of the first new group,
+        whose keys and values follow by `store_prompts` or `restore`.
         """
         first = len(self.prompt_lengths)
         if self.layers and not self._is_masked and not self.padded:
@@ -135,8 +135,9 @@ class KVCache:
         return next(iter(self.layers.values()))
 
     def save(self, row: int) -> Saved:
-        """Copy the keys and values of a row's prompt and own tokens."""
-        group, num_own = int(self.group_of_row[row]), int(self.num_own[row])
+        """Copy the keys and values of a row's prompt and response."""
+        group = int(self.group_of_row[row])
+        num_own = int(self.num_own[row])
         length = int(self.prompt_lengths[group])
         saved: Saved = {}
         for layer, held in self.layers.items():
@@ -156,21 +157,22 @@ class KVCache:
         """Return a layer; allocate it for `key` and `value` (T, K, D) if it is new."""
         if layer not in self.layers:
             none = [x.new_empty(0, x.shape[1], 0, x.shape[2]) for x in (key, value)]
-            width, rows = min(_FIRST_CAPACITY, self.max_own), self._slots(len(self.group_of_row))
-            own = [x.new_empty(rows, x.shape[1], width, x.shape[2]) for x in (key, value)]
-            self.layers[layer] = _Layer(*none, *own)
+            width = min(_FIRST_CAPACITY, self.max_own)
+            rows = self._slots(len(self.group_of_row))
+            responses = [x.new_empty(rows, x.shape[1], width, x.shape[2]) for x in (key, value)]
+            self.layers[layer] = _Layer(*none, *responses)
             if self.padded:
                 self.layers[layer].clear_own(0, 0)
             self._reserve(self.layers[layer])
         return self.layers[layer]
 
     def _reserve(self, held: _Layer) -> None:
-        """Grow a layer to hold all prompts and rows, and one more own token per row."""
+        """Grow a layer to hold all prompts and rows, and one more response token per row."""
         prompts = (self._slots(len(self.prompt_lengths)), int(self.prompt_lengths.max()))
-        own = held.keys.shape[2]
-        if int(self.num_own.max()) >= own:
-            own = min(max(_FIRST_CAPACITY, 2 * own), self.max_own)
-        rows = (self._slots(len(self.group_of_row)), own)
+        capacity = held.keys.shape[2]
+        if int(self.num_own.max()) >= capacity:
+            capacity = min(max(_FIRST_CAPACITY, 2 * capacity), self.max_own)
+        rows = (self._slots(len(self.group_of_row)), capacity)
         before = (held.prompt_keys, held.keys)
         held.prompt_keys = _with_capacity(held.prompt_keys, *prompts)
         held.prompt_values = _with_capacity(held.prompt_values, *prompts)
@@ -212,13 +214,14 @@ class KVCache:
 
     def step_shape(self) -> StepShape:
         """Return the sizes of a step with padding, the same for many steps."""
-        held, longest = self.any_layer, int(self.num_own.max())
+        held = self.any_layer
+        longest = int(self.num_own.max())
         return StepShape(
             rows=bucket(len(self.num_own)),
             groups=bucket(len(self.prompt_lengths)),
             width=self._widest,
             prompt=min(bucket(int(self.prompt_lengths.max())), held.prompt_keys.shape[2]),
-            own=min(max(_FIRST_CAPACITY, 1 << longest.bit_length()), held.keys.shape[2]),
+            response=min(max(_FIRST_CAPACITY, 1 << longest.bit_length()), held.keys.shape[2]),
         )
 
     def emptied(self) -> KVCache:

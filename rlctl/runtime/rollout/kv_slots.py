@@ -21,7 +21,7 @@ class StepShape(NamedTuple):
     groups: int
     width: int  # rows of a group
     prompt: int  # tokens
-    own: int  # tokens of a row
+    response: int  # tokens
 
 
 def bucket(count: int) -> int:
@@ -62,10 +62,12 @@ class Grid:
         `heads` is (K, rep) with rep = H / K; the result has the device and dtype of `like`.
         `shape` has at least the sizes of the given rows, which is the default.
         """
-        num_rows, (num_kv, rep) = len(group_of_row), heads
+        num_rows = len(group_of_row)
+        num_kv, rep = heads
         counts = torch.bincount(group_of_row, minlength=len(prompt_lengths))
         if shape is None:
-            width, longest = int(counts.max()), int(prompt_lengths.max())
+            width = int(counts.max())
+            longest = int(prompt_lengths.max())
             shape = StepShape(num_rows, len(prompt_lengths), width, longest, 0)
         rows, groups, width, longest, _ = shape
         order = group_of_row.argsort(stable=True)
@@ -73,7 +75,8 @@ class Grid:
         slot[order] = torch.arange(num_rows) - (counts.cumsum(0) - counts)[group_of_row[order]]
         row_at = torch.zeros(groups * width, dtype=torch.int64)
         row_at[group_of_row * width + slot] = torch.arange(num_rows)
-        kv, head = torch.arange(num_kv)[:, None, None], torch.arange(rep)
+        kv = torch.arange(num_kv)[:, None, None]
+        head = torch.arange(rep)
         to_grid = (row_at.view(groups, 1, width, 1) * num_kv + kv) * rep + head
         # Rows beyond the real ones read the first slot of the first group.
         group, slot = (_padded(column, rows) for column in (group_of_row, slot))
@@ -103,19 +106,19 @@ def outside_window(
 ) -> Tensor:
     """Return a mask (R, P + t) bool of the slots that a window hides from the token of each row.
 
-    `contexts` (R,) are the tokens of each row's prompt, `num_own` (R,) its own tokens before this
-    one, `slots` (P, t). Slots without a token may be in the window.
+    `contexts` (R,) are the tokens of each row's prompt, `num_own` (R,) those of its response before
+    this one, `slots` (P, t). Slots without a token may be in the window.
     """
-    of_prompt, own = (torch.arange(count, device=num_own.device) for count in slots)
-    distance = [(contexts + num_own)[:, None] - of_prompt, num_own[:, None] - own]
+    of_prompt, of_response = (torch.arange(count, device=num_own.device) for count in slots)
+    distance = [(contexts + num_own)[:, None] - of_prompt, num_own[:, None] - of_response]
     return torch.cat(distance, 1) >= window
 
 
 @dataclass(frozen=True, eq=False)
 class OwnSlots:
-    """Slots of the own tokens of one step: position of each row's new token, and the mask."""
+    """Slots of the responses in one step: position of each row's new token, and the mask."""
 
-    width: int  # own tokens of the longest row, including the new one, or more
+    width: int  # tokens of the longest response, including the new one, or more
     slot: Tensor | None  # (R·K,) int64: of the new token; None: the last of `width` for all
     bias: Tensor | None  # (R·K, 1, width): -inf after the new token; None if `slot` is
 
@@ -123,10 +126,10 @@ class OwnSlots:
     def build(
         cls, num_own: Tensor, like: Tensor, capacity: int, width: int | None = None
     ) -> OwnSlots:
-        """Build from the number of own tokens before the step (R,), with the dtype of `like`.
+        """Build from the response tokens before the step, `num_own` (R,), with the dtype of `like`.
 
-        `like` (R, K, D) are the new keys, and rows have slots for `capacity` own tokens. Without a
-        `width`, it is the least one, and `num_own` is on the CPU.
+        `like` (R, K, D) are the new keys, and rows have slots for `capacity` response tokens.
+        Without a `width`, it is the least one, and `num_own` is on the CPU.
         """
         num_kv = like.shape[1]
         if width is None:

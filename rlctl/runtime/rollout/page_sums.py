@@ -23,13 +23,15 @@ class PageSums:
 
     def __init__(self, data: Tensor) -> None:
         self._end = len(data) // _PAGE * _PAGE
-        self._data, self._num_done = data, 0
+        self._data = data
+        self._num_done = 0
         self._pages = data[: self._end].view(torch.int64).view(-1, _PAGE // 8)
         self._sums = self._pages.new_empty(len(self._pages))
 
     def add(self, end: int) -> None:
         """Sum the pages before byte `end`, which change no more."""
-        done, self._num_done = self._num_done, end // _PAGE
+        done = self._num_done
+        self._num_done = end // _PAGE
         if self._num_done > done:
             pages = slice(done, self._num_done)
             torch.sum(self._pages[pages], 1, out=self._sums[pages])
@@ -61,8 +63,10 @@ def copy_values(
     itemsize = target.itemsize
     if target.dtype == source.dtype:
         values = [value.view(torch.uint8).numpy() for value in values]
-        copy, itemsize = np.copyto, 1
-    size, step = len(values[0]), _BLOCK * torch.get_num_threads() // itemsize
+        copy = np.copyto
+        itemsize = 1
+    size = len(values[0])
+    step = _BLOCK * torch.get_num_threads() // itemsize
     for start in range(0, size, step):
         end = min(start + step, size)
         copy(values[0][start:end], values[1][start:end])

@@ -44,8 +44,8 @@ class RecordedRows(RunningRows):
         held = [0 if part.saved is None else num_saved(part.saved) for part in parts]
         new = [len(p.request.context_ids) - n for p, n in zip(parts, held, strict=True)]
         found = recording.choices().cpu().split(new)
-        for part, num_held, own in zip(parts, held, found, strict=True):
-            context = torch.cat([self._routers.shape.none(num_held), own])
+        for part, num_held, routing in zip(parts, held, found, strict=True):
+            context = torch.cat([self._routers.shape.none(num_held), routing])
             for index in part.indices:
                 self._records[part.request.key, index] = [context]
 
@@ -53,8 +53,8 @@ class RecordedRows(RunningRows):
         with self._routers.recording() as recording:
             super().advance()
         if self.rows:
-            own = recording.choices().cpu()
-            for row, token in zip(self.rows, own.split(1), strict=True):
+            tokens = recording.choices().cpu().split(1)
+            for row, token in zip(self.rows, tokens, strict=True):
                 self._records[row.request.key, row.number].append(token)
 
     def step(self) -> list[Finished]:
@@ -69,4 +69,4 @@ class RecordedRows(RunningRows):
 
     def cancel(self, keys: Collection[int]) -> None:
         super().cancel(keys)
-        self._records = {row: own for row, own in self._records.items() if row[0] not in keys}
+        self._records = {row: tokens for row, tokens in self._records.items() if row[0] not in keys}

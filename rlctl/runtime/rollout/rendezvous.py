@@ -10,14 +10,14 @@ import psutil
 
 
 def listen(host: str, world_size: int) -> socket.socket:
-    """Listen on a free port of `host` only: a store that opens its own socket listens on all."""
+    """Listen on a free port of `host` only: a store that opens a socket listens on all."""
     return socket.create_server((host, 0), backlog=2 * world_size)
 
 
 def use_interface_to(host: str) -> str:
     """Let gloo in this process use the network interface that leads to `host`, unless one is set.
 
-    Its own choice is that of the machine's name, which often is the loopback interface or unknown.
+    Gloo chooses that of the machine's name, which often is the loopback interface or unknown.
     Returns the address of this machine on that interface.
     """
     family, kind, *_, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]

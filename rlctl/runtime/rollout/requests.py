@@ -105,19 +105,20 @@ class Completion:
         top: Iterable[Iterable[tuple[int, float]]] = (),
     ) -> Self:
         """Return response `index` of `request`: T ≥ 1 tokens with their log-probs."""
-        stopped = ids[-1] in request.decoding.stop_token_ids
+        finish = "stop" if ids[-1] in request.decoding.stop_token_ids else "length"
         return cls(
             request.key,
             index,
             torch.tensor(ids, dtype=torch.int64),
             torch.tensor(log_probs, dtype=torch.float32),
-            "stop" if stopped else "length",
+            finish,
             top=tuple(map(tuple, top)) if request.num_top else (),
         )
 
     def shortened(self, num_tokens: int) -> Self:
         """Return the completion that a stop after `num_tokens` ≥ 1 tokens would have given."""
-        spans, left = list[tuple[int, int]](), num_tokens
+        spans: list[tuple[int, int]] = []
+        left = num_tokens
         for version, length in self.spans:
             spans.append((version, min(length, left)))
             left -= spans[-1][1]

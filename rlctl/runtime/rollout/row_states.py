@@ -19,7 +19,7 @@ class RowStates:
     """States of all rows, in transformers' cache, which the mixers update in place.
 
     Layers step all rows together. A complete decoder steps those that have been equally long from
-    their start on, so that its own attention needs no mask.
+    their start on, so that its attention needs no mask.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,8 @@ class RowStates:
             return
         if self._cache is None:
             self._cache = mixer.new_states()
-        of_rows, of_prompts = self._cache.layers[mixer.layer], states.layers[mixer.layer]
+        of_rows = self._cache.layers[mixer.layer]
+        of_prompts = states.layers[mixer.layer]
         for name in ("conv_states", "recurrent_states"):
             held: dict[int, Tensor | None] = getattr(of_rows, name)
             for number, value in getattr(of_prompts, name).items():
@@ -67,11 +68,13 @@ class RowStates:
 
     def keep(self, rows: Tensor) -> None:
         """Keep the states (R, ...) of `rows` (R',), in this order."""
-        for layer in self._cache.layers if self._cache is not None else ():
-            layer.reorder_cache(rows)  # pyright: ignore[reportArgumentType]
-        before, self._equally_long = self._equally_long, []
-        for own, states in before:
-            left, places = (rows[:, None] == own).nonzero(as_tuple=True)
+        if self._cache is not None:
+            for layer in self._cache.layers:
+                layer.reorder_cache(rows)  # pyright: ignore[reportArgumentType]
+        before = self._equally_long
+        self._equally_long = []
+        for stepped, states in before:
+            left, places = (rows[:, None] == stepped).nonzero(as_tuple=True)
             if len(left):
                 states.reorder_cache(places)  # pyright: ignore[reportArgumentType]
                 self._equally_long.append((left, states))

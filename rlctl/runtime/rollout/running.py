@@ -147,7 +147,8 @@ class RunningRows:
         lengths = torch.tensor([len(part.request.context_ids) for part in parts])
         chunk_of_part = (lengths.cumsum(0) - 1).div(_PREFILL_TOKENS, rounding_mode="floor")
         sizes = torch.unique_consecutive(chunk_of_part, return_counts=True)[1].tolist()
-        logits, done = [], 0
+        logits = []
+        done = 0
         for size in sizes:
             packing = Packing.from_lengths(lengths[done : done + size], self.device)
             attention = Prefill(self.cache, packing, first + done)
@@ -165,7 +166,8 @@ class RunningRows:
         """Run the rest of contexts that begin with a saved cache; return logits (G, V)."""
         if not parts:
             return []
-        held, chunks = [], []
+        held = []
+        chunks = []
         for group, part in enumerate(parts, first):
             assert part.saved is not None
             self.cache.restore(group, part.saved)
@@ -221,18 +223,21 @@ class RunningRows:
 
     def _record(self, tokens: Tensor, log_probs: Tensor, num_own: Tensor) -> None:
         """Append a token (R,) and its log-prob (R,) to each response."""
-        longest, capacity = int(num_own.max()) + 1, self._tokens.shape[1]
+        longest = int(num_own.max()) + 1
+        capacity = self._tokens.shape[1]
         if longest > capacity:
             self._tokens = _with_shape(self._tokens, len(tokens), 2 * capacity)
             self._log_probs = _with_shape(self._log_probs, len(tokens), 2 * capacity)
-        rows, column = torch.arange(len(tokens), device=self.device), num_own.to(self.device)
+        rows = torch.arange(len(tokens), device=self.device)
+        column = num_own.to(self.device)
         self._tokens[rows, column] = tokens
         self._log_probs[rows, column] = log_probs
 
     def _finish(self, done: Tensor, stopped: Tensor) -> list[Finished]:
         """Return the finished rows, where `done` (R,) is True."""
         numbers = done.nonzero().squeeze(1)
-        lengths, on_device = self.cache.num_own[numbers] + 1, numbers.to(self.device)
+        lengths = self.cache.num_own[numbers] + 1
+        on_device = numbers.to(self.device)
         width = int(lengths.max())
         tokens = Ragged.from_padded(self._tokens[on_device, :width].cpu(), lengths)
         log_probs = Ragged.from_padded(self._log_probs[on_device, :width].cpu(), lengths)

@@ -9,8 +9,8 @@ from torch import Tensor
 from rlctl.runtime.ops import any_algorithms
 from rlctl.runtime.rollout.requests import Decoding
 
-# Tokens of a block; elements from which on two small sums are faster than one large.
-_BLOCK, _MIN_BLOCKED = 64, 2**16
+_BLOCK = 64  # tokens
+_MIN_BLOCKED = 2**16  # elements from which on two small sums are faster than one large
 
 
 def sample(logits: Tensor, uniforms: Tensor | None, params: Decoding) -> tuple[Tensor, Tensor]:
@@ -25,7 +25,9 @@ def sample(logits: Tensor, uniforms: Tensor | None, params: Decoding) -> tuple[T
     if params.temperature == 0 or uniforms is None:
         best, tokens = logits.max(-1)
         return tokens, best - logits.logsumexp(-1)
-    probs = torch.softmax(logits / params.temperature if params.temperature != 1 else logits, -1)
+    if params.temperature != 1:
+        logits = logits / params.temperature
+    probs = torch.softmax(logits, -1)
     if params.top_p == 1 and not 0 < params.top_k < probs.shape[1]:
         tokens = _sample_all(probs, uniforms)
     else:
@@ -59,7 +61,9 @@ def _sample_top(probs: Tensor, uniforms: Tensor, params: Decoding) -> Tensor:
 
     Top-p keeps the fewest of the top-k tokens that hold at least `top_p` of their mass.
     """
-    top_k = min(params.top_k, probs.shape[1]) if params.top_k > 0 else probs.shape[1]
+    top_k = probs.shape[1]
+    if params.top_k > 0:
+        top_k = min(params.top_k, top_k)
     top_probs, ids = probs.topk(top_k, sorted=True)
     cumulative = _cumulative(top_probs)
     enough = params.top_p * cumulative[:, -1:]

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from rlctl.runtime.batch.image_processor import Images
     from rlctl.runtime.model.routing import RoutingShape
 
-# Rows that engines decode at a time by default: vLLM on a large GPU; hf, and any on a CPU.
-_ROWS_OF_GPU, DEFAULT_ROWS = 1024, 256
+# Rows that engines decode at a time by default.
+_ROWS_OF_GPU = 1024  # of vLLM on a large GPU
+DEFAULT_ROWS = 256  # of hf, and of any on a CPU
 
 
 def rows_at_a_time(rollout: schema.Rollout, device: str) -> int:
@@ -42,7 +43,8 @@ class SamplingConfig:
     @classmethod
     def from_config(cls, config: schema.Config, tokenizer: PreTrainedTokenizerBase) -> Self:
         """Return the sampling settings of a run."""
-        policy, length = config.actor_rollout_ref, config.data.max_response_length
+        policy = config.actor_rollout_ref
+        length = config.data.max_response_length
         shape: RoutingShape | None = None
         if policy.actor.router_replay.mode == "R3":
             from rlctl.runtime.model.routing import routing_shape

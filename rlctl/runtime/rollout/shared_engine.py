@@ -80,7 +80,7 @@ class _Calls:
 class SharedEngine(RolloutEngine):
     """Engine of one rank; rank 0 gets the calls, and the other ranks `follow`.
 
-    Collective: every rank builds one around its own `engine`.
+    Collective: every rank builds one around its `engine`.
     """
 
     @classmethod
@@ -94,7 +94,9 @@ class SharedEngine(RolloutEngine):
     def __init__(self, engine: RolloutEngine, spec: EngineSpec) -> None:
         if not isinstance(engine, InFlightEngine):
             raise InternalError(f"{type(engine).__name__} cannot be divided over several devices")
-        self.engine, self.device, self.max_length = engine, spec.rank_info.device, spec.max_length
+        self.engine = engine
+        self.device = spec.rank_info.device
+        self.max_length = spec.max_length
         self.calls = _Calls()
 
     def follow(self) -> None:

@@ -55,11 +55,12 @@ class SharedMemory:
         self._used = 0  # bits of slots in which engines have tensors
         self._reader: _Reader | None = None
         self._files += os.pipe()
-        self._inbox, own = self._files
+        self._inbox, write_end = self._files
+        memory = write_end
         if self.sends:
             self._slots = _Slots()
-        memory = self._slots.files[0] if self._slots else own
-        self.address = json.dumps([_address(memory), _address(own)])
+            memory = self._slots.files[0]
+        self.address = json.dumps([_address(memory), _address(write_end)])
 
     def connect(self, others: Sequence[str]) -> bool:
         """Open the `address` of all engines, or of all senders; return False if one is not here."""
@@ -165,7 +166,8 @@ class _Slots:
 
     def put(self, data: Tensor, header: bytes) -> tuple[int, int]:
         """Complete the slot with bytes (N,) and a header; return its file and its number."""
-        place, file = self.memory(len(data)), self.files[self.number]
+        place = self.memory(len(data))
+        file = self.files[self.number]
         if place.data_ptr() != data.data_ptr():
             place.copy_(data)
         os.pwrite(file, header, len(data))
@@ -204,7 +206,8 @@ class _Reader:
 
     def read(self, sender: int, place: Sequence[int], sizes: tuple[int, int]) -> Bucket:
         """Return the bucket at a place, a file and a number, by the sizes of header and data."""
-        (file, number), (pid, _, name) = place, self._senders[sender]
+        file, number = place
+        pid, _, name = self._senders[sender]
         slot = self._slots.get((sender, number))
         if slot is None:
             slot = self._slots[sender, number] = _MappedSlot(_open(pid, file, name))

@@ -25,7 +25,9 @@ class TopLogProbs:
 
     def add(self, rows: Sequence[Row], logits: Tensor) -> None:
         """Record a step of `rows` from their logits (R, V)."""
-        for number, row in enumerate(rows if self._is_used else ()):
+        if not self._is_used:
+            return
+        for number, row in enumerate(rows):
             if not row.request.num_top:
                 continue
             scaled = logits[number].float() / (row.request.decoding.temperature or 1.0)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from rlctl.runtime.rollout.weight_sync import Bucket, BucketHeader
 
-_PLACE, _VALUE = torch.int32, torch.int16
+_PLACE = torch.int32
+_VALUE = torch.int16
 _CHANGE_BYTES = _PLACE.itemsize + _VALUE.itemsize
 
 
@@ -30,7 +31,8 @@ class WeightChanges:
 
         Returns all bytes (N,) of the bucket if it is new, or the changes are more than half of it.
         """
-        key, data = (bucket.header.part.index, bucket.header.number), bucket.data
+        key = (bucket.header.part.index, bucket.header.number)
+        data = bucket.data
         last = self._last.get(key)
         if last is not None and len(last) == len(data) < _VALUE.itemsize << 31:
             words = data.view(_VALUE)
@@ -47,11 +49,13 @@ class WeightChanges:
 
         `data` has all its bytes (N,) or changes (6 K,). It is valid until the next of its number.
         """
-        key, data = (header.part.index, header.number), data.cpu()
+        key = (header.part.index, header.number)
+        data = data.cpu()
         if len(data) == sum(entry.num_padded for entry in header.entries):
             self._last[key] = data
         else:
             end = len(data) // _CHANGE_BYTES * _PLACE.itemsize
-            places, values = data[:end].view(_PLACE).long(), data[end:].view(_VALUE)
+            places = data[:end].view(_PLACE).long()
+            values = data[end:].view(_VALUE)
             self._last[key].view(_VALUE)[places] = values
         return Bucket(header, self._last[key])

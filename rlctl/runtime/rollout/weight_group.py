@@ -33,8 +33,10 @@ CONNECT_S = 60.0  # deadline for all members to connect
 CHECK_S = 0.2  # between two looks at whether a member was lost
 # Pauses before looks at whether a broadcast is over; the last one repeats.
 POLLS_S = (2e-5, 5e-5, *(1e-4,) * 4, *(2e-4,) * 4, 5e-4, 1e-3)
-# Keys of the store, the second of which exists if only changed values are sent.
-BROKEN, ONLY_CHANGES, _NUM_PARTS = "broken", "only-changes", "num-parts"
+# Keys of the store.
+BROKEN = "broken"
+ONLY_CHANGES = "only-changes"  # exists if only changed values are sent
+_NUM_PARTS = "num-parts"
 _END = -1  # in place of a header's size
 
 
@@ -58,11 +60,12 @@ class WeightGroup:
     def __init__(self, address: GroupAddress, member: Part | int, rank_info: RankInfo) -> None:
         """Connect to the other members as the sender of a part, or as the receiver of a number.
 
-        Raises BrokenGroupError if they do not connect within a minute, or the rank's own deadline.
+        Raises BrokenGroupError if they do not connect within a minute, or the rank's deadline.
         """
         from rlctl.runtime.rollout.signed_store import SignedStore, connect_store
 
-        self.address, self.device = address, rank_info.device
+        self.address = address
+        self.device = rank_info.device
         self.timeout_s = rank_info.timeout_s
         self._connect_s = min(CONNECT_S, self.timeout_s)
         try:
@@ -84,14 +87,18 @@ class WeightGroup:
 
     def _shared_memory(self, member: Part | int, rank: int) -> SharedMemory | None:
         """Return the memory of this machine's processes if all members are among them."""
-        shared, sends = None, isinstance(member, Part)
+        shared = None
+        address = ""
         if self.device == "cpu":
             with suppress(AttributeError, OSError):  # no anonymous files, or no /proc
                 shared = SharedMemory(member)
-        addresses = self._tell("address", rank, shared.address if shared else "")
-        others = addresses[self.num_parts :] if sends else addresses[: self.num_parts]
-        is_connected = shared is not None and shared.connect(others)
-        if not all(self._tell("opened", rank, "yes" if is_connected else "")) and shared:
+                address = shared.address
+        addresses = self._tell("address", rank, address)
+        others = addresses[: self.num_parts]
+        if isinstance(member, Part):
+            others = addresses[self.num_parts :]
+        opened = "yes" if shared is not None and shared.connect(others) else ""
+        if not all(self._tell("opened", rank, opened)) and shared:
             shared.close()
             return None
         return shared
@@ -108,7 +115,8 @@ class WeightGroup:
         return [self.store.get(other).decode() for other in keys]
 
     def _connected(self, rank: int) -> Any:  # torch's stubs lack `broadcast`
-        timeout, size = timedelta(seconds=self.timeout_s), self.size
+        timeout = timedelta(seconds=self.timeout_s)
+        size = self.size
         if self.device != "cuda":
             connect = timedelta(seconds=self._connect_s)
             group: Any = dist.ProcessGroupGloo(self.store, rank, size, connect)
@@ -155,9 +163,10 @@ class WeightGroup:
                 message = self.changes.decode(message.header, message.data)
             yield message
 
-    def _take_turns(self, message: Bucket | int | None, own: int) -> Iterator[Bucket | int]:
+    def _take_turns(self, message: Bucket | int | None, number: int) -> Iterator[Bucket | int]:
         """Exchange the sizes of all members' messages, and yield those of the other parts."""
-        header, sizes = b"", (0, 0)
+        header = b""
+        sizes = (0, 0)
         if isinstance(message, Bucket):
             header = message.header.to_json()
             sizes = len(header), len(message.data)
@@ -166,10 +175,10 @@ class WeightGroup:
         every = self._gather(torch.tensor(sizes, dtype=torch.int64, device=self.device))
         for index, (header_size, data_size) in enumerate(every[: self.num_parts]):
             if header_size == _END:
-                if index != own:
+                if index != number:
                     yield data_size
                 continue
-            if index == own:
+            if index == number:
                 assert isinstance(message, Bucket)
                 tail = torch.frombuffer(bytearray(header), dtype=torch.uint8)
                 self._broadcast(torch.cat([message.data, tail.to(device=self.device)]), index)
@@ -204,7 +213,8 @@ class WeightGroup:
 
     def _wait(self, begin: Callable[[], Any]) -> None:
         """Begin a call of the group and wait for its end. Raises BrokenGroupError."""
-        pauses, checked = iter(POLLS_S), time.monotonic()
+        pauses = iter(POLLS_S)
+        checked = time.monotonic()
         deadline = checked + self.timeout_s
         with self._closing():
             work = begin()
@@ -250,7 +260,8 @@ def join_group(address: GroupAddress, member: Part | int, rank_info: RankInfo) -
 def leave_group() -> None:
     """Close the group of this process, if any."""
     global _joined
-    _joined, group = None, _joined
+    group = _joined
+    _joined = None
     if group is not None:
         group.close()
 

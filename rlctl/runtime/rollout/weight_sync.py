@@ -1,6 +1,6 @@
 """Weight sync to engines in other processes: buckets of parameters with checksums.
 
-Each rank of a sharded trainer sends its own rows of every parameter, which the engine joins, so
+Each rank of a sharded trainer sends its rows of every parameter, which the engine joins, so
 no rank gathers a parameter, and an engine receives each byte of the model once.
 """
 
@@ -115,15 +115,17 @@ class Bucket:
             for name, value in tensors
         ]
         entries = tuple(
-            Entry(name, own, tuple(value.shape))
-            for (name, value), own in zip(tensors, dtypes, strict=True)
+            Entry(name, sent, tuple(value.shape))
+            for (name, value), sent in zip(tensors, dtypes, strict=True)
         )
         size = sum(entry.num_padded for entry in entries)
-        bucket, start = cls(BucketHeader(number, part, entries), allocate(size, part)), 0
+        bucket = cls(BucketHeader(number, part, entries), allocate(size, part))
+        start = 0
         sums = PageSums(bucket.data)
         for entry, (_, place), (_, value) in zip(entries, bucket.tensors(), tensors, strict=True):
             copy_values(place, value, lambda size, start=start: sums.add(start + size))
-            end, start = start + entry.num_bytes, start + entry.num_padded
+            end = start + entry.num_bytes
+            start += entry.num_padded
             if end < start:
                 bucket.data[end:start] = 0
         header = replace(bucket.header, checksum=sums.checksum(_crc(bucket.header)))
@@ -241,12 +243,13 @@ def uses_object_store(rollout: schema.Rollout, device: str) -> bool:
 
     Raises ConfigError if the configured backend does not support `device` ("cpu" or "cuda").
     """
-    backend, own = rollout.checkpoint_engine.backend, "nccl" if device == "cuda" else "gloo"
-    if backend not in ("auto", "object_store", own):
+    backend = rollout.checkpoint_engine.backend
+    fitting = "nccl" if device == "cuda" else "gloo"
+    if backend not in ("auto", "object_store", fitting):
         key = "actor_rollout_ref.rollout.checkpoint_engine.backend"
         raise ConfigError(
             f"{key}={backend} does not support trainer.device={device}",
-            hint=f"use auto, object_store or {own}",
+            hint=f"use auto, object_store or {fitting}",
         )
     return backend == "object_store"
 
@@ -273,16 +276,20 @@ def to_buckets(
     """Group this rank's rows (M, ...) of parameters into the buckets that all ranks form.
 
     Each comes with the number of elements of the whole parameter. A joined bucket has up to
-    `max_bytes`, or one larger parameter. Its floating-point values are in `dtype`, or in their own
-    if the name is in `kept`.
+    `max_bytes`, or one larger parameter. Its floating-point values are in `dtype`, or keep their
+    dtype if the name is in `kept`.
     """
-    number, held, size = 0, [], 0
+    number = 0
+    held = []
+    size = 0
     for name, value, num_elements in rows:
         converts = value.is_floating_point() and name not in kept
         num_bytes = num_elements * (dtype if converts else value.dtype).itemsize
         if held and size + num_bytes > max_bytes:
             yield Bucket.from_tensors(number, held, dtype, part, allocate, kept)
-            number, held, size = number + 1, [], 0
+            number += 1
+            held = []
+            size = 0
         held.append((name, value))
         size += num_bytes
     if held:

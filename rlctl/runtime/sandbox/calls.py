@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from rlctl.runtime.sandbox.user_code import is_async
+from rlctl.runtime.sandbox.async_functions import is_async
 
 T = TypeVar("T")
 
@@ -42,14 +42,17 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if is_async(function):
             return await function(*args, **kwargs)
         result = await _in_thread(function, args, kwargs)
-        return await result if inspect.isawaitable(result) else result
+        if inspect.isawaitable(result):
+            return await result
+        return result
     except (SystemExit, KeyboardInterrupt) as error:
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 async def limited(work: Awaitable[T], seconds: float | None) -> T:
     """Return the result of `work`. Raises TimeoutError after `seconds`, also if it cannot stop."""
-    task, began = asyncio.ensure_future(work), time.monotonic()
+    task = asyncio.ensure_future(work)
+    began = time.monotonic()
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:

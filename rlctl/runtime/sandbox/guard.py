@@ -12,7 +12,7 @@ _REAPED: dict[int, int] = {}  # status of children that have ended: see `_has_ex
 
 
 def fork_guarded() -> int:
-    """Fork a session of its own. Return its number in this process, its guard, and 0 in the child.
+    """Fork a new session. Return its number in this process, its guard, and 0 in the child.
 
     Orphans of the child become children of the guard. The child dies with it.
     """
@@ -40,7 +40,9 @@ def guard(worker: int) -> int:
         kill_children(worker)
     status = _REAPED[worker] if worker in _REAPED else os.waitpid(worker, 0)[1]
     code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
+    if code < 0:
+        return 128 - code
+    return code
 
 
 def _has_exited(worker: int) -> bool:

@@ -20,7 +20,9 @@ def is_from_signal(status: int) -> bool:
 
     A guard exits as a shell does, with 128 plus the number of its worker's signal.
     """
-    number = -status if status < 0 else status - 128
+    number = status - 128
+    if status < 0:
+        number = -status
     return 0 < number < signal.NSIG and number != signal.SIGXCPU
 
 

@@ -29,12 +29,13 @@ def bubblewrap(folder: str, file_size: int, *, network: bool) -> list[str]:
 
     The program is the first process of its namespace: all others end with it.
     """
+    network_options = ["--share-net"] if network else []
     return [
         *("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--remount-ro", "/dev"),
         *("--proc", "/proc", "--size", str(max(file_size, 1)), "--tmpfs", folder),
         *("--chdir", folder, "--unshare-all", "--unshare-user"),
         *("--disable-userns", "--cap-drop", "ALL", "--as-pid-1"),
-        *("--die-with-parent", *(["--share-net"] if network else []), "--"),
+        *("--die-with-parent", *network_options, "--"),
     ]
 
 
@@ -52,7 +53,9 @@ def own_namespaces() -> Namespaces:
     """Return the namespaces that a process of rlctl can enter here."""
     command = [sys.executable, "-c", _PROBE, json.dumps(sys.path)]
     found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return Namespaces(int(found)) if found else Namespaces.NONE
+    if not found:
+        return Namespaces.NONE
+    return Namespaces(int(found))
 
 
 def missing_isolation() -> str | None:
@@ -63,15 +66,18 @@ def missing_isolation() -> str | None:
         if not process_limits.protects_files():
             allowed += ["write to, change and delete your files"]
         else:
-            allowed += [] if process_limits.protects_sizes() else ["empty your files"]
-            attributes = ["change permissions, times and attributes of your files"]
-            allowed += [] if can_filter() else attributes
+            if not process_limits.protects_sizes():
+                allowed += ["empty your files"]
+            if not can_filter():
+                allowed += ["change permissions, times and attributes of your files"]
         allowed += ["fill the disk with their own files"]
     if namespaces < Namespaces.VIEW:
         allowed += ["see your other processes"]
     if namespaces < Namespaces.PROCESSES:
-        allowed += [] if process_limits.protects_processes() else ["send signals to them"]
-        allowed += [] if process_limits.protects_files() else ["read and change their memory"]
+        if not process_limits.protects_processes():
+            allowed += ["send signals to them"]
+        if not process_limits.protects_files():
+            allowed += ["read and change their memory"]
     if not can_filter():
         allowed += ["use Unix sockets and memory that no limit counts"]
     if not allowed:
@@ -79,17 +85,22 @@ def missing_isolation() -> str | None:
     if namespaces == Namespaces.VIEW:
         cause = "there is no filter of system calls for this machine"
     else:
-        cause = "user namespaces are not allowed here" + (", or not all" if namespaces else "")
-    advice = None if shutil.which("bwrap") else bubblewrap_advice()
+        cause = "user namespaces are not allowed here"
+        if namespaces:
+            cause += ", or not all"
     text = f"{cause}: programs of the python tool can {', '.join(allowed)}"
-    return f"{text} ({advice} may help)" if advice else text
+    if shutil.which("bwrap") is None and (advice := bubblewrap_advice()):
+        text += f" ({advice} may help)"
+    return text
 
 
 def isolation() -> str:
     """Return the name of what isolates programs of the python tool here."""
     if has_bubblewrap():
         return "bubblewrap"
-    return "namespaces" if own_namespaces() else "Landlock and a filter of system calls"
+    if own_namespaces():
+        return "namespaces"
+    return "Landlock and a filter of system calls"
 
 
 def bubblewrap_advice() -> str | None:
@@ -102,4 +113,6 @@ def bubblewrap_advice() -> str | None:
         "apk": "apk add",
     }
     found = next((words for name, words in installers.items() if shutil.which(name)), None)
-    return None if found is None else f"{found} bubblewrap"
+    if found is None:
+        return None
+    return f"{found} bubblewrap"

@@ -72,7 +72,9 @@ def error_text(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(error_text(cause) for cause in error.exceptions)
     text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if not text:
+        return type(error).__name__
+    return f"{type(error).__name__}: {text}"
 
 
 def error_to_json(error: RlctlError) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Namespaces of one program (Linux): its own processes, network and mounts, all of them read-only.
+"""Namespaces of one program (Linux): separate processes, network and read-only mounts.
 
 They do what bubblewrap does, where the kernel lets users have namespaces, and need no privileges.
 """
@@ -12,11 +12,24 @@ from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 
-_NEW_USER, _NEW_NET, _NEW_PID = 0x10000000, 0x40000000, 0x20000000  # flags of unshare(2)
-_NEW_MOUNTS, _NEW_IPC = 0x00020000, 0x08000000
-_MOUNT_SETATTR, _CAPSET = 442, {"x86_64": 126, "aarch64": 91}  # syscall numbers
-_HERE, _RECURSIVE = -100, 0x8000
-_READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_EXEC, _PRIVATE = 1, 2, 4, 8, 1 << 18  # of a mount
+# Flags of unshare(2).
+_NEW_USER = 0x10000000
+_NEW_NET = 0x40000000
+_NEW_PID = 0x20000000
+_NEW_MOUNTS = 0x00020000
+_NEW_IPC = 0x08000000
+# Numbers of system calls.
+_MOUNT_SETATTR = 442
+_CAPSET = {"x86_64": 126, "aarch64": 91}
+# Arguments of mount_setattr(2).
+_HERE = -100
+_RECURSIVE = 0x8000
+# Attributes of a mount.
+_READ_ONLY = 1
+_NO_SUID = 2
+_NO_DEVICES = 4
+_NO_EXEC = 8
+_PRIVATE = 1 << 18
 _CAPABILITIES_VERSION = 0x20080522  # version 3: two words of each set
 _PR_SET_NO_NEW_PRIVS = 38  # prctl(2)
 
@@ -40,11 +53,13 @@ def enter_namespaces(folder: Path, size: int, *, deny_network: bool) -> Namespac
     """Leave the processes, mounts and, with `deny_network`, the network of this machine.
 
     Processes that this one starts from now on are in the new namespace; the first one must call
-    `mount_processes`, and all end with it. `folder` gets its own file system of `size` bytes.
+    `mount_processes`, and all end with it. `folder` gets a file system of `size` bytes.
     """
     if sys.platform != "linux":
         return Namespaces.NONE
-    libc, user, group = ctypes.CDLL(None), os.getuid(), os.getgid()
+    libc = ctypes.CDLL(None)
+    user = os.getuid()
+    group = os.getgid()
     network = _NEW_NET if deny_network else 0
     if libc.unshare(_NEW_USER | _NEW_PID | _NEW_MOUNTS | _NEW_IPC | network) != 0:
         return Namespaces.NONE
@@ -56,10 +71,12 @@ def enter_namespaces(folder: Path, size: int, *, deny_network: bool) -> Namespac
         ):
             Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
     attributes = _MountAttributes(_READ_ONLY | _NO_SUID, 0, _PRIVATE, 0)
-    pointer, length = ctypes.byref(attributes), ctypes.sizeof(attributes)
+    pointer = ctypes.byref(attributes)
+    length = ctypes.sizeof(attributes)
     if libc.syscall(_MOUNT_SETATTR, _HERE, b"/", _RECURSIVE, pointer, length) != 0:
         return Namespaces.PROCESSES
-    place, options = os.fsencode(folder), f"size={max(size, 1)},mode=700".encode()
+    place = os.fsencode(folder)
+    options = f"size={max(size, 1)},mode=700".encode()
     if libc.mount(b"tmpfs", place, b"tmpfs", _NO_SUID | _NO_DEVICES, options) != 0:
         return Namespaces.PROCESSES
     os.chdir(folder)
@@ -82,7 +99,9 @@ def probe() -> Namespaces:
         return found
     if (child := os.fork()) == 0:
         os._exit(not mount_processes())
-    return found if os.waitpid(child, 0)[1] else Namespaces.VIEW
+    if os.waitpid(child, 0)[1]:
+        return found
+    return Namespaces.VIEW
 
 
 def drop_capabilities() -> None:

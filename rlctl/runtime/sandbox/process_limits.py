@@ -61,7 +61,9 @@ def allowed_environment(
             and not (name.lower().endswith("_proxy") and "@" in value)
         )
     }
-    return allowed if "CUDA_VISIBLE_DEVICES" in named else {**allowed, "CUDA_VISIBLE_DEVICES": ""}
+    if "CUDA_VISIBLE_DEVICES" in named:
+        return allowed
+    return {**allowed, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def withheld_variable(error: str, further: Iterable[str] = ()) -> str | None:
@@ -69,7 +71,9 @@ def withheld_variable(error: str, further: Iterable[str] = ()) -> str | None:
     found = re.search(r"\bKeyError: '(\w+)'", error)
     if found is None or found[1] not in os.environ:
         return None
-    return None if found[1] in allowed_environment(os.environ, further) else found[1]
+    if found[1] in allowed_environment(os.environ, further):
+        return None
+    return found[1]
 
 
 def restrict(limits: Limits) -> None:
@@ -84,7 +88,9 @@ def restrict(limits: Limits) -> None:
         bounds[resource.RLIMIT_DATA] = limits.memory
     for kind, bound in bounds.items():
         hard = resource.getrlimit(kind)[1]
-        set_limit(kind, bound if hard == resource.RLIM_INFINITY else min(bound, hard))
+        if hard != resource.RLIM_INFINITY:
+            bound = min(bound, hard)
+        set_limit(kind, bound)
     forbid_signals()
 
 
@@ -106,8 +112,9 @@ def limit_cpu(wall_s: float) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     bound = int(used.ru_utime + used.ru_stime + wall_s * cores) + 1
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    soft = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+    if hard != resource.RLIM_INFINITY:
+        bound = min(bound, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (bound, hard))
 
 
 def die_with(parent: int, number: signal.Signals) -> None:
@@ -151,13 +158,21 @@ def _children() -> set[int]:
 
 
 _PR_SET_NO_NEW_PRIVS = 38  # prctl(2)
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # syscall numbers, on every platform
-_VERSION, _PATH_BENEATH = 1, 1
+# Numbers of system calls, on every platform.
+_CREATE_RULESET = 444
+_ADD_RULE = 445
+_RESTRICT_SELF = 446
+_VERSION = 1  # flag: return the version of Landlock
+_PATH_BENEATH = 1  # kind of a rule
 _WRITE_FILE = 1 << 1
 _WRITES = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12))  # write, remove, make
-# First version, and the right.
-_REFER, _TRUNCATE, _DEVICES = (2, 1 << 13), (3, 1 << 14), (5, 1 << 15)
-_ABSTRACT_SOCKETS, _SIGNALS = (6, 1 << 0), (6, 1 << 1)  # first version, and the bit in `scoped`
+# First version that has a right, and the right.
+_REFER = (2, 1 << 13)
+_TRUNCATE = (3, 1 << 14)
+_DEVICES = (5, 1 << 15)
+# First version, and the bit in `scoped`.
+_ABSTRACT_SOCKETS = (6, 1 << 0)
+_SIGNALS = (6, 1 << 1)
 
 
 class _Ruleset(ctypes.Structure):

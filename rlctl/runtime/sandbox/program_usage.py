@@ -16,7 +16,9 @@ def usage(pid: int, most: int) -> tuple[int, int]:
     It stops counting above `most` processes. Shared memory counts once. Zero where /proc does not
     list children or memory.
     """
-    number, size, waiting = 0, 0, [pid]
+    number = 0
+    size = 0
+    waiting = [pid]
     while waiting and number <= most:
         process = Path(f"/proc/{waiting.pop()}")
         with suppress(OSError):

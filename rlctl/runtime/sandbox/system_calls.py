@@ -10,14 +10,20 @@ import platform
 import struct
 import sys
 
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_SECCOMP = 22
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # its number, its column below
 _OTHER_ABI = 0x40000000  # of x86: numbers from here are another interface
 
 # Numbers on x86-64 and ARM64; None: it does not exist there.
 _Number = tuple[int | None, int | None]
-_SOCKET, _SOCKETPAIR, _CLONE, _IOCTL = (41, 198), (53, 199), (56, 220), (16, 29)
-_PRLIMIT, _SET_AFFINITY, _PRCTL = (302, 261), (203, 122), (157, 167)
+_SOCKET = (41, 198)
+_SOCKETPAIR = (53, 199)
+_CLONE = (56, 220)
+_IOCTL = (16, 29)
+_PRLIMIT = (302, 261)
+_SET_AFFINITY = (203, 122)
+_PRCTL = (157, 167)
 _ABSENT: list[_Number] = [  # as if the kernel did not have them: programs then do without
     (319, 279),  # memfd_create
     (447, 447),  # memfd_secret
@@ -71,13 +77,29 @@ _TERMINAL = (0x5412, 0x541C)  # ioctl: TIOCSTI, TIOCLINUX, which type for others
 _SET_FLAGS = (0x40086602, 0x401C5820, 0x40087602)  # ioctl: FS_IOC_SETFLAGS, FSSETXATTR, SETVERSION
 _NEW_NAMESPACES = 0x7E020000  # all flags of clone for namespaces
 _FAMILIES = (2, 10, 16)  # with the network: AF_INET, AF_INET6, and AF_NETLINK for the C library
-_STREAM, _SEQPACKET, _TYPE = 1, 5, 0xF  # a pair of datagram sockets could send to other addresses
+# Kinds of socket pairs: a pair of datagram sockets could send to other addresses.
+_STREAM = 1
+_SEQPACKET = 5
+_TYPE = 0xF  # mask
 
-# Instructions of BPF, and offsets in struct seccomp_data.
-_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _MACHINE, _FIRST, _SECOND = 0, 4, 16, 24
-_KILL, _ALLOW, _ERROR = 0x80000000, 0x7FFF0000, 0x00050000
-_REFUSE, _MISSING = _ERROR + 1, _ERROR + 38  # EPERM, ENOSYS
+# Instructions of BPF.
+_LOAD = 0x20
+_AND = 0x54
+_EQUAL = 0x15
+_AT_LEAST = 0x35
+_ANY_BIT = 0x45
+_RETURN = 0x06
+# Offsets in struct seccomp_data.
+_NUMBER = 0
+_MACHINE = 4
+_FIRST = 16
+_SECOND = 24
+# Outcomes of a filter.
+_KILL = 0x80000000
+_ALLOW = 0x7FFF0000
+_ERROR = 0x00050000
+_REFUSE = _ERROR + 1  # EPERM
+_MISSING = _ERROR + 38  # ENOSYS
 
 _Instruction = tuple[int, int, int, int]  # code, value, instructions to skip if true, if false
 
@@ -112,7 +134,11 @@ def restrict_calls(*, deny_network: bool, is_isolated: bool) -> bool:
         (_AT_LEAST, _OTHER_ABI, 0, 1),
         (_RETURN, _KILL, 0, 0),
     ]
-    denied = _DENIED + ([] if is_isolated else _ATTRIBUTES + _PROCESSES)
+    denied = _DENIED
+    flags = _TERMINAL
+    if not is_isolated:
+        denied = _DENIED + _ATTRIBUTES + _PROCESSES
+        flags = _TERMINAL + _SET_FLAGS
     for numbers, outcome in ((_ABSENT, _MISSING), (denied, _REFUSE)):
         for number in (pair[column] for pair in numbers):
             if number is not None:
@@ -128,11 +154,12 @@ def restrict_calls(*, deny_network: bool, is_isolated: bool) -> bool:
     hide = [(_LOAD, _FIRST, 0, 0), (_EQUAL, _SET_DUMPABLE, 0, 1), (_RETURN, _REFUSE, 0, 0)]
     program += _if(_PRCTL[column], hide)
     block: list[_Instruction] = [(_LOAD, _SECOND, 0, 0)]
-    for request in _TERMINAL + (() if is_isolated else _SET_FLAGS):
+    for request in flags:
         block += [(_EQUAL, request, 0, 1), (_RETURN, _REFUSE, 0, 0)]
     program += _if(_IOCTL[column], block)
-    for pair in () if is_isolated else (_PRLIMIT, _SET_AFFINITY):
-        program += _if(pair[column], [(_LOAD, _FIRST, 0, 0), *_allow((0,))])  # of itself
+    if not is_isolated:
+        for pair in (_PRLIMIT, _SET_AFFINITY):
+            program += _if(pair[column], [(_LOAD, _FIRST, 0, 0), *_allow((0,))])  # of itself
     program += [(_RETURN, _ALLOW, 0, 0)]
     code = b"".join(struct.pack("HBBI", code, yes, no, k) for code, k, yes, no in program)
     libc = ctypes.CDLL(None)

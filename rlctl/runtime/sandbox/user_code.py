@@ -20,14 +20,6 @@ from rlctl.errors import ConfigError, RlctlError
 _PACKAGE = str(Path(__file__).parents[2])  # the folder of rlctl
 
 
-def is_async(function: Callable[..., Any]) -> bool:
-    """Return True for a coroutine function, a partial of one, or an object called as one."""
-    unwrapped = inspect.unwrap(function)
-    return inspect.iscoroutinefunction(unwrapped) or inspect.iscoroutinefunction(
-        getattr(unwrapped, "__call__", None)  # noqa: B004 (its kind, not its existence)
-    )
-
-
 def check_interpreter(python: str, where: str) -> None:
     """Raise ConfigError unless `python`, which the key `where` names, is a program."""
     if shutil.which(python) is None:
@@ -56,9 +48,11 @@ def load_named(kind: str, given: str, noun: str) -> Any:
     """
     path, _, name = given.rpartition(":")
     if "/" in path and not path.endswith(".py"):
-        folder = Path(path).expanduser()
+        kind = "no Python file"
+        if Path(path).expanduser().is_dir():
+            kind = "a folder"
         raise ConfigError(
-            f"the {noun} path {path!r} is {'a folder' if folder.is_dir() else 'no Python file'}",
+            f"the {noun} path {path!r} is {kind}",
             hint=f"name the file: {path.rstrip('/')}/FILE.py",
             code=_code(noun),
         )
@@ -100,7 +94,7 @@ def import_file(path: Path, noun: str) -> ModuleType:
 def member(module: ModuleType, name: str, noun: str) -> Any:
     """Return what `name` names in a file's module. Raises ConfigError if it is missing."""
     if not hasattr(module, name):
-        own = [
+        defined = [
             key
             for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", None) == module.__name__
@@ -108,7 +102,7 @@ def member(module: ModuleType, name: str, noun: str) -> Any:
         raise ConfigError(
             f"the {noun} file has no {name!r}",
             where=module.__file__,
-            hint=plugins.suggestion(name, own),
+            hint=plugins.suggestion(name, defined),
             code=_code(noun),
         )
     return getattr(module, name)
@@ -132,19 +126,30 @@ def report_errors(
     except RlctlError:
         raise
     except (Exception, SystemExit) as error:
-        place = user_line(error, given) if given else None
-        raise ConfigError(
-            f"{what}: {type(error).__name__}: {error}",
-            where=place or where,
-            hint=hint,
-            code=code,
-        ) from error
+        raise error_in_code(what, error, given, where=where, hint=hint, code=code) from error
+
+
+def error_in_code(
+    what: str,
+    error: BaseException,
+    given: str = "",
+    *,
+    where: str | None = None,
+    hint: str | None = None,
+    code: str | None = None,
+) -> ConfigError:
+    """Return the error for what users' code raised: see `report_errors`."""
+    place = user_line(error, given) if given else None
+    text = f"{what}: {type(error).__name__}: {error}"
+    return ConfigError(text, where=place or where, hint=hint, code=code)
 
 
 def line_of(function: Callable[..., Any]) -> str | None:
     """Return file:line of a function's definition."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else None
+    if code is None:
+        return None
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def user_line(error: BaseException, given: str) -> str | None:
@@ -159,4 +164,6 @@ def user_line(error: BaseException, given: str) -> str | None:
         if frame.filename == file
         or (file is None and not frame.filename.startswith(("<", _PACKAGE)))
     ]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else file
+    if not frames:
+        return file
+    return f"{frames[-1].filename}:{frames[-1].lineno}"

@@ -117,7 +117,9 @@ class _Server:
         """Yield the reply to a request, or one for each item of a method that is a generator."""
         try:
             result = getattr(self._host, request.op)(**request.arguments)
-            for item in result if inspect.isgenerator(result) else [result]:
+            if not inspect.isgenerator(result):
+                result = [result]
+            for item in result:
                 yield self.reply(request.number, {"result": item})
         except Exception as error:
             yield self.reply(request.number, self._failure(error))
@@ -150,7 +152,10 @@ class _Server:
             traceback.print_exception(error)
             sys.stderr.flush()
         place = users_place(error, plugin_packages)
-        return {"error": error_text(error) + (f" ({place})" if place else "")}
+        text = error_text(error)
+        if place:
+            text += f" ({place})"
+        return {"error": text}
 
 
 @contextmanager
@@ -169,7 +174,8 @@ def _ending_process() -> Iterator[None]:
         os._exit(status)
 
 
-_STDOUT, _STDERR = 1, 2
+_STDOUT = 1
+_STDERR = 2
 _LOG_BYTES = 16 * 2**20  # of a log; a longer one keeps the last half
 _NOTE = b"[earlier output was removed: the log is limited to 16 MiB]\n"
 _DRAIN_S = 2.0  # time to copy what the worker wrote before it ended

@@ -39,7 +39,9 @@ class WorkerPool:
         """Start the thread; see `Worker` for the arguments."""
         limits = settings.limits or Limits(default_memory(settings.number), open_files=65536)
         self.settings = replace(settings, limits=limits)
-        self._noun, self._host, self._prepare = noun, host, prepare
+        self._noun = noun
+        self._host = host
+        self._prepare = prepare
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         thread = Thread(target=asyncio.run, args=(_run(started),), daemon=True)
         thread.start()

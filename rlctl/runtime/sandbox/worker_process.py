@@ -22,7 +22,7 @@ from rlctl.runtime.sandbox.worker_main import DUMP_SIGNAL, PING, Request
 from rlctl.runtime.sandbox.worker_settings import WorkerSettings
 
 START_S = 120.0  # startup timeout: a user's file may import heavy libraries
-# Time beyond the limit of a call before the controller fails it. The worker's own limit must come
+# Time beyond the limit of a call before the controller fails it. The limit in the worker must come
 # first, also on a busy machine.
 GRACE_S = 2.0
 PING_S = 5.0  # interval at which an event loop with requests is asked for a reply
@@ -36,7 +36,7 @@ sys.path[:] = json.loads(sys.argv[1])
 from rlctl.runtime.sandbox.worker_main import main
 main(int(sys.argv[2]), int(sys.argv[3]))
 """
-# Another interpreter has its own packages, and of these the package rlctl alone.
+# Another interpreter has other packages, and of these the package rlctl alone.
 _BOOT_OTHER = """
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -96,19 +96,26 @@ class Worker:
         `host` is pickled and called in the process; it returns the object whose methods requests
         name. `started` has the result of `prepare`, which sends the first ones.
         """
-        self.name, python = name, settings.python
+        self.name = name
+        python = settings.python
         self.log = log = settings.logs and settings.logs / f"{noun}-{name}.log"
         self.pid: int | None = None
         self.num_abandoned = 0
-        self._noun, self._python = noun, python
-        self._numbers, self._num_replies = count(), 0
+        self._noun = noun
+        self._python = python
+        self._numbers = count()
+        self._num_replies = 0
         self._pending: dict[int, asyncio.Queue[dict[str, Any] | None]] = {}  # None: lost
         self._is_watched = self._is_ending = False
         self._end: tuple[str, int] | None = None  # reason and exit status
         connection, remote = socket.socketpair()
         with remote, ExitStack() as stack:
             file = None if log is None else stack.enter_context(log.open("a+b", buffering=0))
-            boot, modules = (_BOOT_OTHER, _PACKAGE) if python else (_BOOT, json.dumps(sys.path))
+            boot = _BOOT
+            modules = json.dumps(sys.path)
+            if python:
+                boot = _BOOT_OTHER
+                modules = _PACKAGE
             arguments = [modules, str(remote.fileno()), str(os.getpid())]
             self.process = subprocess.Popen(
                 [python or sys.executable, "-u", "-c", boot, *arguments],
@@ -136,7 +143,9 @@ class Worker:
     @property
     def see_log(self) -> str:
         """Reference to the log for an error, if there is one."""
-        return "" if self.log is None else f"; see {self.log}"
+        if self.log is None:
+            return ""
+        return f"; see {self.log}"
 
     async def request(self, op: str, limit_s: float | None, **arguments: Any) -> Any:
         """Return the result of the host's method `op`.

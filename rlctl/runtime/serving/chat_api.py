@@ -53,17 +53,21 @@ class ChatReply:
     @property
     def finish_reason(self) -> str:
         """The reason in OpenAI's words."""
-        return "tool_calls" if self.turn.calls and self.finish == "stop" else self.finish
+        if self.turn.calls and self.finish == "stop":
+            return "tool_calls"
+        return self.finish
 
     def choice(self, index: int) -> dict[str, Any]:
         """Return the turn as one of the choices of a response."""
-        return {
+        choice: dict[str, Any] = {
             "index": index,
             "message": {**self.message, "refusal": None},
             "logprobs": self._logprobs,
             "finish_reason": self.finish_reason,
-            **({"token_ids": self.ids[1]} if self.ids else {}),
         }
+        if self.ids:
+            choice["token_ids"] = self.ids[1]
+        return choice
 
     def deltas(self, index: int) -> Iterator[dict[str, Any]]:
         """Yield the choices of a stream's chunks: role, text, calls and the end."""
@@ -86,16 +90,19 @@ class ChatReply:
             }
             for token in self.log_probs
         ]
-        return {"content": tokens, "refusal": None} if tokens else None
+        if not tokens:
+            return None
+        return {"content": tokens, "refusal": None}
 
 
 def completion(replies: Sequence[ChatReply], request: ChatRequest) -> dict[str, Any]:
     """Return the body of the response with the turns `replies`, one or more."""
     choices = [reply.choice(index) for index, reply in enumerate(replies)]
     head = head_of(replies, request.model, "chat.completion")
-    ids = replies[0].ids
-    prompt = {"prompt_token_ids": ids[0]} if ids else {}
-    return {**head, "choices": choices, "usage": usage_of(replies), **prompt}
+    body = {**head, "choices": choices, "usage": usage_of(replies)}
+    if ids := replies[0].ids:
+        body["prompt_token_ids"] = ids[0]
+    return body
 
 
 def chunks(replies: Sequence[ChatReply], request: ChatRequest) -> Iterator[dict[str, Any]]:
@@ -110,8 +117,9 @@ def chunks(replies: Sequence[ChatReply], request: ChatRequest) -> Iterator[dict[
 
 def head_of(replies: Sequence[ChatReply], model: str, kind: str) -> dict[str, Any]:
     """Return the first fields of a body or a chunk."""
-    number = f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{replies[0].number}"
-    return {"id": number, "object": kind, "created": int(time.time()), "model": model}
+    prefix = "chatcmpl" if kind.startswith("chat") else "cmpl"
+    name = f"{prefix}-{replies[0].number}"
+    return {"id": name, "object": kind, "created": int(time.time()), "model": model}
 
 
 def _token(text: str, number: float) -> dict[str, Any]:
@@ -138,8 +146,9 @@ def parse_completions(body: Any) -> list[ChatRequest]:
     given |= {"logprobs": num_top is not None, "top_logprobs": num_top}
     request = ChatRequest.with_options([], given)
     prompt = body.get("prompt")
-    several = isinstance(prompt, list) and not all(map(_is_id, prompt))
-    prompts = prompt if isinstance(prompt, list) and several else [prompt]
+    prompts = [prompt]
+    if isinstance(prompt, list) and not all(map(_is_id, prompt)):
+        prompts = prompt
     return [replace(request, prompt=_prompt(prompt)) for prompt in prompts]
 
 
@@ -173,14 +182,15 @@ def text_chunks(replies: Sequence[ChatReply], request: ChatRequest) -> Iterator[
 
 
 def _choice(reply: ChatReply, index: int) -> dict[str, Any]:
-    names = ("prompt_token_ids", "token_ids")
-    return {
+    choice: dict[str, Any] = {
         "index": index,
         "text": reply.content,
         "logprobs": _logprobs(reply),
         "finish_reason": reply.finish,
-        **(dict(zip(names, reply.ids, strict=True)) if reply.ids else {}),
     }
+    if reply.ids:
+        choice["prompt_token_ids"], choice["token_ids"] = reply.ids
+    return choice
 
 
 def _logprobs(reply: ChatReply) -> dict[str, Any] | None:

@@ -53,11 +53,16 @@ class ApiError(Exception):
         self, status: int, text: str, code: str | None = None, param: str | None = None
     ) -> None:
         super().__init__(text)
-        self.status, self.text, self.code, self.param = status, text, code, param
+        self.status = status
+        self.text = text
+        self.code = code
+        self.param = param
 
     def body(self) -> dict[str, Any]:
         """Return the body of the response."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = "server_error"
+        if self.status < 500:
+            kind = "invalid_request_error"
         return {
             "error": {"message": self.text, "type": kind, "param": self.param, "code": self.code}
         }
@@ -75,7 +80,7 @@ class ChatRequest:
     model: str = MODEL
     stream: bool = False
     include_usage: bool = False  # at the end of a stream
-    n: int = 1  # turns, each the continuation of a conversation of its own
+    n: int = 1  # turns, each the continuation of a separate conversation
     logprobs: bool = False  # of the tokens of the turn
     num_top: int = 0  # log-probs of the most probable tokens in place of each token
     return_ids: bool = False  # of the prompt and of the turn
@@ -123,7 +128,9 @@ def normalized(message: Any) -> Message:
     """
     if not isinstance(message, Mapping):
         raise ApiError(400, f"a message is {message!r}, not an object", param="messages")
-    role = "system" if message.get("role") == "developer" else message.get("role")
+    role = message.get("role")
+    if role == "developer":
+        role = "system"
     if role not in _ROLES:
         raise ApiError(400, f"a message has the unknown role {role!r}", param="messages")
     found: Message = {"role": role, "content": _text(message.get("content"))}
@@ -131,9 +138,10 @@ def normalized(message: Any) -> Message:
         if not isinstance(calls, list):
             raise ApiError(400, "tool_calls of a message must be a list", param="messages")
         found["tool_calls"] = [_call(call) for call in calls]
-    for key in ("tool_call_id", "name") if role != "assistant" else ():
-        if message.get(key) is not None:
-            found[key] = str(message[key])
+    if role != "assistant":
+        for key in ("tool_call_id", "name"):
+            if message.get(key) is not None:
+                found[key] = str(message[key])
     return found
 
 
@@ -150,14 +158,18 @@ def _text(content: Any) -> str:
 def _call(call: Any) -> dict[str, Any]:
     try:
         function = call["function"]
-        name, arguments, own_id = function["name"], function.get("arguments"), call["id"]
+        name = function["name"]
+        arguments = function.get("arguments")
+        call_id = call["id"]
     except (KeyError, TypeError, AttributeError):
         text = "a tool call needs id, function.name and function.arguments"
         raise ApiError(400, text, param="messages") from None
     if isinstance(arguments, str):
         with suppress(ValueError):  # what the program wrote itself need not be JSON
             arguments = json.loads(arguments)
-    return to_call(str(own_id), str(name), {} if arguments is None else arguments)
+    if arguments is None:
+        arguments = {}
+    return to_call(str(call_id), str(name), arguments)
 
 
 def _tools(tools: Any) -> list[ToolSchema]:
@@ -210,8 +222,9 @@ def _check_parameters(body: Mapping[str, Any]) -> None:
     for name, harmless in _REFUSED.items():
         value = body.get(name)
         if value is not None and value not in harmless:
-            reason = f": {_REASONS[name]}" if name in _REASONS else ""
-            text = f"{name}={value!r} is not supported{reason}"
+            text = f"{name}={value!r} is not supported"
+            if name in _REASONS:
+                text += f": {_REASONS[name]}"
             raise ApiError(400, text, "unsupported_parameter", name)
     choice = body.get("tool_choice")
     if choice is not None and choice not in _CHOICES:
@@ -220,7 +233,9 @@ def _check_parameters(body: Mapping[str, Any]) -> None:
         )
         raise ApiError(400, text, "unsupported_parameter", "tool_choice")
     ignored = [name for name in body if name not in (*_USED, *_REFUSED) and body[name] is not None]
-    for name in [*ignored, *(["tool_choice=required"] if choice == "required" else [])]:
+    if choice == "required":
+        ignored.append("tool_choice=required")
+    for name in ignored:
         warn_once(
             f"requests of the agent program set {name}, which has no effect: responses are sampled "
             "with the settings of actor_rollout_ref.rollout, and nothing forces their form",

@@ -36,8 +36,11 @@ from rlctl.runtime.serving.responses_api import (
 )
 
 LOOPBACK = "127.0.0.1"
-_CHAT, _MESSAGES, _MODELS = "/v1/chat/completions", "/v1/messages", "/v1/models"
-_RESPONSES, _TEXTS = "/v1/responses", "/v1/completions"
+_CHAT = "/v1/chat/completions"
+_MESSAGES = "/v1/messages"
+_MODELS = "/v1/models"
+_RESPONSES = "/v1/responses"
+_TEXTS = "/v1/completions"
 _MAX_BODY = 64 * 2**20  # bytes
 _SHUTDOWN_S = 1.0  # time that unfinished requests get at the end
 
@@ -133,10 +136,12 @@ class Endpoint:
         return web.json_response(_described(request.match_info["name"]))
 
     async def _complete(self, api: _Api, request: web.Request) -> web.StreamResponse:
-        session, asked = self._session(request), api.parse(await _body(request))
+        session = self._session(request)
+        asked = api.parse(await _body(request))
         # At most one continues the row of the conversation, the others begin rows.
         calls = [session.complete(one) for one in asked for _ in range(one.n)]
-        replies, first = await asyncio.gather(*calls), asked[0]
+        replies = await asyncio.gather(*calls)
+        first = asked[0]
         if not first.stream:
             return web.json_response(api.body(replies, first))
         return await _streamed(request, api.events(replies, first), api.has_names)
@@ -153,8 +158,10 @@ async def _streamed(
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     for event in events:
-        name = f"event: {event['type']}\n" if has_names else ""
-        await response.write(f"{name}data: {json.dumps(event)}\n\n".encode())
+        text = f"data: {json.dumps(event)}\n\n"
+        if has_names:
+            text = f"event: {event['type']}\n{text}"
+        await response.write(text.encode())
     if not has_names:
         await response.write(b"data: [DONE]\n\n")
     return response
@@ -181,5 +188,7 @@ async def _with_errors(request: web.Request, handler: Handler) -> web.StreamResp
         error = ApiError(found.status, f"{request.method} {request.path}: {found.reason}")
     except RecursionError:  # of the parser of JSON, or of the chat template
         error = ApiError(400, "the body is nested too deeply")
-    body = error_body(error) if request.path == _MESSAGES else error.body()
+    body = error.body()
+    if request.path == _MESSAGES:
+        body = error_body(error)
     return web.json_response(body, status=error.status)

@@ -23,7 +23,9 @@ def parse_messages(body: Any) -> list[ChatRequest]:
         raise ApiError(400, "messages must be a list with a message", param="messages")
     if not isinstance(tools := body.get("tools") or [], list):
         raise ApiError(400, "tools must be a list", param="tools")
-    system = [{"role": "system", "content": body["system"]}] if body.get("system") else []
+    system: list[Message] = []
+    if body.get("system"):
+        system.append({"role": "system", "content": body["system"]})
     request = ChatRequest.parse(
         {
             **{key: value for key, value in body.items() if key not in _OTHER},
@@ -52,25 +54,29 @@ def _tool_choice(choice: Any) -> str | None:
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """Return the body of an error."""
-    kind = _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    other = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = _ERRORS.get(error.status, other)
     return {"type": "error", "error": {"type": kind, "message": error.text}}
 
 
 def message_body(replies: Sequence[ChatReply], request: ChatRequest) -> dict[str, Any]:
     """Return a turn as the body of a response."""
     (reply,) = replies
-    texts = [{"type": "text", "text": reply.content}] if reply.content else []
-    calls = [
+    blocks: list[dict[str, Any]] = []
+    if reply.content:
+        blocks.append({"type": "text", "text": reply.content})
+    blocks += [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments}
         for call in reply.turn.calls
     ]
+    reason = "stop_sequence" if reply.stop else _STOP_REASONS[reply.finish_reason]
     return {
         "id": f"msg_{reply.number}",
         "type": "message",
         "role": "assistant",
         "model": request.model,
-        "content": [*texts, *calls],
-        "stop_reason": "stop_sequence" if reply.stop else _STOP_REASONS[reply.finish_reason],
+        "content": blocks,
+        "stop_reason": reason,
         "stop_sequence": reply.stop,
         "usage": {"input_tokens": reply.num_prompt_tokens, "output_tokens": reply.num_tokens},
     }
@@ -79,7 +85,8 @@ def message_body(replies: Sequence[ChatReply], request: ChatRequest) -> dict[str
 def message_events(replies: Sequence[ChatReply], request: ChatRequest) -> Iterator[dict[str, Any]]:
     """Yield the events of a stream: the start, the blocks one by one, and the end."""
     body = message_body(replies, request)
-    blocks, usage = body["content"], body["usage"]
+    blocks = body["content"]
+    usage = body["usage"]
     begun = {
         "content": [],
         "stop_reason": None,
@@ -89,10 +96,12 @@ def message_events(replies: Sequence[ChatReply], request: ChatRequest) -> Iterat
     yield {"type": "message_start", "message": {**body, **begun}}
     for index, block in enumerate(blocks):
         if block["type"] == "text":
-            empty, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
+            empty = {"text": ""}
+            delta = {"type": "text_delta", "text": block["text"]}
         else:
             arguments = json.dumps(block["input"], ensure_ascii=False)
-            empty, delta = {"input": {}}, {"type": "input_json_delta", "partial_json": arguments}
+            empty = {"input": {}}
+            delta = {"type": "input_json_delta", "partial_json": arguments}
         yield {"type": "content_block_start", "index": index, "content_block": {**block, **empty}}
         yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
@@ -121,13 +130,13 @@ def _messages(message: Any) -> list[Message]:
         for result in blocks["tool_result"]
     ]
     if blocks["text"] or blocks["tool_use"] or not found:
-        own: Message = {"role": message.get("role"), "content": blocks["text"]}
+        said: Message = {"role": message.get("role"), "content": blocks["text"]}
         if blocks["tool_use"]:
-            own["tool_calls"] = [
+            said["tool_calls"] = [
                 to_call(call.get("id"), call.get("name"), call.get("input"))
                 for call in blocks["tool_use"]
             ]
-        found.append(own)
+        found.append(said)
     return found
 
 

@@ -29,7 +29,9 @@ def parse_response_request(body: Any) -> list[ChatRequest]:
             raise ApiError(400, text, "unsupported_parameter", name)
     if not isinstance(tools := body.get("tools") or [], list):
         raise ApiError(400, "tools must be a list", param="tools")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    items = given
+    if isinstance(given, str):
+        items = [{"role": "user", "content": given}]
     messages: list[Message] = []
     if body.get("instructions"):
         messages.append({"role": "system", "content": body["instructions"]})
@@ -86,13 +88,22 @@ def response_body(replies: Sequence[ChatReply], request: ChatRequest) -> dict[st
         }
         for call in reply.turn.calls
     ]
-    num_tokens, num_prompt = reply.num_tokens, reply.num_prompt_tokens
+    num_tokens = reply.num_tokens
+    num_prompt = reply.num_prompt_tokens
+    status = "completed"
+    details = None
+    if is_cut:
+        status = "incomplete"
+        details = {"reason": "max_output_tokens"}
+    output = calls
+    if reply.content or not calls:
+        output = [message, *calls]
     return {
         **{"id": f"resp_{reply.number}", "object": "response", "created_at": int(time.time())},
-        **{"status": "incomplete" if is_cut else "completed", "error": None},
+        **{"status": status, "error": None},
         "model": request.model,
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "output": [*([message] if reply.content or not calls else []), *calls],
+        "incomplete_details": details,
+        "output": output,
         **{"parallel_tool_calls": True, "tool_choice": "auto", "tools": []},
         "usage": {
             **{"input_tokens": num_prompt, "input_tokens_details": {"cached_tokens": 0}},
@@ -116,16 +127,21 @@ def _events(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for index, item in enumerate(body["output"]):
         place = {"output_index": index, "item_id": item["id"]}
         is_call = item["type"] == "function_call"
-        empty = {"arguments": ""} if is_call else {"content": []}
+        empty: dict[str, Any] = {"content": []}
+        if is_call:
+            empty = {"arguments": ""}
         begun = {**item, **empty, "status": "in_progress"}
         yield {"type": "response.output_item.added", "output_index": index, "item": begun}
         if is_call:
-            kind, arguments = "response.function_call_arguments", item["arguments"]
+            kind = "response.function_call_arguments"
+            arguments = item["arguments"]
             yield {"type": f"{kind}.delta", **place, "delta": arguments}
             yield {"type": f"{kind}.done", **place, "name": item["name"], "arguments": arguments}
         else:
-            [part], place = item["content"], {**place, "content_index": 0}
-            text, nothing = part["text"], {**part, "text": ""}
+            [part] = item["content"]
+            place = {**place, "content_index": 0}
+            text = part["text"]
+            nothing = {**part, "text": ""}
             yield {"type": "response.content_part.added", **place, "part": nothing}
             more = {**place, "logprobs": []}
             yield {"type": "response.output_text.delta", **more, "delta": text}

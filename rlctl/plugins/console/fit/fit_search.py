@@ -24,8 +24,8 @@ from rlctl.runtime.algorithms.base import Algorithm, routed_models, rows_per_pro
 from rlctl.runtime.build import load_algorithm
 from rlctl.runtime.model.load import Kind
 from rlctl.runtime.ops import ceil_div, divisors
-from rlctl.runtime.planning.capacity import largest_utilization
 from rlctl.runtime.planning.devices import Devices, pool_sizes
+from rlctl.runtime.planning.engine_memory import largest_utilization
 from rlctl.runtime.planning.known_gpus import Device
 from rlctl.runtime.planning.model_size import ModelSize
 from rlctl.runtime.planning.placement import check_placement, check_sizes

@@ -16,7 +16,8 @@ from rlctl.runtime.rewards.mathematics.spelling import spell
 
 _MAX_DEPTH = 8
 _MAX_LENGTH = 3000  # characters; longer answers are compared as texts
-_OPENING, _CLOSING = "([{", ")]}"
+_OPENING = "([{"
+_CLOSING = ")]}"
 _WRAPPED = re.compile(r"\\(?:text|boxed|fbox)\s*\{")
 _MATRIX = re.compile(
     r"\\begin\s*\{([pbBvV]?matrix|smallmatrix|array)\}(?:\s*\{[lcr|\s]*\})?(.*)\\end\s*\{\1\}",
@@ -59,7 +60,9 @@ def read(text: str, depth: int = 0) -> Answer:
     """Return the structure of an answer in LaTeX or plain text."""
     if depth > _MAX_DEPTH or len(text) > _MAX_LENGTH:
         return Answer("text", text)
-    spelled = _stripped(spell(text) if depth == 0 else text)
+    if depth == 0:
+        text = spell(text)
+    spelled = _stripped(text)
     for reader in _READERS:
         found = reader(spelled, depth)
         if found is not None:
@@ -72,11 +75,8 @@ def _stripped(text: str) -> str:
     while True:
         before = text
         text = text.strip().strip('`*"').strip()
-        text = (
-            re.sub(r"(?<!\\)[.,;:!]+$|\\\\$|^(?:[=,;:]|\\approx|\\sim)\s*", "", text)
-            if not text.endswith("!")
-            else text
-        )
+        if not text.endswith("!"):
+            text = re.sub(r"(?<!\\)[.,;:!]+$|\\\\$|^(?:[=,;:]|\\approx|\\sim)\s*", "", text)
         match = _WRAPPED.match(text)
         opening = match.end() - 1 if match else 0
         if (match or text.startswith("{")) and _closing(text, opening) == len(text) - 1:
@@ -101,7 +101,9 @@ def _closing(text: str, start: int) -> int:
 def _split(text: str, separator: re.Pattern[str]) -> list[str]:
     """Split at matches outside of brackets."""
     parts: list[str] = []
-    depth, start, index = 0, 0, 0
+    depth = 0
+    start = 0
+    index = 0
     while index < len(text):
         match = separator.match(text, index) if depth == 0 else None
         if match and match.end() > index:
@@ -155,7 +157,9 @@ def _union(text: str, depth: int) -> Answer | None:
 
 def _member(text: str, depth: int) -> Answer | None:
     match = re.match(r"[A-Za-z]\s*\\in(?![A-Za-z])", text)
-    return read(text[match.end() :], depth + 1) if match else None
+    if match is None:
+        return None
+    return read(text[match.end() :], depth + 1)
 
 
 def _bracketed(text: str, depth: int) -> Answer | None:
@@ -180,9 +184,9 @@ def _tuple(inner: str, brackets: str, depth: int) -> Answer | None:
     if len(texts) == 1:
         if re.fullmatch(r"\s*(?:\\text\s*\{)?\s*[A-Za-z]\s*\}?\s*", inner):
             return Answer("text", inner)  # a choice: (C)
-        return (
-            read(inner, depth + 1) if brackets in ("()", "[]") and _RELATION.search(inner) else None
-        )
+        if brackets in ("()", "[]") and _RELATION.search(inner):
+            return read(inner, depth + 1)
+        return None
     kind = "tuple" if brackets in ("()", "<>") else "interval"
     return Answer(kind, inner, _read_parts(texts, depth), brackets=brackets)
 
@@ -217,7 +221,9 @@ def _ratio(text: str, depth: int) -> Answer | None:
     if len(texts) < 2:
         return None
     parts = _read_parts(texts, depth)
-    return Answer("ratio", text, parts) if all(part.kind == "value" for part in parts) else None
+    if any(part.kind != "value" for part in parts):
+        return None
+    return Answer("ratio", text, parts)
 
 
 def _based(text: str, depth: int) -> Answer | None:
@@ -226,7 +232,8 @@ def _based(text: str, depth: int) -> Answer | None:
     if match is None or not any(map(str.isdigit, match[1])):
         return None
     base = match[2] or match[3] or match[4]
-    base = str(_BASES.index(base.lower()) + 2) if base.lower() in _BASES else base
+    if base.lower() in _BASES:
+        base = str(_BASES.index(base.lower()) + 2)
     return Answer("based", text, unit=f"{match[1].upper().lstrip('0')}_{base.lower()}")
 
 
@@ -246,19 +253,23 @@ def _quantity(text: str) -> Answer | None:
     lead = re.match(r"(?:\\text\s*\{([^{}]*)\}|((?:[A-Za-z]{2,}[\s:,]+)+))\s*(?=\S)", text)
     if lead and units.is_lead_in(lead[1] or lead[2]):
         return _part_of(read(text[lead.end() :], 1))
-    unit, percent, factor = "", False, 1
+    unit = ""
+    percent = False
+    factor = 1
     currency = _CURRENCY.search(text)
     if currency:
         unit = units.unit(currency[0])
         text = text[: currency.start()] + " " + text[currency.end() :]
     match = re.search(r"\\?%\s*$", text)
     if match:
-        text, percent = text[: match.start()], True
+        text = text[: match.start()]
+        percent = True
     else:
         text, found = _split_unit(text)
         if found is None:
             return None
-        factor, percent = found[0], found[2]
+        factor = found[0]
+        percent = found[2]
         unit = found[1] or unit
     text = text.strip()
     if not text or not _is_expression(text):
@@ -273,7 +284,9 @@ def _quantity(text: str) -> Answer | None:
 
 
 def _part_of(answer: Answer) -> Answer | None:
-    return None if answer.kind == "text" else answer
+    if answer.kind == "text":
+        return None
+    return answer
 
 
 def _split_unit(text: str) -> tuple[str, tuple[int, str, bool] | None]:
@@ -289,7 +302,9 @@ def _split_unit(text: str) -> tuple[str, tuple[int, str, bool] | None]:
         words = " ".join(_TEXT.findall(match[0]))
         power = match[1]
     elif plain and plain.start() > 0 and _is_unit_run(plain[1]):
-        match, words, power = plain, plain[1], None
+        match = plain
+        words = plain[1]
+        power = None
     else:
         return text, (1, "", False)
     if words.strip(" .~").lower() in units.PERCENT:
@@ -297,7 +312,9 @@ def _split_unit(text: str) -> tuple[str, tuple[int, str, bool] | None]:
     found = units.scale(words)
     if found is None:
         return text, None
-    name = f"{found[1]}^{power}" if power and found[1] else found[1]
+    name = found[1]
+    if power and name:
+        name = f"{name}^{power}"
     return text[: match.start()], (found[0], name, False)
 
 

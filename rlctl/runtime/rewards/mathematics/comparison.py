@@ -67,7 +67,9 @@ def plain(answer: Answer) -> str:
             return ", ".join(sorted(parts))
         if answer.kind in ("tuple", "interval"):
             return f"{answer.brackets[0]}{', '.join(parts)}{answer.brackets[1]}"
-    return _compact(answer.text) if answer.kind != "text" else answer.text
+    if answer.kind == "text":
+        return answer.text
+    return _compact(answer.text)
 
 
 def _compact(text: str) -> str:
@@ -85,8 +87,10 @@ def _expanded(answer: Answer) -> Answer:
         return answer
     parts: list[Answer] = []
     for part in map(_expanded, answer.parts):
-        is_list = part.kind == "list"
-        parts += part.parts if is_list else [part]
+        if part.kind == "list":
+            parts += part.parts
+        else:
+            parts.append(part)
     if len(parts) == 1 and answer.kind == "list":
         return parts[0]
     return replace(answer, parts=tuple(parts))
@@ -95,8 +99,9 @@ def _expanded(answer: Answer) -> Answer:
 def _signed(node: Node, sign: int) -> Node:
     args = tuple(_signed(arg, sign) for arg in node.args)
     if node.op in ("pm", "mp"):
-        is_positive = (node.op == "pm") == (sign > 0)
-        return args[0] if is_positive else Node("neg", args)
+        if (node.op == "pm") == (sign > 0):
+            return args[0]
+        return Node("neg", args)
     return replace(node, args=args)
 
 
@@ -143,7 +148,9 @@ def _words(text: str) -> str:
     )
     text = re.sub(r"^\s*\(?([a-z])[).]?\s*$", r"\1", text)
     text = re.sub(r"(?<!\d)\.|\.(?!\d)|[!;:]\s*$", " ", text)
-    return re.sub(r"\s+", "", text.replace("-", "") if not re.search(r"\d", text) else text)
+    if not re.search(r"\d", text):
+        text = text.replace("-", "")
+    return re.sub(r"\s+", "", text)
 
 
 def _choice(text: str) -> str:
@@ -152,8 +159,9 @@ def _choice(text: str) -> str:
     letters = re.findall(r"(?<![A-Za-z])([A-Z])\)", plain_text)
     if re.fullmatch(r"[A-Z]", plain_text):
         return plain_text
-    is_choice = re.match(r"\(?[A-Z]\)", plain_text) and len(letters) == 1
-    return letters[0] if is_choice else ""
+    if re.match(r"\(?[A-Z]\)", plain_text) and len(letters) == 1:
+        return letters[0]
+    return ""
 
 
 def _is_word(part: Answer) -> bool:
@@ -193,9 +201,9 @@ def _same_parts(truth: Answer, answer: Answer) -> bool:
         brackets = {truth.brackets, answer.brackets}
         return brackets <= {"()"} and _in_order(truth.parts, answer.parts)
     if kinds == {"value", "set"}:
-        one = truth if truth.kind == "set" else answer
-        other = answer if truth.kind == "set" else truth
-        return len(one.parts) == 1 and same(one.parts[0], other)
+        if truth.kind == "value":
+            truth, answer = answer, truth
+        return len(truth.parts) == 1 and same(truth.parts[0], answer)
     if truth.kind != answer.kind or truth.num_columns != answer.num_columns:
         return False
     if {truth.brackets, answer.brackets} - {"<>", "()"} and truth.brackets != answer.brackets:
@@ -237,19 +245,24 @@ def _same_relation(truth: Answer, answer: Answer) -> bool:
 
 def _results(relation: Answer) -> list[Answer]:
     """Return what a relation says without its name: 5 for x = 5, and (3, ∞) for x > 3."""
-    signs, parts = relation.signs, relation.parts
+    signs = relation.signs
+    parts = relation.parts
     if all(sign in ("=", "\\approx") for sign in signs):
         if all(part.kind == "value" and _is_constant(part) for part in parts):
-            is_true = all(_equal_nodes(parts[0], part) for part in parts[1:])
-            return [parts[-1]] if is_true else []
+            if all(_equal_nodes(parts[0], part) for part in parts[1:]):
+                return [parts[-1]]
+            return []
         if _is_label(parts[0]):
-            chain = replace(relation, parts=parts[1:], signs=signs[1:])
-            return [parts[1]] if len(parts) == 2 else _results(chain)
+            if len(parts) == 2:
+                return [parts[1]]
+            return _results(replace(relation, parts=parts[1:], signs=signs[1:]))
         if len(parts) == 2 and _LABEL.fullmatch(parts[1].text) and _is_constant(parts[0]):
             return [parts[0]]
         return []
     interval = _interval(relation)
-    return [interval] if interval else []
+    if interval is None:
+        return []
+    return [interval]
 
 
 def _is_label(part: Answer) -> bool:
@@ -268,26 +281,33 @@ def _equal_nodes(left: Answer, right: Answer) -> bool:
 
 def _interval(relation: Answer) -> Answer | None:
     """Return the interval that `x > 3` or `-2 < x <= 7` describes."""
-    signs, parts = list(relation.signs), list(relation.parts)
+    signs = list(relation.signs)
+    parts = list(relation.parts)
     if not signs:
         return None
     if any(sign not in _FLIPPED for sign in signs):
         return None
     if signs[0] in (">", "\\ge"):
-        signs, parts = [_FLIPPED[sign] for sign in reversed(signs)], parts[::-1]
+        signs = [_FLIPPED[sign] for sign in reversed(signs)]
+        parts = parts[::-1]
     if any(sign not in ("<", "\\le") for sign in signs):
         return None
     infinity = Node("sym", name="\\infty")
     low = Answer("value", "-\\infty", node=Node("neg", (infinity,)))
     high = Answer("value", "\\infty", node=infinity)
-    opening, closing = "(", ")"
+    opening = "("
+    closing = ")"
     at = [index for index, part in enumerate(parts) if re.fullmatch(r"\\?[A-Za-z]+", part.text)]
     if len(at) != 1 or len(parts) > 3:
         return None
     if at[0] > 0:
-        low, opening = parts[at[0] - 1], "(" if signs[at[0] - 1] == "<" else "["
+        low = parts[at[0] - 1]
+        if signs[at[0] - 1] != "<":
+            opening = "["
     if at[0] < len(signs):
-        high, closing = parts[at[0] + 1], ")" if signs[at[0]] == "<" else "]"
+        high = parts[at[0] + 1]
+        if signs[at[0]] != "<":
+            closing = "]"
     if len(parts) == 3 and at[0] != 1:
         return None
     kind = "tuple" if opening + closing == "()" else "interval"

@@ -145,10 +145,11 @@ class _Parser:
         while self.is_sign("+", "-") or self.is_command("pm", "mp"):
             sign = self.take()
             right = self.product()
-            if sign in ("+", "-"):
-                node = Node("add", (node, right if sign == "+" else Node("neg", (right,))))
-            else:
-                node = Node("add", (node, Node(sign, (right,))))
+            if sign == "-":
+                right = Node("neg", (right,))
+            elif sign != "+":
+                right = Node(sign, (right,))
+            node = Node("add", (node, right))
         self.depth -= 1
         return node
 
@@ -173,7 +174,8 @@ class _Parser:
             if self.is_sign("*", "/"):
                 sign = self.take()
                 right = self.signed() if self.is_sign("-", "+") else self.power()
-                node = Node("mul" if sign == "*" else "div", (node, right))
+                operation = "mul" if sign == "*" else "div"
+                node = Node(operation, (node, right))
             elif self.starts_factor():
                 if self.kind == "number" and self.tokens[self.index - 1][0] == "number":
                     raise UnreadableError("two numbers without a sign between them")
@@ -215,7 +217,9 @@ class _Parser:
         if self.is_sign("-", "+"):
             is_negative = self.take() == "-"
             node = self.exponent()
-            return Node("neg", (node,)) if is_negative else node
+            if is_negative:
+                return Node("neg", (node,))
+            return node
         node = self.atom()
         if self.is_sign("^"):  # a^b^c is a^(b^c)
             self.take()
@@ -249,7 +253,8 @@ class _Parser:
         for opening, end in (("(", ")"), ("{", "}"), ("[", "]")):
             if self.is_sign(opening):
                 self.take()
-                bars, self.open_bars = self.open_bars, 0
+                bars = self.open_bars
+                self.open_bars = 0
                 node = self.sum()
                 self.open_bars = bars
                 self.expect(end)
@@ -295,7 +300,9 @@ class _Parser:
         if self.is_sign("["):
             degree = self.atom()
         node = self.group() if self.is_sign("{", "(") else self.atom()
-        return Node("sqrt", (node,)) if degree is None else Node("root", (node, degree))
+        if degree is None:
+            return Node("sqrt", (node,))
+        return Node("root", (node, degree))
 
     def function(self, name: str) -> Node:
         power: Node | None = None
@@ -306,14 +313,20 @@ class _Parser:
             else:
                 base = self.atom()
         if power is not None and power == Node("neg", (Node("num", value=Fraction(1)),)):
-            name, power = f"arc{name}", None
+            name = f"arc{name}"
+            power = None
             if name not in FUNCTIONS:
                 raise UnreadableError(f"unknown function {name}")
-        node = Node(name, (self.argument(),) if base is None else (self.argument(), base))
+        arguments = [self.argument()]
+        if base is not None:
+            arguments.append(base)
+        node = Node(name, tuple(arguments))
         if self.is_sign("^") and power is None:
             self.take()
             power = self.exponent()
-        return node if power is None else Node("power", (node, power))
+        if power is None:
+            return node
+        return Node("power", (node, power))
 
     def argument(self) -> Node:
         """Read the argument of a function: a group, or factors up to a sign or a function."""

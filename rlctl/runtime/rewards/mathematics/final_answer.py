@@ -91,7 +91,9 @@ def _content(said: str, box: re.Match[str]) -> tuple[str | None, int]:
     start = len(rest) - len(rest.lstrip())
     if rest[start : start + 1] == "{":
         end = _closing_brace(rest, start)
-        return (None, 0) if end < 0 else (rest[start + 1 : end], end + 1)
+        if end < 0:
+            return None, 0
+        return rest[start + 1 : end], end + 1
     match = re.match(r"\s*(\\[d]?frac\s*\d\d|[^\s$,;]+)", rest)
     if match is None:
         return None, 0
@@ -119,5 +121,6 @@ def _stated(said: str) -> str | None:
     if formula:
         return next(part for part in formula.groups() if part)
     end = _SENTENCE_END.search(line)
-    answer = line[: end.start()] if end else line
-    return answer.strip(" *`") or None
+    if end:
+        line = line[: end.start()]
+    return line.strip(" *`") or None

@@ -204,8 +204,10 @@ def _brace_fractions(text: str) -> str:
 def _braced(text: str, count: int) -> str:
     """Return `text`, whose first `count` arguments get braces."""
     option = re.match(r"\[[^\]]*\]\s*", text)
-    done = option[0].strip() if option else ""
-    text = text[option.end() :] if option else text
+    done = ""
+    if option:
+        done = option[0].strip()
+        text = text[option.end() :]
     for _ in range(count):
         text = text.lstrip()
         if text.startswith(("{", "(")) or not text:
@@ -213,18 +215,22 @@ def _braced(text: str, count: int) -> str:
             if text.startswith("("):
                 if count > 1:
                     return done + text
-                done, text = f"{done}{{{text[:end]}}}", text[end:]
+                done = f"{done}{{{text[:end]}}}"
+                text = text[end:]
                 continue
             if end == 0:
                 return done + text
-            done, text = done + text[:end], text[end:]
+            done = done + text[:end]
+            text = text[end:]
             continue
         # TeX takes one token; people write \sqrt13 for the root of 13.
-        token = re.match(
-            r"\d+(?:\.\d+)?|\\[A-Za-z]+ ?|." if count == 1 else r"\\[A-Za-z]+ ?|.", text
-        )
+        pattern = r"\\[A-Za-z]+ ?|."
+        if count == 1:
+            pattern = rf"\d+(?:\.\d+)?|{pattern}"
+        token = re.match(pattern, text)
         assert token is not None, "the text is not empty"
-        done, text = f"{done}{{{token[0]}}}", text[token.end() :]
+        done = f"{done}{{{token[0]}}}"
+        text = text[token.end() :]
     return done + text
 
 
@@ -260,7 +266,9 @@ def _mixed(match: re.Match[str]) -> str:
 
 
 def _repeating(match: re.Match[str]) -> str:
-    whole, once, again = match[1] or "0", match[2], match[3]
+    whole = match[1] or "0"
+    once = match[2]
+    again = match[3]
     if len(once) + len(again) > 50:
         return match[0]
     nines = "9" * len(again) + "0" * len(once)

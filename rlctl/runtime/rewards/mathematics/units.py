@@ -109,7 +109,8 @@ def _name(word: str) -> str:
     power = ""
     for prefix, sign in (("square ", "^2"), ("sq ", "^2"), ("sq. ", "^2"), ("cubic ", "^3")):
         if word.lower().startswith(prefix):
-            word, power = word[len(prefix) :].strip(), sign
+            word = word[len(prefix) :].strip()
+            power = sign
     for form in (
         word,
         word.lower(),

@@ -23,7 +23,10 @@ _MAX_ANGLE = 10**12
 _MAX_NODES = 400
 _DIGITS = (60, 120)
 _MIN_POINTS = 3
-_I, _E, _PI, _INFINITY = "i", "e", "\\pi", "\\infty"
+_I = "i"
+_E = "e"
+_PI = "\\pi"
+_INFINITY = "\\infty"
 CONSTANTS = frozenset([_I, _E, _PI, _INFINITY])
 
 
@@ -48,7 +51,8 @@ def proportional(left: Node, right: Node, *, positive: bool = False) -> bool:
     ratios: list[tuple[Any, Any]] = []
 
     def agree(values: Sequence[Any]) -> bool:
-        first, second = values[0], values[1]
+        first = values[0]
+        second = values[1]
         if _same(first, 0) or _same(second, 0):
             return _same(first, 0) and _same(second, 0)
         if positive and (_sign(first) != _sign(second)):
@@ -125,9 +129,9 @@ def _pair(value: Any) -> _Pair:
 
 def _at_digits(node: Node, point: Mapping[str, Fraction]) -> Any:
     few = _evaluate(node, point, _DIGITS[0])
-    return (
-        few if isinstance(few, Fraction | float) else _Pair(few, _evaluate(node, point, _DIGITS[1]))
-    )
+    if isinstance(few, Fraction | float):
+        return few
+    return _Pair(few, _evaluate(node, point, _DIGITS[1]))
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -203,7 +207,9 @@ class _Evaluator:
             return self.symbol(node.name)
         if node.op == "degrees":
             angle = self.value(node.args[0])
-            return _inexact(angle) * _inexact(_pi()) / 180 if self.in_angle else angle
+            if not self.in_angle:
+                return angle
+            return _inexact(angle) * _inexact(_pi()) / 180
         if node.op in _FUNCTIONS:
             return self.function(node)
         args = [self.value(arg) for arg in node.args]
@@ -246,7 +252,8 @@ class _Evaluator:
         return mpmath.mpc(_pi())
 
     def function(self, node: Node) -> Any:
-        was_in_angle, self.in_angle = self.in_angle, node.op in _ANGLES
+        was_in_angle = self.in_angle
+        self.in_angle = node.op in _ANGLES
         args = [self.value(arg) for arg in node.args]
         self.in_angle = was_in_angle
         numbers = [_inexact(arg) for arg in args]
@@ -324,8 +331,9 @@ class _Evaluator:
     def _floor(self, number: Any) -> Any:
         import mpmath
 
-        exact = isinstance(number, Fraction)
-        return Fraction(number // 1 if exact else int(mpmath.floor(_inexact(number).real)))
+        if isinstance(number, Fraction):
+            return Fraction(number // 1)
+        return Fraction(int(mpmath.floor(_inexact(number).real)))
 
     def _ceil(self, number: Any) -> Any:
         return -self._floor(-number)
@@ -358,7 +366,8 @@ def _exact_root(number: Fraction, degree: int) -> Fraction | None:
 
 
 def _whole_root(number: int, degree: int) -> int | None:
-    low, high = 0, 1 << (number.bit_length() // degree + 1)
+    low = 0
+    high = 1 << (number.bit_length() // degree + 1)
     while low < high:
         middle = (low + high) // 2
         if middle**degree < number:
@@ -368,10 +377,10 @@ def _whole_root(number: int, degree: int) -> int | None:
     return low if low**degree == number else None
 
 
-def _log(number: Any, base: Any = None) -> Any:
+def _log(number: Any, base: Any = 10) -> Any:
     import mpmath
 
-    return mpmath.log(number) / mpmath.log(10 if base is None else base)
+    return mpmath.log(number) / mpmath.log(base)
 
 
 def _of_mpmath(name: str) -> Callable[..., Any]:

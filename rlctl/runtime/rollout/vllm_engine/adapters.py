@@ -33,8 +33,11 @@ def vllm_adapter_sync(
 
     It has no DoRA, no kernels for float32 on a GPU, and no adapters of the head of some models.
     """
+    merges = rollout.lora_merge
+    if merges is None:
+        merges = device == "cpu"
     merges = (
-        (device == "cpu" if rollout.lora_merge is None else rollout.lora_merge)
+        merges
         or model.use_dora
         or model.lora_rank > _RANKS[-1]
         or "lm_head" in model.target_modules

@@ -28,8 +28,8 @@ def inspect_models_in_process() -> None:
 def keep_classes() -> None:
     """Patch vLLM to leave the classes of transformers alone, which the trainer has, too.
 
-    It runs models that it does not know by their own classes, and changes those for compilation.
-    Its own configs replace those of the same type in `AutoConfig` until `restore_configs`.
+    It runs models that it does not know by transformers' classes, and changes these to compile.
+    vLLM's configs replace those of the same type in `AutoConfig` until `restore_configs`.
     """
     from vllm.model_executor.models.transformers.base import Base
     from vllm.transformers_utils import config

@@ -71,7 +71,7 @@ def pack_loaded_experts() -> None:
 def apply_one_adapter() -> None:
     """Patch LoRA layers to multiply by the matrices of the only adapter, which all rows use.
 
-    vLLM's own layers for CPUs copy both matrices for every token.
+    vLLM's layers for CPUs copy both matrices for every token.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
@@ -100,7 +100,7 @@ def apply_one_adapter() -> None:
 def pad_attention_heads() -> None:
     """Patch attention to zero-pad head sizes that have no CPU kernel.
 
-    Padding is exact because models pass their own softmax scale.
+    Padding is exact because models pass their softmax scale.
     """
     from vllm.model_executor.layers.attention import Attention
 
@@ -150,9 +150,9 @@ def rotate_unaligned_heads() -> None:
         self: RotaryEmbedding, positions: Tensor, query: Tensor, key: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         is_aligned = query.element_size() > 2 or self.rotary_dim % 16 == 0
-        return (rotate if is_aligned else RotaryEmbedding.forward_native)(
-            self, positions, query, key
-        )
+        if is_aligned:
+            return rotate(self, positions, query, key)
+        return RotaryEmbedding.forward_native(self, positions, query, key)
 
     rotate_all.rotates_all = True  # pyright: ignore[reportFunctionMemberAccess]
     RotaryEmbedding.forward_cpu = rotate_all

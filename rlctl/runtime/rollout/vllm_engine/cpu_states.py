@@ -47,7 +47,8 @@ def _sequences(metadata: Any) -> Iterator[tuple[slice, Tensor, bool]]:
 
     Rows that decode one token come together, and before the prompts.
     """
-    ends, slots = metadata.non_spec_query_start_loc.tolist(), metadata.non_spec_state_indices_tensor
+    ends = metadata.non_spec_query_start_loc.tolist()
+    slots = metadata.non_spec_state_indices_tensor
     decodes = metadata.num_decodes
     if decodes:
         yield slice(0, ends[decodes]), slots[:decodes].long(), False
@@ -62,7 +63,8 @@ def _mix(layer: Any, inputs: tuple[Tensor, ...], slots: Tensor, is_first: bool) 
     from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 
     qkv, b, a = (value.unflatten(0, (len(slots), -1)).float() for value in inputs)
-    channels, memory = layer.kv_cache[0], layer.kv_cache[1]
+    channels = layer.kv_cache[0]
+    memory = layer.kv_cache[1]
     if not is_conv_state_dim_first():
         channels = channels.transpose(1, 2)  # (slots, C, width - 1)
     before, known = channels[slots].float(), memory[slots].float()  # (B, H, V, K)

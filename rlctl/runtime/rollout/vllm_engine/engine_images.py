@@ -1,6 +1,6 @@
-"""Images in vLLM 0.31 and 0.32, processed by the trainer's own processor.
+"""Images in vLLM 0.31 and 0.32, processed by the trainer's processor.
 
-Its engine takes processed images. So its own processors, which need a tokenizer and torchvision and
+Its engine takes processed images. So vLLM's processors, which need a tokenizer and torchvision and
 write placeholders again, are neither loaded nor asked.
 """
 
@@ -83,7 +83,7 @@ class _Limits:
 
 
 def replace_processors() -> None:
-    """Patch vLLM to load no processors of its own."""
+    """Patch vLLM to load no processors."""
     from vllm.multimodal.registry import MultiModalRegistry
 
     def create(_: Any, model_config: Any, **__: Any) -> Any:
@@ -120,7 +120,7 @@ class EngineImages:
             ids.tolist(),
             MultiModalKwargsItems({"image": [self._item(part) for part in parts]}),
             {"image": [digest_of(image) for image in request.images]},
-            {"image": [_range(own) for own in places.split(counts)]},
+            {"image": [_range(tokens) for tokens in places.split(counts)]},
         )
 
     def _item(self, inputs: Inputs) -> Any:
@@ -133,8 +133,10 @@ class EngineImages:
             MultiModalSharedField,
         )
 
-        pixels, grids = torch.as_tensor(inputs["pixel_values"]), inputs.get("image_grid_thw")
-        on_cpu, whole = MultiModalBatchedField(keep_on_cpu=True), slice(None)
+        pixels = torch.as_tensor(inputs["pixel_values"])
+        grids = inputs.get("image_grid_thw")
+        on_cpu = MultiModalBatchedField(keep_on_cpu=True)
+        whole = slice(None)
         found: dict[str, Any] = {"pixel_values": (pixels, MultiModalFlatField(slices=[whole]))}
         if grids is not None:
             found["image_grid_thw"] = (torch.as_tensor(grids)[0], on_cpu)
@@ -159,7 +161,8 @@ def _range(places: Tensor) -> Any:
 
 def _forbid(model: Any, ids: list[int]) -> None:
     """Give tokens `ids` no probability in vLLM's `model`."""
-    compute, forbidden = model.compute_logits, torch.tensor(ids)
+    compute = model.compute_logits
+    forbidden = torch.tensor(ids)
 
     def compute_others(*args: Any, **kwargs: Any) -> Tensor | None:
         logits = compute(*args, **kwargs)

@@ -23,7 +23,7 @@ def report_full_log_probs(runner: Any) -> None:
 
 def _patch_runner_v1(restricted: Any) -> None:
     """Patch the runner for CPUs, whose `forward` samples from logits divided by the temperature."""
-    restricted.logprobs_mode = "raw_logprobs"  # disables its own computation
+    restricted.logprobs_mode = "raw_logprobs"  # disables the computation of vLLM
     draw = restricted.forward
 
     def forward(

@@ -49,7 +49,8 @@ class RoutedExperts:
         self._names: dict[str, str] = {}  # of open requests: with vLLM's suffix, by those without
         self._kept: dict[str, Tensor] = {}  # (N, L, K), by name: of tokens of earlier weights
         if on_cpu and shape is not None:
-            blocks, size = runner.kv_cache_config.num_blocks, runner.cache_config.block_size
+            blocks = runner.kv_cache_config.num_blocks
+            size = runner.cache_config.block_size
             self._by_slot = shape.none(blocks * size)
             for mixture in _mixtures(runner):
                 mixture.router.set_capture_fn(
@@ -99,7 +100,8 @@ class RoutedExperts:
         blocks = torch.tensor(self.runner.requests[self._names[name]].block_ids[0])
         size = self.runner.cache_config.block_size
         slots = (blocks[:, None] * size + torch.arange(size)).flatten()[:num_tokens]
-        found, kept = self._by_slot[slots], self._kept.get(name)
+        found = self._by_slot[slots]
+        kept = self._kept.get(name)
         if kept is not None:
             found[: len(kept)] = kept
         return found

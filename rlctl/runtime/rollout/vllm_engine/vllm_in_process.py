@@ -3,7 +3,7 @@
 If the policy is unsharded on a CPU, vLLM shares its parameters and weight sync costs nothing.
 Otherwise weights are streamed into vLLM one parameter at a time. With `tensor_model_parallel_size`
 t, t consecutive ranks share an engine: it samples the prompts of all t ranks together, and each
-rank keeps the responses to its own.
+rank keeps the responses to its prompts.
 
 The hybrid engine follows HybridFlow, arXiv 2409.19256, section 5. The branches for CUDA have run
 with vLLM's worker for GPUs on a simulated one (tests/fake_gpu.py), and never on a GPU.
@@ -67,7 +67,8 @@ class VLLMEngine:
     """Engine that runs vLLM in this process: see `RolloutEngine`."""
 
     adapter_sync = staticmethod(adapters.vllm_adapter_sync)
-    records_routing, reads_images = True, True
+    records_routing = True
+    reads_images = True
     no_images_of = LOOKS_AHEAD  # its attention is causal on a CPU
     one_rank_routes = ("cuda",)  # there only the first of several ranks gets the chosen experts
 
@@ -82,7 +83,8 @@ class VLLMEngine:
         self, llm: LLM, spec: EngineSpec, policy: PreTrainedModel | None, *, owns_group: bool
     ) -> None:
         self.llm = llm
-        self.rank_info, self.owns_group = spec.rank_info, owns_group
+        self.rank_info = spec.rank_info
+        self.owns_group = owns_group
         self.max_length = spec.max_length
         self.ranks_per_engine = spec.rollout.tensor_model_parallel_size
         self.sleeps = spec.rollout.free_cache_engine
@@ -104,7 +106,8 @@ class VLLMEngine:
     def check(cls, rollout: schema.Rollout, device: str, num_ranks: int) -> None:
         """Validate installation, tensor parallelism and batch sizes: see `RolloutEngine.check`."""
         check_installed(device)
-        section, size = "actor_rollout_ref.rollout", rollout.tensor_model_parallel_size
+        section = "actor_rollout_ref.rollout"
+        size = rollout.tensor_model_parallel_size
         problems: list[Problem] = []
         if num_ranks % size:
             divisors = [k for k in range(1, num_ranks + 1) if num_ranks % k == 0]
@@ -120,7 +123,8 @@ class VLLMEngine:
                     ),
                 )
             )
-        tokens, rows = rollout.max_num_batched_tokens, rollout.max_num_seqs
+        tokens = rollout.max_num_batched_tokens
+        rows = rollout.max_num_seqs
         if tokens is not None and rows is not None and tokens < rows:
             problems.append(
                 Problem(
@@ -162,8 +166,8 @@ class VLLMEngine:
         num_rows = len(prompt_ids) * sampling.n
         limits = torch.as_tensor(sampling.max_tokens, dtype=torch.int64).expand(num_rows)
         images = sampling.images or [()] * len(prompt_ids)
-        own = RankPrompts(prompt_ids.to("cpu"), limits, sampling.row_seeds(num_rows), images)
-        joined, first = own.join_ranks(self.ranks_per_engine)
+        prompts = RankPrompts(prompt_ids.to("cpu"), limits, sampling.row_seeds(num_rows), images)
+        joined, first = prompts.join_ranks(self.ranks_per_engine)
         shared = replace(
             sampling, max_tokens=joined.max_tokens, seed=joined.seeds, images=joined.images
         )

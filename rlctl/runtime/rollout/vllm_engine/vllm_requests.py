@@ -40,7 +40,8 @@ class RankPrompts:
             return self, 0
         from vllm.distributed.parallel_state import get_tp_group
 
-        group, ranks = get_tp_group(), [self] * ranks_per_engine
+        group = get_tp_group()
+        ranks = [self] * ranks_per_engine
         dist.all_gather_object(ranks, self, group=group.cpu_group)
         first = sum(len(rank.seeds) for rank in ranks[: group.rank_in_group])
         prompts = Ragged(

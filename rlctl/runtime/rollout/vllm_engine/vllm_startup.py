@@ -140,12 +140,14 @@ def start(spec: EngineSpec) -> LLM:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             if "validation error" in lines[0]:  # of pydantic, whose next line has the reason
                 lines = [lines[1].partition(" [type=")[0].strip()]
+            hint = (
+                "check rollout.engine_kwargs, which are passed to vllm.LLM; if it does not know "
+                f"the model, {HF_HINT}"
+            )
+            if takes_adapters(spec):
+                hint += f"; or {MERGE_HINT}"
             raise kind(
-                f"vLLM failed to start: {lines[0]}",
-                where="actor_rollout_ref.rollout",
-                hint="check rollout.engine_kwargs, which are passed to vllm.LLM; if it does not "
-                f"know the model, {HF_HINT}"
-                + (f"; or {MERGE_HINT}" if takes_adapters(spec) else ""),
+                f"vLLM failed to start: {lines[0]}", where="actor_rollout_ref.rollout", hint=hint
             ) from error
         except RuntimeError as error:
             raise RlctlError(
@@ -158,7 +160,8 @@ def start(spec: EngineSpec) -> LLM:
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM` from the configuration; `engine_kwargs` override them."""
-    rollout, rank_info = spec.rollout, spec.rank_info
+    rollout = spec.rollout
+    rank_info = spec.rank_info
     arguments: dict[str, Any] = {
         "model": spec.model.path,
         "trust_remote_code": spec.model.trust_remote_code,
@@ -173,7 +176,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "enable_prefix_caching": True,
         **ARGUMENTS,
     }
-    limits = ("max_num_seqs", "max_num_batched_tokens")  # vLLM's own depend on the GPU
+    limits = ("max_num_seqs", "max_num_batched_tokens")  # vLLM's defaults depend on the GPU
     arguments |= {name: limit for name in limits if (limit := getattr(rollout, name)) is not None}
     if rank_info.device == "cpu":
         arguments |= {

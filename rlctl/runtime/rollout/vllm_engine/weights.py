@@ -103,9 +103,9 @@ class ExpertStacks:
         parameter = getattr(experts, kind)
         if len(parameter) != len(value):
             return False
-        parts = (
-            zip(("w1", "w3"), value.chunk(2, dim=1), strict=True) if gate_up else [("w2", value)]
-        )
+        parts = [("w2", value)]
+        if gate_up:
+            parts = list(zip(("w1", "w3"), value.chunk(2, dim=1), strict=True))
         for shard, part in parts:
             parameter.weight_loader(parameter, part, kind, shard_id=shard, expert_id=0)
         return True
@@ -150,7 +150,8 @@ def parameter_views(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] | 
     views: dict[str, Tensor] = {}
     for name, value in sources.items():
         part = next((word for word in name.split(".") if word in packed), None)
-        first, target = 0, targets.get(name)
+        first = 0
+        target = targets.get(name)
         if part is not None:
             stacked, parts = packed[part]
             target = targets.get(name.replace(f".{part}.", f".{stacked}."))
@@ -174,9 +175,10 @@ def share_parameters(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] |
     """Replace the parameters of `policy` by views of vLLM's, so that no weight sync is needed.
 
     Returns views (N, ...) by name, or None if the layouts or dtypes differ: see `parameter_views`.
-    vLLM's own loader fills the views, because it reorders the weights of some models, as BLOOM's.
+    vLLM's loader fills the views, because it reorders the weights of some models, as BLOOM's.
     """
-    views, parameters = parameter_views(model, policy), _base_parameters(policy)
+    views = parameter_views(model, policy)
+    parameters = _base_parameters(policy)
     if views is None or any(
         views[name].dtype != parameter.dtype for name, parameter in parameters.items()
     ):
@@ -190,6 +192,6 @@ def share_parameters(model: nn.Module, policy: nn.Module) -> dict[str, Tensor] |
 
 
 def _base_parameters(policy: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers (N, ...) by name without adapters, whose own are left out."""
+    """Return parameters and buffers (N, ...) by name without those of adapters."""
     weights = {**dict(policy.named_parameters()), **saved_buffers(policy)}
     return {engine_name(name): value for name, value in weights.items() if not is_adapter(name)}
