@@ -35,7 +35,8 @@ _SENTINEL = NONCHARACTERS[1]
 _SENTINELS = re.compile(rf"{_SENTINEL}|\\u{ord(_SENTINEL):x}")
 _MARKUP = re.compile(r"[^\w\s].*[^\w\s]", re.DOTALL)  # not indentation, and no word
 
-_NUM_KEPT, _LONGEST_KEPT = 2048, 8192  # texts whose ids are kept, and their characters
+_NUM_KEPT = 2048  # texts whose ids are kept
+_LONGEST_KEPT = 8192  # characters of such a text
 
 _TOOL = "tool"  # role of the results of calls
 _USER: Message = {"role": "user", "content": "Hello."}
@@ -62,7 +63,8 @@ class ChatBridge:
         images: ImagePrompts | None = None,
     ) -> None:
         """Build the bridge; `images` renders those of messages, None: they may have none."""
-        self.tokenizer, self._images = tokenizer, images
+        self.tokenizer = tokenizer
+        self._images = images
         self._kwargs = dict(template_kwargs or {})
         added = tokenizer.added_tokens_decoder
         self.stop_token_ids = frozenset(stop_token_ids)
@@ -84,7 +86,8 @@ class ChatBridge:
             for number, token in added.items()
             if _MARKUP.fullmatch(token.content)
         }
-        self._special, self._markup = special, special | framed
+        self._special = special
+        self._markup = special | framed
         self._patterns = {True: openings(self._markup), False: openings(self._special)}
         # Replies of tools repeat, and so do the prompts of a group.
         self._kept_ids = lru_cache(_NUM_KEPT)(lambda text: array("q", self._ids(text)))

@@ -98,7 +98,9 @@ class EpisodeRun:
         schedule: Schedule,
     ) -> None:
         """Prepare the episode, which the `states` of the schedule count."""
-        self.settings, self.task, self.schedule = settings, task, schedule
+        self.settings = settings
+        self.task = task
+        self.schedule = schedule
         self._state = State.PENDING
         schedule.states[self._state] += 1
         self.tokens = Tokens(task.prompt_ids, images=task.images)
@@ -132,12 +134,15 @@ class EpisodeRun:
                 score = await self._score()
         except TimeoutError:
             limit = self.settings.timeouts.episode_s
-            outcome, error = "timeout", f"the episode took longer than {limit:g} s"
+            outcome = "timeout"
+            error = f"the episode took longer than {limit:g} s"
         except EnvironmentFailed as failure:
-            outcome, error = f"environment_{failure.kind}", failure.text
+            outcome = f"environment_{failure.kind}"
+            error = failure.text
             self.was_interrupted = failure.interrupted
         except ConfigError as failure:  # the chat template rejects the environment's messages
-            outcome, error = "environment_error", str(failure)
+            outcome = "environment_error"
+            error = str(failure)
         finally:
             await self._close()
         self.state = State.FINISHED if error is None else State.FAILED
@@ -164,7 +169,9 @@ class EpisodeRun:
     async def _play(self) -> str:
         """Play to the end and return the outcome."""
         await self._begin()
-        limits, turn, previous = self.settings.multi_turn, 0, None
+        limits = self.settings.multi_turn
+        turn = 0
+        previous = None
         while True:
             completion = await self._generate(turn, previous)
             previous = completion.key
@@ -214,7 +221,8 @@ class EpisodeRun:
     async def _generate(self, turn: int, previous: int | None) -> Completion:
         """Let the policy write a turn."""
         self.state = State.GENERATING
-        began, context = time.monotonic(), self.tokens.context()
+        began = time.monotonic()
+        context = self.tokens.context()
         request = Request(
             key=next_key(),
             context_ids=context,
@@ -233,7 +241,8 @@ class EpisodeRun:
 
     def _add_turn(self, completion: Completion, seconds: float) -> str:
         """Add a turn of the policy to the transcript, and return its text."""
-        text, num_tokens = self._text(completion), len(completion.response_ids)
+        text = self._text(completion)
+        num_tokens = len(completion.response_ids)
         self._messages.append(
             Message("assistant", text, True, num_tokens, seconds, version=completion.version)
         )
@@ -271,7 +280,8 @@ class EpisodeRun:
 
     def _count_reply(self, messages: Sequence[ChatMessage], num_ids: int) -> None:
         """Record the tokens of the last messages of the transcript, which have `num_ids`."""
-        shares, start = self.settings.bridge.shares(messages, num_ids), -len(messages)
+        shares = self.settings.bridge.shares(messages, num_ids)
+        start = -len(messages)
         for index, num_tokens in enumerate(shares, start):
             self._messages[index] = replace(self._messages[index], num_tokens=num_tokens)
 

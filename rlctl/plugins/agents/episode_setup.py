@@ -74,7 +74,8 @@ def _chat_bridge(
     config: schema.Config, tokenizer: PreTrainedTokenizerBase, stops: tuple[int, ...]
 ) -> ChatBridge:
     """Return the bridge of a run; messages have images if model and engine read them."""
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    rollout = config.actor_rollout_ref.rollout
+    model = config.actor_rollout_ref.model
     processor = processor_of(model.path, model.trust_remote_code)
     reads = processor is not None and reads_images(rollout, model, config.trainer.device)
     images = ImagePrompts(model, tokenizer) if reads else None

@@ -29,7 +29,8 @@ from rlctl.errors import ConfigError, Problem, raise_problems
 from rlctl.plugins.agents.chat_bridge import ChatBridge
 from rlctl.runtime.serving.chat import Message, ToolCall, ToolSchema, Turn, to_call, to_schema
 
-TOOL, USER = "tool", "user"
+TOOL = "tool"
+USER = "user"
 
 _TOWN = {
     "type": "object",
@@ -61,7 +62,8 @@ class _Broken(Exception):
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(name, what)
-        self.name, self.what = name, what
+        self.name = name
+        self.what = what
 
 
 def check_chat_template(bridge: ChatBridge, replies: Collection[str]) -> None:

@@ -182,7 +182,8 @@ def _play_script(
     from rlctl.plugins.agents.environments.scripted import play, read_script
 
     scripts = read_script(scripted.expanduser()) if scripted else [[]]
-    parse, limits = _parser(parser), Timeouts(timeout, timeout)
+    parse = _parser(parser)
+    limits = Timeouts(timeout, timeout)
 
     async def run() -> list[Transcript]:
         return await asyncio.gather(

@@ -29,7 +29,8 @@ def print_transcripts(transcripts: Sequence[Transcript]) -> None:
 
 
 def _print_transcript(number: int, transcript: Transcript) -> None:
-    out, turns = stdout(), iter(transcript.turns)
+    out = stdout()
+    turns = iter(transcript.turns)
     out.print(Text(f"episode {number}", "bold underline"))
     for message in transcript.messages:
         role = message["role"]

@@ -116,10 +116,12 @@ def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
     """Return the descriptions of a function and of its arguments in a Google-style docstring."""
     description: list[str] = []
     arguments: dict[str, list[str]] = {}
-    section, current = "", ""
+    section = ""
+    current = ""
     for line in text.splitlines():
         if started := _SECTION.match(line):
-            section, current = started[1], ""
+            section = started[1]
+            current = ""
         elif not section:
             description.append(line)
         elif section in ("Args", "Arguments", "Parameters") and line.strip():

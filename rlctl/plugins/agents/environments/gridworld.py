@@ -95,7 +95,9 @@ class GridWorld:
             distances = _distances(goal, set(free))
             far = [cell for cell in free if distances.get(cell, 0) >= self._params.min_distance]
             if far:
-                self._goal, self._distances, self._at = goal, distances, rng.choice(far)
+                self._goal = goal
+                self._distances = distances
+                self._at = rng.choice(far)
                 return
         raise ValueError(
             f"no grid of size {self._size} with {walls} walls has a start that is "
@@ -108,7 +110,8 @@ class GridWorld:
 
 def _distances(goal: Cell, free: set[Cell]) -> dict[Cell, int]:
     """Return the number of moves to `goal` from each cell that it can be reached from."""
-    found, queue = {goal: 0}, deque([goal])
+    found = {goal: 0}
+    queue = deque([goal])
     while queue:
         x, y = queue.popleft()
         for dx, dy in MOVES.values():

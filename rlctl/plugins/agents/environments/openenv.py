@@ -96,7 +96,8 @@ class OpenEnvEnvironment:
 
     def _shown(self, data: Mapping[str, Any]) -> str:
         """Return what the policy sees of an observation."""
-        observation, key = data.get("observation", {}), self._params.observation_key
+        observation = data.get("observation", {})
+        key = self._params.observation_key
         if not isinstance(observation, Mapping):
             return as_text(observation)
         if key is not None:

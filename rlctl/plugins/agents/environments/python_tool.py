@@ -138,7 +138,8 @@ class PythonTool(StatelessTool):
 
     async def _excess(self, process: asyncio.subprocess.Process) -> str | None:
         """Kill a program that exceeds a limit of all its processes together; return which."""
-        limit, most = self._params.memory_mb * _MIB, _MAX_PROCESSES + _GUARDS
+        limit = self._params.memory_mb * _MIB
+        most = _MAX_PROCESSES + _GUARDS
         while process.returncode is None:
             number, size = await asyncio.to_thread(usage, process.pid, most)
             if number > most or size > limit:
@@ -166,7 +167,8 @@ class PythonTool(StatelessTool):
             output += data[: max(0, limit - len(output))]
 
     def _text(self, output: bytearray) -> str:
-        text, limit = output.decode(errors="replace"), self._params.output_chars
+        text = output.decode(errors="replace")
+        limit = self._params.output_chars
         return text.rstrip("\n") if len(text) <= limit else text[:limit] + "...(truncated)"
 
 

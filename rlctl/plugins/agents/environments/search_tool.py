@@ -22,7 +22,8 @@ from rlctl.runtime.sandbox.user_code import check_file
 from rlctl.runtime.serving.chat import to_schema
 
 _WORD = re.compile(r"\w+")
-_K1, _B = 1.5, 0.75  # weights of repeated words and of long texts
+_K1 = 1.5  # weight of repeated words
+_B = 0.75  # weight of long texts
 
 
 class SearchParams(plugins.Params):

@@ -87,7 +87,8 @@ class SkyRLEnvironment:
     tools: Sequence[ToolSchema] = ()  # an environment of SkyRL-Gym reads the text of turns itself
 
     def __init__(self, params: SkyRLParams, shared: Callable[..., Any] | None = None) -> None:
-        self._params, self._class = params, shared
+        self._params = params
+        self._class = shared
         self._object: Any = None
 
     @staticmethod
@@ -109,7 +110,8 @@ class SkyRLEnvironment:
         if self._params.max_turns is not None:
             extras["max_turns"] = self._params.max_turns
         prompt = list(row.get("prompt") or [])
-        config, name = self._params.env_config, self._params.env_class or extras.get("env_class")
+        config = self._params.env_config
+        name = self._params.env_class or extras.get("env_class")
         if name is None:
             raise ValueError("neither the row nor agent.params has env_class")
         if ":" not in name:

@@ -60,7 +60,8 @@ class ToolsEnvironment:
     Params = ToolsParams
 
     def __init__(self, params: ToolsParams, shared: Shared) -> None:
-        self._calls, self._interactions = ToolCalls(params, shared.tools), shared.interactions
+        self._calls = ToolCalls(params, shared.tools)
+        self._interactions = shared.interactions
         self._known = list(shared.tools.tools)
         self._user: InteractionSession | None = None
         self._messages: list[Message] = []

@@ -42,7 +42,8 @@ class TRLEnvironment:
     Params = TRLParams
 
     def __init__(self, params: TRLParams, shared: Mapping[str, Callable[[], Any]]) -> None:
-        self._params, self._factories = params, shared
+        self._params = params
+        self._factories = shared
         self._object: Any = None
         self._calls: ToolCalls | None = None
 

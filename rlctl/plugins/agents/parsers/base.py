@@ -75,7 +75,8 @@ class TurnBuilder:
     """Calls and remaining text of a turn, collected in the order in which they were written."""
 
     def __init__(self, offset: int, tools: Sequence[ToolSchema] = ()) -> None:
-        self._offset, self.tools = offset, tools
+        self._offset = offset
+        self.tools = tools
         self._texts: list[str] = []
         self._calls: list[ToolCall] = []
         self._malformed: list[MalformedCall] = []

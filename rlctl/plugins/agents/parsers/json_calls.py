@@ -19,14 +19,16 @@ from rlctl.plugins.agents.parsers.base import (
     read_json,
 )
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
 _HERMES_TAG = re.compile(f"{OPEN}|{CLOSE}")
 
 
 class HermesParser(PatternParser):
     """Parser of JSON calls between `<tool_call>` and `</tool_call>`, which must not be missing."""
 
-    start, closing = _HERMES_TAG, CLOSE
+    start = _HERMES_TAG
+    closing = CLOSE
 
     def read(self, builder: TurnBuilder, text: str, start: re.Match[str]) -> int:
         if start[0] == CLOSE:

@@ -96,7 +96,8 @@ class ProgramRun(EpisodeRun):
         if self._num_requests == limit:
             raise ApiError(400, f"the policy has written its {limit} turns", "max_turns")
         ids = self._text_ids(request)
-        kept, stops = self.settings.kept_roles or (), self.task.decoding.stop_token_ids
+        kept = self.settings.kept_roles or ()
+        stops = self.task.decoding.stop_token_ids
         found = continued(self._conversations, request, ids, kept, stops)
         conversation = found or self._begun(request, ids)
         fresh, bridge = self._added(conversation, request, ids)
@@ -108,9 +109,11 @@ class ProgramRun(EpisodeRun):
                 f"{self.settings.max_response_length} includes earlier turns and replies",
                 _TOO_LONG,
             )
-        number, began = self._num_requests, time.monotonic()
+        number = self._num_requests
+        began = time.monotonic()
         self._num_requests += 1
-        self.state, conversation.is_busy = State.GENERATING, True
+        self.state = State.GENERATING
+        conversation.is_busy = True
         try:
             completion, stop = await self._turn(conversation, bridge, room, number, request)
         finally:
@@ -124,7 +127,8 @@ class ProgramRun(EpisodeRun):
 
     def _text_ids(self, request: ChatRequest) -> list[int] | None:
         """Return the ids of a text to continue, None for messages. Raises ApiError."""
-        prompt, bridge = request.prompt, self.settings.bridge
+        prompt = request.prompt
+        bridge = self.settings.bridge
         if prompt is None:
             return None
         if bridge.has_images:
@@ -140,7 +144,9 @@ class ProgramRun(EpisodeRun):
 
     def _begun(self, request: ChatRequest, ids: list[int] | None) -> Conversation:
         """Return a new conversation. Raises ApiError for messages without a valid prompt."""
-        bridge, limit, given = self.settings.bridge, self.settings.max_prompt_length, ""
+        bridge = self.settings.bridge
+        limit = self.settings.max_prompt_length
+        given = ""
         if ids is None:
             try:
                 rendered = bridge.render(request.messages, request.tools)
@@ -197,7 +203,8 @@ class ProgramRun(EpisodeRun):
 
         Returns the turn, and the stop text of `request` that ended it.
         """
-        tokens, last = conversation.tokens, conversation.completion
+        tokens = conversation.tokens
+        last = conversation.completion
         context = Tokens(tokens.prompt_ids, tokens.response_ids + bridge).context()
         completion = await self.schedule.generate(
             Request(
@@ -220,7 +227,8 @@ class ProgramRun(EpisodeRun):
         completion, stop = stopped(completion, request.stop, stops, self._decode)
         tokens.append_reply(bridge, conversation.num_turns - 1)
         tokens.append_turn(context, completion, conversation.num_turns)
-        conversation.completion, conversation.num_turns = completion, conversation.num_turns + 1
+        conversation.completion = completion
+        conversation.num_turns += 1
         return completion, stop
 
     def _log_probs(self, completion: Completion) -> tuple[LogProb, ...]:
