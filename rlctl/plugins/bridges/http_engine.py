@@ -232,6 +232,7 @@ def _shards(weights: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]
         size += shard[name].nbytes
         if size >= _SHARD_BYTES:
             yield shard
-            shard, size = {}, 0
+            shard = {}
+            size = 0
     if shard:
         yield shard

@@ -39,7 +39,8 @@ from rlctl.tracking.shown import SampleTable, leaves, link, notes
 from rlctl.tracking.tracker import SAMPLES, RunInfo, Sample
 
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-_MAX_METRICS, _MAX_PARAMS = 1000, 100  # per request
+_MAX_METRICS = 1000  # per request
+_MAX_PARAMS = 100  # per request
 _MAX_PARAM_LENGTH = 6000  # characters of a parameter's value
 _MAX_TAG_LENGTH = 5000
 _MAX_ROWS = 1000

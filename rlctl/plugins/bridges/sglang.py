@@ -166,7 +166,8 @@ class SGLangEngine(HttpEngine):
 
     def _complete(self, call: Call) -> Completion:
         """Sample one response."""
-        request, index = call.request, call.index
+        request = call.request
+        index = call.index
         body = {
             "rid": call.id,
             "input_ids": request.context_ids.tolist(),
@@ -182,7 +183,8 @@ class SGLangEngine(HttpEngine):
                 f"SGLang aborted a response, or returned no log-probs: {str(reply)[:500]}",
                 where=self.server.url,
             )
-        ids, log_probs = [token for _, token, *_ in row], [log_prob for log_prob, *_ in row]
+        ids = [token for _, token, *_ in row]
+        log_probs = [log_prob for log_prob, *_ in row]
         tops = meta.get("output_top_logprobs") or ()
         return call.completion(
             ids, log_probs, [[(token, number) for number, token, *_ in top] for top in tops]
@@ -204,7 +206,8 @@ def _params(request: Request, index: int) -> dict[str, Any]:
 
 def _launch_arguments(spec: EngineSpec) -> list[str]:
     """Return the arguments of `sglang.launch_server` that follow from the configuration."""
-    rollout, on_cpu = spec.rollout, spec.rank_info.device == "cpu"
+    rollout = spec.rollout
+    on_cpu = spec.rank_info.device == "cpu"
     switches = {
         "--skip-tokenizer-init": True,
         "--enable-deterministic-inference": not on_cpu,

@@ -59,7 +59,8 @@ class VLLMServerEngine(HttpEngine):
         check_urls(arguments.urls, num_ranks, VLLMServer)
         problems: list[Problem] = []
         if rollout.tensor_model_parallel_size > 1:
-            key, hint = "tensor_model_parallel_size", "set it to 1, and give it to the server"
+            key = "tensor_model_parallel_size"
+            hint = "set it to 1, and give it to the server"
             problems.append(Problem(f"{_KEY}.{key} concerns engines of the run", hint=hint))
         if rollout.top_p < 1 or rollout.top_k > 0:
             problems.append(
@@ -133,7 +134,8 @@ class VLLMServerEngine(HttpEngine):
         }
         reply = self._post("/inference/v1/generate", body)
         choice = reply["choices"][0]
-        ids, content = choice["token_ids"], (choice["logprobs"] or {}).get("content")
+        ids = choice["token_ids"]
+        content = (choice["logprobs"] or {}).get("content")
         if not ids or not content or choice["finish_reason"] == "abort":
             raise RlctlError(
                 f"vLLM aborted a response, or returned no log-probs: {str(choice)[:500]}",
@@ -152,7 +154,8 @@ class VLLMServerEngine(HttpEngine):
 
     def num_receivers(self, device: str, host: str) -> int:
         """See `RemoteReceiver`. A server with data parallelism sends calls to one replica."""
-        parallel, own = self.config["parallel_config"], self.config["device_config"]["device"]
+        parallel = self.config["parallel_config"]
+        own = self.config["device_config"]["device"]
         is_reached = self.server.is_local or not is_loopback(host)
         is_extended = parallel["worker_extension_cls"] == _EXTENSION
         can_join = is_extended and parallel["data_parallel_size"] == 1 and own == device
@@ -186,7 +189,8 @@ class VLLMServerEngine(HttpEngine):
 
 def _unsuitable(config: dict[str, Any], length: int) -> list[tuple[str, str]]:
     """Return what is wrong with a server's settings, each with the option that fixes it."""
-    model, on_cpu = config["model_config"], config["device_config"]["device"] == "cpu"
+    model = config["model_config"]
+    on_cpu = config["device_config"]["device"] == "cpu"
     found: list[tuple[str, str]] = []
     if model["logprobs_mode"] != "processed_logprobs":
         message = "the vLLM server reports log-probs before the temperature"

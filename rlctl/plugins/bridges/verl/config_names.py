@@ -30,7 +30,8 @@ def recipe_of(verb: str, folder: str | None, name: str | None) -> str:
         for file in (place / f"{stem}.yaml", place / f"{stem}.yml"):
             if file.is_file():
                 return str(file)
-    bare, given = stem.rpartition("/")[2], f"--config-name={name}"
+    bare = stem.rpartition("/")[2]
+    given = f"--config-name={name}"
     known = tables.TRAINER_CONFIGURATIONS
     if bare in _COMMANDS:
         raise ConfigError(f"{given} is not for training", hint=f"`{_COMMANDS[bare]}`")

@@ -78,7 +78,8 @@ class Verl:
 
     def explain(self, name: str) -> tuple[str, str, Mapping[str, str]] | None:
         """Return kind, explanation and facts of a key that is renamed, dropped or refused."""
-        found, kind = self.translate(name, "VALUE"), "key of verl"
+        found = self.translate(name, "VALUE")
+        kind = "key of verl"
         if found.key not in (None, name) and known_key(found.key):
             return kind, "It has another name here.", {"use": found.key}
         if found.kind == "refused":

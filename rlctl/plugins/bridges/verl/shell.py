@@ -85,7 +85,8 @@ class Shell:
         parts: list[str] = []
         while at < len(text) and (quoted or text[at] not in ends):
             if text[at] == '"':
-                quoted, at = not quoted, at + 1
+                quoted = not quoted
+                at += 1
             elif text[at] in "`$":
                 part, at = self._expansion(text, at)
                 parts.append(part)
@@ -99,7 +100,8 @@ class Shell:
         short = _SHORT.match(text, at)
         is_bracket = text.startswith(("$(", "${"), at)
         end = _closing(text, at + 1) if is_bracket or short is None else short.end()
-        given, result = text[at:end], None
+        given = text[at:end]
+        result = None
         if given.startswith("$(("):
             result = self._arithmetic(given[3:-2])
         elif given == "$":
@@ -166,7 +168,8 @@ def _split(word: str) -> list[str]:
 
 def _closing(text: str, at: int) -> int:
     """Return the position after the bracket that closes the one at `at`."""
-    depth, closing = 0, {"(": ")", "{": "}"}[text[at]]
+    depth = 0
+    closing = {"(": ")", "{": "}"}[text[at]]
     for position in range(at, len(text)):
         depth += (text[position] == text[at]) - (text[position] == closing)
         if not depth:

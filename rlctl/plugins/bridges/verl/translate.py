@@ -87,7 +87,8 @@ def _moved(key: str, sft: bool) -> tuple[str, bool]:
     for table in (tables.SFT_RENAMED if sft else [], tables.PLUGIN_SETTINGS, tables.RENAMED):
         for pattern, new in table:
             if match := compiled(pattern).match(key):
-                key, flat = match.expand(new), flat or table is tables.PLUGIN_SETTINGS
+                key = match.expand(new)
+                flat = flat or table is tables.PLUGIN_SETTINGS
                 break
     return key, flat
 
