@@ -9,7 +9,8 @@ from typing import Any
 from rlctl.errors import NotFoundError
 from rlctl.runs.run import Run
 
-_NEWEST, _FIRST = 20, 2  # steps that are averaged, after the first ones, which warm up
+_NEWEST = 20  # steps that are averaged
+_FIRST = 2  # steps before them, which warm up
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
 _CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 _IN_STEP = "timing_s/step"

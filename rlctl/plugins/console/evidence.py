@@ -28,8 +28,12 @@ from rlctl.runtime.rewards.specs import module_file
 
 LOG = logging.getLogger(__name__)
 
-FOLDER, PATCH, FILES, INDEX = "evidence", "changes.patch", "files", "index.json"
-MAX_FILE, MAX_TOTAL = 2**20, 16 * 2**20  # bytes
+FOLDER = "evidence"
+PATCH = "changes.patch"
+FILES = "files"
+INDEX = "index.json"
+MAX_FILE = 2**20  # bytes
+MAX_TOTAL = 16 * 2**20  # bytes
 _SUFFIXES = (".py", ".yaml", ".yml", ".json", ".toml", ".jinja")
 _DATA = ("data.*_files*", "trainer.*", "*.model.path")
 _CLASS = re.compile(r"^[\s-]*class_name:\s*[\"']?([\w.]+)\.\w+", re.MULTILINE)  # in verl's YAML

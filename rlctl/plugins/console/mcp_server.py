@@ -49,7 +49,8 @@ class Reading:
     """Tools that only read. Clients show their docstrings to models."""
 
     def __init__(self, root: Path, may_train: bool) -> None:
-        self._root, self._may_train = root, may_train
+        self._root = root
+        self._may_train = may_train
 
     def list_runs(self, where: str | None = None, sort: str | None = None, number: int = 20) -> Any:
         """List runs, active ones and the newest first.

@@ -32,7 +32,8 @@ from rlctl.runs.run import read_run
 from rlctl.runs.run_dir import RECORD_FILE
 
 POLL_S = 1.0
-TRIES, PAUSES_S = 4, (1.0, 5.0, 20.0)
+TRIES = 4
+PAUSES_S = (1.0, 5.0, 20.0)
 COMMAND_S = 30.0  # limit of a command
 END_S = 150  # limit of everything after the end of the attempt
 MOST_ALARMS = 20  # of one attempt
@@ -78,7 +79,8 @@ class Watch:
 
     def _events(self) -> Iterator[dict[str, Any]]:
         """Yield the events as they come, at last the end of the attempt or `lost`."""
-        position, path = self.begin, self.folder / EVENTS_FILE
+        position = self.begin
+        path = self.folder / EVENTS_FILE
         while True:
             alive = self._is_alive()  # before the events: the last ones are read below
             with suppress(OSError), path.open("rb") as file:

@@ -25,7 +25,8 @@ def figures(samples: Sequence[Sample], num: int) -> Figures:
     drawn = draws(num, num)
     for start in range(0, len(samples), num):
         group = list(samples[start : start + num])
-        source, scores = group[0].data_source, [float(sample.score) for sample in group]
+        source = group[0].data_source
+        scores = [float(sample.score) for sample in group]
         row = torch.tensor([scores], dtype=torch.float64)
         values[source, f"mean@{num}"].append(math.fsum(scores) / num)
         if num > 1:
@@ -47,9 +48,11 @@ def check_rows(names: Sequence[str], samples: Sequence[Sequence[Sample]]) -> Non
 
 def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Return the 95 % interval of the mean: Wilson's of a share, else Student's t."""
-    mean, n = math.fsum(values) / len(values), len(values)
+    mean = math.fsum(values) / len(values)
+    n = len(values)
     if set(values) <= {0.0, 1.0}:
-        centre, scale = mean + _Z**2 / (2 * n), 1 + _Z**2 / n
+        centre = mean + _Z**2 / (2 * n)
+        scale = 1 + _Z**2 / n
         half = _Z * math.sqrt(mean * (1 - mean) / n + (_Z / (2 * n)) ** 2)
         return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
     half = Statistics(values).half
@@ -61,7 +64,8 @@ def rows(names: Sequence[str], found: Sequence[Figures]) -> Iterator[dict[str, A
     for name, own in zip(names, found, strict=True):
         for (source, metric), values in own.items():
             low, high = interval(values)
-            mean, key = math.fsum(values) / len(values), {"data_source": source, "metric": metric}
+            mean = math.fsum(values) / len(values)
+            key = {"data_source": source, "metric": metric}
             yield {"model": name, **key, "n": len(values), "mean": mean, "low": low, "high": high}
     for (source, metric), values in found[0].items() if len(found) > 1 else ():
         others = found[1].get((source, metric), [])

@@ -114,7 +114,8 @@ def _worker(role: str, config: Any, algorithm: Algorithm, pool: InlinePool) -> A
 
 def _load(worker: LearningWorker, bundle: Bundle) -> tuple[str, bool]:
     """Load the weights of the break, or those nearest to it; return their name, and if they fit."""
-    model, wanted = worker.learner.model, bundle.facts["weights"]
+    model = worker.learner.model
+    wanted = bundle.facts["weights"]
 
     def fits() -> bool:
         return wanted == fingerprint((name, full_tensor(each)) for name, each in trained(model))

@@ -29,7 +29,8 @@ def compose_again(run: Run, overrides: Sequence[str], name: str | None) -> Recip
     A fork starts from the same checkpoint. Raises ConfigError for another's run that names code;
     see `runs.trust`.
     """
-    record, folder = run.readable_record(), run.path.absolute()
+    record = run.readable_record()
+    folder = run.path.absolute()
     own = {
         "trainer.experiment_name": name or free_name(folder.with_name(f"{run.name}-rerun")),
         "trainer.run_dir": str(run.path.parent.parent),
@@ -96,7 +97,8 @@ def compare_metrics(before: Path, after: Path) -> dict[str, Any]:
         {row["step"]: row for row in read_metrics(run / METRICS_FILE)} for run in (before, after)
     )
     steps = sorted(one.keys() & other.keys())
-    values, differ = 0, list[dict[str, Any]]()
+    values = 0
+    differ = list[dict[str, Any]]()
     for step in steps:
         for name in sorted(one[step].keys() | other[step].keys()):
             if name.startswith(_OF_THE_CLOCK) or name.endswith("/seconds"):

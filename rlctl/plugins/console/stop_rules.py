@@ -119,7 +119,8 @@ class NoGain:
     def reason(self, history: History) -> str | None:
         values = history.values.get(self.metric, [])
         sign = -1.0 if lower_is_better(self.metric) else 1.0
-        best, since = -math.inf, 0
+        best = -math.inf
+        since = 0
         for value in values:
             is_better = sign * value > best + self.margin
             best, since = (sign * value, 0) if is_better else (best, since + 1)
@@ -150,7 +151,8 @@ def parse(text: str) -> Rule:
     call = _CALL.fullmatch(text)
     if call is None:
         return _expression(text)
-    name, words = call[1], [word.strip() for word in call[2].split(",")]
+    name = call[1]
+    words = [word.strip() for word in call[2].split(",")]
     if name == "alarm" and len(words) == 1:
         return _alarm(text, words[0])
     if name == "hours" and len(words) == 1:

@@ -23,7 +23,8 @@ from rlctl.runs.subfolders import own_subfolder
 from rlctl.terminal import visible
 
 FOLDER = "tokens"
-MOST_ROWS, MOST_TOKENS = 16, 4096  # of a step, and of a response
+MOST_ROWS = 16  # of a step
+MOST_TOKENS = 4096  # of a response
 
 
 class Kind(NamedTuple):
@@ -81,7 +82,8 @@ def page(run: Run, step: int | None, kind: str) -> str:
     """Return an HTML page of the responses of a step, coloured by `kind`."""
     kind = kind if kind in KINDS else "advantage"
     at, rows = token_rows(run, step)
-    key, escape = html.escape(run.key), html.escape
+    key = html.escape(run.key)
+    escape = html.escape
     steps = by_step(run.path / FOLDER, ".jsonl")
 
     def link(text: str, number: int, name: str) -> str:
@@ -120,7 +122,8 @@ class Recorded:
 
     def rows(self, decode: Callable[[Sequence[int]], str]) -> Iterator[dict[str, Any]]:
         """Yield a JSON object for each response."""
-        ids, mask = self.batch.response_ids, self.batch.response_mask
+        ids = self.batch.response_ids
+        mask = self.batch.response_mask
         advantages = getattr(self.batch, "advantages", None)
         fields = {
             "diff": ids.like(self.diff),
@@ -153,7 +156,8 @@ class RecordingActor:
     """Actor that passes calls on, and shows the batch of each update to `on_update` before it."""
 
     def __init__(self, actor: Any, on_update: Callable[[Any, Any], None]) -> None:
-        self._actor, self._on_update = actor, on_update
+        self._actor = actor
+        self._on_update = on_update
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._actor, name)

@@ -86,5 +86,6 @@ class ListChanges:
         self.version = version
 
     def __call__(self) -> list[dict[str, Any]]:
-        before, self.version = self.version, self.views.listing.read()
+        before = self.version
+        self.version = self.views.listing.read()
         return [{"version": self.version}] if self.version != before else []

@@ -42,7 +42,8 @@ class LiveMetrics:
             after = self._position.num_bytes_after(self.path)
             if after is None or not self.epoch:
                 self.epoch = next(_EPOCHS)
-                self.table, self._position = MetricTable.join([]), Position()
+                self.table = MetricTable.join([])
+                self._position = Position()
             if after != 0:
                 # Broken lines are named by the summary.
                 new = MetricTable.read(self.path, lambda *_: None, self._position)

@@ -136,7 +136,9 @@ class _Board:
     """Request handlers; files are read in threads."""
 
     def __init__(self, views: Views, actions: Actions, pages: Pages) -> None:
-        self.views, self.actions, self.pages = views, actions, pages
+        self.views = views
+        self.actions = actions
+        self.pages = pages
         self._reading: set[asyncio.Task[None]] = set()
 
     async def page(self, request: web.Request) -> web.Response:
@@ -199,7 +201,8 @@ class _Board:
         return await _json(self.views.samples, _run(request), query)
 
     async def tokens(self, request: web.Request) -> web.Response:
-        step, by = _number(request, "step"), request.query.get("by", "")
+        step = _number(request, "step")
+        by = request.query.get("by", "")
         text = await asyncio.to_thread(lambda: tokens(self.views.run(_run(request)), step, by))
         return web.Response(text=text, content_type="text/html")
 
@@ -235,7 +238,8 @@ class _Board:
             return await send_events(
                 request, ListChanges(self.views, _number(request, "version", 0))
             )
-        epochs, rows = request.query.getall("epoch", []), request.query.getall("rows", [])
+        epochs = request.query.getall("epoch", [])
+        rows = request.query.getall("rows", [])
         try:
             places = [(int(a), int(b)) for a, b in zip(epochs, rows, strict=True)]
             shown = dict(zip(keys, places, strict=True))

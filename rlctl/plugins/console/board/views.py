@@ -86,7 +86,8 @@ class Listing:
         stamps = (stamp(f"{run.path}/{METRICS_FILE}") for run in runs if run.state in ACTIVE)
         seen = hash((tuple((run.key, run.state, run.labels) for run in runs), *stamps))
         if seen != self._seen or not self.version:
-            self._runs, self._seen = runs, seen
+            self._runs = runs
+            self._seen = seen
             self.version += 1
 
 
@@ -120,7 +121,8 @@ class Views:
         page = query.page([replace(run) for run in every], offset)  # which forget their metrics
         rows = page.as_json()
         for row, run in zip(rows, page.runs, strict=True):
-            curves, metrics = run.metrics.curves, run.metrics.metrics
+            curves = run.metrics.curves
+            metrics = run.metrics.metrics
             name = next((name for name in (*REWARD, row["metric"], *LOSS) if name in curves), None)
             row |= {"key": run.key, "took": run.seconds, "curve_of": name, **setting_texts(run)}
             row |= {"curve": curves[name], "now": metrics[name][_LAST]} if name else {"curve": []}
@@ -300,7 +302,8 @@ def _use(pid: int, name: str, gpu_bytes: int | None) -> dict[str, Any] | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            times, memory = process.cpu_times(), process.memory_info().rss
+            times = process.cpu_times()
+            memory = process.memory_info().rss
             return {
                 "pid": pid,
                 "name": name,

@@ -98,7 +98,8 @@ def compare(
     from rlctl.runs.store import RunStore
     from rlctl.sweeps.selection import find_compared, whole_sweep
 
-    store, as_json = RunStore(root), as_json or form == "json"
+    store = RunStore(root)
+    as_json = as_json or form == "json"
     if group_by is not None:
         print_groups(store, runs, group_by, metrics or [], form, as_json)
         return
@@ -157,11 +158,14 @@ def print_groups(
     columns = ["metric", key, "n", "mean", "95 % interval", "min", "max"]
     _print(table(columns, grouped.rows(), right=columns[2:]), form)
     for pairs in grouped.pairs():
-        difference, (first, second) = pairs.differences, pairs.groups
-        half, p = difference.half, difference.p_value()
+        difference = pairs.differences
+        first, second = pairs.groups
+        half = difference.half
+        p = difference.p_value()
         if half is None or p is None:  # of one pair
             continue
-        low, high = difference.mean - half, difference.mean + half
+        low = difference.mean - half
+        high = difference.mean + half
         notice(
             f"{pairs.metric}: {second} − {first} is {difference.mean:.4g}, 95 % interval "
             f"{low:.4g} to {high:.4g}, p = {p:.3g} (paired t-test, "
@@ -174,7 +178,8 @@ _WITH_BEST = ("val-core/", "critic/score", "train/loss")
 
 def print_comparison(comparison: Comparison, changed: bool, form: Form) -> None:
     """Print the settings and the most important metrics; `changed`: only differences were kept."""
-    names, seeds = _names(comparison), _differ_in_seeds(comparison)
+    names = _names(comparison)
+    seeds = _differ_in_seeds(comparison)
     if comparison.settings:
         rows = [[key, *map(short, row)] for key, row in comparison.settings.items()]
         _print(table(["setting", *names], rows), form)
@@ -196,7 +201,8 @@ def print_comparison(comparison: Comparison, changed: bool, form: Form) -> None:
 
 def print_curves(comparison: Comparison, metrics: Sequence[str], form: Form) -> None:
     """Print one table per metric, with a row per step."""
-    names, figure = _names(comparison), _exact if form == "csv" else _rounded
+    names = _names(comparison)
+    figure = _exact if form == "csv" else _rounded
     for metric in metrics:
         rows = [
             [str(step), *(figure(metric, value) for value in values)]

@@ -215,7 +215,8 @@ def _check_present(search: Search, chosen: Fit) -> None:
     """Raise ResourceError where this machine does not have the devices of a trial."""
     import torch
 
-    cuda, wanted = search.device.kind == "cuda", chosen.mesh.devices
+    cuda = search.device.kind == "cuda"
+    wanted = chosen.mesh.devices
     found = torch.cuda.device_count() if cuda else 1
     if wanted > found:
         raise ResourceError(

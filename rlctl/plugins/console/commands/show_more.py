@@ -91,7 +91,8 @@ def _show_advice(run: Run, as_json: bool) -> None:
         print_json(found)
         return
     first, last = found["steps"]
-    seconds, shares = found["seconds"], found["shares"]
+    seconds = found["seconds"]
+    shares = found["shares"]
     stdout().print(f"steps {first} to {last}: {seconds['step']:.3g} s per step")
     rows = [
         [name, f"{seconds[name]:.3g}", f"{shares[name]:.0%}"] for name in seconds if name in shares
@@ -127,7 +128,8 @@ def _show_components(run: Run, step: int | None, as_json: bool) -> None:
         if step is None or row["step"] <= step:
             history.add(row)
     opposed(history)
-    rising, falling = history.words["rising"], history.words["falling"]
+    rising = history.words["rising"]
+    falling = history.words["falling"]
     if not (rising and falling):
         raise NotFoundError(
             "this run has no two components of the reward that changed", where=str(run.path)

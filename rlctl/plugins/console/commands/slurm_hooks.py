@@ -14,7 +14,9 @@ from rlctl.cli.stderr import notice
 from rlctl.runs.store import RunStore
 from rlctl.terminal import visible
 
-watch_app, logs_app, stop_app = typer.Typer(), typer.Typer(), typer.Typer()
+watch_app = typer.Typer()
+logs_app = typer.Typer()
+stop_app = typer.Typer()
 
 
 @watch_app.command(help="")

@@ -77,7 +77,8 @@ def evaluate_tasks(config: schema.Config, options: TaskOptions) -> list[TaskScor
     MissingExtraError for packages of single tasks, and ConfigError for other errors of tasks.
     """
     generating_algorithm(config)
-    model, rank = ACTOR.model(config), inline_rank_info(config.trainer)
+    model = ACTOR.model(config)
+    rank = inline_rank_info(config.trainer)
     read_model_config(model, f"{ACTOR.model_key}.path")
     arguments: dict[str, Any] = {
         **model.override_config,

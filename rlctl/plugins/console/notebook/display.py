@@ -14,7 +14,8 @@ from rlctl.runs.run import Run
 from rlctl.runs.run_comparison import Comparison, Curve
 from rlctl.sweeps.results import SweepResult
 
-_WIDTH, _HEIGHT = 320, 90
+_WIDTH = 320
+_HEIGHT = 90
 _COLOURS = ("#3b7dd8", "#e0702f", "#2a9d6f", "#a05fc4", "#d1495b", "#12a3b4", "#a9822b", "#7a7f8a")
 _MAX_POINTS = 400
 
@@ -29,7 +30,8 @@ def html(shown: Run | Comparison | SweepResult) -> str:
 
 
 def _run(run: Run) -> str:
-    figures, failure = run.metrics.figures, (run.record and run.record.failure) or {}
+    figures = run.metrics.figures
+    failure = (run.record and run.record.failure) or {}
     rows: dict[str, str] = {"state": run.state}
     if failure:
         rows["failure"] = str(failure.get("message"))
@@ -118,9 +120,11 @@ def _chart(title: str, lines: Sequence[Line]) -> str:
         "y": [value for _, _, _, y in drawn for value in y],
     }
     (left, right), (low, high) = ((min(every[axis]), max(every[axis])) for axis in "xy")
-    curves, legend = "", ""
+    curves = ""
+    legend = ""
     for place, label, x, y in drawn:
-        colour, stride = _COLOURS[place % len(_COLOURS)], -(-len(y) // _MAX_POINTS)
+        colour = _COLOURS[place % len(_COLOURS)]
+        stride = -(-len(y) // _MAX_POINTS)
         pairs = [*zip(x, y, strict=True)][::stride]
         points = " ".join(
             f"{_WIDTH * (at - left) / ((right - left) or 1):.1f},"

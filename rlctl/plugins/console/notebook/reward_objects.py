@@ -35,7 +35,8 @@ def reward_overrides(function: Callable[..., Any], overrides: Sequence[str]) -> 
     if not isinstance(original, FunctionType) or original.__name__ == "<lambda>":
         what = "lambda" if isinstance(original, FunctionType) else type(original).__name__
         raise UsageError(f"a reward is a function, not a {what}", hint="def compute_score(…): …")
-    module, name = sys.modules.get(function.__module__), function.__name__
+    module = sys.modules.get(function.__module__)
+    name = function.__name__
     file = getattr(module, "__file__", None)
     if function.__module__ != "__main__" and getattr(module, name, None) is function and file:
         if "." in function.__module__:  # of a package, whose modules import one another

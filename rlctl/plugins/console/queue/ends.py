@@ -26,7 +26,8 @@ def end_of(entry: Entry, log: Path, child: subprocess.Popen[bytes] | None) -> di
     waits again: its run is resumed. Only the exit code differs after `rlctl stop`, which
     only the process has that started the entry, and which ends with the machine.
     """
-    process, folder = entry.process, Path(entry.order.folder)
+    process = entry.process
+    folder = Path(entry.order.folder)
     code = child.returncode if child is not None else None
     if process is None or (code is None and (child or process.alive(folder) is not False)):
         return None
@@ -41,7 +42,8 @@ def end_of(entry: Entry, log: Path, child: subprocess.Popen[bytes] | None) -> di
         if code or state != "stopped":  # a time limit stops a run with code 0
             state = _state_of(code)
     elif state not in ("finished", "failed", "stopped"):
-        state, reason = "failed", reason or _last_error(log) or "its process was killed"
+        state = "failed"
+        reason = reason or _last_error(log) or "its process was killed"
     if state == "failed" and not reason:
         reason = _last_error(log) or f"exit code {code}"
     return {"state": state, "exit_code": code, "ended": now(), "reason": redact(reason)}

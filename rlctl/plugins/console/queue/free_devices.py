@@ -56,7 +56,8 @@ class Machine:
         One that does not fit yet keeps what it could use from those behind it, so that it does not
         wait for ever.
         """
-        users, choices = dict(self.users), list[Choice]()
+        users = dict(self.users)
+        choices = list[Choice]()
         for entry in waiting:
             order = entry.order
             usable = self.devices[order.kind] if order.devices is None else order.devices

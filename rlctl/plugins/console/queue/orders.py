@@ -164,7 +164,8 @@ def _started(context: Any, words: list[str], here: bool) -> Line:
     from rlctl.runs.naming import fresh_name
     from rlctl.runtime.planning.early_checks import check_early
 
-    verb, params = context.info_name, context.params
+    verb = context.info_name
+    params = context.params
     source, settings = _settings(verb, params)
     is_sweep = words[0] == "sweep"
     if is_sweep:
@@ -196,7 +197,8 @@ def _settings(verb: str, params: Any) -> tuple[str, list[str]]:
     recipe: str | None = params["recipe"]
     overrides: list[str] = list(params["overrides"] or ())
     with redirect_stderr(io.StringIO()):  # the dry run has printed its notices
-        path, name = params.get("config_path"), params.get("config_name")
+        path = params.get("config_path")
+        name = params.get("config_name")
         if path is not None or name is not None:
             recipe, defaults = from_name(verb, recipe, path, name)
             overrides = [*defaults, *overrides]
@@ -214,7 +216,9 @@ def _resumed(params: Any, words: list[str]) -> Line:
     from rlctl.runtime.planning.early_resume import compose_resumed
     from rlctl.storage import is_url
 
-    selector, overrides, fork = params["run"], params["overrides"] or (), params["fork"]
+    selector = params["run"]
+    overrides = params["overrides"] or ()
+    fork = params["fork"]
     if is_url(selector):
         hint = f"rlctl runs pull {selector}"
         raise UsageError("a remote copy cannot wait: download it first", hint=hint)

@@ -80,7 +80,8 @@ class Queue:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or queue_folder()
-        self.file, self.logs = self.folder / "queue.db", self.folder / "logs"
+        self.file = self.folder / "queue.db"
+        self.logs = self.folder / "logs"
         try:
             self.logs.mkdir(0o700, parents=True, exist_ok=True)
             status = self.folder.stat()

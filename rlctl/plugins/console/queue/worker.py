@@ -27,7 +27,8 @@ from rlctl.runs.process import DriverProcess, is_locked, lock_folder
 from rlctl.runs.record import now
 
 POLL_S = 2.0
-LOCK, LOG = "worker.lock", "worker.log"
+LOCK = "worker.lock"
+LOG = "worker.log"
 _MODULE = "rlctl.plugins.console.queue.worker"
 _AGAIN_S = 30.0  # before an entry whose process could not claim it is started again
 _END_S = 10.0
@@ -78,7 +79,8 @@ class Worker:
             return False
 
     def _choices(self) -> list[Choice]:
-        waiting, paused = self.queue.entries("waiting"), self.queue.paused
+        waiting = self.queue.entries("waiting")
+        paused = self.queue.paused
         unclaimed = [
             replace(entry, used=self.children[entry.id][1])
             for entry in waiting
@@ -92,7 +94,8 @@ class Worker:
         return choose(waiting, [*self.queue.entries("running"), *unclaimed])
 
     def _start(self, choice: Choice) -> None:
-        number, devices = choice.entry.id, choice.devices
+        number = choice.entry.id
+        devices = choice.devices
         if devices is None or time.monotonic() < self.not_before.get(number, 0.0):
             return
         try:
@@ -136,7 +139,8 @@ def become(queue: Queue, number: int, devices: Sequence[str]) -> None:
     entry = queue.change(number, ["waiting"], state="running", **mine)
     if entry is None:
         sys.exit(f"entry {number} was started by another process, or removed")
-    order, program = entry.order, [entry.order.python, "-P", "-m", "rlctl"]
+    order = entry.order
+    program = [entry.order.python, "-P", "-m", "rlctl"]
     has_run = any((Path(order.folder) / name).exists() for name in ("run.json", "sweep.json"))
     os.execv(
         order.python, [*program, *(order.again if entry.restarts and has_run else order.words)]
@@ -148,7 +152,8 @@ def ensure_worker(queue: Queue) -> None:
 
     It inherits them, because they are in no file. Raises RlctlError if an old one does not end.
     """
-    variables, file = dict(os.environ), queue.folder / LOCK
+    variables = dict(os.environ)
+    file = queue.folder / LOCK
     if is_locked(queue.folder, LOCK):
         with suppress(psutil.Error, ValueError):
             worker = psutil.Process(int(file.read_bytes()))

@@ -75,7 +75,8 @@ def _children(sweep: SweepDir, plan: SweepPlan) -> list[Child]:
     study = Study(sweep.storage, plan.axes, plan.settings, plan.total_steps)
     trials = [trial for _ in range(study.num_trials) if (trial := study.ask())]
     sweep.write_table(TrialTable(study.outcomes(), {}))
-    first, count = sweep.record.first_seed, plan.settings.seeds
+    first = sweep.record.first_seed
+    count = plan.settings.seeds
     return [
         Child(trial, seed, name, sweep.run_folder(name).absolute(), {})
         for trial in trials

@@ -101,7 +101,8 @@ class Job:
             if done.returncode and "Invalid job id" not in done.stderr:
                 raise ResourceError(f"squeue failed: {done.stderr.strip()}")
             return None
-        states, texts = list[str](), Counter[str]()
+        states = list[str]()
+        texts = Counter[str]()
         for line in done.stdout.strip().splitlines():
             state, reason, start = line.split("|")
             when = "" if start == "N/A" else f", to start at {start}"
