@@ -63,7 +63,8 @@ class _Conversation:
 
     def texts(self) -> Iterator[tuple[str, list[tuple[int, int]]]]:
         """Yield the text of each row with start and end of its learned turns."""
-        text, spans = "", list[tuple[int, int]]()
+        text = ""
+        spans = list[tuple[int, int]]()
         for number, is_learned in enumerate(self.learned):
             if not is_learned:
                 continue
@@ -76,7 +77,8 @@ class _Conversation:
             if spans and not written.startswith(text):
                 yield text, spans
                 spans = []
-            text, spans = written, [*spans, (start, len(written))]
+            text = written
+            spans = [*spans, (start, len(written))]
         yield text, spans
 
 
@@ -128,12 +130,14 @@ def _tokens(
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids: list[int] = encoded["input_ids"]
     places: list[tuple[int, int]] = encoded["offset_mapping"]
-    mask, num_open = [0] * len(ids), 0
+    mask = [0] * len(ids)
+    num_open = 0
     for start, end in spans:
         own = [n for n, (first, stop) in enumerate(places) if first < end and stop > start]
         last = next((number for number in reversed(own) if ids[number] in stops), None)
         if last is None or text[places[last][1] : end].strip():
-            last, num_open = own[-1] if own else -1, num_open + 1
+            last = own[-1] if own else -1
+            num_open += 1
         for number in own:
             mask[number] = int(number <= last)
     length = len(ids) - mask[::-1].index(1) if 1 in mask else 0
@@ -205,7 +209,8 @@ def _readable(
         form = [_formed(message, as_text, "" if blank else None) for message in chat]
         marked = [_formed(message, as_text, _MARK) for message in chat]
         try:
-            text, expected = render(form, False), render(marked, False)
+            text = render(form, False)
+            expected = render(marked, False)
         except ValueError:
             continue
         calls = [call for message in form for call in message.get("tool_calls", ())]

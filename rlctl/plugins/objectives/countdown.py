@@ -48,7 +48,9 @@ class CountdownParams(Params):
 
 def draw(params: CountdownParams) -> list[Problem]:
     """Return train + val different problems that have a solution."""
-    rng, found, repeats = random.Random(params.seed), dict[Problem, None](), 0
+    rng = random.Random(params.seed)
+    found = dict[Problem, None]()
+    repeats = 0
     while len(found) < params.train + params.val:
         numbers = tuple(
             rng.randint(1, params.largest) for _ in range(rng.randint(3, params.numbers))

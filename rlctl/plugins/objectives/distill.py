@@ -161,7 +161,9 @@ class DistillAlgorithm(PolicyAlgorithm[D]):
         Σ_v π_teacher(v)·(log π_teacher(v) − log π(v)) over the teacher's K most probable tokens v.
         """
         assert isinstance(batch, Graded)
-        actor, mask, row = self.actor, batch.response_mask.values, batch.response_ids.row_of_token
+        actor = self.actor
+        mask = batch.response_mask.values
+        row = batch.response_ids.row_of_token
         width = actor.loss_scale_factor or self.data.max_response_length
         part = (mask, row, len(batch), actor.loss_agg_mode, width)
         losses, divergence = self._losses(outputs, batch)
@@ -171,11 +173,14 @@ class DistillAlgorithm(PolicyAlgorithm[D]):
 
     def _losses(self, outputs: PolicyOutputs, batch: Graded) -> tuple[Tensor, Tensor]:
         """Return the loss of each token, and the divergence that is reported: (T,) each."""
-        now, teacher = outputs.log_probs, batch.teacher_log_probs.values
+        now = outputs.log_probs
+        teacher = batch.teacher_log_probs.values
         if outputs.candidate_log_probs is not None:
-            own, least = outputs.candidate_log_probs, self.params.log_prob_min_clamp
+            own = outputs.candidate_log_probs
+            least = self.params.log_prob_min_clamp
             if least is not None:
-                own, teacher = own.clamp(min=least), teacher.clamp(min=least)
+                own = own.clamp(min=least)
+                teacher = teacher.clamp(min=least)
             divergence = self._bounded((teacher.exp() * (teacher - own)).sum(-1))
             return divergence, divergence
         difference = self._bounded(now.detach() - teacher)

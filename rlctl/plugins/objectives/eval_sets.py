@@ -97,7 +97,8 @@ def _mathematics(record: Mapping[str, Any], index: int) -> Made:
 
 def _choice(record: Mapping[str, Any], index: int) -> Made:
     """Return a question with its four answers, shuffled by a seed of the row."""
-    right, question = str(_field(record, "Correct Answer")), str(_field(record, "Question"))
+    right = str(_field(record, "Correct Answer"))
+    question = str(_field(record, "Question"))
     answers = [right, *(str(_field(record, f"Incorrect Answer {n}")) for n in (1, 2, 3))]
     order = random.Random(f"gpqa-{index}").sample(range(4), 4)
     lines = [f"({'ABCD'[place]}) {answers[n].strip()}" for place, n in enumerate(order)]
@@ -109,7 +110,8 @@ def _choice(record: Mapping[str, Any], index: int) -> Made:
 def _instructions(record: Mapping[str, Any], index: int) -> Made:
     """Return a prompt and its instructions; `unknown` are those without a check."""
     del index
-    ids, prompt = list(_field(record, "instruction_id_list")), str(_field(record, "prompt"))
+    ids = list(_field(record, "instruction_id_list"))
+    prompt = str(_field(record, "prompt"))
     settings = [
         {key: value for key, value in (given or {}).items() if value is not None}
         for given in _field(record, "kwargs")

@@ -161,7 +161,8 @@ async def score_pairs(
 
     A response fails if all of its comparisons do.
     """
-    params, count = PairParams(**settings), len(solution_strs)
+    params = PairParams(**settings)
+    count = len(solution_strs)
     if count < 2:
         raise ValueError("a single response to a prompt has no other to be compared with")
     values = _values(params, data_source, ground_truth, extra_infos[0], prompt)
@@ -190,7 +191,8 @@ def _wins(
     first_error: list[Exception | None] = [None] * count
     for (i, j), value in results.items():
         if isinstance(value, Exception):
-            first_error[i], first_error[j] = first_error[i] or value, first_error[j] or value
+            first_error[i] = first_error[i] or value
+            first_error[j] = first_error[j] or value
             continue
         if isinstance(value, BaseException):
             raise value

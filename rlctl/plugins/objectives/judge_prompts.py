@@ -208,7 +208,8 @@ def _checked(value: Any, lowest: float, highest: float, reply: str) -> float:
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a text, the last first, and objects before those inside them."""
-    decoder, found = json.JSONDecoder(strict=False), list[dict[str, Any]]()
+    decoder = json.JSONDecoder(strict=False)
+    found = list[dict[str, Any]]()
     start = text.find("{")
     while start >= 0:
         try:

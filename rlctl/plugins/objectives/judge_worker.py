@@ -74,7 +74,8 @@ class EngineLoop:
             self._serve()
         except Exception as error:
             with self._lock:
-                self._error, waiting = error, list(self._open.values())
+                self._error = error
+                waiting = list(self._open.values())
                 self._open.clear()
             for deliver in waiting:
                 deliver(error)
@@ -103,7 +104,8 @@ class JudgeSpec:
     @classmethod
     def from_config(cls, config: schema.Config) -> Self:
         """Return the settings of the judge that a run serves itself."""
-        policy, judge = config.actor_rollout_ref, config.reward.judge
+        policy = config.actor_rollout_ref
+        judge = config.reward.judge
         assert judge.model.path is not None, "the run serves no judge"
         own = judge.rollout
         return cls(
@@ -162,7 +164,8 @@ class JudgeWorker(Worker):
         from rlctl.runtime.serving.endpoint import Endpoint
 
         ((key, host),) = places
-        started, found = threading.Event(), list[str]()
+        started = threading.Event()
+        found = list[str]()
 
         async def run() -> None:
             self._server = asyncio.get_running_loop()

@@ -216,8 +216,10 @@ class Scale:
         """Include `scores` (N,)."""
         if not self.running or not len(scores):
             return
-        values, number = scores.double(), len(scores)
-        mean, total = float(values.mean()), self.count + number
+        values = scores.double()
+        number = len(scores)
+        mean = float(values.mean())
+        total = self.count + number
         difference = mean - self.mean
         self.squares += float((values - mean).square().sum())
         self.squares += difference**2 * self.count * number / total

@@ -81,8 +81,10 @@ class RAFT(PolicyAlgorithm[RaftParams]):
         Selects the `top_k` best episodes of each group with a score of at least `threshold`; of
         equal scores, the first.
         """
-        scores, episode = scored.scores, scored.episode_of_row
-        once, best = first_rows(episode), torch.zeros_like(scores, dtype=torch.bool)
+        scores = scored.scores
+        episode = scored.episode_of_row
+        once = first_rows(episode)
+        best = torch.zeros_like(scores, dtype=torch.bool)
         for number in scored.group.unique():
             rows = (once & (scored.group == number)).nonzero().flatten()
             order = scores[rows].argsort(descending=True, stable=True)
