@@ -99,7 +99,8 @@ def check_kind(point: EntryPoint, found: Any) -> None:
 
 def check_attributes(point: EntryPoint, found: Any) -> None:
     """Raise ConfigError if `Params` or `unused_keys` of a plug-in are of another type."""
-    params, unused = getattr(found, "Params", None), getattr(found, "unused_keys", ())
+    params = getattr(found, "Params", None)
+    unused = getattr(found, "unused_keys", ())
     wrong = None
     if params is not None and not hasattr(params, "model_validate_json"):
         wrong = f"its Params are {params!r:.60}, not a class of rlctl.plugins.Params"
