@@ -88,4 +88,6 @@ class ListChanges:
     def __call__(self) -> list[dict[str, Any]]:
         before = self.version
         self.version = self.views.listing.read()
-        return [{"version": self.version}] if self.version != before else []
+        if self.version == before:
+            return []
+        return [{"version": self.version}]

@@ -47,7 +47,7 @@ class LiveMetrics:
             if after != 0:
                 # Broken lines are named by the summary.
                 new = MetricTable.read(self.path, lambda *_: None, self._position)
-                self.table = MetricTable.join([self.table, new]) if self.num_rows else new
+                self.table = MetricTable.join([self.table, new])
         return self.table
 
     def since(self, epoch: int, number: int) -> dict[str, Any] | None:

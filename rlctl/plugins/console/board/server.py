@@ -97,8 +97,8 @@ class Pages:
     def __init__(self, settings: Mapping[str, str | bool]) -> None:
         # `</script>` cannot occur: the values are a token of base64 and flags.
         self.settings = json.dumps(settings)
-        own = {name: part(name) for name in (*_SCRIPTS, "page.css")}
-        self.files = own | {"plotly.js": plotly()}
+        self.files = {name: part(name) for name in (*_SCRIPTS, "page.css")}
+        self.files["plotly.js"] = plotly()
         text = "".join([__version__, *self.files.values()])
         self.digest = hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -125,11 +125,8 @@ class Pages:
         text = self.files.get(name)
         if text is None:
             raise web.HTTPNotFound
-        return web.Response(
-            text=text,
-            content_type=_TYPES[name.rpartition(".")[2]],
-            headers=_KEPT,
-        )
+        kind = _TYPES[name.rpartition(".")[2]]
+        return web.Response(text=text, content_type=kind, headers=_KEPT)
 
 
 class _Board:
@@ -235,9 +232,8 @@ class _Board:
     async def stream(self, request: web.Request) -> web.StreamResponse:
         keys = request.query.getall("run", [])
         if not keys:
-            return await send_events(
-                request, ListChanges(self.views, _number(request, "version", 0))
-            )
+            version = _number(request, "version", 0)
+            return await send_events(request, ListChanges(self.views, version))
         epochs = request.query.getall("epoch", [])
         rows = request.query.getall("rows", [])
         try:
