@@ -40,9 +40,9 @@ def rm(
     for run in found:
         removed.append({"run": run.key, "path": trash.remove(run)})
         if not as_json:
-            own = run.path.absolute().parent.parent
-            other = "" if own == store.root.absolute() else f" --root {own}"
-            notice(f"removed {run.key}; `rlctl runs restore {run.name}{other}` restores it")
+            root_of_run = run.path.absolute().parent.parent
+            option = "" if root_of_run == store.root.absolute() else f" --root {root_of_run}"
+            notice(f"removed {run.key}; `rlctl runs restore {run.name}{option}` restores it")
     if as_json:
         print_json(removed)
 

@@ -54,13 +54,15 @@ def show_diff(
     evidence = Evidence.of(found)
     against = Evidence.present(found) if other is None else Evidence.of(store.find(other))
     compared = evidence.compared(against)
+    patch = compared["patch"]
+    if other is None:
+        compared["changes"] = patch = evidence.patch
     if as_json or form == "json":
-        print_json(compared | ({"changes": evidence.patch} if other is None else {}))
+        print_json(compared)
         return True
     for section in ("settings", "environment"):
         if rows := [[key, *map(short, pair)] for key, pair in compared[section].items()]:
             print_table([section, evidence.name, against.name], rows)
-    patch = evidence.patch if other is None else compared["patch"]
     for text in filter(None, (patch, *compared["files"].values())):
         for line in text.splitlines():
             style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])

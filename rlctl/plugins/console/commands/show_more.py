@@ -98,18 +98,12 @@ def _show_advice(run: Run, as_json: bool) -> None:
         [name, f"{seconds[name]:.3g}", f"{shares[name]:.0%}"] for name in seconds if name in shares
     ]
     print_table(["phase", "seconds", "share"], rows, right=["seconds", "share"])
-    if found["slowest"] is not None:
-        name = found["slowest"]
+    if (name := found["slowest"]) is not None:
         stdout().print(f"\n{name} holds the run back: {shares[name]:.0%} of its time")
-    rows = [
-        [
-            hint["phase"],
-            hint["change"],
-            "unknown" if hint["gain"] is None else f"at most {hint['gain']:.0%}",
-            hint["why"],
-        ]
-        for hint in found["hints"]
-    ]
+    rows: list[list[str]] = []
+    for hint in found["hints"]:
+        gain = "unknown" if hint["gain"] is None else f"at most {hint['gain']:.0%}"
+        rows.append([hint["phase"], hint["change"], gain, hint["why"]])
     if rows:
         stdout().print()
         print_table(["phase", "change", "gain", "derived from"], rows)
@@ -192,5 +186,7 @@ def _style(strength: float) -> Style:
     if abs(strength) < 0.05:
         return Style()
     faded = round(255 * (1 - abs(strength)))
-    colour = (faded, 255, faded) if strength > 0 else (255, faded, faded)
-    return Style(color="black", bgcolor=Color.from_rgb(*colour))
+    background = Color.from_rgb(255, faded, faded)
+    if strength > 0:
+        background = Color.from_rgb(faded, 255, faded)
+    return Style(color="black", bgcolor=background)
