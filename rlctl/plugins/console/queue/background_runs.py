@@ -39,10 +39,9 @@ def run(context: Any, slurm: str | None) -> None:
     ensure_worker(queue)
     name = entry.order.name
     log = queue.log(entry)
-    folder = Path(entry.order.folder)
     began = time.time() - 1
     deadline = time.monotonic() + _BEGIN_S
-    while not _has_begun(folder, began):
+    while not _has_begun(Path(entry.order.folder), began):
         found = [each for each in queue.entries() if each.id == entry.id]
         if found and found[0].ended:
             sys.stderr.write(visible(log.read_text(encoding="utf-8", errors="replace")))

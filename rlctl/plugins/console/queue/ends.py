@@ -28,7 +28,7 @@ def end_of(entry: Entry, log: Path, child: subprocess.Popen[bytes] | None) -> di
     """
     process = entry.process
     folder = Path(entry.order.folder)
-    code = child.returncode if child is not None else None
+    code = child and child.returncode
     if process is None or (code is None and (child or process.alive(folder) is not False)):
         return None
     state, reason = _recorded(entry, folder)
@@ -38,7 +38,8 @@ def end_of(entry: Entry, log: Path, child: subprocess.Popen[bytes] | None) -> di
     if went_down and entry.restarts < _MOST_RESTARTS:
         return {"state": "waiting", "process": None, "used": (), "restarts": entry.restarts + 1}
     if code is not None:
-        code = code if code >= 0 else 128 - code
+        if code < 0:
+            code = 128 - code
         if code or state != "stopped":  # a time limit stops a run with code 0
             state = _state_of(code)
     elif state not in ("finished", "failed", "stopped"):
@@ -50,9 +51,9 @@ def end_of(entry: Entry, log: Path, child: subprocess.Popen[bytes] | None) -> di
 
 
 def _state_of(code: int) -> str:
-    if code == 0:
-        return "finished"
-    return "stopped" if code in REQUESTED_STOPS else "failed"
+    if code in REQUESTED_STOPS:
+        return "stopped"
+    return "failed" if code else "finished"
 
 
 def _recorded(entry: Entry, folder: Path) -> tuple[str, str]:
@@ -63,7 +64,7 @@ def _recorded(entry: Entry, folder: Path) -> tuple[str, str]:
             return SweepDir(folder).state, ""
         if (folder / "run.json").stat().st_mtime >= began - 1:  # else of an earlier attempt
             run = read_run(folder)
-            failure = (run.record.failure if run.record else None) or {}
+            failure = (run.record and run.record.failure) or {}
             return run.state, failure.get("message") or ""
     return "", ""
 
