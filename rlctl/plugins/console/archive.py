@@ -76,9 +76,8 @@ def unpack(file: Path, root: Path, name: str | None, most_bytes: int) -> Path:
             if first is None:
                 raise tarfile.ReadError("it is empty")
             project, run, *_ = _parts(first)
-            name = run if name is None else name
-            check_free(root, project, name)
-            target = root / project / name
+            target = root / project / (run if name is None else name)
+            check_free(root, project, target.name)
             with _aside(target.parent) as aside:
                 _extract(tar, first, aside, min(most_bytes, free_space(root)))
                 record = RunRecord.read(aside / RECORD_FILE)
@@ -163,14 +162,13 @@ def _opened(path: Path, name: str, mode: Literal["r", "w"]) -> Iterator[tarfile.
         raise UsageError(f"{name} has no known ending", hint=f"use one of {', '.join(_COMPRESSED)}")
     kind: Any = f"{mode}|{_COMPRESSED[suffix]}"
     with ExitStack() as stack:
-        compressed: Any = None
+        source: dict[str, Any] = {"name": path}
         if suffix == ".tar.zst":
             require("zstandard", f"{name} (unlike .tar.gz) needs zstandard", "zstd")
             import zstandard
 
-            compressed = stack.enter_context(zstandard.open(path, f"{mode}b"))
-        source = None if compressed is not None else str(path)
-        yield stack.enter_context(tarfile.open(source, kind, fileobj=compressed, tarinfo=_Header))
+            source = {"fileobj": stack.enter_context(zstandard.open(path, f"{mode}b"))}
+        yield stack.enter_context(tarfile.open(mode=kind, tarinfo=_Header, **source))
 
 
 def _errors() -> tuple[type[BaseException], ...]:

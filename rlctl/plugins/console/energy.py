@@ -50,7 +50,9 @@ class Counter:
         now = self.read()
         used = now - self.last
         self.last = now
-        return used if used >= 0 else used + (self.turn or -used)
+        if used < 0:
+            used += self.turn or -used
+        return used
 
 
 def processors(folder: Path) -> Iterator[Counter]:
@@ -127,8 +129,9 @@ def read_joules(folder: Path) -> dict[str, float]:
 
 def energy_kwh(run: Run) -> float | None:
     """Return the energy of a run in kWh, None if it was not counted."""
-    joules = read_joules(run.path)
-    return round(sum(joules.values()) / _JOULES_PER_KWH, 6) if joules else None
+    if not (joules := read_joules(run.path)):
+        return None
+    return round(sum(joules.values()) / _JOULES_PER_KWH, 6)
 
 
 def cost(run: Run) -> float | None:

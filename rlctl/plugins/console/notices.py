@@ -121,7 +121,9 @@ def _name_of_end(event: dict[str, Any]) -> str | None:
     """Return the notice of the end of an attempt; None after Ctrl-C, which needs no notice."""
     if event["kind"] != "stopped":
         return event["kind"]
-    return None if event.get("exit_code") == _CTRL_C else "preempted"
+    if event.get("exit_code") == _CTRL_C:
+        return None
+    return "preempted"
 
 
 def _reason(event: dict[str, Any]) -> str:
@@ -130,7 +132,9 @@ def _reason(event: dict[str, Any]) -> str:
     if event["kind"] != "stopped":
         return ""
     code = int(event.get("exit_code") or 0)
-    return f"by signal {code - 128}" if code > 128 else "its time is up"
+    if code > 128:
+        return f"by signal {code - 128}"
+    return "its time is up"
 
 
 def _facts(folder: Path) -> Iterator[str]:
@@ -142,9 +146,12 @@ def _facts(folder: Path) -> Iterator[str]:
             yield run.record.failure["hint"] or ""
         figures = run.metrics.figures
         if figures is not None and figures.step is not None:
-            total = f" of {run.record.total_steps}" if run.record else ""
-            took = f", {duration(run.seconds)}" if run.seconds is not None else ""
-            yield f"step {figures.step}{total}{took}"
+            line = f"step {figures.step}"
+            if run.record is not None:
+                line += f" of {run.record.total_steps}"
+            if run.seconds is not None:
+                line += f", {duration(run.seconds)}"
+            yield line
             if figures.metric is not None:
                 first, last, best = (
                     percent_or_number(figures.metric, value)
@@ -175,7 +182,9 @@ def deliver(notice: Notice, target: str) -> bool:
 def error_of(notice: Notice, target: str) -> str | None:
     """Send a notice once; return the error."""
     try:
-        return _by_address(notice, target) if is_variable(target) else _by_command(notice, target)
+        if is_variable(target):
+            return _by_address(notice, target)
+        return _by_command(notice, target)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 

@@ -78,7 +78,7 @@ def find_repo(name: str, private: bool) -> HubRepo:
         try:
             is_private = api.model_info(name).private
         except RepositoryNotFoundError:
-            return HubRepo(name, False, True if private else None, api)
+            return HubRepo(name, False, private or None, api)
     if private and not is_private:
         raise ConflictError(
             f"{name} exists and is public",

@@ -97,7 +97,7 @@ def replay(bundle: Bundle) -> dict[str, Any]:
                 found = worker.pop_broken_updates()
             else:
                 found = worker.pop_broken_updates(batch)
-            facts = found[0].facts if found else None
+            facts = next((update.facts for update in found), None)
             return {"weights": weights, "fits": fits, "found": facts}
         finally:
             pool.close()
@@ -135,4 +135,6 @@ def _load(worker: LearningWorker, bundle: Bundle) -> tuple[str, bool]:
         worker.load((folders[number] / bundle.facts["role"]).absolute())
         if fits():
             return folders[number].name, True
-    return (folders[before[0]].name if before else "the initial model"), False
+    if not before:
+        return "the initial model", False
+    return folders[before[0]].name, False

@@ -31,17 +31,17 @@ def compose_again(run: Run, overrides: Sequence[str], name: str | None) -> Recip
     """
     record = run.readable_record()
     folder = run.path.absolute()
-    own = {
+    settings = {
         "trainer.experiment_name": name or free_name(folder.with_name(f"{run.name}-rerun")),
         "trainer.run_dir": str(run.path.parent.parent),
         "trainer.project_name": run.project,
         "trainer.resume_mode": "disable",
     }
     if record.parent is not None:
-        own["trainer.resume_mode"] = "resume_path"
-        own["trainer.resume_from_path"] = str(record.parent["path"])
+        settings["trainer.resume_mode"] = "resume_path"
+        settings["trainer.resume_from_path"] = str(record.parent["path"])
     given = overridden_keys(overrides)
-    words = [hydra_text(key, value) for key, value in own.items() if key not in given]
+    words = [hydra_text(key, value) for key, value in settings.items() if key not in given]
     recipe = recompose_run(run.path, [*words, *overrides])
     return dataclasses.replace(recipe, name=record.recipe)
 

@@ -64,8 +64,10 @@ class History:
         values = self.values.get(term.name)
         if not values:
             return None
-        if term.aspect in ("first", "last"):
-            return values[0 if term.aspect == "first" else -1]
+        if term.aspect == "first":
+            return values[0]
+        if term.aspect == "last":
+            return values[-1]
         smallest = term.aspect == "min" or (term.aspect == "best" and lower_is_better(term.name))
         return min(values) if smallest else max(values)
 
@@ -89,7 +91,9 @@ class AlarmRule:
     metrics: Collection[str] = ()
 
     def reason(self, history: History) -> str | None:
-        return "the alarm is on" if history.alarms.states[self.name].active else None
+        if history.alarms.states[self.name].active:
+            return "the alarm is on"
+        return None
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,9 @@ class HoursRule:
 
     def reason(self, history: History) -> str | None:
         trained = history.seconds / 3600
-        return f"{trained:.3g} h are over" if trained >= self.hours else None
+        if trained < self.hours:
+            return None
+        return f"{trained:.3g} h are over"
 
 
 @dataclass(frozen=True)
@@ -122,8 +128,10 @@ class NoGain:
         best = -math.inf
         since = 0
         for value in values:
-            is_better = sign * value > best + self.margin
-            best, since = (sign * value, 0) if is_better else (best, since + 1)
+            since += 1
+            if sign * value > best + self.margin:
+                best = sign * value
+                since = 0
         if since < self.patience:
             return None
         return f"the last {since} values are not better than {sign * best:.4g}"
@@ -159,11 +167,9 @@ def parse(text: str) -> Rule:
         return HoursRule(_number(text, words[0], "hours(X) needs a number above 0"))
     if name == "no_gain" and len(words) in (2, 3) and "/" in words[0]:
         patience = _number(text, words[1], "no_gain(METRIC, N) needs a whole number N above 0")
-        margin = (
-            _number(text, words[2], "D of no_gain(METRIC, N, D) is a number", least=0)
-            if (len(words) == 3)
-            else 0.0
-        )
+        margin = 0.0
+        if len(words) == 3:
+            margin = _number(text, words[2], "D of no_gain(METRIC, N, D) is a number", least=0)
         if patience == int(patience):
             return NoGain(words[0], int(patience), margin)
     raise _wrong(text, f"{name} has other arguments")

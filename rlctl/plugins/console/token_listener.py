@@ -46,8 +46,10 @@ class TokenListener(Listener):
 
     def wrap(self, roles: Roles) -> Roles:
         """Return the roles, with an actor whose updates are recorded."""
+        if roles.actor_role is None:
+            return roles
         actor: Any = RecordingActor(roles.actor_role, self._before_update)
-        return roles if roles.actor_role is None else replace(roles, actor_role=actor)
+        return replace(roles, actor_role=actor)
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
         self._write()

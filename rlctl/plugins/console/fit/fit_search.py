@@ -88,11 +88,13 @@ class Search:
         """
         found: list[Fit] = []
         enough = min(self._most_rows(mesh), max(1, ENOUGH // self.longest))
+        fsdp_sizes = [-1]
+        if mesh.nodes > 1:  # shards on all nodes cost less than copies to the host
+            fsdp_sizes = [mesh.per_node, -1]
         for num_cached in (_FEWEST_SEQUENCES, 1):
             for savings in _SAVINGS:
                 given = {"savings": savings.split(", "), **(extra or {})}
-                # Shards on all nodes cost less than copies to the host.
-                for fsdp_size in (mesh.per_node, -1) if mesh.nodes > 1 else (-1,):
+                for fsdp_size in fsdp_sizes:
                     sharded = Mesh(mesh.nodes, mesh.per_node, fsdp_size)
                     fit = self._largest(sharded, savings, given, num_cached)
                     found.append(fit)

@@ -70,7 +70,7 @@ class TaskScore:
 
 
 def evaluate_tasks(config: schema.Config, options: TaskOptions) -> list[TaskScore]:
-    """Return the metrics of the policy of `config` on tasks, by lm-eval's own model class.
+    """Return the metrics of the policy of `config` on tasks, by lm-eval's model class.
 
     It uses the device, dtype and threads of the run. Output of lm-eval goes to stderr. Raises
     NotFoundError for unknown tasks, ResourceError for data that cannot be downloaded,
@@ -133,37 +133,36 @@ def _check_names(manager: Any, options: TaskOptions) -> None:
     if not unknown:
         return
     near = {name: nearest(name, manager.all_tasks) for name in unknown}
-    own = [
-        name
-        for name, entry in manager.task_index.items()
-        if options.folder is not None
-        and entry.yaml_path is not None
-        and entry.yaml_path.is_relative_to(options.folder)
-    ]
-    others = "`python -m lm_eval ls tasks` lists lm-eval's tasks; --task-dir DIR adds your own"
+    others = "`python -m lm_eval ls tasks` lists lm-eval's tasks; --task-dir DIR adds yours"
     if options.folder is not None:
-        listed = ", ".join(own[:_NUM_LISTED]) or "none: a task is a YAML file with the key `task`"
+        places = {name: entry.yaml_path for name, entry in manager.task_index.items()}
+        found = [name for name in places if _is_below(places[name], options.folder)]
+        listed = ", ".join(found[:_NUM_LISTED]) or "none: a task is a YAML file with the key `task`"
         others = f"tasks in {options.folder}: {listed}"
-    fixed = [near[name][:1] if name in near else [name] for name in options.names]
-    fix = (",".join(options.names), ",".join(name for [name] in fixed)) if all(fixed) else None
-    problems = [
-        Problem(
-            f"lm-eval has no task {name!r}",
-            where="--tasks",
-            hint=question(near[name]) or others,
-            fix=fix,
-        )
-        for name in unknown
-    ]
-    raise_problems(problems, NotFoundError)
+    fix = None
+    if all(near.values()):
+        fixed = (near[name][0] if name in near else name for name in options.names)
+        fix = (",".join(options.names), ",".join(fixed))
+    raise_problems(
+        [
+            Problem(f"lm-eval has no task {name!r}", "--tasks", question(near[name]) or others, fix)
+            for name in unknown
+        ],
+        NotFoundError,
+    )
+
+
+def _is_below(path: Path | None, folder: Path) -> bool:
+    return path is not None and path.is_relative_to(folder)
 
 
 def _load(manager: Any, name: str) -> list[Any]:
     """Return the group of that name, or else the task, or the tasks of a tag, with their data."""
     with _explained(f"load the task {name!r}"):
         loaded = manager.load(name)
-    group = loaded["groups"].get(name)
-    return list(loaded["tasks"].values()) if group is None else [group]
+    if (group := loaded["groups"].get(name)) is not None:
+        return [group]
+    return list(loaded["tasks"].values())
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class TaskArguments:
         if samples:
             raise UsageError(
                 "--samples and --tasks cannot be combined",
-                hint="without --tasks, responses to the run's own data are printed",
+                hint="without --tasks, responses to the run's data are printed",
             )
         if not all(self.names):
             raise UsageError(
