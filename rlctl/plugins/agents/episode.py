@@ -1,7 +1,7 @@
 """One episode: the policy's turns and the replies of its environment, token by token.
 
 Ids are only appended: what the policy wrote is never tokenized again, and the ids of replies come
-from the chat template's own text between two turns (`ChatBridge`).
+from the chat template's text between two turns (`ChatBridge`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class EpisodeTask:
 
 
 def turn_seed(seed: int, turn: int) -> int:
-    """Return the random stream of a turn. The first turn has the row's own stream."""
+    """Return the random stream of a turn. The first turn has the row's stream."""
     return random_stream(seed, turn) if turn else seed
 
 
@@ -146,14 +146,16 @@ class EpisodeRun:
         finally:
             await self._close()
         self.state = State.FINISHED if error is None else State.FAILED
-        components = dict(score) if isinstance(score, dict) else {}
-        total = components.pop("score", None) if isinstance(score, dict) else score
+        components: dict[str, float] = {}
+        if isinstance(score, dict):
+            components = dict(score)
+            score = components.pop("score", None)
         return Episode(
             outcome,
             tuple(self._messages),
             tuple(self._uses),
             time.monotonic() - began,
-            total,
+            score,
             components,
             error,
             sum(row.num_retokenized() for row in self.rows),
@@ -263,10 +265,12 @@ class EpisodeRun:
         began = time.monotonic()
         step = await environment.step(turn)
         seconds = time.monotonic() - began
-        own = [] if step.reward is None else [step.reward]
         for name, numbers in self._facts.items():
             given = step.info.get(name)
-            numbers += given if isinstance(given, list) else own
+            if isinstance(given, list):
+                numbers += given
+            elif step.reward is not None:
+                numbers.append(step.reward)
         if step.reward is not None:
             self.tokens.rewards[len(self.tokens.response_ids) - 1] = step.reward
             self._messages[-1] = replace(self._messages[-1], reward=step.reward)
@@ -288,7 +292,9 @@ class EpisodeRun:
     def _text(self, completion: Completion) -> str:
         """Return the text of a turn with its special tokens, but without the stop token."""
         ids = completion.response_ids.tolist()  # the tokenizer is slow with tensors
-        return self._decode(ids[:-1] if ids[-1] in self.task.decoding.stop_token_ids else ids)
+        if ids[-1] in self.task.decoding.stop_token_ids:
+            del ids[-1]
+        return self._decode(ids)
 
     def _decode(self, ids: list[int]) -> str:
         text = self.settings.tokenizer.decode(ids, skip_special_tokens=False)
@@ -297,7 +303,9 @@ class EpisodeRun:
 
     async def _score(self) -> float | dict[str, float] | None:
         """Return the environment's score; None if there is no environment."""
-        return None if self._environment is None else await self._environment.score()
+        if self._environment is None:
+            return None
+        return await self._environment.score()
 
     async def _close(self) -> None:
         if self._environment is not None:

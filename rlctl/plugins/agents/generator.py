@@ -161,13 +161,12 @@ class EpisodeGenerator(OnEngines):
         self, rows: Prompts, first: int, decoding: Decoding, seeds: list[int]
     ) -> list[EpisodeTask]:
         """Return the starts of the episodes of `rows`, which are numbered from `first`."""
-        images = rows.images or [()] * len(rows)
-        starts = zip(rows.rows, rows.prompt_ids.rows(), seeds, images, strict=True)
+        all_images = rows.images or [()] * len(rows)
+        starts = zip(rows.rows, rows.prompt_ids.rows(), seeds, all_images, strict=True)
+        default = self.settings.default_agent
         return [
-            EpisodeTask(
-                _row(row, self.settings.default_agent), number, ids.tolist(), decoding, seed, own
-            )
-            for number, (row, ids, seed, own) in enumerate(starts, first)
+            EpisodeTask(_row(row, default), number, ids.tolist(), decoding, seed, images)
+            for number, (row, ids, seed, images) in enumerate(starts, first)
         ]
 
     def check_failures(self, rollouts: Rollouts) -> None:

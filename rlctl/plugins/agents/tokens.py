@@ -82,7 +82,8 @@ class Tokens:
         for end, seen in self.seen:
             length = end - start
             checksum = _checksum(ids[done : done + length], checksum)
-            wrong += 0 if checksum == seen else length
+            if checksum != seen:
+                wrong += length
             start = end
             done += length
         return wrong

@@ -1,8 +1,8 @@
 """Pool of worker processes that host the environments of episodes.
 
-The pool lives as long as the run, while each step of training runs an event loop of its own. A
-worker that exits or whose event loop is blocked is killed and replaced, and its episodes fail as
-"lost". No worker outlives the program.
+The pool lives as long as the run, while each step of training runs a new event loop. A worker that
+exits or whose event loop is blocked is killed and replaced, and its episodes fail as "lost". No
+worker outlives the program.
 """
 
 from __future__ import annotations

@@ -125,8 +125,8 @@ def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
         elif not section:
             description.append(line)
         elif section in ("Args", "Arguments", "Parameters") and line.strip():
-            found = _ARGUMENT.match(line.strip()) if len(line) - len(line.lstrip()) <= 4 else None
-            if found:
+            is_outer = len(line) - len(line.lstrip()) <= 4
+            if is_outer and (found := _ARGUMENT.match(line.strip())):
                 current = found[1]
                 arguments[current] = [found[2]]
             elif current:
@@ -143,4 +143,6 @@ def _without_titles(schema: Any) -> Any:
             for key, value in schema.items()
             if not (key == "title" and isinstance(value, str))
         }
-    return [_without_titles(item) for item in schema] if isinstance(schema, list) else schema
+    if isinstance(schema, list):
+        return [_without_titles(item) for item in schema]
+    return schema

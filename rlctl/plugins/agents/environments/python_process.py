@@ -93,7 +93,9 @@ def run(source: str) -> int:
     names: dict[str, Any] = {"__name__": "__main__"}
     try:
         tree = ast.parse(source, _FILE)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            del tree.body[-1]
         exec(compile(tree, _FILE, "exec"), names)
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), _FILE, "eval"), names)

@@ -99,9 +99,12 @@ def _texts(path: Path, key: str) -> Iterator[str]:
     """Yield the texts of a file. Raises ConfigError."""
     check_file(path, "the file of texts does not exist", "tool_params.search.path")
     for number, (where, row) in enumerate(read_records(path), 1):
-        text = row.get(key) if isinstance(row, dict) else row
+        text = row
+        keys: list[str] = []
+        if isinstance(row, dict):
+            text = row.get(key)
+            keys = list(row)
         if not isinstance(text, str):
-            keys = list(row) if isinstance(row, dict) else []
             hint = "tool_params: text_key" if key in keys else plugins.suggestion(key, keys)
             raise ConfigError(f"row {number} has no text {key!r}", where=where, hint=hint)
         yield text

@@ -64,11 +64,11 @@ class ToolCalls:
         replies = [*executed, *refused, *malformed]
         rewards = [result.reward for _, _, result in replies if result.reward is not None]
         metrics = {use.name: dict(result.metrics) for _, use, result in replies if result.metrics}
-        info = {"tool_rewards": rewards} if rewards else {}
+        facts = {"tool_rewards": rewards, "tool_metrics": metrics}
         return Step(
             [message for message, _, _ in replies],
             uses=[use for _, use, _ in replies],
-            info={**info, "tool_metrics": metrics} if metrics else info,
+            info={name: value for name, value in facts.items() if value},
         )
 
     async def scores(self) -> Mapping[str, float] | None:

@@ -139,4 +139,5 @@ def _add_payload(builder: TurnBuilder, payload: Any, text: str, start: int, end:
     except InvalidCall as error:
         builder.add_malformed(text[start:end], str(error))
     separator = _SEPARATOR.match(text, end)
-    return separator.end() if separator else end
+    assert separator is not None, "it matches the empty text, too"
+    return separator.end()

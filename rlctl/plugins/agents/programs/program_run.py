@@ -146,7 +146,7 @@ class ProgramRun(EpisodeRun):
         """Return a new conversation. Raises ApiError for messages without a valid prompt."""
         bridge = self.settings.bridge
         limit = self.settings.max_prompt_length
-        given = ""
+        length = f"{len(ids or ())} tokens"
         if ids is None:
             try:
                 rendered = bridge.render(request.messages, request.tools)
@@ -154,11 +154,12 @@ class ProgramRun(EpisodeRun):
                     raise ApiError(400, "the chat template does not write tools", param="tools")
             except ConfigError as error:
                 raise ApiError(400, str(error), param="messages") from None
-            given = f"{len(rendered)} characters"
-            ids = None if bridge.is_longer(rendered, limit) else bridge.encode(rendered)
+            length = f"{len(rendered)} characters"
+            if not bridge.is_longer(rendered, limit):
+                ids = bridge.encode(rendered)
+                length = f"{len(ids)} tokens"
         if ids is None or len(ids) > limit:
-            given = given if ids is None else f"{len(ids)} tokens"
-            text = f"the prompt has {given}, more than data.max_prompt_length={limit} tokens"
+            text = f"the prompt has {length}, more than data.max_prompt_length={limit} tokens"
             raise ApiError(400, text, _TOO_LONG)
         return Conversation(Tokens(ids), [], request.tools)
 
@@ -168,10 +169,11 @@ class ProgramRun(EpisodeRun):
         """Return what a request adds: messages, and ids after the last turn; None: too many."""
         is_new = conversation.completion is None
         if ids is not None:
-            own = [] if is_new else conversation.ids
-            added = ids[len(own) :]
-            message = {"role": "user", "content": self._decode(added)}
-            return [message] if added else [], [] if is_new else added
+            added = ids if is_new else ids[len(conversation.ids) :]
+            messages: list[Message] = []
+            if added:
+                messages.append({"role": "user", "content": self._decode(added)})
+            return messages, [] if is_new else added
         fresh = request.messages[len(conversation.messages) :]
         texts = "".join(message["content"] for message in fresh)
         room = self.settings.max_response_length - len(conversation.tokens.response_ids)
@@ -213,7 +215,7 @@ class ProgramRun(EpisodeRun):
                 decoding=self.task.decoding,
                 max_tokens=(min(room, request.max_tokens or room),),
                 seeds=(turn_seed(self.task.seed, number),),
-                previous=None if last is None else last.key,
+                previous=last and last.key,
                 keep=True,
                 affinity=self.task.number,
                 num_top=request.num_top,
@@ -262,8 +264,9 @@ class ProgramRun(EpisodeRun):
         seconds: float,
     ) -> ChatReply:
         """Return a turn as a reply, and keep it as part of its conversation."""
-        written = self._add_turn(completion, seconds)
-        text = written if stop is None else written[: written.index(stop)]
+        text = self._add_turn(completion, seconds)
+        if stop is not None:
+            text = text.partition(stop)[0]
         turn = Turn(text)
         if request.tools and request.may_call:
             turn = self.settings.parser.parse(text, request.tools, self._num_calls)

@@ -115,7 +115,10 @@ class VerlSession:
         kwargs = dict(self._kwargs.get("create_kwargs") or {})
         extra = accepted(self._tool.create, create_kwargs=kwargs)
         created = await call(self._tool.create, self._id, **{**extra, **kwargs})
-        self._id = created[0] if isinstance(created, tuple) else created or self._id
+        if isinstance(created, tuple):
+            self._id = created[0]
+        elif created:
+            self._id = created
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Call `execute` of the tool."""
