@@ -269,8 +269,9 @@ def _sweep_run(client: MlflowClient, experiment: str, sweep: str) -> str:
 
 def _close_lost(client: MlflowClient, experiment: str, lost: Sequence[str]) -> None:
     """End the runs of killed processes, which MLflow shows as running."""
-    running = client.search_runs([experiment], "attributes.status = 'RUNNING'") if lost else ()
-    for run in running:
+    if not lost:
+        return
+    for run in client.search_runs([experiment], "attributes.status = 'RUNNING'"):
         if run.info.run_id in lost:
             client.set_terminated(run.info.run_id, "FAILED")
 

@@ -79,7 +79,7 @@ class VLLMServerEngine(HttpEngine):
     ) -> list[Problem]:
         """Return why vLLM cannot generate with models of this config.
 
-        The server is taken to have the `device` of the run: its own is known when it answers.
+        The server is taken to have the `device` of the run: the real one is known when it answers.
         """
         del rollout  # its ranks are those of the run
         return unlike_transformers(config, device == "cpu")
@@ -97,7 +97,7 @@ class VLLMServerEngine(HttpEngine):
         return engine
 
     def sleep(self) -> bool:
-        """Keep the memory: the server is on devices of its own."""
+        """Keep the memory: the server is on other devices."""
         return False
 
     def wake(self) -> None:
@@ -155,10 +155,10 @@ class VLLMServerEngine(HttpEngine):
     def num_receivers(self, device: str, host: str) -> int:
         """See `RemoteReceiver`. A server with data parallelism sends calls to one replica."""
         parallel = self.config["parallel_config"]
-        own = self.config["device_config"]["device"]
+        on_device = self.config["device_config"]["device"] == device
         is_reached = self.server.is_local or not is_loopback(host)
         is_extended = parallel["worker_extension_cls"] == _EXTENSION
-        can_join = is_extended and parallel["data_parallel_size"] == 1 and own == device
+        can_join = is_extended and parallel["data_parallel_size"] == 1 and on_device
         return parallel["world_size"] if can_join and is_reached else 0
 
     def receive_weights(self, address: GroupAddress, number: int) -> int | None:

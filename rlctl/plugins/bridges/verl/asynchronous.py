@@ -58,7 +58,7 @@ class Combination:
         self.problems.append(Problem(message, self._get(key, None)[1], hint))
 
     def _add_engines(self, section: str) -> None:
-        """Give the engines a pool of their own. In verl, trainer.n_gpus_per_node excludes them."""
+        """Give the engines a separate pool. In verl, trainer.n_gpus_per_node excludes them."""
         key = f"{section}.n_gpus_per_node"
         on_nodes = f"{section}.nnodes"
         is_given = key in self.given
@@ -67,7 +67,8 @@ class Combination:
         all_nodes = self.look("trainer.nnodes")
         trainers = self.look("trainer.n_gpus_per_node")
         if not nodes:
-            self.unused |= {key: f"{on_nodes} is 0"} if is_given else {}
+            if is_given:
+                self.unused[key] = f"{on_nodes} is 0"
         elif engines is None:
             hint = f"{key}=NUMBER of GPUs per node for the rollout engines"
             self._refuse(f"{on_nodes}={nodes}, but {key} is not set", on_nodes, hint)

@@ -58,7 +58,7 @@ class Verl:
         return translated.kind == "dropped" or translated.feature is not None
 
     def is_library(self, folder: str) -> bool:
-        """Return True for the folder or package of verl's own configuration files."""
+        """Return True for the folder or package of verl's configuration files."""
         from rlctl.plugins.bridges.verl.config_names import is_verls_library
 
         return is_verls_library(folder)
@@ -85,7 +85,7 @@ class Verl:
         if found.kind == "refused":
             text = found.text if found.feature else "Some values of it are not supported."
             return kind, text, {"instead": found.hint or ""}
-        return (kind, f"It is not needed: {found.text}.", {}) if found.kind else None
+        return found.kind and (kind, f"It is not needed: {found.text}.", {})
 
     def aliases(self, key: str) -> Mapping[str, str]:
         """Return verl's names of a key of rlctl."""
