@@ -82,7 +82,9 @@ class BradleyTerry:
     @property
     def row_fields(self) -> Sequence[RowField]:
         """Both responses, and the margin if it is used."""
-        return (*pair_fields(self.data), *([MARGIN] if self.params.margin else ()))
+        if not self.params.margin:
+            return pair_fields(self.data)
+        return (*pair_fields(self.data), MARGIN)
 
     unused_keys: ClassVar = (
         "actor_rollout_ref.actor.*",

@@ -133,12 +133,12 @@ def _tokens(
     mask = [0] * len(ids)
     num_open = 0
     for start, end in spans:
-        own = [n for n, (first, stop) in enumerate(places) if first < end and stop > start]
-        last = next((number for number in reversed(own) if ids[number] in stops), None)
+        of_turn = [n for n, (first, stop) in enumerate(places) if first < end and stop > start]
+        last = next((number for number in reversed(of_turn) if ids[number] in stops), None)
         if last is None or text[places[last][1] : end].strip():
-            last = own[-1] if own else -1
+            last = max(of_turn, default=-1)
             num_open += 1
-        for number in own:
+        for number in of_turn:
             mask[number] = int(number <= last)
     length = len(ids) - mask[::-1].index(1) if 1 in mask else 0
     return ids[:length], mask[:length], num_open
@@ -146,7 +146,8 @@ def _tokens(
 
 def _conversation(record: Any, source: Source, params: ChatsParams) -> _Conversation:
     """Read a record. Raises ValueError for one that cannot be learned."""
-    record = record if isinstance(record, dict) else {}
+    if not isinstance(record, dict):
+        record = {}
     chat = _parsed(record.get(params.messages_key))
     if not is_chat(chat):
         raise ValueError(f"{params.messages_key!r} is {shortened(chat)}, expected a chat")
@@ -155,17 +156,17 @@ def _conversation(record: Any, source: Source, params: ChatsParams) -> _Conversa
     given = [_message(message, number) for number, message in enumerate(chat)]
     read = [message for message, _ in given]
     last = max((i for i, message in enumerate(read) if message["role"] == ASSISTANT), default=-1)
-    learned = [
-        message["role"] == ASSISTANT and (number == last or params.turns == "all")
-        if mask is None
-        else mask
-        for number, (message, mask) in enumerate(given)
-    ]
+    learned: list[bool] = []
+    for number, (message, mask) in enumerate(given):
+        if mask is None:
+            mask = message["role"] == ASSISTANT and (number == last or params.turns == "all")
+        learned.append(mask)
     if not any(learned):
         raise ValueError(f"{params.messages_key!r} has no turn of the assistant to learn")
     kwargs = dict(source.data.apply_chat_template_kwargs)
     thinking = record.get(params.enable_thinking_key)
-    thinking = params.enable_thinking_default if thinking is None else thinking
+    if thinking is None:
+        thinking = params.enable_thinking_default
     if thinking is not None:
         kwargs["enable_thinking"] = bool(thinking)
     kwargs["tools"] = _pruned(_parsed(record.get(params.tools_key))) or None
@@ -227,9 +228,12 @@ def _readable(
 
 def _formed(message: Message, as_text: bool, null: str | None) -> Message:
     """Return a message with `null` as its null content."""
-    calls = [_call(call, as_text) for call in message.get("tool_calls", ())]
-    content = null if message["content"] is None else message["content"]
-    return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
+    formed = {**message}
+    if formed["content"] is None:
+        formed["content"] = null
+    if calls := [_call(call, as_text) for call in message.get("tool_calls", ())]:
+        formed["tool_calls"] = calls
+    return formed
 
 
 def _call(call: Any, as_text: bool) -> Any:
@@ -253,4 +257,6 @@ def _pruned(value: Any) -> Any:
     """Return a value without nulls in mappings: Arrow adds the fields of other rows."""
     if isinstance(value, dict):
         return {key: _pruned(item) for key, item in value.items() if item is not None}
-    return [_pruned(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_pruned(item) for item in value]
+    return value

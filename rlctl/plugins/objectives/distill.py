@@ -1,4 +1,4 @@
-"""On-policy distillation: the policy's own responses, graded token by token by a teacher.
+"""On-policy distillation: responses of the policy, graded token by token by a teacher.
 
 The reference role is the teacher, with the model `actor_rollout_ref.ref.model`, or one of several
 for each row. It grades responses that the policy samples: generalized knowledge distillation (arXiv
@@ -176,12 +176,12 @@ class DistillAlgorithm(PolicyAlgorithm[D]):
         now = outputs.log_probs
         teacher = batch.teacher_log_probs.values
         if outputs.candidate_log_probs is not None:
-            own = outputs.candidate_log_probs
+            student = outputs.candidate_log_probs
             least = self.params.log_prob_min_clamp
             if least is not None:
-                own = own.clamp(min=least)
+                student = student.clamp(min=least)
                 teacher = teacher.clamp(min=least)
-            divergence = self._bounded((teacher.exp() * (teacher - own)).sum(-1))
+            divergence = self._bounded((teacher.exp() * (teacher - student)).sum(-1))
             return divergence, divergence
         difference = self._bounded(now.detach() - teacher)
         ratio = (now.detach() - batch.rollout_log_probs.values).exp()
@@ -204,8 +204,8 @@ class Distill(DistillAlgorithm[DistillParams]):
         roles = config.actor_rollout_ref
         if not params.teacher_models and roles.reference_model == roles.model:
             warn_once(
-                "the teacher is the actor's own initial model, from which there is nothing to "
-                "learn: set actor_rollout_ref.ref.model.path"
+                "the teacher is the actor's initial model, from which there is nothing to learn: "
+                "set actor_rollout_ref.ref.model.path"
             )
         return super().from_config(config, num_steps, params)
 
@@ -219,7 +219,7 @@ def _teachers(reference: schema.Model, params: DistillParams) -> dict[str, schem
             raise ConfigError(
                 f"two teachers have the key {teacher.key!r}, one of them {name!r}",
                 where="algorithm.params.teacher_models",
-                hint="a key of its own for each; null = all other rows",
+                hint="a separate key for each; null = all other rows",
             )
     defaults = {"tokenizer_path": None, "override_config": {}, "init": "auto", "lora_rank": 0}
     return {

@@ -75,7 +75,7 @@ class OnlineDPOParams(PairParams):
 
 @dataclass(frozen=True)
 class OnlineDPO(PairAlgorithm[OnlineDPOParams]):
-    """DPO on pairs of the policy's own responses; immutable."""
+    """DPO on pairs of the policy's responses; immutable."""
 
     Params: ClassVar[type[OnlineDPOParams]] = OnlineDPOParams
 

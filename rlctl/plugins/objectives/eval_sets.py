@@ -50,12 +50,10 @@ class EvalSet:
         """Return the plug-in of the set."""
 
         def load(params: SourceParams) -> Splits:
-            source = params.source
-            files = (
-                hub_parquet(self.hub, self.split, self.config)
-                if source is None
-                else record_files([source], self.split)
-            )
+            if params.source is None:
+                files = hub_parquet(self.hub, self.split, self.config)
+            else:
+                files = record_files([params.source], self.split)
             skipped: list[Problem] = []
 
             def row(record: Any, index: int, path: Path) -> PromptRow | None:
@@ -103,8 +101,10 @@ def _choice(record: Mapping[str, Any], index: int) -> Made:
     order = random.Random(f"gpqa-{index}").sample(range(4), 4)
     lines = [f"({'ABCD'[place]}) {answers[n].strip()}" for place, n in enumerate(order)]
     text = "\n".join([question.strip(), "", *lines, "", _LETTER])
-    more = {"domain": record["High-level domain"]} if record.get("High-level domain") else {}
-    return text, "ABCD"[order.index(0)], {"question": question, **more}
+    more = {"question": question}
+    if domain := record.get("High-level domain"):
+        more["domain"] = domain
+    return text, "ABCD"[order.index(0)], more
 
 
 def _instructions(record: Mapping[str, Any], index: int) -> Made:

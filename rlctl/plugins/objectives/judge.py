@@ -47,14 +47,14 @@ class JudgeParams(Params):
     structured: Literal["json_schema", "json_object", "none"] = Field(
         default="json_schema",
         description="response_format of the request, which some servers do not support; the run's "
-        "own engine gets none",
+        "engine gets none",
     )
     temperature: float | None = Field(default=0.0, description="null = the server's default")
     max_tokens: int = Field(default=1024, ge=1, description="tokens of a reply")
     max_images: int = Field(
         default=8,
         ge=0,
-        description="images of a prompt that the judge gets, before the text; the run's own engine "
+        description="images of a prompt that the judge gets, before the text; the run's engine "
         "gets none",
     )
     extra_body: dict[str, Any] = Field(
@@ -172,7 +172,9 @@ async def score_pairs(
         for i in range(count)
         for j in ((i + k) % count for k in range(1, reach + 1))
     }
-    orders = sorted(pairs) + ([(j, i) for i, j in sorted(pairs)] if params.swap else [])
+    orders = sorted(pairs)
+    if params.swap:
+        orders += [(j, i) for i, j in orders]
 
     async def compare(first: int, second: int) -> float:
         both = [prompts.delimited(solution_strs[i]) for i in (first, second)]

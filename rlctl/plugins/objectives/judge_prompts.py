@@ -3,7 +3,7 @@
 A response is text that the policy has written to raise its score, so it may address the judge. In a
 message it is between two markers with a hash of the text, which the text cannot contain, and
 without the special tokens of chat templates. A verdict is the last JSON object of a reply that has
-the wanted keys: one that the judge quotes from a response comes before its own.
+the wanted keys: one that the judge quotes from a response comes before its verdict.
 """
 
 from __future__ import annotations

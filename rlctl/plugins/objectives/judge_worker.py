@@ -107,7 +107,7 @@ class JudgeSpec:
         policy = config.actor_rollout_ref
         judge = config.reward.judge
         assert judge.model.path is not None, "the run serves no judge"
-        own = judge.rollout
+        rollout = judge.rollout
         return cls(
             model=policy.model.model_copy(
                 update={
@@ -118,19 +118,20 @@ class JudgeSpec:
             ),
             rollout=policy.rollout.model_copy(
                 update={
-                    **{"name": own.name, "max_num_seqs": own.max_num_seqs, "engine_kwargs": {}},
+                    **{"name": rollout.name, "max_num_seqs": rollout.max_num_seqs},
                     **{"tensor_model_parallel_size": 1, "free_cache_engine": False},
-                    "gpu_memory_utilization": own.gpu_memory_utilization,
+                    **{"gpu_memory_utilization": rollout.gpu_memory_utilization},
+                    "engine_kwargs": {},
                 }
             ),
-            max_prompt_length=own.prompt_length,
-            max_response_length=own.response_length,
+            max_prompt_length=rollout.prompt_length,
+            max_response_length=rollout.response_length,
             seed=config.trainer.seed,
         )
 
 
 class JudgeWorker(Worker):
-    """Engine with a frozen model, and its server, each on a thread of its own."""
+    """Engine with a frozen model, and its server, each on a separate thread."""
 
     def __init__(self, rank_info: RankInfo, spec: JudgeSpec) -> None:
         self.spec = spec
@@ -204,11 +205,11 @@ class JudgeWorker(Worker):
         return ChatReply(number, text, Turn(text), completion.finish, len(ids), written)
 
     async def _generate(self, ids: list[int], limit: int) -> Completion:
-        own = asyncio.get_running_loop()
-        future: asyncio.Future[Completion] = own.create_future()
+        server = asyncio.get_running_loop()
+        future: asyncio.Future[Completion] = server.create_future()
 
         def deliver(result: Completion | Exception) -> None:
-            own.call_soon_threadsafe(settle, result)
+            server.call_soon_threadsafe(settle, result)
 
         def settle(result: Completion | Exception) -> None:
             if future.done():  # its request was cancelled

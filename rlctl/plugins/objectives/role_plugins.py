@@ -75,7 +75,7 @@ class RewardLearnerRole(RewardModelRole):
 
 
 class JudgeRole:
-    """Engines that serve the run's own judge to its reward functions."""
+    """Engines that serve the run's judge to its reward functions."""
 
     def check(self, config: schema.Config) -> None:
         """Do nothing: the check of the reward functions asks the judge."""
