@@ -25,49 +25,51 @@ class Choice:
     reason: str = ""
 
 
-class Machine:
-    """Devices by kind, as `GPU 0` or `core 0`, and the users of those that are not free."""
+def choose(waiting: Sequence[Entry], running: Sequence[Entry]) -> list[Choice]:
+    """Return for each waiting entry on which devices it starts, or why it does not.
 
-    def __init__(self, kinds: Collection[str], running: Sequence[Entry]) -> None:
-        self.devices: dict[str, list[str]] = {}
-        self.users: dict[str, str] = {}
-        if "core" in kinds:
-            self.devices["core"] = [f"core {number}" for number in _cores_of(psutil.Process())]
-            known = {entry.process.pid for entry in running if entry.process is not None}
-            for pid, cores in other_runs(known):
-                names = [f"core {number}" for number in cores]
-                self.users |= dict.fromkeys(names, f"process {pid}")
-        if "GPU" in kinds:
-            uuids = {uuid: index for index, uuid in nvidia_smi.query("gpu=index,uuid")}
-            self.devices["GPU"] = [f"GPU {index}" for index in uuids.values()]
-            for uuid, pid in nvidia_smi.query("compute-apps=gpu_uuid,pid"):
-                if uuid in uuids:
-                    self.users[f"GPU {uuids[uuid]}"] = f"process {pid}"
-        for entry in running:
-            self.users |= dict.fromkeys(entry.used, f"entry {entry.id}")
+    One that does not fit yet keeps what it could use from those behind it, so that it does not wait
+    for ever.
+    """
+    devices, users = _machine({entry.order.kind for entry in waiting}, running)
+    choices = list[Choice]()
+    for entry in waiting:
+        order = entry.order
+        usable = devices[order.kind] if order.devices is None else order.devices
+        wanted = len(usable) if order.number is None else order.number
+        free = [device for device in usable if device not in users]
+        chosen = (usable if order.now else free)[:wanted]
+        if 0 < wanted == len(chosen):
+            choices.append(Choice(entry, chosen))
+            users |= dict.fromkeys(chosen, f"entry {entry.id}")
+            continue
+        choices.append(Choice(entry, None, _reason(order.kind, wanted, free, usable, users)))
+        if wanted <= len(usable):  # else it never starts, and keeps nothing free
+            users |= dict.fromkeys(free, f"entry {entry.id} (before it)")
+    return choices
 
-    def choose(self, waiting: Sequence[Entry]) -> list[Choice]:
-        """Return for each waiting entry on which devices it starts, or why it does not.
 
-        One that does not fit yet keeps what it could use from those behind it, so that it does not
-        wait for ever.
-        """
-        users = dict(self.users)
-        choices = list[Choice]()
-        for entry in waiting:
-            order = entry.order
-            usable = self.devices[order.kind] if order.devices is None else order.devices
-            wanted = len(usable) if order.number is None else order.number
-            free = [device for device in usable if device not in users]
-            chosen = (usable if order.now else free)[:wanted]
-            if 0 < wanted == len(chosen):
-                choices.append(Choice(entry, chosen))
-                users |= dict.fromkeys(chosen, f"entry {entry.id}")
-                continue
-            choices.append(Choice(entry, None, _reason(order.kind, wanted, free, usable, users)))
-            if wanted <= len(usable):  # else it never starts, and keeps nothing free
-                users |= dict.fromkeys(free, f"entry {entry.id} (before it)")
-        return choices
+def _machine(
+    kinds: Collection[str], running: Sequence[Entry]
+) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return devices by kind, as `GPU 0` or `core 0`, and the users of those that are not free."""
+    devices: dict[str, list[str]] = {}
+    users: dict[str, str] = {}
+    if "core" in kinds:
+        devices["core"] = [f"core {number}" for number in _cores_of(psutil.Process())]
+        known = {entry.process.pid for entry in running if entry.process is not None}
+        for pid, cores in other_runs(known):
+            names = [f"core {number}" for number in cores]
+            users |= dict.fromkeys(names, f"process {pid}")
+    if "GPU" in kinds:
+        uuids = {uuid: index for index, uuid in nvidia_smi.query("gpu=index,uuid")}
+        devices["GPU"] = [f"GPU {index}" for index in uuids.values()]
+        for uuid, pid in nvidia_smi.query("compute-apps=gpu_uuid,pid"):
+            if uuid in uuids:
+                users[f"GPU {uuids[uuid]}"] = f"process {pid}"
+    for entry in running:
+        users |= dict.fromkeys(entry.used, f"entry {entry.id}")
+    return devices, users
 
 
 def _reason(

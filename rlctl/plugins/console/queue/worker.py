@@ -22,7 +22,7 @@ import psutil
 from rlctl.errors import RlctlError
 from rlctl.plugins.console.detached import start_detached
 from rlctl.plugins.console.queue.ends import end_of
-from rlctl.plugins.console.queue.free_devices import Choice, Machine
+from rlctl.plugins.console.queue.free_devices import Choice, Machine, choose
 from rlctl.plugins.console.queue.queue_file import Entry, Queue, secrets
 from rlctl.runs.process import DriverProcess, is_locked, lock_folder
 from rlctl.runs.record import now
@@ -104,13 +104,6 @@ class Worker:
         except OSError as error:  # its folder or its Python is gone
             reason = f"it could not be started: {error}"
             self.queue.change(number, ["waiting"], state="failed", ended=now(), reason=reason)
-
-
-def choose(waiting: Sequence[Entry], running: Sequence[Entry]) -> list[Choice]:
-    """Return for each waiting entry on which devices it starts, or why it waits."""
-    if not waiting:
-        return []
-    return Machine({entry.order.kind for entry in waiting}, running).choose(waiting)
 
 
 def start(queue: Queue, entry: Entry, devices: Sequence[str]) -> subprocess.Popen[bytes]:
