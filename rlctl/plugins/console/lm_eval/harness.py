@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
@@ -27,6 +27,7 @@ from rlctl.errors import (
     RlctlError,
     raise_problems,
 )
+from rlctl.plugins.console.lm_eval.task_scores import TaskArguments
 from rlctl.recipes import schema
 from rlctl.recipes.role_table import ACTOR
 from rlctl.runtime.budget import is_oom
@@ -46,17 +47,6 @@ _NUM_LISTED = 5  # tasks of a folder in a hint
 
 
 @dataclass(frozen=True)
-class TaskOptions:
-    """Tasks, groups and tags by name, and how they are evaluated; None: as the task says."""
-
-    names: Sequence[str]
-    num_fewshot: int | None = None
-    limit: int | None = None  # rows of each task
-    folder: Path | None = None  # YAML files of tasks beside those of lm-eval
-    chat_template: bool = True
-
-
-@dataclass(frozen=True)
 class TaskScore:
     """Metric of a task or group; `filter` extracts the final text. None: lm-eval has no number."""
 
@@ -69,7 +59,7 @@ class TaskScore:
     num_samples: int | None
 
 
-def evaluate_tasks(config: schema.Config, options: TaskOptions) -> list[TaskScore]:
+def evaluate_tasks(config: schema.Config, options: TaskArguments) -> list[TaskScore]:
     """Return the metrics of the policy of `config` on tasks, by lm-eval's model class.
 
     It uses the device, dtype and threads of the run. Output of lm-eval goes to stderr. Raises
@@ -127,7 +117,7 @@ def _cache_if_offline() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _check_names(manager: Any, options: TaskOptions) -> None:
+def _check_names(manager: Any, options: TaskArguments) -> None:
     """Raise NotFoundError for unknown tasks, with the nearest names."""
     unknown = [name for name in options.names if name not in manager.task_index]
     if not unknown:
