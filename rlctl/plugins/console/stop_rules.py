@@ -218,7 +218,6 @@ class StopRules(Listener):
         super().__init__(run, config)
         self.rules = {text: parse(text) for text in config.trainer.stop_when}
         self.history = History(Alarms(config.alarm_limits))
-        self._validations = 0
         self._unknown = {name for rule in self.rules.values() for name in rule.metrics}
         for row in metric_rows(run.metrics):
             self._add(int(row["step"]), {key: row[key] for key in row if key != "step"})

@@ -267,22 +267,22 @@ class Search:
         found: dict[str, Any] = {"trainer.n_gpus_per_node": mesh.per_node}
         found["trainer.nnodes"] = mesh.nodes
         found |= {key: value for key, value in savings.items() if key.startswith(_ROLLOUT)}
+        names = savings["savings"]
         for role in roles:
             if role.learns:
                 model = role.model_key
-                names = savings["savings"]
                 found[f"{model}.enable_gradient_checkpointing"] = "checkpointing" in names
                 found[f"{model}.enable_activation_offload"] = "activation offload" in names
                 found[f"{role.fsdp_key}.optimizer_offload"] = "optimizer offload" in names
-            if role.learns and "lora_rank" in savings:
-                found[f"{role.model_key}.lora_rank"] = savings["lora_rank"]
-            if role.fsdp_key is not None:
-                found[f"{role.fsdp_key}.reshard_after_forward"] = "reshard" in savings["savings"]
-                found[f"{role.fsdp_key}.param_offload"] = "parameter offload" in savings["savings"]
-                found[f"{role.fsdp_key}.offload_policy"] = "offload" in savings["savings"]
-                found[f"{role.fsdp_key}.fsdp_size"] = mesh.fsdp_size
-            if role.fsdp_key is not None and "model_dtype" in savings:
-                found[f"{role.fsdp_key}.model_dtype"] = savings["model_dtype"]
+                if "lora_rank" in savings:
+                    found[f"{model}.lora_rank"] = savings["lora_rank"]
+            if (fsdp := role.fsdp_key) is not None:
+                found[f"{fsdp}.reshard_after_forward"] = "reshard" in names
+                found[f"{fsdp}.param_offload"] = "parameter offload" in names
+                found[f"{fsdp}.offload_policy"] = "offload" in names
+                found[f"{fsdp}.fsdp_size"] = mesh.fsdp_size
+                if "model_dtype" in savings:
+                    found[f"{fsdp}.model_dtype"] = savings["model_dtype"]
         yield from ((key, value) for key, value in found.items() if key not in self.fixed)
         for role in roles:
             if role.passes is not None:
