@@ -162,7 +162,7 @@ def _opened(path: Path, name: str, mode: Literal["r", "w"]) -> Iterator[tarfile.
         raise UsageError(f"{name} has no known ending", hint=f"use one of {', '.join(_COMPRESSED)}")
     kind: Any = f"{mode}|{_COMPRESSED[suffix]}"
     with ExitStack() as stack:
-        source: dict[str, Any] = {"name": path}
+        source: dict[str, Any] = {"name": str(path)}
         if suffix == ".tar.zst":
             require("zstandard", f"{name} (unlike .tar.gz) needs zstandard", "zstd")
             import zstandard
