@@ -76,8 +76,9 @@ def unpack(file: Path, root: Path, name: str | None, most_bytes: int) -> Path:
             if first is None:
                 raise tarfile.ReadError("it is empty")
             project, run, *_ = _parts(first)
-            target = root / project / (run if name is None else name)
-            check_free(root, project, target.name)
+            name = run if name is None else name
+            check_free(root, project, name)
+            target = root / project / name
             with _aside(target.parent) as aside:
                 _extract(tar, first, aside, min(most_bytes, free_space(root)))
                 record = RunRecord.read(aside / RECORD_FILE)
