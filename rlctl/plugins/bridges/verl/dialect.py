@@ -85,7 +85,7 @@ class Verl:
         if found.kind == "refused":
             text = found.text if found.feature else "Some values of it are not supported."
             return kind, text, {"instead": found.hint or ""}
-        return found.kind and (kind, f"It is not needed: {found.text}.", {})
+        return (kind, f"It is not needed: {found.text}.", {}) if found.kind else None
 
     def aliases(self, key: str) -> Mapping[str, str]:
         """Return verl's names of a key of rlctl."""
