@@ -139,10 +139,9 @@ def sync(run: Run, logger: str, first: int | None = None) -> Sent:
         folder.event(MISSED, **shortfall)
         why = f"did not accept all steps: {shortfall['why']}"
         raise RlctlError(f"logger {logger} {why}", hint="repeat the command")
-    received = delivery.num_received
     send = tracker.destination().send if isinstance(tracker, Locates) else ""
     given = run.name, logger, run_id, num_sent, delivery.full_replay, len(steps)
-    return Sent(*given, received, offline, send)
+    return Sent(*given, delivery.num_received, offline, send)
 
 
 def _nothing_sent(run: Run, logger: str, total: int, mode: str) -> Sent:
