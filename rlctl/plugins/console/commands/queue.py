@@ -159,7 +159,7 @@ def _wake(queue: Queue, entries: list[Entry]) -> None:
 
 def _rows(queue: Queue, entries: list[Entry]) -> list[dict[str, Any]]:
     """Return what `ls` shows of entries, with the reason why each waits."""
-    from rlctl.plugins.console.queue.devices import choose
+    from rlctl.plugins.console.queue.free_devices import choose
 
     waiting = queue.entries("waiting")
     choices = choose(waiting, queue.entries("running"))
